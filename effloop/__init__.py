@@ -1,0 +1,15 @@
+"""EffLoop trains image models on PyTorch as fast as the machine allows.
+
+import effloop
+cfg = effloop.compose(["data.root=/data/in1k"])
+for batch in effloop.build_loader(cfg, split="train").epoch(0):
+    batch.images, batch.targets, batch.ids, batch.valid
+effloop.build_trainer(cfg).fit()
+"""
+
+from effloop.batch import Batch
+from effloop.build import build_loader, build_trainer
+from effloop.config import Config, compose
+
+__version__ = "0.1.0"
+__all__ = ["Batch", "Config", "build_loader", "build_trainer", "compose"]

@@ -1,0 +1,227 @@
+"""Config -> parts -> Trainer: the only place that sees the whole tree. Flat on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from effloop import config as configs
+from effloop import snapshot
+from effloop.checkpoint import files, keepers, rng
+from effloop.config import Config
+from effloop.data.augment import augments
+from effloop.data.check import check_samples
+from effloop.data.decode import decoders
+from effloop.data.engine import engines
+from effloop.data.loader import Loader
+from effloop.data.plan import Order, Plan
+from effloop.data.source import Tail, sources
+from effloop.data.transfer import Transfer
+from effloop.errors import ConfigError, DataError, EffLoopError
+from effloop.hardware import available_cores, find_device
+from effloop.model import models
+from effloop.optim import Objective, optimizers, schedules
+from effloop.parallel import Parallel, parallels
+from effloop.precision import precisions
+from effloop.record import Metrics, recorders
+from effloop.trainer import LoopConfig, Progress, Trainer, evaluate
+
+
+def build_loader(config: Config, split: str = "train", *, parallel: Parallel | None = None) -> Loader:
+    """The batches of one split, for EffLoop's loop or anybody's.
+
+        for batch in effloop.build_loader(cfg, split="train").epoch(0):
+            batch.images, batch.targets, batch.ids, batch.valid
+
+    Args:
+        config: from `compose`.
+        split: `train` (shuffled, augmented, tail dropped or wrapped) or `val` (in order, centre
+            crops, tail padded and marked in `valid`).
+        parallel: whose slice of the batches; None is a single process.
+
+    Returns:
+        A loader of `Batch`es on `config.device`: images (N, 3, S, S) float32, normalised with
+        `data.mean` and `data.std`, or uint8 where these are null.
+
+    Raises:
+        ConfigError: a value that doesn't fit.
+        DataError: the data isn't there or a sample of the first look can't be read.
+    """
+    if split not in ("train", "val"):
+        raise ConfigError(f"split: '{split}' is not allowed; take train or val")
+    train = split == "train"
+    device = find_device(config.device)
+    num_workers = _num_workers(config)
+    source = sources.build(config.data, config.data.train_split if train else config.data.val_split)
+    order = Order(
+        num_samples=len(source),
+        batch_per_rank=config.batch_size,
+        seed=config.seed if train else None,
+        tail=config.data.tail if train else Tail.pad,
+        rank=parallel.rank if parallel else 0,
+        world_size=parallel.world_size if parallel else 1,
+    )
+    if not len(order):
+        raise ConfigError(
+            f"batch_size: {order.global_batch} is more than the {len(source)} samples of {source.where}; "
+            f"set batch_size={len(source) // order.world_size or 1} or less, or data.tail=wrap"
+        )
+    plan = Plan(
+        source=source,
+        decoder=decoders.build(config.decode),
+        augment=augments.build(config.augment, size=config.image_size, train=train),
+        order=order,
+        seed=config.seed,
+    )
+    check_samples(plan, config.data.check, num_workers)
+    engine = engines.build(config.engine, plan, num_workers=num_workers, pin_memory=device.type == "cuda")
+    transfer = Transfer(device, config.data.mean, config.data.std, channels_last=config.channels_last)
+    return Loader(plan, engine, transfer)
+
+
+def build_trainer(
+    config: Config, *, run_dir: Path | None = None, overrides: Sequence[str] = (), resume: Path | None = None
+) -> Trainer:
+    """The whole training, ready for `.fit()`, with its run folder made.
+
+    Args:
+        config: from `compose`.
+        run_dir: the run folder; None is `outputs/{config.run}`.
+        overrides: what the config was composed from, for the run folder.
+        resume: a checkpoint of `run_dir` to go on from, in that same folder.
+
+    Raises:
+        ConfigError, DataError, CheckpointError: what can be known to fail before the first step.
+    """
+    rng.seed_all(config.seed)
+    device = find_device(config.device)
+    parallel = parallels.build(config.parallel)
+    assert config.precision is not None  # `finish` decided it
+    precision = precisions.build(config.precision, device)
+    train = build_loader(config, "train", parallel=parallel)
+    val = build_loader(config, "val", parallel=parallel)
+    _check_classes(train, val)
+    updates = len(train) // config.accumulate
+    if not updates:
+        raise ConfigError(
+            f"accumulate: {config.accumulate} is more than the {len(train)} batches of an epoch; "
+            f"set accumulate={len(train)} or less"
+        )
+
+    model = parallel.wrap(build_model(config, train.classes, device))
+    optimizer = optimizers.build(config.optim, model.parameters())
+    schedule = schedules.build(config.schedule, optimizer, steps_per_epoch=updates, epochs=config.epochs)
+    checkpoint = resume or (files.find(Path(config.resume), "last") if config.resume else None)
+    state = files.read(checkpoint) if checkpoint else None
+
+    if resume is None:
+        run_dir = snapshot.claim_run_dir(run_dir or Path("outputs") / configs.check_run_name(config.run))
+        data = {"train": train.plan.source.fingerprint(), "val": val.plan.source.fingerprint()}
+        snapshot.write(run_dir, config, overrides, {"classes": list(train.classes), **data})
+    assert run_dir is not None
+    facts = {"config": configs.to_dict(config), "classes": list(train.classes)}
+    first_step = Progress(**state["progress"]).step if state else 0
+    trainer = Trainer(
+        model=model,
+        optimizer=optimizer,
+        schedule=schedule,
+        objective=Objective(config.optim.label_smoothing),
+        metrics=Metrics(device),
+        parallel=parallel,
+        precision=precision,
+        recorder=recorders.build(config.record, run_dir=run_dir, first_step=first_step),
+        checkpoints=keepers.build(config.checkpoint, run_dir, facts),
+        train=train,
+        val=val,
+        loop=LoopConfig(epochs=config.epochs, accumulate=config.accumulate),
+    )
+    if state:
+        with _fitting("resume"):
+            trainer.load_state_dict(state)
+    return trainer
+
+
+def build_model(config: Config, classes: Sequence[str], device: torch.device) -> nn.Module:
+    """The model on its device, in its memory layout, compiled if asked for.
+
+    Raises:
+        ConfigError: `model.num_classes` differs from the data's, or the model can't be built so.
+    """
+    wanted = config.model.num_classes
+    if wanted is not None and wanted != len(classes):
+        raise ConfigError(
+            f"model.num_classes: {wanted}, but the data has {len(classes)} classes; "
+            f"set model.num_classes={len(classes)} or null"
+        )
+    try:
+        model: nn.Module = models.build(config.model, num_classes=len(classes), image_size=config.image_size)
+    except EffLoopError:
+        raise
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"model: {config.model} can't be built for image_size={config.image_size}: {reason}"
+        ) from error
+    memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
+    model = model.to(device=device, memory_format=memory_format)  # type: ignore[call-overload]
+    if config.compile:
+        model.compile()  # in place, so that names in checkpoints stay as they are
+    return model
+
+
+def evaluate_checkpoint(config: Config, state: Mapping[str, Any]) -> tuple[dict[str, float], Loader]:
+    """Validation scores (loss, top1, top5) of a checkpoint's model, and the loader they come from.
+
+    Raises:
+        ConfigError, DataError: the data or the model doesn't fit the checkpoint.
+    """
+    device = find_device(config.device)
+    parallel = parallels.build(config.parallel)
+    assert config.precision is not None  # `finish` decided it
+    precision = precisions.build(config.precision, device)
+    val = build_loader(config, "val", parallel=parallel)
+    if list(val.classes) != state["classes"]:
+        raise DataError(
+            f"{val.plan.source.where} has the classes {', '.join(val.classes[:8])}, the checkpoint was trained on "
+            f"{', '.join(state['classes'][:8])}; set data.root to data of the same classes"
+        )
+    model = build_model(config, val.classes, device)
+    with _fitting("eval"):
+        model.load_state_dict(state["model"])
+    with closing(val):
+        objective = Objective(config.optim.label_smoothing)
+        return evaluate(model, val.epoch(0), objective, Metrics(device), precision, parallel), val
+
+
+@contextmanager
+def _fitting(command: str) -> Iterator[None]:
+    """Around loading a state: what doesn't fit becomes one line."""
+    try:
+        yield
+    except (KeyError, RuntimeError, ValueError, TypeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigError(f"{command}: the checkpoint doesn't fit this config: {reason}") from error
+
+
+def _num_workers(config: Config) -> int:
+    return available_cores() if isinstance(config.num_workers, str) else config.num_workers
+
+
+def _check_classes(train: Loader, val: Loader) -> None:
+    """Both splits must number the same classes in the same order, or every score is wrong."""
+    if train.classes == val.classes:
+        return
+    only = {
+        "train": sorted(set(train.classes) - set(val.classes)),
+        "val": sorted(set(val.classes) - set(train.classes)),
+    }
+    differences = "; ".join(f"only in {split}: {', '.join(names[:8])}" for split, names in only.items() if names)
+    raise DataError(
+        f"train and val have different classes ({train.plan.source.where}, {val.plan.source.where}): "
+        f"{differences or 'same names, other order'}; give both the same class folders"
+    )

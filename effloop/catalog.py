@@ -1,0 +1,54 @@
+"""What can be chosen: `python -m effloop list`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from effloop import config as configs
+from effloop.errors import ConfigError
+from effloop.registry import Registry, choices, groups
+
+EXPERIMENT = "experiment"
+
+
+def show(words: Sequence[str]) -> None:
+    """Print one line for every choice of the group named, or of all groups.
+
+    Raises:
+        ConfigError: no such group.
+    """
+    configs.prepare()
+    names = [*configs.Config.GROUPS, EXPERIMENT]
+    if len(words) > 1 or (words and words[0] not in names):
+        raise ConfigError(f"list: no group '{' '.join(words)}'; {choices(words[0], names)}")
+    rows = [
+        (group, name, summary)
+        for group in words or names
+        for name, summary in sorted(_choices(group, whole=bool(words)).items())
+    ]
+    widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
+    for group, name, summary in rows:
+        print(f"{group:<{widths[0]}}  {name:<{widths[1]}}  {summary}")
+
+
+def _choices(group: str, *, whole: bool) -> dict[str, str]:
+    """{name: one line}. `whole` opens the registry's shelf too, which may be long and slow."""
+    found: dict[str, str] = {}
+    parts: Registry[object] | None = groups.get(group)
+    for folder in (configs.config_root(), Path.cwd() / "configs"):
+        for path in sorted((folder / group).glob("*.yaml")):
+            found.setdefault(path.stem, _comment(path))
+    if parts is not None:
+        found = {name: parts[name].summary for name in parts} | found
+        if whole:
+            found = {name: f"{group}={config.name} by name" for name, config in parts.shelf().items()} | found
+    return found
+
+
+def _comment(path: Path) -> str:
+    """What the comment at the top of a YAML file says, in its first line that isn't Hydra's."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#") and not line.startswith("# @package"):
+            return line.lstrip("# ")
+    return str(path)

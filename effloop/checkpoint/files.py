@@ -1,0 +1,107 @@
+"""Checkpoints on disk: written whole or not at all, read without running code."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from effloop.errors import CheckpointError
+
+FORMAT = 1
+"""Version of a checkpoint's contents."""
+
+
+def write(path: Path, state: dict[str, Any]) -> None:
+    """Write a checkpoint so that `path` always holds a complete one: temporary file, fsync, rename.
+
+    Raises:
+        CheckpointError: it could not be written; what was at `path` before is untouched.
+    """
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        temporary = Path(name)
+        with os.fdopen(fd, "wb") as file:
+            torch.save({"format": FORMAT, **state}, file)
+            file.flush()
+            os.fchmod(file.fileno(), 0o644)
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+        free = shutil.disk_usage(path.parent).free if path.parent.exists() else 0
+        raise CheckpointError(
+            f"{path} could not be written: {error}; {free / 2**20:,.0f} MiB are free there, "
+            "an earlier checkpoint is untouched; make room and resume"
+        ) from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def link(source: Path, target: Path) -> None:
+    """Make `target` another name of the file `source`, atomically, without a second copy."""
+    temporary = target.with_name(f".{target.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(source, temporary)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(source, temporary)
+    os.replace(temporary, target)
+    _sync_folder(target.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read a checkpoint to the CPU with `weights_only=True`: tensors and plain values, no code.
+
+    Raises:
+        CheckpointError: missing, cut short, damaged, of another version, or not a checkpoint.
+    """
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is not there; name a run folder or a .ckpt file") from None
+    except pickle.UnpicklingError as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(f"{path} is refused: it holds more than tensors and plain values ({reason})") from None
+    except (OSError, RuntimeError, EOFError) as error:
+        size = path.stat().st_size if path.is_file() else 0
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(f"{path} can't be read ({size} bytes): {reason}; use another checkpoint") from None
+    version = state.get("format") if isinstance(state, dict) else None
+    if version != FORMAT:
+        raise CheckpointError(f"{path} has checkpoint format {version}, this EffLoop reads {FORMAT}")
+    return state
+
+
+def find(run: Path, name: str) -> Path:
+    """The checkpoint `name` (last or best) of a run folder, or `run` itself if that is a file.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    if run.is_file():
+        return run
+    folder = run / "checkpoints"
+    path = folder / f"{name}.ckpt"
+    if path.is_file():
+        return path
+    if not run.is_dir():
+        raise CheckpointError(f"'{run}' is not there; name a run folder or a .ckpt file")
+    have = ", ".join(sorted(p.name for p in folder.glob("*.ckpt"))) or "none"
+    raise CheckpointError(f"'{run}' has no {path.relative_to(run)} (checkpoints: {have}); name a run folder or a file")

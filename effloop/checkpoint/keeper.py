@@ -1,0 +1,86 @@
+"""Which checkpoints a run keeps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from effloop.checkpoint import files
+from effloop.registry import PartConfig, Registry
+
+
+class Score(Enum):
+    """A validation score that `best` can mean."""
+
+    top1 = "top1"
+    top5 = "top5"
+    loss = "loss"
+
+
+@dataclass
+class CheckpointConfig(PartConfig):
+    """Fields that every keeper has.
+
+    Attributes:
+        best_by: the validation score that decides which epoch was the best.
+    """
+
+    best_by: Score = Score.top1
+
+
+class Checkpoints:
+    """Knows the best scores and writes nothing; the parent of what does.
+
+    Args:
+        config: which score decides.
+        run_dir: the run folder.
+        facts: what goes into every checkpoint beside the state: config, classes.
+    """
+
+    def __init__(self, config: CheckpointConfig, run_dir: Path, facts: Mapping[str, Any]) -> None:
+        self.score = config.best_by
+        self.folder = run_dir / "checkpoints"
+        self.facts = dict(facts)
+        self.best: dict[str, float] = {}
+
+    def note(self, epoch: int, scores: Mapping[str, float]) -> bool:
+        """Remember an epoch's validation scores if they are the best so far; whether they are."""
+        name = self.score.value
+        sign = -1 if self.score is Score.loss else 1
+        value = scores[name]
+        if self.best and not sign * value > sign * self.best[name] and not math.isnan(self.best[name]):
+            return False
+        self.best = {**scores, "epoch": epoch}
+        return True
+
+    def save(self, state: dict[str, Any], *, is_best: bool) -> None:
+        """Keep a state, as this keeper sees fit."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": dict(self.best)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best = dict(state["best"])
+
+
+keepers: Registry[Checkpoints] = Registry("checkpoint")
+
+
+@keepers.register("none", CheckpointConfig)
+class NoCheckpoints(Checkpoints):
+    """Nothing is written."""
+
+
+@keepers.register("last_best", CheckpointConfig)
+class LastAndBest(Checkpoints):
+    """last.ckpt after every epoch, and best.ckpt."""
+
+    def save(self, state: dict[str, Any], *, is_best: bool) -> None:
+        last = self.folder / "last.ckpt"
+        files.write(last, {**self.facts, **state})
+        if is_best:
+            files.link(last, self.folder / "best.ckpt")

@@ -1,0 +1,295 @@
+"""The whole config: its typed tree, where its files are found, how it is composed and kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import hydra
+import yaml
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from effloop import explain, registry
+from effloop.checkpoint import CheckpointConfig
+from effloop.data.augment import AugmentConfig
+from effloop.data.decode import DecodeConfig
+from effloop.data.engine import EngineConfig
+from effloop.data.source import DataConfig
+from effloop.errors import ConfigError
+from effloop.model import ModelConfig
+from effloop.optim import OptimConfig, ScheduleConfig
+from effloop.parallel import ParallelConfig
+from effloop.precision import PrecisionConfig
+from effloop.record import RecordConfig
+from effloop.registry import PartConfig
+
+VERSION_BASE = "1.3"
+NAME = "train"
+"""The primary config, `configs/train.yaml`."""
+
+
+@dataclass
+class Config:
+    """The root: one field per config group, and short names for what people sweep.
+
+    Attributes:
+        batch_size: images per rank and step; the global number is printed.
+        num_workers: threads or processes that load, per split in use; `auto` is the cores this
+            rank may use; 0 loads in the loop's own thread.
+        epochs: how often the training split is gone through.
+        lr: learning rate at the schedule's height; null takes `optim.lr`.
+        seed: of the order, of every sample's random numbers and of the weights.
+        amp: true is short for precision=amp, false for precision=fp32; null leaves it to `precision`.
+        compile: compile the model with torch.compile.
+        channels_last: memory layout of images and weights.
+        accumulate: batches whose gradients make one update.
+        image_size: height and width of what the model sees, in pixels.
+        device: auto, cpu, cuda or cuda:N.
+        resume: a run folder or checkpoint file to go on from, in a new run folder.
+        run: name of the run folder below `outputs/`.
+    """
+
+    data: DataConfig = MISSING
+    decode: DecodeConfig = MISSING
+    augment: AugmentConfig = MISSING
+    engine: EngineConfig = MISSING
+    model: ModelConfig = MISSING
+    optim: OptimConfig = MISSING
+    schedule: ScheduleConfig = MISSING
+    parallel: ParallelConfig = MISSING
+    precision: PrecisionConfig | None = None
+    record: RecordConfig = MISSING
+    checkpoint: CheckpointConfig = MISSING
+    batch_size: int = 32
+    num_workers: int | str = "auto"
+    epochs: int = 1
+    lr: float | None = None
+    seed: int = 0
+    amp: bool | None = None
+    compile: bool = False
+    channels_last: bool = True
+    accumulate: int = 1
+    image_size: int = 64
+    device: str = "auto"
+    resume: str | None = None
+    run: str = "unnamed"
+
+    GROUPS: ClassVar[tuple[str, ...]] = (
+        "data",
+        "decode",
+        "augment",
+        "engine",
+        "model",
+        "optim",
+        "schedule",
+        "parallel",
+        "precision",
+        "record",
+        "checkpoint",
+    )
+
+    def __post_init__(self) -> None:
+        for key in ("batch_size", "epochs", "accumulate", "image_size"):
+            if getattr(self, key) < 1:
+                raise ConfigError(f"{key}: {getattr(self, key)} is not allowed; set a whole number above 0, e.g. 1")
+        workers = self.num_workers
+        if workers != "auto" and (not isinstance(workers, int) or workers < 0):
+            raise ConfigError(f"num_workers: {workers!r} is not allowed; set auto, 0 or a whole number above it")
+        if self.lr is not None and not 0 < self.lr < math.inf:
+            raise ConfigError(f"lr: {self.lr} is not allowed; set a finite number above 0")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"seed: {self.seed} is not allowed; set a whole number from 0 to 2**63 - 1")
+        check_run_name(self.run)
+
+
+def check_run_name(name: str) -> str:
+    """A run's name, if it is a relative path that stays below `outputs/`.
+
+    Raises:
+        ConfigError: it is absolute, empty, or climbs out.
+    """
+    path = Path(name)
+    if not path.parts or path.is_absolute() or ".." in path.parts:
+        raise ConfigError(f"run: '{name}' is not allowed; set a name below outputs/, without '..' or a leading '/'")
+    return name
+
+
+def config_root() -> Path:
+    """The folder of the packaged YAML files: inside a wheel, or beside the package in a checkout."""
+    installed = Path(str(files("effloop"))) / "configs"
+    return installed if installed.is_dir() else Path(__file__).parents[1] / "configs"
+
+
+class EffLoopSearchPath(SearchPathPlugin):
+    """Adds the user's `./configs` and the plugins' configs behind EffLoop's own."""
+
+    plugin_modules: ClassVar[list[str]] = []
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        # Behind, not in front: many projects have a configs/train.yaml of their own, which has
+        # nothing to do with this one. On a clash of names EffLoop's file wins.
+        user = Path.cwd() / "configs"
+        if user.is_dir() and user.resolve() != config_root().resolve():
+            search_path.append("user", f"file://{user}")
+        for module in self.plugin_modules:
+            search_path.append(module, f"pkg://{module.partition('.')[0]}.configs")
+
+
+def prepare(overrides: Sequence[str] = ()) -> None:
+    """Make every part known to Hydra: plugins, schemas, search path, and names from the shelves."""
+    EffLoopSearchPath.plugin_modules = registry.load_plugins()
+    if EffLoopSearchPath not in Plugins.instance().discover(SearchPathPlugin):
+        Plugins.instance().register(EffLoopSearchPath)
+    OmegaConf.register_new_resolver("effloop.run_dir", lambda name: f"outputs/{check_run_name(name)}", replace=True)
+    store = ConfigStore.instance()
+    store.store(name="train_schema", node=Config)
+    for group, parts in registry.groups.items():
+        for name in parts:
+            node = OmegaConf.structured(parts[name].config)
+            node.name = name
+            # `name_schema` is what a YAML file of the same name builds on; `name` serves where a
+            # part ships no YAML.
+            store.store(group=group, name=f"{name}_schema", node=node)
+            if not _has_yaml(group, name):
+                store.store(group=group, name=name, node=node)
+        for name in _asked_for(group, overrides):
+            if name not in parts and not _has_yaml(group, name) and name in parts.shelf():
+                store.store(group=group, name=name, node=OmegaConf.structured(parts.shelf()[name]))
+
+
+def _asked_for(group: str, overrides: Sequence[str]) -> list[str]:
+    values = [o.partition("=")[2] for o in overrides if o.partition("=")[0].lstrip("+") == group]
+    return [name.strip() for value in values for name in value.split(",")]
+
+
+def _has_yaml(group: str, name: str) -> bool:
+    roots: list[Traversable] = [config_root(), Path.cwd() / "configs"]
+    roots += [files(module.partition(".")[0]) / "configs" for module in EffLoopSearchPath.plugin_modules]
+    return any((root / group / f"{name}.yaml").is_file() for root in roots)
+
+
+def compose(overrides: Sequence[str] = ()) -> Config:
+    """The config that `python -m effloop OVERRIDES` would use.
+
+        cfg = effloop.compose(["data.root=/data/in1k", "batch_size=256"])
+
+    Args:
+        overrides: as on the command line: `group=choice`, `key=value`, `+key=value`.
+
+    Raises:
+        ConfigError: an override, a YAML file or a value can't be taken; one line says why.
+    """
+    with explain.in_one_line(Config, overrides):
+        tree = _compose_tree(list(overrides))
+    return finish(tree, overrides)
+
+
+def _compose_tree(overrides: list[str]) -> DictConfig:
+    prepare(overrides)
+    with hydra.initialize_config_dir(version_base=VERSION_BASE, config_dir=str(config_root())):
+        return hydra.compose(NAME, overrides=overrides)
+
+
+def finish(tree: DictConfig, overrides: Sequence[str] = ()) -> Config:
+    """A composed tree as plain dataclasses, checked, with the short names carried out.
+
+    Raises:
+        ConfigError: a value is missing, wrong or contradicts another.
+    """
+    with explain.in_one_line(Config, overrides, tree):
+        explain.refuse_unknown_keys(tree)
+        config: Any = OmegaConf.to_object(tree)
+        assert isinstance(config, Config)
+        for group in Config.GROUPS:
+            _check_part(group, getattr(config, group))
+    _resolve_precision(config)
+    config.lr = config.optim.lr = config.optim.lr if config.lr is None else config.lr
+    return config
+
+
+def _check_part(group: str, part: PartConfig | None) -> None:
+    if part is not None and type(part) is not registry.groups[group][part.name].config:
+        raise ConfigError(f"{group}.name: '{part.name}' can't be set alone; choose the part by {group}={part.name}")
+
+
+def _resolve_precision(config: Config) -> None:
+    """`amp` decides where `precision` is unset; the two must not contradict each other."""
+    wanted = {True: "amp", False: "fp32", None: "fp32"}[config.amp]
+    if config.precision is None:
+        config.precision = PrecisionConfig(name=wanted)
+    mixed = config.precision.name in ("amp", "bf16", "fp16")
+    if config.amp is not None and config.amp != mixed:
+        raise ConfigError(
+            f"amp: {str(config.amp).lower()} contradicts precision={config.precision.name}; drop one of them"
+        )
+
+
+def save(config: Config, path: Path) -> None:
+    """Write a config as YAML, complete and resolved."""
+    OmegaConf.save(OmegaConf.structured(config), path)
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """A config as plain dicts, lists and values, for a checkpoint."""
+    plain = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """A config that `save` wrote, with overrides.
+
+    What is read is not trusted: plain YAML, no interpolation, parts only from the registries.
+
+    Raises:
+        ConfigError: not such a file, or an override can't be taken.
+    """
+    try:
+        plain = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"'{path}' is not there; name a run folder") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not a config that EffLoop wrote: {str(error).splitlines()[0]}") from None
+    return from_dict(plain, overrides, str(path))
+
+
+def from_dict(plain: Any, overrides: Sequence[str], where: str) -> Config:
+    """A config from `to_dict`'s plain values, with overrides; `where` names it in errors.
+
+    Raises:
+        ConfigError: not such values, or an override can't be taken.
+    """
+    if not isinstance(plain, dict) or not set(Config.GROUPS) <= set(plain):
+        raise ConfigError(f"{where} is not a config that EffLoop wrote")
+    if "${" in yaml.safe_dump(plain):
+        raise ConfigError(f"{where} is refused: it holds an interpolation, and a saved config has none")
+    with explain.in_one_line(Config, overrides):
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        choices = [override for override in parsed if override.key_or_group in Config.GROUPS]
+        composed = _compose_tree([str(override.input_line) for override in choices])
+        tree: Any = OmegaConf.structured(Config)
+        for group in Config.GROUPS:
+            schema = OmegaConf.structured(registry.groups[group][str(plain[group]["name"])].config)
+            tree[group] = OmegaConf.merge(schema, plain[group])
+        tree = OmegaConf.merge(tree, {key: value for key, value in plain.items() if key not in Config.GROUPS})
+        for override in choices:
+            tree[override.key_or_group] = composed[override.key_or_group]
+        for override in parsed:
+            if override not in choices:
+                OmegaConf.update(tree, override.key_or_group, override.value())
+            # The saved half of a pair must not speak against the new one.
+            for key, other in (("amp", "precision"), ("precision", "amp"), ("optim", "lr"), ("optim.lr", "lr")):
+                if override.key_or_group == key:
+                    tree[other] = None
+    assert isinstance(tree, DictConfig)
+    return finish(tree, overrides)

@@ -1,0 +1,41 @@
+"""A look at the samples before the first step, so that a bad one is found now and not in hours."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from effloop.data.header import read_header
+from effloop.data.plan import Plan
+
+
+def check_samples(plan: Plan, limit: int, num_threads: int) -> None:
+    """Look at header and end of up to `limit` samples, evenly spread over the split.
+
+    A file that doesn't end as its format ends is decoded, because it may be whole all the same.
+
+    Args:
+        plan: whose source is looked at, by its decoder.
+        limit: how many samples at most; 0 is none.
+        num_threads: how many look at the same time.
+
+    Raises:
+        DataError: a sample can't be used; the message names it. Of several it is the first.
+    """
+    count = len(plan.source)
+    ids = np.unique(np.linspace(0, count - 1, min(limit, count)).astype(np.int64))
+
+    def check(sample: int) -> None:
+        with plan.blaming(sample):
+            data = plan.source.read(sample)
+            plan.decoder.size(data)
+            if not read_header(data).complete:
+                plan.decoder.decode(data)
+
+    with ThreadPoolExecutor(max(1, num_threads), thread_name_prefix="effloop-check") as pool:
+        try:
+            for _ in pool.map(check, ids.tolist()):
+                pass
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,50 @@
+"""The fastest decoders that are installed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from effloop.data.decode.base import DecodeConfig, decoders
+from effloop.data.decode.common import PlainDecoder
+from effloop.data.decode.opencv import OpenCVConfig, OpenCVDecoder
+from effloop.data.decode.pillow import PillowDecoder
+from effloop.data.decode.turbojpeg import TurboJPEGConfig, TurboJPEGDecoder
+from effloop.data.header import Encoded, Header
+from effloop.errors import ConfigError
+
+
+@dataclass
+class AutoConfig(DecodeConfig):
+    """`decode=auto`."""
+
+    name: str = "auto"
+
+
+@decoders.register("auto", AutoConfig)
+class AutoDecoder(PlainDecoder):
+    """The fastest that is installed: turbojpeg, else opencv, else pillow for JPEG; opencv, else pillow.
+
+    Attributes:
+        jpeg: the decoder that JPEGs go to.
+        other: the decoder that PNG, WebP and BMP go to.
+    """
+
+    jpeg: PlainDecoder
+    other: PlainDecoder
+
+    def __init__(self, config: AutoConfig) -> None:
+        super().__init__(config)
+        try:
+            self.other = OpenCVDecoder(OpenCVConfig())
+        except (ConfigError, ImportError):  # not installed, or without a system library it needs
+            self.other = PillowDecoder(config)
+        try:
+            self.jpeg = TurboJPEGDecoder(TurboJPEGConfig())
+        except (ConfigError, ImportError):
+            self.jpeg = self.other
+
+    def fast(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
+        return (self.jpeg if header.format == "JPEG" else self.other).fast(data, header)

@@ -1,0 +1,73 @@
+"""What every decoder is: encoded bytes and a box in, RGB pixels out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from effloop.data.header import Encoded
+from effloop.errors import ConfigError
+from effloop.registry import PartConfig, Registry
+
+Box = tuple[int, int, int, int]
+"""(top, left, height, width) in pixels of the stored image."""
+
+
+@dataclass
+class DecodeConfig(PartConfig):
+    """Fields that every decoder has.
+
+    Attributes:
+        max_pixels: an image of more pixels (height x width) is refused before it is decoded.
+    """
+
+    max_pixels: int = 178_956_970  # Pillow's own limit for an error, twice its limit for a warning
+
+    def __post_init__(self) -> None:
+        if self.max_pixels < 1:
+            raise ConfigError(f"decode.max_pixels: {self.max_pixels} is not allowed; set a number above 0")
+
+
+class Decoder(ABC):
+    """Encoded bytes -> pixels. Holds no state between calls, is thread-safe and picklable.
+
+    Every decoder gives the stored orientation (EXIF rotation is ignored) and the same colours:
+    grey is copied to three channels, 16 bits are cut to the high byte, palettes are looked up,
+    alpha is dropped, CMYK is converted as Pillow does, an animation gives its first frame.
+    """
+
+    @abstractmethod
+    def decode(
+        self, data: Encoded, box: Box | None = None, at_least: tuple[int, int] | None = None
+    ) -> NDArray[np.uint8]:
+        """Pixels of one region.
+
+        Args:
+            data: one encoded image: JPEG, PNG, WebP or BMP, known by its content.
+            box: the region wanted, inside the image; None is the whole image.
+            at_least: permission to return the region scaled down while decoding, never below this
+                (height, width). A decoder is free to ignore it.
+
+        Returns:
+            (height, width, 3) uint8 RGB, 0-255; maybe a view, maybe read-only.
+
+        Raises:
+            DataError: empty, truncated, damaged, too large or not an image. The message does not
+                name the sample ("is empty (0 bytes)"): whoever knows its key puts that in front.
+            ValueError: a box that is not inside the image, which is the caller's bug.
+        """
+
+    @abstractmethod
+    def size(self, data: Encoded) -> tuple[int, int]:
+        """(height, width) of the stored image, from its header alone, in microseconds.
+
+        Raises:
+            DataError: empty, too large, not an image, or damaged or cut within the header. A file
+                that is cut further behind has a size, and is only refused by `decode`.
+        """
+
+
+decoders: Registry[Decoder] = Registry("decode")

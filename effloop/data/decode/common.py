@@ -1,0 +1,132 @@
+"""What all decoders share: the checks around a decode, and Pillow as the judge of the unusual."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import BmpImagePlugin, Image, ImageFile, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
+
+from effloop.data.decode.base import Box, DecodeConfig, Decoder
+from effloop.data.header import Encoded, Header, read_header, size_by_header
+from effloop.errors import DataError
+
+
+class PlainDecoder(Decoder):
+    """A decoder that is fast on plain, whole images and leaves all others to Pillow.
+
+    So every decoder takes and refuses the same files, and gives the same pixels for whatever is
+    unusual: a subclass only says in `fast` how it decodes what is usual.
+    """
+
+    def __init__(self, config: DecodeConfig) -> None:
+        self.config = config
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.config,)  # built anew: libraries are imported and set up there, too
+
+    def fast(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
+        """(height, width, 3) uint8 RGB of a plain, complete image; None if Pillow has to judge."""
+        return None
+
+    def decode(
+        self, data: Encoded, box: Box | None = None, at_least: tuple[int, int] | None = None
+    ) -> NDArray[np.uint8]:
+        header = self._header(data)
+        if box is not None:
+            check_box(box, header)
+        pixels = self.fast(data, header) if header.plain and header.complete else None
+        if pixels is None or pixels.shape != (header.height, header.width, 3):
+            pixels = judge(data, header)
+        if box is None:
+            return pixels
+        top, left, height, width = box
+        return pixels[top : top + height, left : left + width]
+
+    def size(self, data: Encoded) -> tuple[int, int]:
+        header = self._header(data)
+        return header.height, header.width
+
+    def _header(self, data: Encoded) -> Header:
+        header = read_header(data)
+        pixels, limit = header.height * header.width, self.config.max_pixels
+        if pixels > limit:
+            raise DataError(
+                f"is too large: {header.height} x {header.width} (height x width) are {pixels:,} pixels; "
+                f"allowed are {limit:,}; if it is meant to be so, set decode.max_pixels={pixels}"
+            )
+        return header
+
+
+def check_box(box: Box, header: Header) -> None:
+    """Raise ValueError unless the box lies within the image and holds a pixel."""
+    top, left, height, width = box
+    rows_fit = 0 <= top < top + height <= header.height
+    columns_fit = 0 <= left < left + width <= header.width
+    if not (rows_fit and columns_fit):
+        raise ValueError(
+            f"box (top, left, height, width) = {box} is not inside an image of "
+            f"{header.height} x {header.width} (height x width)"
+        )
+
+
+def judge(data: Encoded, header: Header) -> NDArray[np.uint8]:
+    """(height, width, 3) uint8 RGB of the whole image, by Pillow, as strictly as it can.
+
+    Raises:
+        DataError: truncated or damaged.
+    """
+    try:
+        with _PLUGINS[header.format](io.BytesIO(data)) as image:
+            pixels = _to_rgb(image)
+    except MemoryError:
+        raise  # says something about the machine, not about the image
+    except Exception as error:  # a damaged file can make Pillow raise nearly anything
+        raise DataError(_verdict(data, header, error)) from error
+    if pixels.shape[:2] != (header.height, header.width):
+        raise DataError(
+            f"is a damaged {header.format}: its header says {header.height} x {header.width} "
+            f"(height x width), its pixels are {pixels.shape[0]} x {pixels.shape[1]}"
+        )
+    return pixels
+
+
+class _Jpeg(JpegImagePlugin.JpegImageFile):
+    """Without the look into EXIF for a resolution, which warns where EXIF is damaged."""
+
+    def _read_dpi_from_exif(self) -> None:
+        pass
+
+
+# Pillow's readers themselves, not Image.open: that warns at half of its pixel limit, and turning it
+# off means to change the process's warnings or Pillow's limit, which no thread may do for others.
+_PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
+    "JPEG": _Jpeg,
+    "PNG": PngImagePlugin.PngImageFile,
+    "WEBP": WebPImagePlugin.WebPImageFile,
+    "BMP": BmpImagePlugin.BmpImageFile,
+}
+
+
+def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
+    image.load()
+    if image.mode == "RGB":
+        return np.asarray(image)
+    if image.mode.startswith("I"):  # 16-bit grey
+        grey = (np.asarray(image) >> 8).astype(np.uint8)
+        return np.repeat(grey[:, :, None], 3, axis=2)
+    image.info.pop("transparency", None)  # dropped anyhow, and convert() warns about some kinds of it
+    return np.asarray(image.convert("RGB"))
+
+
+def _verdict(data: Encoded, header: Header, error: Exception) -> str:
+    expected = size_by_header(data, header)
+    if header.complete or (expected is not None and expected <= len(data)):
+        reason = " ".join(str(error).split()) or type(error).__name__
+        return f"is a damaged {header.format}: {reason}"
+    ends = f"is a truncated {header.format}: ends after {len(data):,}"
+    if expected is None:
+        return f"{ends} bytes without its end marker"
+    return f"{ends} of {'at least ' if header.format == 'PNG' else ''}{expected:,} bytes"

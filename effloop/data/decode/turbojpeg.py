@@ -1,0 +1,41 @@
+"""Decoding of JPEG by libjpeg-turbo, as the package simplejpeg brings it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from effloop.data.decode.base import DecodeConfig, decoders
+from effloop.data.decode.common import PlainDecoder
+from effloop.data.header import Encoded, Header
+from effloop.errors import optional_package
+
+
+@dataclass
+class TurboJPEGConfig(DecodeConfig):
+    """`decode=turbojpeg`."""
+
+    name: str = "turbojpeg"
+
+
+@decoders.register("turbojpeg", TurboJPEGConfig)
+class TurboJPEGDecoder(PlainDecoder):
+    """libjpeg-turbo by simplejpeg: the fastest for JPEG; other formats go to Pillow.
+
+    Whatever libjpeg warns about in the pixels' data is left to Pillow, too.
+    """
+
+    def __init__(self, config: TurboJPEGConfig) -> None:
+        super().__init__(config)
+        self._simplejpeg = optional_package("simplejpeg", "decode=turbojpeg", "effloop[turbojpeg]")
+
+    def fast(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
+        if header.format != "JPEG":
+            return None
+        try:
+            return cast(NDArray[np.uint8], self._simplejpeg.decode_jpeg(data, strict=True))
+        except ValueError:
+            return None

@@ -1,0 +1,56 @@
+"""What every engine is: a plan in, filled batches out, in order."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from effloop.batch import Batch
+from effloop.data.plan import Plan
+from effloop.errors import ConfigError
+from effloop.registry import PartConfig, Registry
+
+
+@dataclass
+class EngineConfig(PartConfig):
+    """Fields that every engine has.
+
+    Attributes:
+        prefetch: batches that are filled ahead of the one the loop works on.
+    """
+
+    prefetch: int = 2
+
+    def __post_init__(self) -> None:
+        if self.prefetch < 1:
+            raise ConfigError(f"engine.prefetch: {self.prefetch} is not allowed; set a number of batches above 0")
+
+
+class Engine(ABC):
+    """Runs one plan. All engines fill the same bytes; they differ in whose hands do it."""
+
+    @abstractmethod
+    def stream(self, epoch: int, samples_seen: int = 0) -> Iterator[Batch]:
+        """Host batches of one epoch, in order, from a position on.
+
+        The images are uint8 (B, 3, S, S) channels_last. Leaving the iterator early, by `break` or
+        by an error, ends the work that was begun.
+
+        Raises:
+            DataError: a sample can't be read or decoded.
+        """
+
+    def close(self) -> None:  # noqa: B027  most engines have nothing that outlives an epoch
+        """End threads and processes that outlive an epoch."""
+
+
+engines: Registry[Engine] = Registry("engine")
+
+
+def fill_whole(plan: Plan, epoch: int, samples_seen: int, *, pin_memory: bool) -> Iterator[Batch]:
+    """The stream without any help: each batch is filled where and when it is asked for."""
+    for task in plan.tasks(epoch, samples_seen):
+        batch = plan.empty_batch(task, pin_memory=pin_memory)
+        plan.fill(task, batch.images, 0, len(batch))
+        yield batch

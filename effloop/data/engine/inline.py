@@ -1,0 +1,28 @@
+"""No help: the loop's own thread loads each batch when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from effloop.batch import Batch
+from effloop.data.engine.base import Engine, EngineConfig, engines, fill_whole
+from effloop.data.plan import Plan
+
+
+@dataclass
+class InlineConfig(EngineConfig):
+    """Fields of `engine=inline`; `prefetch` has no effect."""
+
+
+@engines.register("inline", InlineConfig)
+class InlineEngine(Engine):
+    """The loop's own thread, nothing ahead; for debugging."""
+
+    def __init__(self, config: InlineConfig, plan: Plan, *, num_workers: int, pin_memory: bool) -> None:
+        del config, num_workers
+        self.plan = plan
+        self.pin_memory = pin_memory
+
+    def stream(self, epoch: int, samples_seen: int = 0) -> Iterator[Batch]:
+        return fill_whole(self.plan, epoch, samples_seen, pin_memory=self.pin_memory)

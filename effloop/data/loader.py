@@ -1,0 +1,67 @@
+"""A stream of batches: a plan, the engine that runs it, the way to the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from effloop.batch import Batch
+from effloop.data.engine import Engine
+from effloop.data.plan import Plan
+from effloop.data.transfer import Transfer
+
+
+class Loader:
+    """One split, batch by batch; of use in any loop.
+
+        for batch in loader.epoch(0):
+            batch.images, batch.targets, batch.ids, batch.valid
+
+    Attributes:
+        plan: what is loaded, in which order.
+        engine: whose hands load it.
+        transfer: how it gets to the device.
+    """
+
+    def __init__(self, plan: Plan, engine: Engine, transfer: Transfer) -> None:
+        self.plan = plan
+        self.engine = engine
+        self.transfer = transfer
+
+    def __len__(self) -> int:
+        """Batches in an epoch, exact."""
+        return len(self.plan.order)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names, in the order of their labels."""
+        return self.plan.source.classes
+
+    @property
+    def global_batch(self) -> int:
+        """Samples in a batch of all ranks together."""
+        return self.plan.order.global_batch
+
+    def describe(self) -> str:
+        """One line for people: how many images, of what, where."""
+        source = self.plan.source
+        return f"{len(source):,} images in {len(source.classes)} classes, {source.where}"
+
+    def epoch(self, epoch: int, samples_seen: int = 0) -> Iterator[Batch]:
+        """The batches of one epoch on the device, from a position on.
+
+        The same (seed, epoch) gives the same batches, to the bit, whatever engine and number of
+        workers load them. Going on from `samples_seen` seeks; nothing is loaded again.
+
+        Args:
+            epoch: counted from 0.
+            samples_seen: samples of this epoch that all ranks together have had already.
+
+        Raises:
+            ConfigError: `samples_seen` is inside a batch.
+            DataError: a sample can't be read or decoded; the message names it.
+        """
+        return self.transfer.stream(self.engine.stream(epoch, samples_seen))
+
+    def close(self) -> None:
+        """End worker threads and processes; the loader must not be used after."""
+        self.engine.close()

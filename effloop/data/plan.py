@@ -1,0 +1,155 @@
+"""What is to be loaded, in which order, by whom: a description that an engine carries out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from effloop.batch import Batch
+from effloop.data.augment import Augment
+from effloop.data.decode import Decoder
+from effloop.data.keyed import Permutation, sample_keys
+from effloop.data.source import Source, Tail
+from effloop.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True)
+class Order:
+    """Which samples stand in which batch of which epoch: a function, the same for everybody.
+
+    Attributes:
+        num_samples: samples in the split.
+        batch_per_rank: samples in one rank's part of a batch.
+        seed: of the keyed permutation; None keeps the order of the source.
+        tail: what becomes of the samples that don't fill a last global batch.
+        rank, world_size: whose slice of every global batch this is.
+    """
+
+    num_samples: int
+    batch_per_rank: int
+    seed: int | None
+    tail: Tail
+    rank: int = 0
+    world_size: int = 1
+
+    @property
+    def global_batch(self) -> int:
+        """Samples in a batch of all ranks together."""
+        return self.batch_per_rank * self.world_size
+
+    def __len__(self) -> int:
+        """Batches in an epoch, the same for every rank and epoch."""
+        if self.tail is Tail.drop:
+            return self.num_samples // self.global_batch
+        return -(-self.num_samples // self.global_batch)
+
+    def batch(self, epoch: int, number: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """This rank's part of batch `number`: (B,) ids and (B,) valid, padding at the end."""
+        start = number * self.global_batch + self.rank * self.batch_per_rank
+        positions = np.arange(start, start + self.batch_per_rank)
+        valid = (positions < self.num_samples) | (self.tail is not Tail.pad)
+        positions %= self.num_samples
+        if self.seed is None:
+            return positions, valid
+        return Permutation.of_epoch(self.num_samples, self.seed, epoch)(positions), valid
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One batch to fill: (B,) ids and (B,) valid, padding at the end."""
+
+    epoch: int
+    ids: NDArray[np.int64]
+    valid: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that makes up one rank's stream of batches. Picklable; engines only add hands.
+
+    Attributes:
+        source, decoder, augment: the parts a sample passes through.
+        order: which samples, when.
+        seed: of the samples' random numbers.
+    """
+
+    source: Source
+    decoder: Decoder
+    augment: Augment
+    order: Order
+    seed: int
+
+    def tasks(self, epoch: int, samples_seen: int = 0) -> Iterator[Task]:
+        """The batches of one epoch, from a position on.
+
+        Args:
+            epoch: counted from 0.
+            samples_seen: samples of this epoch that all ranks together have had already.
+
+        Raises:
+            ConfigError: the position is inside a global batch.
+        """
+        first, rest = divmod(samples_seen, self.order.global_batch)
+        if rest:
+            raise ConfigError(
+                f"samples_seen: {samples_seen} is inside a batch of {self.order.global_batch}; "
+                "go on with the batch size and number of ranks that the run had"
+            )
+        for number in range(first, len(self.order)):
+            yield Task(epoch, *self.order.batch(epoch, number))
+
+    def empty_batch(self, task: Task, *, pin_memory: bool = False) -> Batch:
+        """A host batch whose pixels are still to be filled in; (B, 3, S, S) uint8 channels_last."""
+        size = self.augment.size
+        images = torch.empty((len(task.ids), size, size, 3), dtype=torch.uint8, pin_memory=pin_memory)
+        images[int(task.valid.sum()) :] = 0
+        return Batch(
+            images=images.permute(0, 3, 1, 2),
+            targets=torch.from_numpy(self.source.labels[task.ids]),
+            ids=torch.from_numpy(task.ids),
+            valid=torch.from_numpy(task.valid),
+        )
+
+    def fill(self, task: Task, images: Tensor, start: int, stop: int) -> None:
+        """Load the samples `start`..`stop` of a task into their rows of a batch.
+
+        Args:
+            task: whose samples.
+            images: (B, 3, S, S) uint8 channels_last, as `empty_batch` made it; written.
+            start: the first row.
+            stop: one past the last row; padding among them is left alone.
+
+        Raises:
+            DataError: a sample can't be read or decoded; the message names it.
+        """
+        rows = images.permute(0, 2, 3, 1).numpy()
+        ids = task.ids[start : min(stop, int(task.valid.sum()))]
+        if not len(ids):
+            return
+        encoded = []
+        sizes = np.empty((len(ids), 2), np.int64)
+        for row, sample in enumerate(ids.tolist()):
+            with self.blaming(sample):
+                encoded.append(self.source.read(sample))
+                sizes[row] = self.decoder.size(encoded[row])
+        draws = self.augment.draw(sample_keys(self.seed, task.epoch, ids), sizes)
+        at_least = (self.augment.size, self.augment.size)
+        for row, sample in enumerate(ids.tolist()):
+            top, left, height, width = draws.boxes[row].tolist()
+            with self.blaming(sample):
+                region = self.decoder.decode(encoded[row], (top, left, height, width), at_least)
+            self.augment.apply(region, draws, row, rows[start + row])
+
+    @contextmanager
+    def blaming(self, sample: int) -> Iterator[None]:
+        """Around what is done to one sample: a `DataError` gets the sample's name in front."""
+        try:
+            yield
+        except DataError as error:
+            raise DataError(f"{self.source.where}/{self.source.key(sample)} {error}") from error

@@ -1,0 +1,33 @@
+"""The source that fits what `data.root` is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from effloop.data.source.base import DataConfig, Source, expand_root, sources
+from effloop.errors import ConfigError
+
+
+@dataclass
+class AutoConfig(DataConfig):
+    """Fields of `data=auto`; an unset `root` means the embedded photographs."""
+
+    root: str | None = None
+
+
+@sources.register("auto", AutoConfig)
+def open_source(config: AutoConfig, split: str) -> Source:
+    """Whatever format `data.root` has; the embedded photographs if it is unset."""
+    name = "embedded" if config.root is None else _format_of(config)
+    shared = {field.name: getattr(config, field.name) for field in fields(DataConfig)}
+    return sources.build(sources[name].config(**{**shared, "name": name}), split)
+
+
+def _format_of(config: AutoConfig) -> str:
+    root = expand_root(config)
+    for name in sources.names():
+        factory = sources[name].factory
+        if isinstance(factory, type) and issubclass(factory, Source) and factory.claims(root):
+            return name
+    formats = ", ".join(name for name in sources.names() if name not in ("auto", "embedded"))
+    raise ConfigError(f"data.root: '{config.root}' is in no format that EffLoop knows; have {formats}: set data=FORMAT")

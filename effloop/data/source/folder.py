@@ -1,0 +1,226 @@
+"""One folder per class: ROOT/{train,val}/CLASS/**/*.jpg, in ImageFolder's order."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from effloop.data.header import Encoded
+from effloop.data.source.base import DataConfig, Fingerprint, Source, expand_root, printable, sources
+from effloop.data.source.columns import Blobs, ColumnFile, ColumnWriter, smallest_uint
+from effloop.errors import ConfigError, DataError
+
+EXTENSIONS = (b".jpg", b".jpeg", b".png", b".webp", b".bmp")
+"""What is looked for; the format is then taken from the file's content."""
+
+# A folder that changed less than this before it was scanned may change again without a newer
+# timestamp (the kernel's clock ticks every 1-10 ms, some file systems' every 2 s).
+_RACY_NS = 2_000_000_000
+
+
+@dataclass
+class FolderConfig(DataConfig):
+    """Fields of `data=folder`.
+
+    Attributes:
+        index_dir: where scans are kept; null is $XDG_CACHE_HOME/effloop or ~/.cache/effloop.
+    """
+
+    index_dir: str | None = None
+
+
+@sources.register("folder", FolderConfig)
+class FolderSource(Source):
+    """One folder per class, in a folder per split (ImageFolder's layout)."""
+
+    def __init__(self, config: FolderConfig, split: str) -> None:
+        self.root = expand_root(config).absolute() / split
+        if not self.root.is_dir():
+            raise DataError(f"data.root: '{config.root}' has no folder '{split}'; {_what_is_in(self.root.parent)}")
+        self._open(_index_of(self.root, config.index_dir))
+
+    def _open(self, index: ColumnFile) -> None:
+        self._index = index
+        self.classes = tuple(index.meta["classes"])
+        self.labels = index["label"]
+        self._keys = Blobs(index, "key")
+        self._prefix = os.fsencode(self.root) + b"/"
+
+    @classmethod
+    def claims(cls, root: Path) -> bool:
+        return root.is_dir()
+
+    def read(self, index: int) -> Encoded:
+        try:
+            with open(self._prefix + self._keys[index], "rb", buffering=0) as file:
+                return file.read()
+        except OSError as error:
+            raise DataError(f"can't be read: {error.strerror}") from None
+
+    def key(self, index: int) -> str:
+        return printable(bytes(self._keys[index]))
+
+    @property
+    def where(self) -> str:
+        return str(self.root)
+
+    def fingerprint(self) -> dict[str, Any]:
+        fingerprint: dict[str, Any] = self._index.meta["fingerprint"]
+        return fingerprint
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"root": self.root, "index": self._index}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.root = state["root"]
+        self._open(state["index"])
+
+
+def _what_is_in(root: Path) -> str:
+    folders = sorted(entry.name for entry in root.iterdir() if entry.is_dir())
+    return f"it has {', '.join(folders[:8]) or 'no folders'}: set data.train_split or data.val_split"
+
+
+def _index_of(root: Path, index_dir: str | None) -> ColumnFile:
+    """The index of `root`: the kept one while no folder below has changed, else a new scan."""
+    cache = Path(index_dir).expanduser() if index_dir else _cache_home() / "effloop"
+    path = cache / f"folder-{hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]}.index"
+    if path.exists():
+        try:
+            index = ColumnFile(path)
+            if _is_current(root, index):
+                return index
+        except DataError:
+            pass  # damaged, or of another version: what can be scanned again is no reason to stop
+    scan = _Scan(root)
+    try:
+        scan.keep(path)
+    except OSError as error:
+        raise ConfigError(
+            f"data.index_dir: {path} can't be written: {error.strerror}; set data.index_dir=PATH"
+        ) from None
+    return ColumnFile(path)
+
+
+def _cache_home() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+
+def _is_current(root: Path, index: ColumnFile) -> bool:
+    """Whether every folder of the scan still has the time of change that it had.
+
+    Adding, removing or renaming a file changes its folder's time, so 1.3 million files in a
+    thousand folders are checked by a thousand calls. A file overwritten in place is not noticed;
+    the pixels are read from the file in any case.
+    """
+    if index.meta["root"] != str(root) or index.meta["extensions"] != [e.decode() for e in EXTENSIONS]:
+        return False
+    folders, times = Blobs(index, "folder"), index["folder_mtime_ns"]
+    try:
+        now = [os.stat(bytes(folders[i])).st_mtime_ns for i in range(len(folders))]
+    except OSError:
+        return False
+    return bool(np.array_equal(times, now)) and bool(times.max() < index.meta["scanned_ns"] - _RACY_NS)
+
+
+class _Scan:
+    """One walk over a split's folders, gathered in compact arrays."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = os.fsencode(root)
+        self.started_ns = time.time_ns()
+        self.keys: list[bytes] = []
+        self.labels = array("I")
+        self.folders: list[bytes] = []
+        self.mtimes = array("q")
+        self.fingerprint = Fingerprint()
+        self.classes = self._run()
+
+    def _run(self) -> list[bytes]:
+        """Fill the arrays; returns the class names."""
+        self._note(self.root)
+        classes = sorted((e.name for e in _entries(self.root) if e.is_dir()), key=os.fsdecode)
+        for label, name in enumerate(classes):
+            before = len(self.labels)
+            for folder in sorted(_folders(os.path.join(self.root, name), ()), key=os.fsdecode):
+                self._files(folder, label)
+            if len(self.labels) == before:
+                raise DataError(
+                    f"{printable(self.root)}: the class folder '{printable(name)}' has no images "
+                    f"({_sought()}); remove it or fill it"
+                )
+        if not classes:
+            raise DataError(
+                f"{printable(self.root)} has no class folders with images ({_sought()}); "
+                "it should hold one folder per class: set data.root=PATH"
+            )
+        return classes
+
+    def keep(self, path: Path) -> None:
+        """Write what was found to the column file `path`."""
+        meta = {
+            "root": os.fsdecode(self.root),
+            "extensions": [extension.decode() for extension in EXTENSIONS],
+            "classes": [printable(name) for name in self.classes],
+            "scanned_ns": self.started_ns,
+            "fingerprint": self.fingerprint.result(),
+        }
+        with ColumnWriter(path, meta) as writer:
+            for name, blobs in (("key", self.keys), ("folder", self.folders)):
+                with writer.blobs(name) as append:
+                    for blob in blobs:
+                        append(blob)
+            writer.add("label", np.frombuffer(self.labels, np.uint32).astype(smallest_uint(len(self.classes) - 1)))
+            writer.add("folder_mtime_ns", np.frombuffer(self.mtimes, np.int64))
+
+    def _files(self, folder: bytes, label: int) -> None:
+        self._note(folder)
+        found = [e for e in _entries(folder) if e.name.lower().endswith(EXTENSIONS) and e.is_file()]
+        for entry in sorted(found, key=lambda entry: os.fsdecode(entry.name)):
+            key, size = entry.path[len(self.root) + 1 :], entry.stat().st_size
+            if size == 0:
+                raise DataError(f"{printable(entry.path)} is empty (0 bytes); remove it or replace it")
+            self.keys.append(key)
+            self.labels.append(label)
+            self.fingerprint.add(key, label, size)
+
+    def _note(self, folder: bytes) -> None:
+        self.folders.append(folder)
+        self.mtimes.append(os.stat(folder).st_mtime_ns)
+
+
+def _folders(folder: bytes, above: tuple[tuple[int, int], ...]) -> Iterator[bytes]:
+    """`folder` and all below it, symbolic links followed.
+
+    Raises:
+        DataError: a link leads back to a folder above it.
+    """
+    status = os.stat(folder)
+    identity = (status.st_dev, status.st_ino)
+    if identity in above:
+        raise DataError(
+            f"{printable(folder)} is a symbolic link to a folder above it "
+            f"({printable(os.path.realpath(folder))}); remove the link"
+        )
+    yield folder
+    for entry in _entries(folder):
+        if entry.is_dir():
+            yield from _folders(entry.path, (*above, identity))
+
+
+def _entries(folder: bytes) -> list[os.DirEntry[bytes]]:
+    """What is in `folder`, but for hidden names: `.ipynb_checkpoints` is no class, `._1.jpg` no image."""
+    with os.scandir(folder) as entries:
+        return [entry for entry in entries if not entry.name.startswith(b".")]
+
+
+def _sought() -> str:
+    return "looked for " + ", ".join(extension.decode() for extension in EXTENSIONS)

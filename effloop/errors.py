@@ -1,0 +1,47 @@
+"""Failures that one line explains: what, got, allowed, fix."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+
+class EffLoopError(Exception):
+    """A failure whose message is the whole explanation.
+
+    The command line prints the message as one line, without a traceback, and exits with
+    `exit_code`. Everything else that is raised is a bug of EffLoop's and keeps its traceback.
+    """
+
+    exit_code = 2
+
+
+class ConfigError(EffLoopError):
+    """A config key, choice or value that can't be taken."""
+
+
+class DataError(EffLoopError):
+    """A dataset, a file or a sample that can't be read."""
+
+
+class CheckpointError(EffLoopError):
+    """A checkpoint or run folder that can't be written, found or read."""
+
+
+def optional_package(module: str, part: str, install: str) -> ModuleType:
+    """Import `module` when the part that needs it is built.
+
+    Args:
+        module: import name, e.g. `timm`.
+        part: what asks for it, as the user wrote it, e.g. `model=timm`.
+        install: what to pip install, e.g. `effloop[timm]`.
+
+    Raises:
+        ConfigError: the package is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module.split(".")[0]:
+            raise
+        raise ConfigError(f"{part} needs the package '{error.name}'; pip install '{install}'") from None

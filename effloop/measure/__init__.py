@@ -1,0 +1,1 @@
+"""Measuring: what costs what, in ratios, alternating in one run."""

@@ -1,0 +1,7 @@
+"""What is minimised, by which steps, at which rate."""
+
+from effloop.optim.objective import Objective
+from effloop.optim.optimizers import OptimConfig, optimizers
+from effloop.optim.schedules import ScheduleConfig, schedules
+
+__all__ = ["Objective", "OptimConfig", "ScheduleConfig", "optimizers", "schedules"]

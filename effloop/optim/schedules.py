@@ -1,0 +1,116 @@
+"""Learning-rate schedules, stepped once per update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+from effloop.errors import ConfigError
+from effloop.registry import PartConfig, Registry
+
+
+@dataclass
+class ScheduleConfig(PartConfig):
+    """Fields that every schedule has.
+
+    Attributes:
+        warmup_epochs: epochs, maybe a fraction, in which the rate rises linearly from near 0.
+    """
+
+    warmup_epochs: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.warmup_epochs < math.inf:
+            raise ConfigError(
+                f"schedule.warmup_epochs: {self.warmup_epochs} is not allowed; set a number of at least 0"
+            )
+
+
+schedules: Registry[LRScheduler] = Registry("schedule")
+
+
+def _with_warmup(
+    optimizer: torch.optim.Optimizer,
+    warmup_epochs: float,
+    steps_per_epoch: int,
+    factor: Callable[[int, int], float],
+) -> LRScheduler:
+    """A schedule of `factor(steps since warm-up, steps of warm-up)`, after a linear rise to 1."""
+    warmup = round(warmup_epochs * steps_per_epoch)
+
+    def at(step: int) -> float:
+        return (step + 1) / (warmup + 1) if step < warmup else factor(step - warmup, warmup)
+
+    return LambdaLR(optimizer, at)
+
+
+@schedules.register("constant", ScheduleConfig)
+def constant(
+    config: ScheduleConfig, optimizer: torch.optim.Optimizer, *, steps_per_epoch: int, epochs: int
+) -> LRScheduler:
+    """The same rate after the warm-up."""
+    del epochs
+    return _with_warmup(optimizer, config.warmup_epochs, steps_per_epoch, lambda step, warmup: 1.0)
+
+
+@dataclass
+class CosineConfig(ScheduleConfig):
+    """Fields of `schedule=cosine`.
+
+    Attributes:
+        final: rate at the end, as a share of the highest.
+    """
+
+    final: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.final <= 1:
+            raise ConfigError(f"schedule.final: {self.final} is not allowed; set a share from 0 to 1")
+
+
+@schedules.register("cosine", CosineConfig)
+def cosine(config: CosineConfig, optimizer: torch.optim.Optimizer, *, steps_per_epoch: int, epochs: int) -> LRScheduler:
+    """Half a cosine from the highest rate down to `final` (Loshchilov and Hutter 2017, "SGDR")."""
+    total = steps_per_epoch * epochs
+
+    def factor(step: int, warmup: int) -> float:
+        done = min(1.0, step / max(1, total - warmup))
+        return config.final + (1 - config.final) * (1 + math.cos(math.pi * done)) / 2
+
+    return _with_warmup(optimizer, config.warmup_epochs, steps_per_epoch, factor)
+
+
+@dataclass
+class StepConfig(ScheduleConfig):
+    """Fields of `schedule=step`.
+
+    Attributes:
+        milestones: shares of the training at which the rate drops.
+        gamma: what it is multiplied by then.
+    """
+
+    milestones: list[float] = field(default_factory=lambda: [1 / 3, 2 / 3, 8 / 9])  # 30, 60, 80 of 90 epochs
+    gamma: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not all(0 < milestone <= 1 for milestone in self.milestones):
+            raise ConfigError(f"schedule.milestones: {self.milestones} is not allowed; set shares above 0, at most 1")
+        if not 0 < self.gamma <= 1:
+            raise ConfigError(f"schedule.gamma: {self.gamma} is not allowed; set a factor above 0, at most 1")
+
+
+@schedules.register("step", StepConfig)
+def step(config: StepConfig, optimizer: torch.optim.Optimizer, *, steps_per_epoch: int, epochs: int) -> LRScheduler:
+    """Drops at milestones (He et al. 2016, "Deep residual learning")."""
+    drops = [round(milestone * steps_per_epoch * epochs) for milestone in config.milestones]
+
+    def factor(step: int, warmup: int) -> float:
+        return config.gamma ** sum(step + warmup >= drop for drop in drops)
+
+    return _with_warmup(optimizer, config.warmup_epochs, steps_per_epoch, factor)

@@ -1,0 +1,111 @@
+"""Number formats of a step: full, TF32, or mixed by autocast with or without loss scaling."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from effloop.errors import ConfigError
+from effloop.registry import PartConfig, Registry
+
+
+@dataclass
+class PrecisionConfig(PartConfig):
+    """Fields that every precision has: none so far."""
+
+
+class Precision:
+    """Full float32, and what the mixed precisions change about it.
+
+    Args:
+        device: where the step runs.
+        dtype: what autocast computes matrix products and convolutions in; None is no autocast.
+        scale: whether the loss is scaled, as float16's narrow range needs.
+    """
+
+    def __init__(self, device: torch.device, dtype: torch.dtype | None = None, *, scale: bool = False) -> None:
+        self.device = device
+        self.dtype = dtype
+        self.scaler = torch.amp.GradScaler(device.type, enabled=scale)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Around the forward pass and the loss."""
+        return torch.autocast(self.device.type, self.dtype or torch.bfloat16, enabled=self.dtype is not None)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of a scalar loss."""
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Update the parameters, unless scaled gradients overflowed."""
+        self.scaler.step(optimizer)
+        self.scaler.update()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loss scale, where there is one."""
+        return self.scaler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.scaler.load_state_dict(state)
+
+
+precisions: Registry[Precision] = Registry("precision")
+
+
+@precisions.register("fp32", PrecisionConfig)
+def fp32(config: PrecisionConfig, device: torch.device) -> Precision:
+    """Float32 throughout."""
+    del config
+    return Precision(device)
+
+
+@precisions.register("tf32", PrecisionConfig)
+def tf32(config: PrecisionConfig, device: torch.device) -> Precision:
+    """Float32 with TensorFloat-32 matrix products and convolutions (NVIDIA, Ampere on)."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
+        raise _lacks(config, device)
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = True
+    return Precision(device)
+
+
+@precisions.register("bf16", PrecisionConfig)
+def bf16(config: PrecisionConfig, device: torch.device) -> Precision:
+    """Autocast in bfloat16."""
+    if not _has_bf16(device):
+        raise _lacks(config, device)
+    return Precision(device, torch.bfloat16)
+
+
+@precisions.register("fp16", PrecisionConfig)
+def fp16(config: PrecisionConfig, device: torch.device) -> Precision:
+    """Autocast in float16 with loss scaling (CUDA)."""
+    if device.type != "cuda":
+        raise _lacks(config, device)
+    return Precision(device, torch.float16, scale=True)
+
+
+@precisions.register("amp", PrecisionConfig)
+def amp(config: PrecisionConfig, device: torch.device) -> Precision:
+    """Autocast: bfloat16 where the device has it, else float16 with loss scaling."""
+    return (bf16 if _has_bf16(device) else fp16)(config, device)
+
+
+def _has_bf16(device: torch.device) -> bool:
+    return device.type == "cpu" or (device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False))
+
+
+def _lacks(config: PrecisionConfig, device: torch.device) -> ConfigError:
+    supported = ["fp32"]
+    if _has_bf16(device):
+        supported += ["bf16", "amp"]
+    if device.type == "cuda":
+        supported += ["fp16", "amp"] if "amp" not in supported else ["fp16"]
+    return ConfigError(
+        f"precision: '{config.name}' is not to be had on device '{device}', which supports "
+        f"{', '.join(supported)}; set precision={supported[-1]}"
+    )

@@ -1,0 +1,82 @@
+"""What every recorder is, and what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from effloop.batch import Batch
+from effloop.errors import ConfigError
+from effloop.record.metrics import Metrics
+from effloop.registry import PartConfig, Registry
+
+
+@dataclass
+class RecordConfig(PartConfig):
+    """Fields that every recorder has.
+
+    Attributes:
+        log_every: updates between two lines of the log; the device is waited for only then.
+    """
+
+    log_every: int = 10
+
+    def __post_init__(self) -> None:
+        if self.log_every < 1:
+            raise ConfigError(f"record.log_every: {self.log_every} is not allowed; set a number of updates above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Where a run is.
+
+    Attributes:
+        epoch: counted from 0.
+        epochs: how many the run has.
+        update: updates done in this epoch.
+        updates: updates in an epoch.
+        step: updates done in the run.
+    """
+
+    epoch: int
+    epochs: int
+    update: int
+    updates: int
+    step: int
+
+
+class Recorder:
+    """Hears what happens and writes none of it down; the parent of those that do."""
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """The run is over, or broken off by an exception of type `kind`."""
+
+    def note(self, line: str) -> None:
+        """Something worth a line, for people."""
+
+    def wait(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The same batches, with the time spent waiting for each on the clock."""
+        yield from batches
+
+    def step(self, moment: Moment, metrics: Metrics, lr: float) -> None:
+        """An update was done; `metrics` has this epoch's training so far, on the device."""
+
+    def epoch(self, moment: Moment, scores: Mapping[str, float]) -> None:
+        """An epoch was trained and evaluated."""
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """The run came to its end."""
+
+
+recorders: Registry[Recorder] = Registry("record")
+
+
+@recorders.register("none", RecordConfig)
+def null_recorder(config: RecordConfig, **context: Any) -> Recorder:
+    """Nothing is written down."""
+    del config, context
+    return Recorder()

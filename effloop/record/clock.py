@@ -1,0 +1,81 @@
+"""Time per update, images per second, and the share of time spent waiting for data."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from effloop.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of training.
+
+    Attributes:
+        seconds: how long it took, waiting for data included.
+        waited_s: how long of that was waiting for data.
+        samples: images of this rank that were trained on.
+        updates: updates done.
+    """
+
+    seconds: float = 0.0
+    waited_s: float = 0.0
+    samples: int = 0
+    updates: int = 0
+
+    def __sub__(self, other: Span) -> Span:
+        return Span(
+            self.seconds - other.seconds,
+            self.waited_s - other.waited_s,
+            self.samples - other.samples,
+            self.updates - other.updates,
+        )
+
+    def __add__(self, other: Span) -> Span:
+        return Span(
+            self.seconds + other.seconds,
+            self.waited_s + other.waited_s,
+            self.samples + other.samples,
+            self.updates + other.updates,
+        )
+
+    @property
+    def images_per_s(self) -> float:
+        return self.samples / self.seconds if self.seconds else 0.0
+
+    @property
+    def wait(self) -> float:
+        """Share of the time spent waiting for data, from 0 to 1."""
+        return self.waited_s / self.seconds if self.seconds else 0.0
+
+    @property
+    def seconds_per_update(self) -> float:
+        return self.seconds / self.updates if self.updates else 0.0
+
+
+class Clock:
+    """Measures one epoch's training, from before the first batch is asked for."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+        self._waited_s = 0.0
+        self._samples = 0
+        self.updates = 0
+
+    def wait(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The same batches, each wait timed."""
+        iterator = iter(batches)
+        while True:
+            asked = time.perf_counter()
+            batch = next(iterator, None)
+            self._waited_s += time.perf_counter() - asked
+            if batch is None:
+                return
+            self._samples += len(batch)
+            yield batch
+
+    def read(self) -> Span:
+        """From the epoch's beginning to now."""
+        return Span(time.perf_counter() - self._start, self._waited_s, self._samples, self.updates)

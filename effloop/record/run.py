@@ -1,0 +1,105 @@
+"""The recorder of a run folder."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from effloop.batch import Batch
+from effloop.record.base import Moment, RecordConfig, Recorder, recorders
+from effloop.record.clock import Clock, Span
+from effloop.record.metrics import Metrics, Totals
+from effloop.record.sinks import JsonSink, LogSink, Report, Sink, TensorBoardSink, TerminalSink, summary_table
+
+
+@dataclass
+class RunConfig(RecordConfig):
+    """Fields of `record=run`.
+
+    Attributes:
+        tensorboard: write curves to `tensorboard/` in the run folder.
+        console: show progress on the standard output.
+    """
+
+    tensorboard: bool = True
+    console: bool = True
+
+
+@recorders.register("run", RunConfig)
+class RunRecorder(Recorder):
+    """A log, metrics.jsonl, summary.json and TensorBoard curves in the run folder."""
+
+    def __init__(self, config: RunConfig, *, run_dir: Path, first_step: int) -> None:
+        """Record to `run_dir`; a resumed run goes on after update `first_step`."""
+        self.config = config
+        self.run_dir = run_dir
+        self.console = Console()
+        self._first_step = first_step
+        self._clock = Clock()
+        self._trained = Span()
+        self._sinks: list[Sink] = [LogSink((run_dir / "log.txt").open("a", encoding="utf-8"))]
+        if config.console:
+            self._sinks.append(TerminalSink(self.console) if self.console.is_terminal else LogSink(sys.stdout))
+
+    def __enter__(self) -> RunRecorder:
+        self._started = time.perf_counter()
+        self._sinks.append(JsonSink(self.run_dir / "metrics.jsonl", self._first_step))
+        if self.config.tensorboard:
+            self._sinks.append(TensorBoardSink(self.run_dir / "tensorboard", self._first_step))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is not None:
+            self.note(f"stopped by {kind.__name__}: {error[0]}")
+        for sink in self._sinks:
+            sink.close()
+
+    def note(self, line: str) -> None:
+        for sink in self._sinks:
+            sink.note(line)
+
+    def wait(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        self._clock = Clock()
+        self._reported = Totals()
+        self._reported_span = Span()
+        return self._clock.wait(batches)
+
+    def step(self, moment: Moment, metrics: Metrics, lr: float) -> None:
+        self._clock.updates += 1
+        if moment.update % self.config.log_every and moment.update != moment.updates:
+            return
+        totals, span = metrics.read(), self._clock.read()
+        report = Report(
+            moment=moment,
+            lr=lr,
+            now=(totals - self._reported).scores(),
+            mean=totals.scores(),
+            span=span - self._reported_span,
+            epoch_span=span,
+        )
+        self._reported, self._reported_span = totals, span
+        for sink in self._sinks:
+            sink.train(report)
+
+    def epoch(self, moment: Moment, scores: Mapping[str, float]) -> None:
+        self._trained += self._reported_span
+        for sink in self._sinks:
+            sink.epoch(moment, scores, self._reported_span)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        whole = {
+            **summary,
+            "seconds": time.perf_counter() - self._started,
+            "images_per_s": self._trained.images_per_s,
+            "wait": self._trained.wait,
+        }
+        (self.run_dir / "summary.json").write_text(json.dumps(whole, indent=2) + "\n")
+        if self.config.console:
+            self.console.print(summary_table(whole))

@@ -1,0 +1,187 @@
+"""The loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from effloop.batch import Batch
+from effloop.checkpoint import Checkpoints, rng
+from effloop.optim import Objective
+from effloop.parallel import Parallel
+from effloop.precision import Precision
+from effloop.record import Metrics, Moment, Recorder, totals
+
+
+class BatchStream(Protocol):
+    """What the loop asks of a loader."""
+
+    @property
+    def global_batch(self) -> int:
+        """Samples in a batch of all ranks together."""
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+
+    def describe(self) -> str:
+        """One line for people."""
+
+    def epoch(self, epoch: int, samples_seen: int = 0) -> Iterable[Batch]:
+        """The batches of one epoch, from a position on."""
+
+    def close(self) -> None:
+        """End what loads them."""
+
+
+@dataclass
+class LoopConfig:
+    """What the loop itself is told.
+
+    Attributes:
+        epochs: how often the training split is gone through.
+        accumulate: batches whose gradients make one update.
+    """
+
+    epochs: int
+    accumulate: int = 1
+
+
+@dataclass
+class Progress:
+    """The position of a run.
+
+    Attributes:
+        epoch: epochs done.
+        samples_seen: samples of the epoch under way that all ranks together have trained on.
+        step: updates done.
+    """
+
+    epoch: int = 0
+    samples_seen: int = 0
+    step: int = 0
+
+
+@dataclass(kw_only=True)
+class Trainer:
+    """One loop for every combination of parts; it states the order, the parts state how.
+
+    Attributes:
+        model: as `parallel` wrapped it.
+        train, val: the two splits' batches, on the device.
+        metrics: of the training epoch under way and of the validation; both on the device.
+        progress: the position.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LRScheduler
+    objective: Objective
+    metrics: Metrics
+    parallel: Parallel
+    precision: Precision
+    recorder: Recorder
+    checkpoints: Checkpoints
+    train: BatchStream
+    val: BatchStream
+    loop: LoopConfig
+    progress: Progress = field(default_factory=Progress)
+
+    def fit(self) -> dict[str, float]:
+        """Train to the end and return the last validation scores: loss, top1, top5."""
+        scores: dict[str, float] = {}
+        with self.recorder, closing(self.train), closing(self.val):
+            while self.progress.epoch < self.loop.epochs:
+                self.train_epoch(self.train.epoch(self.progress.epoch, self.progress.samples_seen))
+                scores = self.evaluate(self.val.epoch(0))
+                self.recorder.epoch(self.moment(), scores)
+                is_best = self.checkpoints.note(self.progress.epoch, scores)
+                self.progress.epoch += 1
+                self.progress.samples_seen = 0
+                self.checkpoints.save(self.state_dict(), is_best=is_best)
+            last = {**scores, "epoch": self.progress.epoch - 1}
+            self.recorder.finish({"best": self.checkpoints.best, "last": last, "step": self.progress.step})
+        return scores
+
+    def train_epoch(self, batches: Iterable[Batch]) -> None:
+        """Train on one epoch's batches; the gradients of a short last group are dropped."""
+        self.model.train()
+        self.metrics.reset()
+        self.optimizer.zero_grad()
+        for number, batch in enumerate(self.recorder.wait(batches), start=1):
+            update = number % self.loop.accumulate == 0
+            self.forward_backward(batch, sync=update)
+            self.progress.samples_seen += self.train.global_batch
+            if update:
+                lr = self.update()
+                self.recorder.step(self.moment(), self.metrics, lr)
+
+    def forward_backward(self, batch: Batch, *, sync: bool) -> None:
+        """Add one batch's gradients; loss and scores stay on the device."""
+        with self.parallel.gradients(self.model, sync=sync):
+            with self.precision.autocast():
+                logits = self.model(batch.images)  # (N, 3, S, S) -> (N, K)
+                loss = self.objective(logits, batch.targets)  # ()
+            self.precision.backward(loss / self.loop.accumulate)
+        self.metrics.update(loss.detach(), logits.detach(), batch.targets, batch.valid)
+
+    def update(self) -> float:
+        """One step of optimizer and schedule; the learning rate it was done with."""
+        lr: float = self.optimizer.param_groups[0]["lr"]
+        self.precision.step(self.optimizer)
+        self.optimizer.zero_grad()
+        self.schedule.step()
+        self.progress.step += 1
+        return lr
+
+    def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
+        """Validation scores, as `evaluate` gives them."""
+        return evaluate(self.model, batches, self.objective, self.metrics, self.precision, self.parallel)
+
+    def moment(self) -> Moment:
+        """Where the run is, for the recorder."""
+        group = self.train.global_batch * self.loop.accumulate
+        return Moment(
+            epoch=self.progress.epoch,
+            epochs=self.loop.epochs,
+            update=self.progress.samples_seen // group,
+            updates=len(self.train) // self.loop.accumulate,
+            step=self.progress.step,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a run goes on from: tensors and plain values."""
+        parts = ("model", "optimizer", "schedule", "precision", "checkpoints")
+        states = {name: getattr(self, name).state_dict() for name in parts}
+        return {**states, "progress": asdict(self.progress), "metrics": self.metrics.sums.clone(), "rng": rng.capture()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+        for name in ("model", "optimizer", "schedule", "precision", "checkpoints"):
+            getattr(self, name).load_state_dict(state[name])
+        self.progress = Progress(**state["progress"])
+        self.metrics.sums.copy_(state["metrics"])
+        rng.restore(state["rng"])
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    objective: Objective,
+    metrics: Metrics,
+    precision: Precision,
+    parallel: Parallel,
+) -> dict[str, float]:
+    """Loss, top1 and top5 over all valid samples of all ranks, each counted once."""
+    model.eval()
+    metrics.reset()
+    for batch in batches:
+        with precision.autocast():
+            logits = model(batch.images)
+        metrics.update(objective.per_sample(logits, batch.targets), logits, batch.targets, batch.valid)
+    return totals(parallel.sum(metrics.sums)).scores()

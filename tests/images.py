@@ -1,0 +1,57 @@
+"""Small encoded images for tests, made on the spot."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
+
+
+def photo(height: int = 67, width: int = 53, seed: int = 0) -> NDArray[np.uint8]:
+    """(height, width, 3) uint8: gradients and noise, so that every pixel has its own colour."""
+    y, x = np.mgrid[:height, :width]
+    planes = np.stack([x * 255 / width, y * 255 / height, (x + y) * 255 / (height + width)], axis=-1)
+    noise = np.random.default_rng(seed).normal(0, 8, planes.shape)
+    return (planes + noise).clip(0, 255).astype(np.uint8)
+
+
+def encode(pixels: NDArray[Any], fmt: str, mode: str | None = None, **options: Any) -> bytes:
+    """An image file of these pixels, written by Pillow."""
+    image, file = Image.fromarray(pixels), io.BytesIO()
+    (image.convert(mode) if mode else image).save(file, fmt, **options)
+    return file.getvalue()
+
+
+def exif(orientation: int) -> bytes:
+    """An EXIF block that asks for a rotation."""
+    block = Image.Exif()
+    block[0x0112] = orientation
+    return block.tobytes()
+
+
+def png(width: int, height: int, bits: int, colour: int, rows: bytes = b"", extra: bytes = b"") -> bytes:
+    """A PNG from its parts; `rows` are unfiltered, big-endian, without the filter byte."""
+    stride = len(rows) // height if rows else 0
+    filtered = b"".join(b"\0" + rows[start : start + stride] for start in range(0, len(rows), stride or 1))
+    header = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0)
+    chunks = chunk(b"IHDR", header) + extra + chunk(b"IDAT", zlib.compress(filtered)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + chunks
+
+
+def chunk(kind: bytes, payload: bytes) -> bytes:
+    """A PNG chunk with its checksum."""
+    return struct.pack(">I", len(payload)) + kind + payload + struct.pack(">I", zlib.crc32(kind + payload))
+
+
+def ycck(cmyk_jpeg: bytes) -> bytes:
+    """The CMYK JPEG that Pillow wrote, declared as YCCK: the last byte of its Adobe segment says so."""
+    at = cmyk_jpeg.index(b"Adobe") + 11
+    assert cmyk_jpeg[at] == 0
+    return cmyk_jpeg[:at] + b"\x02" + cmyk_jpeg[at + 1 :]

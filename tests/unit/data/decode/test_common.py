@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from images import encode, photo
+from numpy.typing import NDArray
+
+from effloop.data.decode import DecodeConfig
+from effloop.data.decode.common import PlainDecoder, judge
+from effloop.data.header import Encoded, Header, read_header
+from effloop.errors import DataError
+
+PHOTO = photo()
+
+
+class Wrong(PlainDecoder):
+    """Answers, but not with this image."""
+
+    asked = 0
+
+    def fast(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
+        self.asked += 1
+        return np.zeros((header.width, header.height, 3), np.uint8)
+
+
+@pytest.fixture
+def wrong() -> Wrong:
+    return Wrong(DecodeConfig("wrong"))
+
+
+def test_pixels_of_another_size_are_not_believed(wrong: Wrong) -> None:
+    np.testing.assert_array_equal(wrong.decode(encode(PHOTO, "PNG")), PHOTO)
+    assert wrong.asked == 1
+
+
+@pytest.mark.parametrize("data", [encode(PHOTO, "PNG", "RGBA"), encode(PHOTO, "PNG") + b"more"])
+def test_fast_decoders_see_only_plain_and_complete_images(wrong: Wrong, data: bytes) -> None:
+    np.testing.assert_array_equal(wrong.decode(data), PHOTO)
+    assert wrong.asked == 0
+
+
+def test_the_box_is_checked_before_anything_is_decoded(wrong: Wrong) -> None:
+    with pytest.raises(ValueError, match="not inside an image of 67 x 53"):
+        wrong.decode(encode(PHOTO, "PNG"), (60, 0, 8, 8))
+    assert wrong.asked == 0
+
+
+def test_header_and_pixels_that_contradict_each_other() -> None:
+    data = encode(PHOTO, "PNG")
+    header = read_header(data)
+    other = Header(header.format, 50, 50, header.plain, header.complete)
+    with pytest.raises(DataError, match=r"its header says 50 x 50 .* its pixels are 67 x 53"):
+        judge(data, other)

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import contextlib
+import sys
+
+import numpy as np
+import pytest
+from images import FORMATS, chunk, encode, exif, photo, png
+
+from effloop.data.decode.opencv import OpenCVConfig, OpenCVDecoder, jpeg_sound, png_sound
+from effloop.data.header import read_header
+from effloop.errors import ConfigError, DataError
+
+cv2 = pytest.importorskip("cv2")
+
+PHOTO = photo()
+JPEG = encode(PHOTO, "JPEG")
+
+
+@pytest.fixture
+def decoder() -> OpenCVDecoder:
+    return OpenCVDecoder(OpenCVConfig())
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_is_fast_for_every_plain_format(decoder: OpenCVDecoder, fmt: str) -> None:
+    data = encode(PHOTO, fmt)
+    pixels = decoder.fast(data, read_header(data))
+    assert pixels is not None
+    np.testing.assert_array_equal(pixels, decoder.decode(data))
+
+
+def test_runs_no_threads_of_its_own() -> None:
+    cv2.setNumThreads(2)
+    OpenCVDecoder(OpenCVConfig())
+    assert cv2.getNumThreads() == 1
+
+
+def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    with pytest.raises(ConfigError, match=r"decode=opencv needs .* pip install 'effloop\[opencv\]'"):
+        OpenCVDecoder(OpenCVConfig())
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_whole_and_cut_files_make_no_noise(decoder: OpenCVDecoder, fmt: str, capfd: pytest.CaptureFixture[str]) -> None:
+    data = encode(PHOTO, fmt)
+    for end in range(len(data), 60, -97):
+        with contextlib.suppress(DataError):
+            decoder.decode(data[:end])
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"progressive": True},
+        {"restart_marker_blocks": 2},
+        {"exif": exif(6) + JPEG},
+        {"comment": b"\xff\xd8"},
+    ],
+)
+def test_sound_jpeg(options: dict[str, object]) -> None:
+    assert jpeg_sound(encode(PHOTO, "JPEG", **options))
+
+
+@pytest.mark.parametrize("marker", [0xD8, 0xC0, 0xC6, 0x02, 0xBF, 0xF7])
+def test_stray_marker_is_seen(decoder: OpenCVDecoder, marker: int) -> None:
+    at = JPEG.index(b"\xff\xda") + 200
+    assert not jpeg_sound(JPEG[:at] + bytes([0xFF, marker]) + JPEG[at + 2 :])
+
+
+def test_jpeg_that_ends_before_its_pixels() -> None:
+    assert not jpeg_sound(JPEG[:300])
+    assert not jpeg_sound(JPEG[:300] + b"\xff\xd9")
+
+
+def test_sound_png() -> None:
+    data = encode(PHOTO, "PNG")
+    assert png_sound(data)
+    assert png_sound(memoryview(data))
+    assert not png_sound(data + b"\0")
+    assert not png_sound(data[:-12])
+    assert not png_sound(data[:-12] + chunk(b"tEXt", b"key\0text") + data[-12:])
+    assert not png_sound(data[:-12] + b"\xff" * 12)
+
+
+def test_every_damaged_byte_of_a_png_is_seen() -> None:
+    data = png(4, 3, 8, 2, bytes(36))
+    for at in range(8, len(data)):
+        damaged = bytearray(data)
+        damaged[at] ^= 0x10
+        assert not png_sound(damaged), f"byte {at}"

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+from images import chunk, encode, photo, png
+
+from effloop.data.decode.pillow import PillowConfig, PillowDecoder
+from effloop.errors import DataError
+
+PHOTO = photo()
+
+
+@pytest.fixture
+def decoder() -> PillowDecoder:
+    return PillowDecoder(PillowConfig())
+
+
+def test_truncated_png_says_how_many_bytes_are_missing(decoder: PillowDecoder) -> None:
+    data = png(53, 67, 8, 2, PHOTO.tobytes())  # one chunk of pixels, then 12 bytes of IEND
+    with pytest.raises(DataError, match=f"ends after {len(data) - 500:,} of at least {len(data) - 12:,} bytes"):
+        decoder.decode(data[:-500])
+
+
+def test_sizes_that_contradict_each_other(decoder: PillowDecoder) -> None:
+    data = encode(PHOTO, "JPEG")
+    at = data.index(b"\xff\xc0")
+    frame = data[at : at + 19]
+    shorter = frame[:5] + (50).to_bytes(2, "big") + frame[7:]
+    with pytest.raises(DataError, match="is a damaged JPEG"):
+        decoder.decode(data[:at] + shorter + data[at:])
+
+
+def test_lacks_only_the_last_checksums(decoder: PillowDecoder) -> None:
+    data = png(53, 67, 8, 2, PHOTO.tobytes())
+    np.testing.assert_array_equal(decoder.decode(data[:-12]), PHOTO)  # the pixels are all there
+
+
+def test_bad_checksum_in_the_header(decoder: PillowDecoder) -> None:
+    data = bytearray(encode(PHOTO, "PNG"))
+    data[29] ^= 1
+    with pytest.raises(DataError, match=r"is a damaged PNG: .*checksum"):
+        decoder.decode(data)
+
+
+def test_damaged_with_bytes_behind_its_end_is_not_truncated(decoder: PillowDecoder) -> None:
+    data = bytearray(png(53, 67, 8, 2, PHOTO.tobytes()) + bytes(9))
+    data[200:400] = bytes(200)
+    with pytest.raises(DataError, match=r"^is a damaged PNG: "):
+        decoder.decode(data)
+
+
+def test_whatever_pillow_raises_is_a_data_error(decoder: PillowDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RecursionError("over\nlines")
+
+    monkeypatch.setattr("PIL.PngImagePlugin.PngStream.chunk_IHDR", fail)
+    with pytest.raises(DataError, match=r"^is a damaged PNG: over lines$"):
+        decoder.decode(encode(PHOTO, "PNG"))
+
+
+def test_no_memory_is_not_the_images_fault(decoder: PillowDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("PIL.PngImagePlugin.PngStream.chunk_IHDR", fail)
+    with pytest.raises(MemoryError):
+        decoder.decode(encode(PHOTO, "PNG"))
+
+
+def test_leaves_the_process_warnings_alone(decoder: PillowDecoder) -> None:
+    before = list(warnings.filters)
+    decoder.decode(png(4, 1, 8, 3, bytes(4), chunk(b"PLTE", bytes(6)) + chunk(b"tRNS", b"\7\7")))
+    assert warnings.filters == before
