@@ -23,7 +23,7 @@ from effloop.data.plan import Order, Plan
 from effloop.data.source import Tail, sources
 from effloop.data.transfer import Transfer
 from effloop.errors import ConfigError, DataError, EffLoopError
-from effloop.hardware import available_cores, find_device
+from effloop.hardware import available_cores, find_device, keep_freed_memory
 from effloop.model import models
 from effloop.optim import Objective, optimizers, schedules
 from effloop.parallel import Parallel, parallels
@@ -100,6 +100,8 @@ def build_trainer(
     """
     rng.seed_all(config.seed)
     device = find_device(config.device)
+    if config.reuse_memory and device.type == "cpu":
+        keep_freed_memory()
     parallel = parallels.build(config.parallel)
     assert config.precision is not None  # `finish` decided it
     precision = precisions.build(config.precision, device)
@@ -115,9 +117,14 @@ def build_trainer(
 
     model = parallel.wrap(build_model(config, train.classes, device))
     optimizer = optimizers.build(config.optim, model.parameters())
-    schedule = schedules.build(config.schedule, optimizer, steps_per_epoch=updates, epochs=config.epochs)
+    schedule = schedules.build(config.schedule, optimizer, updates=updates * config.epochs)
     checkpoint = resume or (files.find(Path(config.resume), "last") if config.resume else None)
     state = files.read(checkpoint) if checkpoint else None
+    if state:
+        with _fitting("resume"):  # before there is a new run folder
+            _check_resumable(config, state, in_place=resume is not None)
+            _check_trained_on(state, train)
+            model.load_state_dict(state["model"])
 
     if resume is None:
         run_dir = snapshot.claim_run_dir(run_dir or Path("outputs") / configs.check_run_name(config.run))
@@ -185,17 +192,32 @@ def evaluate_checkpoint(config: Config, state: Mapping[str, Any]) -> tuple[dict[
     assert config.precision is not None  # `finish` decided it
     precision = precisions.build(config.precision, device)
     val = build_loader(config, "val", parallel=parallel)
-    if list(val.classes) != state["classes"]:
-        raise DataError(
-            f"{val.plan.source.where} has the classes {', '.join(val.classes[:8])}, the checkpoint was trained on "
-            f"{', '.join(state['classes'][:8])}; set data.root to data of the same classes"
-        )
+    _check_trained_on(state, val)
     model = build_model(config, val.classes, device)
     with _fitting("eval"):
         model.load_state_dict(state["model"])
     with closing(val):
         objective = Objective(config.optim.label_smoothing)
         return evaluate(model, val.epoch(0), objective, Metrics(device), precision, parallel), val
+
+
+def _check_trained_on(state: Mapping[str, Any], loader: Loader) -> None:
+    if list(loader.classes) != state["classes"]:
+        raise DataError(
+            f"{loader.plan.source.where} has the classes {', '.join(loader.classes[:8])}, "
+            f"the checkpoint was trained on {', '.join(state['classes'][:8])}; "
+            "set data.root to data of the same classes"
+        )
+
+
+def _check_resumable(config: Config, state: Mapping[str, Any], *, in_place: bool) -> None:
+    optim, epoch = state["config"]["optim"]["name"], state["progress"]["epoch"]
+    if optim != config.optim.name:
+        raise ConfigError(f"optim: the checkpoint was trained by optim={optim}, not {config.optim.name}; keep it")
+    if epoch >= config.epochs and not in_place:
+        raise ConfigError(
+            f"epochs: {config.epochs}, but {config.resume} has done {epoch}; set epochs={epoch + 1} or more"
+        )
 
 
 @contextmanager

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from importlib.resources.abc import Traversable
 
 from effloop import config as configs
 from effloop.errors import ConfigError
 from effloop.registry import Registry, choices, groups
-
-EXPERIMENT = "experiment"
 
 
 def show(words: Sequence[str]) -> None:
@@ -19,7 +17,7 @@ def show(words: Sequence[str]) -> None:
         ConfigError: no such group.
     """
     configs.prepare()
-    names = [*configs.Config.GROUPS, EXPERIMENT]
+    names = [*configs.Config.GROUPS, configs.EXPERIMENT]
     if len(words) > 1 or (words and words[0] not in names):
         raise ConfigError(f"list: no group '{' '.join(words)}'; {choices(words[0], names)}")
     rows = [
@@ -36,9 +34,11 @@ def _choices(group: str, *, whole: bool) -> dict[str, str]:
     """{name: one line}. `whole` opens the registry's shelf too, which may be long and slow."""
     found: dict[str, str] = {}
     parts: Registry[object] | None = groups.get(group)
-    for folder in (configs.config_root(), Path.cwd() / "configs"):
-        for path in sorted((folder / group).glob("*.yaml")):
-            found.setdefault(path.stem, _comment(path))
+    for folder in configs.config_folders():
+        files = (folder / group).iterdir() if (folder / group).is_dir() else ()
+        for file in files:
+            if file.name.endswith(".yaml"):
+                found.setdefault(file.name.removesuffix(".yaml"), _comment(file))
     if parts is not None:
         found = {name: parts[name].summary for name in parts} | found
         if whole:
@@ -46,7 +46,7 @@ def _choices(group: str, *, whole: bool) -> dict[str, str]:
     return found
 
 
-def _comment(path: Path) -> str:
+def _comment(path: Traversable) -> str:
     """What the comment at the top of a YAML file says, in its first line that isn't Hydra's."""
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("#") and not line.startswith("# @package"):

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
 
 import effloop
-from effloop import catalog, explain
+from effloop import catalog, explain, snapshot
 from effloop import config as configs
 from effloop.build import build_trainer, evaluate_checkpoint
 from effloop.checkpoint import files
@@ -30,30 +31,35 @@ from effloop.trainer import Trainer
 HELP = """\
 EffLoop trains image models on PyTorch as fast as the machine allows.
 
-  python -m effloop [train] [OVERRIDE ...]      train; without data on photographs that come along
-  python -m effloop -m KEY=A,B,C ...            train once for each value (a sweep)
-  python -m effloop eval RUN [OVERRIDE ...]     score a run's best checkpoint, or a .ckpt file
-  python -m effloop resume RUN [OVERRIDE ...]   go on with a run that was stopped, in its folder
-  python -m effloop list [GROUP]                what can be chosen
-  python -m effloop bench what=loop             what EffLoop's loop costs over a bare one
+  python -m effloop [train] [OVERRIDE ...]     train; without data.root on
+                                               photographs that come along
+  python -m effloop -m KEY=A,B,C ...           once for each value (a sweep)
+  python -m effloop eval RUN [OVERRIDE ...]    score a run, or a .ckpt file
+  python -m effloop resume RUN [OVERRIDE ...]  go on with a run that was stopped
+  python -m effloop list [GROUP]               all that can be chosen
+  python -m effloop bench what=loop            what the loop costs
 
-Parts, each chosen by GROUP=NAME (python -m effloop list shows all names):
-  data     where images come from: auto, folder, memmap, embedded
-  decode   who decodes: auto, turbojpeg, opencv, pillow         augment    native
-  engine   whose hands: threads, processes, inline              optim      sgd, adamw
-  model    cnn, small_resnet, resnet50 or any of torchvision    schedule   cosine, step, constant
-  precision  fp32, tf32, amp, bf16, fp16                        experiment your ./configs/experiment/
+Parts, each chosen by GROUP=NAME:
+  data       where images come from: auto, folder, memmap, embedded
+  decode     who decodes: auto, turbojpeg, opencv, pillow
+  augment    native
+  engine     whose hands: threads, processes, inline
+  model      cnn, small_resnet, timm, resnet50 or any of torchvision
+  optim      sgd, adamw
+  schedule   cosine, step, constant
+  precision  fp32, tf32, amp, bf16, fp16
+  experiment your ./configs/experiment/NAME.yaml, for several keys at once
 
 Short names:
-  data.root=PATH    a folder with train/CLASS/*.jpg and val/CLASS/*.jpg, or an EffLoop file
-  batch_size=32     images per rank and step          num_workers=auto  loading threads or processes
-  epochs=15         image_size=64  lr=0.003  seed=0    accumulate=1      batches per update
-  amp=true          mixed precision                   device=auto       cpu, cuda, cuda:1
-  compile=true      torch.compile                     channels_last=true
-  resume=RUN        go on from a run, in a new one    run=NAME          name of the run folder
+  data.root=PATH  has train/CLASS/*.jpg and val/CLASS/*.jpg, or an EffLoop file
+  batch_size=32   images per rank and step    num_workers=auto  loading threads
+  epochs=20       image_size=64               seed=0            lr=0.003
+  amp=true        mixed precision             accumulate=1      batches/update
+  compile=true    torch.compile               device=auto       or cpu, cuda:1
+  resume=RUN      go on from it, a new run    run=NAME          run folder
 
-Flags: --cfg job (print the config and stop)   --debug (tracebacks)   --version   --help
-Runs land in ./outputs/DATE/TIME. Configs of your own go to ./configs/GROUP/NAME.yaml.
+Flags: --cfg job (print the config and stop)  --debug (tracebacks)  --version
+Runs land in ./outputs/DATE/TIME. Own configs: ./configs/GROUP/NAME.yaml.
 """
 
 MAX_JOBS = 1000
@@ -72,8 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"effloop: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        print("effloop: interrupted; python -m effloop resume RUN goes on from the last checkpoint", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        print(f"effloop: {interrupt.__cause__ or 'interrupted'}", file=sys.stderr)
         return 130
 
 
@@ -105,43 +111,90 @@ def _dispatch(args: list[str]) -> int:
 
 def train(args: list[str]) -> int:
     """`train`: one run, or with -m one for each combination of values."""
-    overrides = [arg for arg in args if not arg.startswith("-")]
-    _check_flags(args)
-    failures: list[tuple[str, EffLoopError]] = []
+    flags, overrides = _flags_and_overrides(args)
+    sweep = "-m" in flags or "--multirun" in flags
+    jobs: list[str] = []
+    failures: list[EffLoopError] = []
+    crashes: list[Exception] = []
 
     @hydra.main(version_base=configs.VERSION_BASE, config_path=str(configs.config_root()), config_name=configs.NAME)
     def job(tree: DictConfig) -> None:
         hydra_config = HydraConfig.get()
-        task = list(hydra_config.overrides.task)
+        task: Any = OmegaConf.to_container(hydra_config.overrides.task)  # as typed, interpolations and all
+        run_dir = Path(os.path.relpath(hydra_config.runtime.output_dir))
+        jobs.append(" ".join(task))
         try:
-            run_dir = Path(os.path.relpath(hydra_config.runtime.output_dir))
             run(configs.finish(tree, task), task, run_dir)
         except EffLoopError as error:  # caught here, because Hydra would add lines of its own
             if isinstance(error, InterruptedRunError):
-                raise KeyboardInterrupt from error
-            failures.append((" ".join(task), error))
-            if hydra_config.mode is RunMode.MULTIRUN:
-                print(f"effloop: job {hydra_config.job.num} ({' '.join(task)}): {error}", file=sys.stderr)
+                raise KeyboardInterrupt from error  # Hydra would take an Exception for its own
+            failures.append(error)
+            if sweep:
+                print(f"effloop: job {hydra_config.job.num} ({jobs[-1]}): {error}", file=sys.stderr)
+        except Exception as error:
+            crashes.append(error)
+            raise
+        finally:
+            _remove_if_empty(run_dir)
 
-    with explain.in_one_line(Config, overrides):
-        configs.prepare(overrides)
-        if "-m" in args or "--multirun" in args:
-            _count_jobs(overrides)
-        _call_hydra(job, args)
-    if failures and len(failures) == 1 and "-m" not in args and "--multirun" not in args:
-        raise failures[0][1]
+    try:
+        with explain.in_one_line(Config, overrides):
+            configs.prepare(overrides)
+            if sweep:
+                _count_jobs(overrides)
+            _call_hydra(job, [*overrides, *flags])  # argparse wants the overrides side by side
+    except (ConfigError, OSError) as error:
+        if crashes:  # a bug in training is no config error, whatever its type
+            raise crashes[0] from None
+        if isinstance(error, OSError):
+            raise ConfigError(f"run: '{error.filename}' can't be made: {error.strerror}; train elsewhere") from error
+        raise
+    if failures and not sweep:
+        raise failures[0]
     if failures:
-        raise ConfigError(f"{len(failures)} jobs of the sweep failed: {'; '.join(job for job, _ in failures)}")
+        raise ConfigError(f"{len(failures)} of {len(jobs)} jobs of the sweep failed; what each lacks is said above")
     return 0
 
 
-_FLAGS = ("-m", "--multirun", "--cfg", "-c", "--resolve", "--info", "-i", "--package", "-p", "--config-dir", "-cd")
+_SWITCHES = ("-m", "--multirun", "--resolve")
+_OPTIONS: dict[str, tuple[str, ...]] = {
+    "--cfg": ("job", "hydra", "all"),
+    "-c": ("job", "hydra", "all"),
+    "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
+    "-i": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
+    "--package": (),  # any word
+    "-p": (),
+    "--config-dir": (),
+    "-cd": (),
+}
+"""Of Hydra's flags, those that make sense here, with the words that they take. Not among them is
+`--experimental-rerun`, which unpickles a file."""
 
 
-def _check_flags(args: list[str]) -> None:
-    for arg in args:
-        if arg.startswith("-") and arg.partition("=")[0] not in _FLAGS:
-            raise ConfigError(f"'{arg}' is not a flag; {choices(arg, [*_FLAGS, '--debug', '--help'])}")
+def _flags_and_overrides(args: list[str]) -> tuple[list[str], list[str]]:
+    """Hydra's flags with their words, and the rest.
+
+    Raises:
+        ConfigError: not one of the flags, or not a word that it takes.
+    """
+    flags: list[str] = []
+    overrides: list[str] = []
+    rest = iter(args)
+    for arg in rest:
+        flag, equals, word = arg.partition("=")
+        if not arg.startswith("-"):
+            overrides.append(arg)
+        elif arg in _SWITCHES:
+            flags.append(arg)
+        elif flag in _OPTIONS:
+            word = word if equals else next(rest, "")
+            if not word or (_OPTIONS[flag] and word not in _OPTIONS[flag]):
+                allowed = choices(word, _OPTIONS[flag]) if _OPTIONS[flag] else "give it a word"
+                raise ConfigError(f"{flag}: '{word}' is not allowed; {allowed}")
+            flags += [flag, word]
+        else:
+            raise ConfigError(f"'{arg}' is not a flag; {choices(arg, [*_SWITCHES, *_OPTIONS, '--debug', '--help'])}")
+    return flags, overrides
 
 
 def _count_jobs(overrides: list[str]) -> None:
@@ -173,33 +226,29 @@ def _call_hydra(job: Callable[[], None], args: list[str]) -> None:
 
 def run(config: Config, overrides: Sequence[str], run_dir: Path) -> None:
     """Train one run in a new run folder and say where it is."""
-    try:
-        trainer = build_trainer(config, run_dir=run_dir, overrides=overrides)
-    except EffLoopError:
-        _remove_if_empty(run_dir)
-        raise
-    _fit(trainer, config)
+    _fit(build_trainer(config, run_dir=run_dir, overrides=overrides), config)
 
 
 def _remove_if_empty(folder: Path) -> None:
-    """Remove the folder that Hydra made for a run that never began, and its empty parent."""
-    for path in (folder, folder.parent):
+    """Remove the folder that Hydra made for a run that never began, and its empty parents."""
+    for path in (folder, *folder.parents):
         try:
             path.rmdir()
-        except OSError:
+        except OSError:  # not empty, or the folder that we are in
             return
 
 
 def _fit(trainer: Trainer, config: Config) -> None:
     """Say what is about to happen, do it, and say where it is."""
     run_dir = trainer.checkpoints.folder.parent
+    name = shlex.quote(str(run_dir))  # to be pasted into a shell
     for line in _description(trainer, config, run_dir):
         trainer.recorder.note(line)
     try:
         trainer.fit()
     except KeyboardInterrupt:
-        raise InterruptedRunError(f"interrupted; go on with: python -m effloop resume {run_dir}") from None
-    print(f"run: {run_dir}   look: tensorboard --logdir {run_dir}   score: python -m effloop eval {run_dir}")
+        raise InterruptedRunError(f"interrupted; go on with: python -m effloop resume {name}") from None
+    print(f"run: {run_dir}   look: tensorboard --logdir {name}   score: python -m effloop eval {name}")
 
 
 class InterruptedRunError(EffLoopError):
@@ -230,10 +279,14 @@ def resume(args: list[str]) -> int:
     if not folder.is_dir():
         raise CheckpointError(f"'{folder}' is not a run folder; name the folder that holds config.yaml")
     config = configs.load(folder / "config.yaml", overrides)
-    trainer = build_trainer(config, run_dir=folder, resume=files.find(folder, "last"))
-    if trainer.progress.epoch >= config.epochs:
-        print(f"{folder} is done: {trainer.progress.epoch} of {config.epochs} epochs; epochs=N adds more")
+    checkpoint = files.find(folder, "last")
+    done = files.read(checkpoint)["progress"]["epoch"]
+    if done >= config.epochs:
+        print(f"{folder} is done: {done} of {config.epochs} epochs; epochs=N adds more")
         return 0
+    trainer = build_trainer(config, run_dir=folder, resume=checkpoint)
+    if overrides:
+        snapshot.rewrite(folder, config, overrides)
     _fit(trainer, config)
     return 0
 

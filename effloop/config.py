@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -14,6 +15,7 @@ import hydra
 import yaml
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
@@ -36,6 +38,8 @@ from effloop.registry import PartConfig
 VERSION_BASE = "1.3"
 NAME = "train"
 """The primary config, `configs/train.yaml`."""
+EXPERIMENT = "experiment"
+"""The group of overlays; it has no part of its own."""
 
 
 @dataclass
@@ -52,6 +56,7 @@ class Config:
         amp: true is short for precision=amp, false for precision=fp32; null leaves it to `precision`.
         compile: compile the model with torch.compile.
         channels_last: memory layout of images and weights.
+        reuse_memory: on a CPU, keep freed memory for the next step instead of giving it back.
         accumulate: batches whose gradients make one update.
         image_size: height and width of what the model sees, in pixels.
         device: auto, cpu, cuda or cuda:N.
@@ -78,6 +83,7 @@ class Config:
     amp: bool | None = None
     compile: bool = False
     channels_last: bool = True
+    reuse_memory: bool = True
     accumulate: int = 1
     image_size: int = 64
     device: str = "auto"
@@ -168,14 +174,35 @@ def prepare(overrides: Sequence[str] = ()) -> None:
 
 
 def _asked_for(group: str, overrides: Sequence[str]) -> list[str]:
+    """Names that overrides, and the experiments among them, choose in a group; maybe a few words more."""
     values = [o.partition("=")[2] for o in overrides if o.partition("=")[0].lstrip("+") == group]
-    return [name.strip() for value in values for name in value.split(",")]
+    names = re.findall(r"[\w./-]+", " ".join(values))  # of a=b, a=b,c and a=choice(b,c)
+    if group != EXPERIMENT:
+        for experiment in _asked_for(EXPERIMENT, overrides):
+            names += _defaults_of(experiment, f"override /{group}")
+    return names
+
+
+def _defaults_of(experiment: str, key: str) -> list[str]:
+    """What an experiment's list of defaults has under `key`."""
+    for folder in config_folders():
+        try:
+            plain = yaml.safe_load((folder / EXPERIMENT / f"{experiment}.yaml").read_text("utf-8"))
+        except (OSError, ValueError, yaml.YAMLError):
+            continue  # Hydra will say what is wrong with it
+        entries = plain.get("defaults") if isinstance(plain, dict) else None
+        return [str(entry[key]) for entry in entries or () if isinstance(entry, dict) and key in entry]
+    return []
 
 
 def _has_yaml(group: str, name: str) -> bool:
-    roots: list[Traversable] = [config_root(), Path.cwd() / "configs"]
-    roots += [files(module.partition(".")[0]) / "configs" for module in EffLoopSearchPath.plugin_modules]
-    return any((root / group / f"{name}.yaml").is_file() for root in roots)
+    return any((folder / group / f"{name}.yaml").is_file() for folder in config_folders())
+
+
+def config_folders() -> list[Traversable]:
+    """Where YAML files are looked for once plugins are loaded, the first having the last word."""
+    plugins = [files(module.partition(".")[0]) / "configs" for module in EffLoopSearchPath.plugin_modules]
+    return [config_root(), Path.cwd() / "configs", *plugins]
 
 
 def compose(overrides: Sequence[str] = ()) -> Config:
@@ -196,8 +223,13 @@ def compose(overrides: Sequence[str] = ()) -> Config:
 
 def _compose_tree(overrides: list[str]) -> DictConfig:
     prepare(overrides)
-    with hydra.initialize_config_dir(version_base=VERSION_BASE, config_dir=str(config_root())):
-        return hydra.compose(NAME, overrides=overrides)
+    current = GlobalHydra.instance()
+    callers, current.hydra = current.hydra, None  # the caller may be a Hydra application itself
+    try:
+        with hydra.initialize_config_dir(version_base=VERSION_BASE, config_dir=str(config_root())):
+            return hydra.compose(NAME, overrides=overrides)
+    finally:
+        current.hydra = callers
 
 
 def finish(tree: DictConfig, overrides: Sequence[str] = ()) -> Config:
@@ -258,7 +290,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
         plain = yaml.safe_load(path.read_text())
     except FileNotFoundError:
         raise ConfigError(f"'{path}' is not there; name a run folder") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not a config that EffLoop wrote: {str(error).splitlines()[0]}") from None
     return from_dict(plain, overrides, str(path))
 
@@ -269,12 +301,16 @@ def from_dict(plain: Any, overrides: Sequence[str], where: str) -> Config:
     Raises:
         ConfigError: not such values, or an override can't be taken.
     """
-    if not isinstance(plain, dict) or not set(Config.GROUPS) <= set(plain):
+    parts = [plain.get(group) for group in Config.GROUPS] if isinstance(plain, dict) else [None]
+    if not all(isinstance(part, dict) and "name" in part for part in parts):
         raise ConfigError(f"{where} is not a config that EffLoop wrote")
     if "${" in yaml.safe_dump(plain):
         raise ConfigError(f"{where} is refused: it holds an interpolation, and a saved config has none")
     with explain.in_one_line(Config, overrides):
         parsed = OverridesParser.create().parse_overrides(list(overrides))
+        for override in parsed:
+            if override.is_sweep_override():
+                raise ConfigError(f"{override.input_line}: several values are a sweep, which only training takes")
         choices = [override for override in parsed if override.key_or_group in Config.GROUPS]
         composed = _compose_tree([str(override.input_line) for override in choices])
         tree: Any = OmegaConf.structured(Config)

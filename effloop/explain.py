@@ -73,12 +73,12 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 def _known(error: BaseException, overrides: Sequence[str], tree: DictConfig | None) -> str | None:
     """The line for one of the errors that users meet; None for any other."""
-    key = str(getattr(error, "full_key", None) or "")
+    key = str(getattr(error, "full_key", None) or "").replace("hydra.run.dir", "run")  # where `run` ends up
     match error:
         case MissingConfigException():
             return _unknown_choice(str(error.missing_cfg_file))
         case OverrideParseException():
-            return _not_an_override(str(error.override))
+            return _not_an_override(str(error.override), str(error))
         case MarkedYAMLError():
             return _bad_yaml(error)
         case MissingMandatoryValue():
@@ -96,6 +96,9 @@ def _known(error: BaseException, overrides: Sequence[str], tree: DictConfig | No
         case ConfigCompositionException() if "Ambiguous value" in str(error):
             override = re.findall(r"'(.*?)'", str(error))[0]
             return f"{override}: several values are a sweep; add -m to run one after the other"
+        case _ if "Config group override must be" in str(error):
+            given = [override for override in overrides if override.partition("=")[0] in {*groups, "experiment", ""}]
+            return f"{', '.join(given)}: a part is chosen by its name; write GROUP=NAME"
     return None
 
 
@@ -111,7 +114,12 @@ def _unknown_choice(path: str) -> str:
     return f"{group}: no choice '{name}'; {choices(name, names)}"
 
 
-def _not_an_override(override: str) -> str:
+def _not_an_override(override: str, message: str) -> str:
+    if "empty choice" in message:
+        return f"{override}: an empty sweep, 0 values; give at least one"
+    if "=" in override:
+        key, _, value = override.partition("=")
+        return f"""{override}: the value can't be read; quote what is special in it: '{key}="{value}"'"""
     return f"'{override}' is neither a command nor an override; write KEY=VALUE, see python -m effloop --help"
 
 
@@ -138,7 +146,14 @@ def _wrong_type(key: str, message: str, overrides: Sequence[str]) -> str:
     converted = re.match(r"Value '(.*)' of type '(.*)' could not be converted to (\w+)", message)
     if converted:
         value, kind, wanted = converted.groups()
+        kind = kind.removesuffix("Config").lower()  # OmegaConf's ListConfig is a list to everybody else
         return f"{key}: got '{value}' ({kind}), expected {_TYPES.get(wanted, wanted)}"
+    boolean = re.match(r"Value '(.*)' is not a valid bool \(type (\w+)\)", message)
+    if boolean:
+        return f"{key}: got '{boolean[1]}' ({boolean[2]}), expected true or false"
+    hint = re.match(r"Value '(.*)' of type '(.*)' is incompatible with type hint '(?:Union\[)?(.*?)\]?'", message)
+    if hint:
+        return f"{key}: got '{hint[1]}' ({hint[2]}), expected {hint[3].replace(', ', ' or ')}"
     enum = re.match(r"Invalid value '(.*)', expected one of \[(.*)\]", message)
     if enum:
         return f"{key}: no choice '{enum[1]}'; {choices(enum[1], enum[2].split(', '))}"
@@ -149,6 +164,8 @@ def _wrong_type(key: str, message: str, overrides: Sequence[str]) -> str:
 
 def _unknown_key(key: str, root: type) -> str:
     """`'momentm' is not a key; did you mean 'optim.momentum'?`"""
+    if key.partition(".")[0] == "experiment":
+        return "experiment: its keys belong to the root; begin the file with the line '# @package _global_'"
     group, _, field_name = key.rpartition(".")
     parts = groups.get(group)
     owners = [name for name in parts or () if parts and field_name in _fields(parts[name].config)]

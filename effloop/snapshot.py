@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from omegaconf import OmegaConf
 
 from effloop import config as configs
@@ -21,7 +22,7 @@ from effloop.config import Config
 from effloop.errors import ConfigError
 from effloop.hardware import available_cores
 
-_STAMP = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d$")
+_STAMP = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(/\d+)?$")  # and a sweep's job number
 
 
 def claim_run_dir(path: Path) -> Path:
@@ -59,6 +60,17 @@ def write(run_dir: Path, config: Config, overrides: Sequence[str], data: Mapping
     (run_dir / "data.json").write_text(json.dumps(data, indent=2) + "\n")
 
 
+def rewrite(run_dir: Path, config: Config, overrides: Sequence[str]) -> None:
+    """Bring config.yaml and overrides.yaml up to what a run goes on with."""
+    path = run_dir / "overrides.yaml"
+    try:
+        earlier = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError):
+        earlier = []
+    OmegaConf.save(OmegaConf.create([*(earlier or []), *overrides]), path)
+    configs.save(config, run_dir / "config.yaml")
+
+
 def environment() -> dict[str, Any]:
     """Packages, Python, commit and hardware of this process; the machine's name is left out."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -75,8 +87,13 @@ def environment() -> dict[str, Any]:
             "gpus": gpus,
             "cuda": torch.version.cuda if gpus else None,
         },
-        "packages": dict(sorted((d.metadata["Name"].lower(), d.version) for d in distributions())),
+        "packages": _packages(),
     }
+
+
+def _packages() -> dict[str, str]:
+    found = [(d.metadata["Name"], d.version) for d in distributions()]
+    return dict(sorted((name.lower(), version) for name, version in found if name))  # none: half uninstalled
 
 
 def _processor() -> str:

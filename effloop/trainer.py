@@ -12,7 +12,7 @@ from torch import nn
 
 from effloop.batch import Batch
 from effloop.checkpoint import Checkpoints, rng
-from effloop.optim import Objective
+from effloop.optim import Objective, go_on
 from effloop.parallel import Parallel
 from effloop.precision import Precision
 from effloop.record import Metrics, Moment, Recorder, totals
@@ -160,9 +160,10 @@ class Trainer:
         return {**states, "progress": asdict(self.progress), "metrics": self.metrics.sums.clone(), "rng": rng.capture()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave."""
-        for name in ("model", "optimizer", "schedule", "precision", "checkpoints"):
+        """Go on from what `state_dict` gave, with the rates and other settings of this run."""
+        for name in ("model", "precision", "checkpoints"):
             getattr(self, name).load_state_dict(state[name])
+        go_on(self.optimizer, self.schedule, state["optimizer"], state["schedule"])
         self.progress = Progress(**state["progress"])
         self.metrics.sums.copy_(state["metrics"])
         rng.restore(state["rng"])

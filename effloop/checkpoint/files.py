@@ -16,6 +16,9 @@ from effloop.errors import CheckpointError
 FORMAT = 1
 """Version of a checkpoint's contents."""
 
+_ZIP = b"PK\x03\x04"
+"""How a file by `torch.save` begins."""
+
 
 def write(path: Path, state: dict[str, Any]) -> None:
     """Write a checkpoint so that `path` always holds a complete one: temporary file, fsync, rename.
@@ -72,20 +75,27 @@ def read(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: missing, cut short, damaged, of another version, or not a checkpoint.
     """
+    foreign = f"{path} is not a checkpoint that EffLoop wrote; name a run folder or its .ckpt file"
     try:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        with path.open("rb") as file:
+            start = file.read(len(_ZIP))
+            file.seek(0)
+            if start and start != _ZIP:  # torch's older formats are plain pickles: not for us
+                raise CheckpointError(foreign)
+            state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise CheckpointError(f"{path} is not there; name a run folder or a .ckpt file") from None
     except pickle.UnpicklingError as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"{path} is refused: it holds more than tensors and plain values ({reason})") from None
-    except (OSError, RuntimeError, EOFError) as error:
+    except (OSError, RuntimeError, EOFError, LookupError, ValueError) as error:
         size = path.stat().st_size if path.is_file() else 0
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(f"{path} can't be read ({size} bytes): {reason}; use another checkpoint") from None
-    version = state.get("format") if isinstance(state, dict) else None
-    if version != FORMAT:
-        raise CheckpointError(f"{path} has checkpoint format {version}, this EffLoop reads {FORMAT}")
+    if not isinstance(state, dict) or not {"format", "config", "classes", "model", "progress"} <= set(state):
+        raise CheckpointError(foreign)
+    if state["format"] != FORMAT:
+        raise CheckpointError(f"{path} has checkpoint format {state['format']}, this EffLoop reads {FORMAT}")
     return state
 
 

@@ -8,6 +8,7 @@ a sample.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,12 +74,16 @@ class Permutation:
             outside = outside[values[outside] >= self.size]
         return values.astype(np.int64)
 
+    @cached_property
+    def _round_keys(self) -> list[np.uint64]:
+        return [np.uint64(derive(self.key, number)) for number in range(self._ROUNDS)]
+
     def _encrypt(self, x: Uint64s, bits: int) -> Uint64s:
         low_bits, high_bits = bits // 2, bits - bits // 2
         high, low = x >> np.uint64(low_bits), x & np.uint64((1 << low_bits) - 1)
-        for number in range(self._ROUNDS):
+        for number, key in enumerate(self._round_keys):
             # The halves swap each round, and with them their widths.
             width = high_bits if number % 2 == 0 else low_bits
-            noise = _mix(low + np.uint64(derive(self.key, number)))
+            noise = _mix(low + key)
             high, low = low, high ^ (noise & np.uint64((1 << width) - 1))
         return (high << np.uint64(low_bits)) | low

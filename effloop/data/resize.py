@@ -8,7 +8,9 @@ from numpy.typing import NDArray
 
 
 def resize_into(region: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
-    """Resize with an antialiased bilinear filter, 0.02 levels (mean) from Pillow's.
+    """Resize with an antialiased bilinear filter, 0.02 levels (mean) from Pillow's, the width first.
+
+    Pillow 13 takes the height first where an image is tall: the same filter, rounded 0.2 levels apart.
 
     The kernel behind torchvision's uint8 resize, called with a destination: 3,400 images/s/core
     at 400x533 to 224x224 against 1,900 for the public function and a copy. It releases the GIL.

@@ -20,7 +20,7 @@ class CnnConfig(ModelConfig):
         width: channels of the first layer; the last has eight times as many.
     """
 
-    width: int = 24
+    width: int = 16
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -30,7 +30,7 @@ class CnnConfig(ModelConfig):
 
 @models.register("cnn", CnnConfig)
 class Cnn(nn.Module):
-    """A small residual network for images from 16 pixels on: 0.6 million parameters."""
+    """A small residual network for images from 16 pixels on; 0.3 million parameters."""
 
     def __init__(self, config: CnnConfig, *, num_classes: int, image_size: int) -> None:
         super().__init__()
@@ -63,7 +63,8 @@ class Stage(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(N, channels_in, H, W) -> (N, channels_out, H / 2, W / 2)."""
         x = self.down(x)
-        return x + self.refine(x)
+        refined: Tensor = self.refine(x)
+        return x + refined
 
 
 def conv_bn_relu(channels_in: int, channels_out: int, stride: int = 1) -> nn.Sequential:

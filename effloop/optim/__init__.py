@@ -2,6 +2,7 @@
 
 from effloop.optim.objective import Objective
 from effloop.optim.optimizers import OptimConfig, optimizers
+from effloop.optim.resume import go_on
 from effloop.optim.schedules import ScheduleConfig, schedules
 
-__all__ = ["Objective", "OptimConfig", "ScheduleConfig", "optimizers", "schedules"]
+__all__ = ["Objective", "OptimConfig", "ScheduleConfig", "go_on", "optimizers", "schedules"]

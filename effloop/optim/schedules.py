@@ -18,15 +18,15 @@ class ScheduleConfig(PartConfig):
     """Fields that every schedule has.
 
     Attributes:
-        warmup_epochs: epochs, maybe a fraction, in which the rate rises linearly from near 0.
+        warmup_ratio: share of all updates in which the rate rises linearly from near 0.
     """
 
-    warmup_epochs: float = 0.0
+    warmup_ratio: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.warmup_epochs < math.inf:
+        if not 0 <= self.warmup_ratio < 1:
             raise ConfigError(
-                f"schedule.warmup_epochs: {self.warmup_epochs} is not allowed; set a number of at least 0"
+                f"schedule.warmup_ratio: {self.warmup_ratio} is not allowed; set a share from 0 to below 1"
             )
 
 
@@ -35,12 +35,12 @@ schedules: Registry[LRScheduler] = Registry("schedule")
 
 def _with_warmup(
     optimizer: torch.optim.Optimizer,
-    warmup_epochs: float,
-    steps_per_epoch: int,
+    config: ScheduleConfig,
+    updates: int,
     factor: Callable[[int, int], float],
 ) -> LRScheduler:
     """A schedule of `factor(steps since warm-up, steps of warm-up)`, after a linear rise to 1."""
-    warmup = round(warmup_epochs * steps_per_epoch)
+    warmup = round(config.warmup_ratio * updates)
 
     def at(step: int) -> float:
         return (step + 1) / (warmup + 1) if step < warmup else factor(step - warmup, warmup)
@@ -49,12 +49,9 @@ def _with_warmup(
 
 
 @schedules.register("constant", ScheduleConfig)
-def constant(
-    config: ScheduleConfig, optimizer: torch.optim.Optimizer, *, steps_per_epoch: int, epochs: int
-) -> LRScheduler:
+def constant(config: ScheduleConfig, optimizer: torch.optim.Optimizer, *, updates: int) -> LRScheduler:
     """The same rate after the warm-up."""
-    del epochs
-    return _with_warmup(optimizer, config.warmup_epochs, steps_per_epoch, lambda step, warmup: 1.0)
+    return _with_warmup(optimizer, config, updates, lambda step, warmup: 1.0)
 
 
 @dataclass
@@ -74,15 +71,14 @@ class CosineConfig(ScheduleConfig):
 
 
 @schedules.register("cosine", CosineConfig)
-def cosine(config: CosineConfig, optimizer: torch.optim.Optimizer, *, steps_per_epoch: int, epochs: int) -> LRScheduler:
+def cosine(config: CosineConfig, optimizer: torch.optim.Optimizer, *, updates: int) -> LRScheduler:
     """Half a cosine from the highest rate down to `final` (Loshchilov and Hutter 2017, "SGDR")."""
-    total = steps_per_epoch * epochs
 
     def factor(step: int, warmup: int) -> float:
-        done = min(1.0, step / max(1, total - warmup))
+        done = min(1.0, step / max(1, updates - warmup))
         return config.final + (1 - config.final) * (1 + math.cos(math.pi * done)) / 2
 
-    return _with_warmup(optimizer, config.warmup_epochs, steps_per_epoch, factor)
+    return _with_warmup(optimizer, config, updates, factor)
 
 
 @dataclass
@@ -106,11 +102,11 @@ class StepConfig(ScheduleConfig):
 
 
 @schedules.register("step", StepConfig)
-def step(config: StepConfig, optimizer: torch.optim.Optimizer, *, steps_per_epoch: int, epochs: int) -> LRScheduler:
+def step(config: StepConfig, optimizer: torch.optim.Optimizer, *, updates: int) -> LRScheduler:
     """Drops at milestones (He et al. 2016, "Deep residual learning")."""
-    drops = [round(milestone * steps_per_epoch * epochs) for milestone in config.milestones]
+    drops = [round(milestone * updates) for milestone in config.milestones]
 
     def factor(step: int, warmup: int) -> float:
         return config.gamma ** sum(step + warmup >= drop for drop in drops)
 
-    return _with_warmup(optimizer, config.warmup_epochs, steps_per_epoch, factor)
+    return _with_warmup(optimizer, config, updates, factor)

@@ -16,7 +16,7 @@ from effloop.batch import Batch
 from effloop.record.base import Moment, RecordConfig, Recorder, recorders
 from effloop.record.clock import Clock, Span
 from effloop.record.metrics import Metrics, Totals
-from effloop.record.sinks import JsonSink, LogSink, Report, Sink, TensorBoardSink, TerminalSink, summary_table
+from effloop.record.sinks import JsonSink, LogSink, Report, Sink, TensorBoardSink, TerminalSink, finite, summary_table
 
 
 @dataclass
@@ -57,7 +57,7 @@ class RunRecorder(Recorder):
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is not None:
-            self.note(f"stopped by {kind.__name__}: {error[0]}")
+            self.note(f"stopped by {kind.__name__}: {error[0]}".removesuffix(": "))
         for sink in self._sinks:
             sink.close()
 
@@ -100,6 +100,6 @@ class RunRecorder(Recorder):
             "images_per_s": self._trained.images_per_s,
             "wait": self._trained.wait,
         }
-        (self.run_dir / "summary.json").write_text(json.dumps(whole, indent=2) + "\n")
+        (self.run_dir / "summary.json").write_text(json.dumps(finite(whole), indent=2) + "\n")
         if self.config.console:
             self.console.print(summary_table(whole))

@@ -123,12 +123,18 @@ class JsonSink(Sink):
         self._write("val", moment, {**scores, "images_per_s": span.images_per_s, "wait": span.wait})
 
     def _write(self, split: str, moment: Moment, values: Scores) -> None:
-        numbers = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        row: dict[str, Any] = {"split": split, "epoch": moment.epoch, "step": moment.step, **numbers}
+        row = finite({"split": split, "epoch": moment.epoch, "step": moment.step, **values})
         self._file.write(json.dumps(row) + "\n")
 
     def close(self) -> None:
         self._file.close()
+
+
+def finite(values: Any) -> Any:
+    """The same, with null for every number that is NaN or infinite: JSON has neither."""
+    if isinstance(values, Mapping):
+        return {key: finite(value) for key, value in values.items()}
+    return None if isinstance(values, float) and not math.isfinite(values) else values
 
 
 def _step(line: str) -> float:
@@ -146,7 +152,9 @@ class TensorBoardSink(Sink):
         from torch.utils.tensorboard import SummaryWriter
 
         # Curves of updates that a resumed run does again are hidden from `first_step` on.
-        self._writer = SummaryWriter(str(folder), purge_step=first_step or None)
+        # Ctrl-C inside of its queue can cost its thread a wake-up; closing then waits for the next
+        # flush, which at the default of 120 s looked like a hang in 1 of 50 interrupted runs.
+        self._writer = SummaryWriter(str(folder), purge_step=first_step or None, flush_secs=2)
 
     def train(self, report: Report) -> None:
         values = {f"train/{name}": value for name, value in report.now.items()}
@@ -187,9 +195,10 @@ class TerminalSink(Sink):
         moment = report.moment
         note = f"loss {report.mean['loss']:.3f}  {report.span.images_per_s:,.0f} images/s  wait {report.span.wait:.0%}"
         if self._task is None:
+            epoch = f"{moment.epoch + 1}/{moment.epochs}"
+            self._task = self._bar.add_task("", total=moment.updates, epoch=epoch, note=note)
             self._bar.start()
-            self._task = self._bar.add_task("", total=moment.updates, epoch="", note="")
-        self._bar.update(self._task, completed=moment.update, note=note, epoch=f"{moment.epoch + 1}/{moment.epochs}")
+        self._bar.update(self._task, completed=moment.update, note=note)
 
     def epoch(self, moment: Moment, scores: Scores, span: Span) -> None:
         if self._task is not None:

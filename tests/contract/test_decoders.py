@@ -55,9 +55,10 @@ def outcome(decoder: Decoder, data: bytes) -> str | np.ndarray:
     try:
         return decoder.decode(data)
     except DataError as error:
-        assert "\n" not in str(error)
-        assert str(error).startswith("is ")
-        return str(error)
+        line = str(error)
+    assert "\n" not in line
+    assert line.startswith("is ")
+    return line
 
 
 def assert_same_outcome(got: str | np.ndarray, wanted: str | np.ndarray) -> None:

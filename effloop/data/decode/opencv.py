@@ -36,7 +36,7 @@ class OpenCVDecoder(PlainDecoder):
 
     def __init__(self, config: OpenCVConfig) -> None:
         super().__init__(config)
-        self._cv2 = optional_package("cv2", "decode=opencv", "effloop[opencv]")
+        self._cv2 = optional_package("cv2", "decode=opencv", "opencv-python-headless")
         self._cv2.setNumThreads(0)  # EffLoop brings the threads, and OpenCV's own don't survive a fork
         self._flags = self._cv2.IMREAD_COLOR_RGB | self._cv2.IMREAD_IGNORE_ORIENTATION
 

@@ -30,7 +30,7 @@ class TurboJPEGDecoder(PlainDecoder):
 
     def __init__(self, config: TurboJPEGConfig) -> None:
         super().__init__(config)
-        self._simplejpeg = optional_package("simplejpeg", "decode=turbojpeg", "effloop[turbojpeg]")
+        self._simplejpeg = optional_package("simplejpeg", "decode=turbojpeg", "simplejpeg")
 
     def fast(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
         if header.format != "JPEG":

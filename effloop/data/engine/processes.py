@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from effloop.batch import Batch
 from effloop.data.engine.base import Engine, EngineConfig, engines, fill_whole
 from effloop.data.plan import Plan, Task
-from effloop.errors import DataError
+from effloop.errors import ConfigError, DataError
+
+Parts = tuple[Tensor, Tensor, Tensor, Tensor]
+"""A batch's fields. DataLoader's pinning looks into a tuple, not into a Batch."""
 
 
 class StartMethod(Enum):
@@ -34,19 +39,19 @@ class ProcessesConfig(EngineConfig):
     start_method: StartMethod = StartMethod.fork
 
 
-class _Batches(Dataset[Batch | DataError]):
-    """Task -> filled batch, in a worker."""
+class _Batches(Dataset[Parts | DataError]):
+    """Task -> the parts of a filled batch, in a worker."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
 
-    def __getitem__(self, task: Task) -> Batch | DataError:
+    def __getitem__(self, task: Task) -> Parts | DataError:
         batch = self.plan.empty_batch(task)
         try:
             self.plan.fill(task, batch.images, 0, len(batch))
         except DataError as error:
             return error  # as a value: raised, it would arrive wrapped in the worker's traceback
-        return batch
+        return batch.images, batch.targets, batch.ids, batch.valid
 
 
 class _Tasks(Sampler[Task]):
@@ -68,7 +73,8 @@ class ProcessEngine(Engine):
         self.plan = plan
         self.pin_memory = pin_memory
         self.tasks = _Tasks(plan)
-        self.loader: DataLoader[Batch | DataError] | None = None
+        self.loader: DataLoader[Parts | DataError] | None = None
+        self.under_way: object = None
         if num_workers:
             self.loader = DataLoader(
                 _Batches(plan),
@@ -80,19 +86,27 @@ class ProcessEngine(Engine):
                 pin_memory=pin_memory,
                 multiprocessing_context=config.start_method.value,
                 collate_fn=_as_it_is,
+                generator=torch.Generator(),  # else each start draws a seed from the global one
             )
 
     def stream(self, epoch: int, samples_seen: int = 0) -> Iterator[Batch]:
         if self.loader is None:
             return fill_whole(self.plan, epoch, samples_seen, pin_memory=self.pin_memory)
-        self.tasks.position = (epoch, samples_seen)
-        return self._stream(self.loader)
+        return self._stream((epoch, samples_seen))
 
-    def _stream(self, loader: DataLoader[Batch | DataError]) -> Iterator[Batch]:
-        for batch in loader:
-            if isinstance(batch, DataError):
-                raise batch
-            yield batch
+    def _stream(self, position: tuple[int, int]) -> Iterator[Batch]:
+        assert self.loader is not None  # not a local: an error's traceback would keep it, and the workers, alive
+        self.tasks.position = position
+        me = self.under_way = object()
+        for parts in self.loader:
+            if isinstance(parts, DataError):
+                raise parts
+            yield Batch(*parts)
+            if self.under_way is not me:  # the workers are the same, and are with the other epoch now
+                raise ConfigError(
+                    "engine: processes runs one epoch at a time, and another was begun before this one ended; "
+                    "set engine=threads"
+                )
 
     def close(self) -> None:
         self.loader = None  # the last reference to the iterator, whose end ends its workers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from omegaconf import MISSING
 
 from effloop.data.header import Encoded
-from effloop.errors import ConfigError
+from effloop.errors import ConfigError, DataError
 from effloop.registry import PartConfig, Registry
 
 
@@ -106,6 +107,15 @@ class Source(ABC):
     def fingerprint(self) -> dict[str, Any]:
         """What identifies the data: `samples`, `bytes` and `sha256` over keys, labels and sizes."""
 
+    def check_unchanged(self, fingerprint: dict[str, Any]) -> None:
+        """What unpickling does last: a worker that starts late must not number the samples anew.
+
+        Raises:
+            DataError: the data is not what it was when the source was pickled.
+        """
+        if self.fingerprint() != fingerprint:
+            raise DataError(f"{self.where} has changed since this run opened it; start the run again")
+
 
 class Fingerprint:
     """What identifies a split, summed up sample by sample; the same for every storage format."""
@@ -135,8 +145,8 @@ def expand_root(config: DataConfig) -> Path:
     """
     if not config.root:
         raise ConfigError(f"data.root is missing; data={config.name} needs it: set data.root=PATH")
-    root = Path(config.root).expanduser()
-    if not root.exists():
+    root = Path(os.path.expanduser(config.root))
+    if not os.path.exists(root):  # unlike Path's own, it never raises
         raise ConfigError(f"data.root: '{config.root}' is not there (looked at {root.absolute()}); set data.root=PATH")
     return root
 

@@ -17,7 +17,6 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,7 @@ class ColumnWriter:
         with ColumnWriter(path, meta={"classes": ["cat", "dog"]}) as writer:
             writer.add("label", labels)
             with writer.blobs("payload") as append:
-            append(data)
+                append(data)
 
     Leaving the block by an exception leaves nothing behind.
     """
@@ -87,8 +86,8 @@ class ColumnWriter:
                 self._finish()
                 os.replace(self._temporary, self.path)
         finally:
+            self._temporary.unlink(missing_ok=True)  # first: on a full disk, closing raises again
             self._file.close()
-            self._temporary.unlink(missing_ok=True)
 
     def _finish(self) -> None:
         header = json.dumps({"version": VERSION, "meta": self._meta, "columns": self._columns}).encode()
@@ -133,8 +132,8 @@ class ColumnFile:
         if len(self._map) < _PREFIX.size or self._map[: len(MAGIC)] != MAGIC:
             raise DataError(f"{self.path} is not a file written by EffLoop")
         _, offset, length, checksum = _PREFIX.unpack_from(self._map)
-        raw = self._map[offset : offset + length]
-        if len(raw) != length or zlib.crc32(raw) != checksum:
+        raw = self._map[offset : offset + length] if offset + length <= len(self._map) else b""
+        if not raw or zlib.crc32(raw) != checksum:
             raise DataError(f"{self.path} is cut short or damaged: its header doesn't match its checksum")
         header: dict[str, Any] = json.loads(raw)
         if header["version"] != VERSION:
@@ -142,9 +141,6 @@ class ColumnFile:
                 f"{self.path} has format version {header['version']}, this EffLoop reads {VERSION}; convert it again"
             )
         return header
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._columns
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         """Column `name`: a read-only view of the file."""
@@ -158,14 +154,6 @@ class ColumnFile:
 
     def __reduce__(self) -> tuple[type[ColumnFile], tuple[Path]]:
         return (ColumnFile, (self.path,))
-
-    def __enter__(self) -> ColumnFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._map.close()
 
 
 class Blobs:

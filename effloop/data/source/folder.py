@@ -42,9 +42,12 @@ class FolderSource(Source):
     """One folder per class, in a folder per split (ImageFolder's layout)."""
 
     def __init__(self, config: FolderConfig, split: str) -> None:
-        self.root = expand_root(config).absolute() / split
+        root = expand_root(config).absolute()
+        if not root.is_dir():
+            raise ConfigError(f"data.root: '{config.root}' is a file; data=folder reads a folder: set data.root=FOLDER")
+        self.root = root / split
         if not self.root.is_dir():
-            raise DataError(f"data.root: '{config.root}' has no folder '{split}'; {_what_is_in(self.root.parent)}")
+            raise DataError(f"data.root: '{config.root}' has no folder '{split}'; {_what_is_in(root)}")
         self._open(_index_of(self.root, config.index_dir))
 
     def _open(self, index: ColumnFile) -> None:
@@ -70,22 +73,23 @@ class FolderSource(Source):
 
     @property
     def where(self) -> str:
-        return str(self.root)
+        return printable(os.fsencode(self.root))
 
     def fingerprint(self) -> dict[str, Any]:
         fingerprint: dict[str, Any] = self._index.meta["fingerprint"]
         return fingerprint
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"root": self.root, "index": self._index}
+        return {"root": self.root, "index": self._index, "fingerprint": self.fingerprint()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.root = state["root"]
         self._open(state["index"])
+        self.check_unchanged(state["fingerprint"])
 
 
 def _what_is_in(root: Path) -> str:
-    folders = sorted(entry.name for entry in root.iterdir() if entry.is_dir())
+    folders = sorted(printable(entry.name) for entry in _entries(os.fsencode(root)) if entry.is_dir())
     return f"it has {', '.join(folders[:8]) or 'no folders'}: set data.train_split or data.val_split"
 
 
@@ -93,14 +97,16 @@ def _index_of(root: Path, index_dir: str | None) -> ColumnFile:
     """The index of `root`: the kept one while no folder below has changed, else a new scan."""
     cache = Path(index_dir).expanduser() if index_dir else _cache_home() / "effloop"
     path = cache / f"folder-{hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]}.index"
-    if path.exists():
-        try:
-            index = ColumnFile(path)
-            if _is_current(root, index):
-                return index
-        except DataError:
-            pass  # damaged, or of another version: what can be scanned again is no reason to stop
-    scan = _Scan(root)
+    try:
+        index = ColumnFile(path)
+        if _is_current(root, index):
+            return index
+    except DataError:
+        pass  # none yet, damaged, of another version: what can be scanned again is no reason to stop
+    try:
+        scan = _Scan(root)
+    except OSError as error:  # a folder without permission, a link to nothing or to itself
+        raise DataError(f"{printable(os.fsencode(error.filename))} can't be read: {error.strerror}") from None
     try:
         scan.keep(path)
     except OSError as error:
@@ -183,7 +189,7 @@ class _Scan:
 
     def _files(self, folder: bytes, label: int) -> None:
         self._note(folder)
-        found = [e for e in _entries(folder) if e.name.lower().endswith(EXTENSIONS) and e.is_file()]
+        found = [e for e in _entries(folder) if e.name.lower().endswith(EXTENSIONS) and not e.is_dir()]
         for entry in sorted(found, key=lambda entry: os.fsdecode(entry.name)):
             key, size = entry.path[len(self.root) + 1 :], entry.stat().st_size
             if size == 0:

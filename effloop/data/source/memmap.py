@@ -50,6 +50,8 @@ class MemmapSource(Source):
         self._keys = Blobs(file, f"{self.split}/key")
         self._payload = Blobs(file, f"{self.split}/payload")
         self._fingerprint: dict[str, Any] = splits[self.split]
+        if not len(self):
+            raise DataError(f"{self.where} has no samples; set data.train_split or data.val_split to a split that has")
 
     @classmethod
     def claims(cls, root: Path) -> bool:
@@ -81,11 +83,12 @@ class MemmapSource(Source):
         return self._fingerprint
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "split": self.split}
+        return {"path": self.path, "split": self.split, "fingerprint": self._fingerprint}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.path, self.split = state["path"], state["split"]
         self._open()
+        self.check_unchanged(state["fingerprint"])
 
 
 def write_memmap(path: Path, classes: Sequence[str], splits: Mapping[str, Iterable[Record]]) -> None:
@@ -95,6 +98,9 @@ def write_memmap(path: Path, classes: Sequence[str], splits: Mapping[str, Iterab
         path: the file to write.
         classes: class names, in the order of their labels.
         splits: split name -> its records, in the order of their ids. The payload is streamed.
+
+    Raises:
+        DataError: a label that no class has; the message names the record.
     """
     fingerprints: dict[str, dict[str, Any]] = {}
     with ColumnWriter(path, {"classes": list(classes), "splits": fingerprints}) as writer:
@@ -102,6 +108,10 @@ def write_memmap(path: Path, classes: Sequence[str], splits: Mapping[str, Iterab
             keys, labels, checksums, fingerprint = [], array("I"), array("I"), Fingerprint()
             with writer.blobs(f"{split}/payload") as append:
                 for key, label, data in records:
+                    if not 0 <= label < len(classes):
+                        raise DataError(
+                            f"{split}/{printable(key)} has the label {label}; allowed are 0 to {len(classes) - 1}"
+                        )
                     append(data)
                     keys.append(key)
                     labels.append(label)

@@ -38,7 +38,7 @@ def test_runs_no_threads_of_its_own() -> None:
 
 def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cv2", None)
-    with pytest.raises(ConfigError, match=r"decode=opencv needs .* pip install 'effloop\[opencv\]'"):
+    with pytest.raises(ConfigError, match=r"decode=opencv needs .* pip install 'opencv-python-headless'"):
         OpenCVDecoder(OpenCVConfig())
 
 

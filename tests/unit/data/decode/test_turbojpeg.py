@@ -34,5 +34,5 @@ def test_what_libjpeg_warns_about_is_left_to_pillow() -> None:
 
 def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "simplejpeg", None)
-    with pytest.raises(ConfigError, match=r"decode=turbojpeg needs .* pip install 'effloop\[turbojpeg\]'"):
+    with pytest.raises(ConfigError, match=r"decode=turbojpeg needs .* pip install 'simplejpeg'"):
         TurboJPEGDecoder(TurboJPEGConfig())

@@ -1,0 +1,119 @@
+"""Every YAML file and every registered part: it composes, builds, and says what it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import effloop
+from effloop import config as configs
+from effloop.data.augment import augments
+from effloop.data.decode import decoders
+from effloop.model import models
+from effloop.optim import optimizers, schedules
+from effloop.parallel import parallels
+from effloop.precision import precisions
+from effloop.registry import groups
+
+ROOT = configs.config_root()
+FILES = sorted(path.relative_to(ROOT).with_suffix("").as_posix() for path in ROOT.glob("*/*.yaml"))
+PARTS = sorted(f"{group}/{name}" for group, parts in groups.items() for name in parts)
+NEEDS = {
+    "model/torchvision": ["model.arch=resnet18"],
+    "model/timm": ["model.arch=resnet18"],
+    "data/folder": ["data.root=."],
+    "data/memmap": ["data.root=."],
+    "precision/tf32": [],
+}
+
+
+@pytest.mark.parametrize("name", sorted({*FILES, *PARTS}))
+def test_composes(name: str) -> None:
+    group, _, choice = name.partition("/")
+    config = effloop.compose([f"{group}={choice}", *NEEDS.get(name, [])])
+    part = getattr(config, group)
+    assert part.name in groups[group]
+    assert part.name == choice or name not in PARTS
+
+
+def test_groups_and_folders_are_the_same() -> None:
+    assert set(groups) == set(configs.Config.GROUPS)
+    assert {path.name for path in ROOT.iterdir() if path.is_dir()} <= {*groups, "experiment"}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_yaml_says_what_it_is(name: str) -> None:
+    comment = (ROOT / f"{name}.yaml").read_text().splitlines()[0]
+    assert comment.startswith("# ")
+    assert len(comment) <= 90
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_part_says_what_it_is(name: str) -> None:
+    group, _, choice = name.partition("/")
+    entry = groups[group][choice]
+    assert 10 < len(entry.summary) <= 110, entry.summary
+    assert entry.config.__doc__
+
+
+@pytest.mark.parametrize("name", [name for name in PARTS if name.split("/")[0] in ("optim", "schedule", "augment")])
+def test_builds(name: str) -> None:
+    group, _, choice = name.partition("/")
+    config = effloop.compose([f"{group}={choice}"])
+    optimizer = optimizers.build(config.optim, [nn.Parameter(torch.zeros(1))])
+    schedules.build(config.schedule, optimizer, updates=10)
+    augments.build(config.augment, size=16, train=True)
+
+
+@pytest.mark.parametrize("name", decoders.names())
+def test_decoder_builds(name: str) -> None:
+    decoders.build(effloop.compose([f"decode={name}"]).decode)
+
+
+@pytest.mark.parametrize("name", parallels.names())
+def test_parallel_sums(name: str) -> None:
+    parallel = parallels.build(effloop.compose([f"parallel={name}"]).parallel)
+    assert parallel.rank < parallel.world_size
+    assert torch.equal(parallel.sum(torch.ones(3)), torch.full((3,), float(parallel.world_size)))
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "amp"])
+def test_precision_trains_on_the_cpu(name: str) -> None:
+    config = effloop.compose([f"precision={name}"])
+    assert config.precision is not None
+    precision = precisions.build(config.precision, torch.device("cpu"))
+    model = nn.Linear(4, 2)
+    before = model.weight.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with precision.autocast():
+        logits = model(torch.ones(3, 4))
+    assert logits.dtype == (torch.float32 if name == "fp32" else torch.bfloat16)
+    precision.backward(logits.float().sum())
+    precision.step(optimizer)
+    assert model.weight.dtype == torch.float32
+    assert not torch.equal(model.weight, before)
+    precision.load_state_dict(precision.state_dict())
+
+
+def test_every_model_of_torchvision_composes_by_name() -> None:
+    import torchvision.models as zoo
+
+    shelf = models.shelf()
+    assert set(shelf) == set(zoo.list_models(module=zoo))
+    assert all(config.name == "torchvision" and config.arch == arch for arch, config in shelf.items())
+    for arch in ("mobilenet_v3_small", "vit_b_16"):
+        assert effloop.compose([f"model={arch}"]).model == shelf[arch]
+
+
+def test_default_is_the_table_of_contents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = effloop.compose()
+    assert config.data.name == "auto"
+    assert config.precision is not None
+    assert config.precision.name == "fp32"
+    assert effloop.compose(["amp=true"]).precision.name == "amp"
+    assert effloop.compose(["lr=0.5"]).optim.lr == 0.5
+    assert effloop.compose(["optim.lr=0.25"]).lr == 0.25

@@ -1,0 +1,198 @@
+"""What every registered engine has to do. Inline is the reference."""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from plans import line, make_engine, make_plan, open_source
+
+from effloop.batch import Batch
+from effloop.data.engine import engines
+from effloop.data.plan import Plan
+from effloop.errors import ConfigError, DataError
+
+CASES = [(name, num_workers) for name in engines.names() for num_workers in (0, 1, 2)]
+every_engine = pytest.mark.parametrize(("name", "num_workers"), CASES)
+
+
+@pytest.fixture(params=["train", "val"])
+def plan(request: pytest.FixtureRequest, photos: Path) -> Plan:
+    return make_plan(open_source("folder", photos, request.param), train=request.param == "train")
+
+
+@pytest.fixture
+def train_plan(photos: Path) -> Plan:
+    return make_plan(open_source("folder", photos))
+
+
+def inline(plan: Plan, epoch: int, samples_seen: int = 0) -> list[Batch]:
+    return list(make_engine("inline", plan).stream(epoch, samples_seen))
+
+
+def assert_same(got: Iterable[Batch], wanted: Iterable[Batch]) -> None:
+    for one, other in zip(got, wanted, strict=True):
+        for field in ("ids", "targets", "valid", "images"):
+            a, b = getattr(one, field), getattr(other, field)
+            assert a.dtype == b.dtype
+            assert a.stride() == b.stride()
+            assert torch.equal(a, b), field
+
+
+@contextmanager
+def nothing_left_behind() -> Iterator[None]:
+    """No thread and no process that wasn't there before."""
+    threads = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(10)  # torch's queues tell their threads to end, and don't wait
+        assert not thread.is_alive(), thread
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("name", engines.names())
+def test_describes_itself(name: str) -> None:
+    assert 10 < len(engines[name].summary) < 110
+
+
+@pytest.mark.parametrize("name", engines.names())
+def test_prefetch_of_nothing_is_refused(name: str) -> None:
+    wanted = "engine.prefetch: 0 is not allowed; set a number of batches above 0"
+    with pytest.raises(ConfigError, match=line(wanted)):
+        engines[name].config(name=name, prefetch=0)
+
+
+@every_engine
+def test_batches_equal_inlines_to_the_bit(plan: Plan, name: str, num_workers: int) -> None:
+    with nothing_left_behind(), closing(make_engine(name, plan, num_workers)) as engine:
+        for epoch in (0, 1):
+            assert_same(engine.stream(epoch), inline(plan, epoch))
+        assert_same(engine.stream(0), inline(plan, 0))  # and back
+
+
+def test_spawned_workers_fill_the_same(train_plan: Plan) -> None:
+    method = type(engines["processes"].config().start_method).spawn
+    with nothing_left_behind(), closing(make_engine("processes", train_plan, 1, start_method=method)) as engine:
+        for epoch in (0, 1):
+            assert_same(engine.stream(epoch), inline(train_plan, epoch))
+
+
+@every_engine
+def test_shape_and_layout(plan: Plan, name: str, num_workers: int) -> None:
+    with closing(make_engine(name, plan, num_workers)) as engine:
+        batches = list(engine.stream(0))
+    assert len(batches) == len(plan.order)
+    for batch in batches:
+        assert batch.images.shape == (8, 3, 24, 24)
+        assert batch.images.dtype == batch.targets.dtype == torch.uint8
+        assert batch.images.is_contiguous(memory_format=torch.channels_last)
+        assert batch.ids.dtype == torch.int64
+        assert batch.valid.dtype == torch.bool
+        assert not batch.images[~batch.valid].any()
+        assert batch.images[batch.valid].flatten(1).any(1).all()
+
+
+@every_engine
+def test_batches_stay_what_they_are(train_plan: Plan, name: str, num_workers: int) -> None:
+    """Somebody who keeps a batch doesn't find another one in it later."""
+    with closing(make_engine(name, train_plan, num_workers)) as engine:
+        batches = engine.stream(0)
+        first = next(batches)
+        images = first.images.clone()
+        rest = list(batches)
+        assert torch.equal(first.images, images)
+        assert_same([first, *rest], inline(train_plan, 0))
+
+
+@every_engine
+def test_going_on_from_a_position(plan: Plan, name: str, num_workers: int) -> None:
+    with closing(make_engine(name, plan, num_workers)) as engine:
+        assert_same(engine.stream(1, 8), inline(plan, 1)[1:])
+        assert_same(engine.stream(1, 8 * len(plan.order)), [])
+        assert_same(engine.stream(0), inline(plan, 0))
+
+
+@every_engine
+def test_a_position_inside_a_batch_is_refused(train_plan: Plan, name: str, num_workers: int) -> None:
+    with nothing_left_behind(), closing(make_engine(name, train_plan, num_workers)) as engine:
+        with pytest.raises(ConfigError, match="samples_seen: 12 is inside a batch of 8"):
+            list(engine.stream(0, 12))
+        assert_same(engine.stream(0, 16), inline(train_plan, 0, 16))
+
+
+@every_engine
+def test_leaving_early(train_plan: Plan, name: str, num_workers: int) -> None:
+    with nothing_left_behind():
+        engine = make_engine(name, train_plan, num_workers)
+        for taken, _ in enumerate(engine.stream(0)):
+            if taken == 1:
+                break
+        assert_same(engine.stream(1), inline(train_plan, 1))  # nothing of the epoch that was left
+        for _ in engine.stream(2):
+            break
+        engine.close()
+
+
+@every_engine
+def test_epochs_that_are_asked_for_ahead(train_plan: Plan, name: str, num_workers: int) -> None:
+    with closing(make_engine(name, train_plan, num_workers)) as engine:
+        streams = [engine.stream(epoch) for epoch in (0, 1)]
+        for epoch, stream in enumerate(streams):
+            assert_same(stream, inline(train_plan, epoch))
+
+
+@every_engine
+def test_two_epochs_at_a_time_are_right_or_refused(train_plan: Plan, name: str, num_workers: int) -> None:
+    got: list[list[Batch]] = [[], []]
+    with closing(make_engine(name, train_plan, num_workers)) as engine:
+        try:
+            for pair in zip(engine.stream(0), engine.stream(1), strict=True):
+                for batches, batch in zip(got, pair, strict=True):
+                    batches.append(batch)
+        except ConfigError as error:
+            assert "one epoch at a time" in str(error)  # noqa: PT017  only some engines refuse
+        for epoch, batches in enumerate(got):
+            assert_same(batches, inline(train_plan, epoch)[: len(batches)])
+            assert batches
+
+
+@every_engine
+def test_a_bad_sample_in_the_middle(photos: Path, tmp_path: Path, name: str, num_workers: int) -> None:
+    plan = make_plan(open_source("folder", shutil.copytree(photos, tmp_path / "copy")))
+    wanted = inline(plan, 0)
+    bad = Path(plan.source.where, plan.source.key(int(wanted[2].ids[5])))
+    whole = bad.read_bytes()
+    bad.write_bytes(whole[: len(whole) // 2])
+    with nothing_left_behind(), closing(make_engine(name, plan, num_workers)) as engine:
+        got = []
+        with pytest.raises(DataError, match=f"^{bad} is a truncated JPEG: [^\n]+$"):  # noqa: PT012
+            for batch in engine.stream(0):
+                got.append(batch)
+        assert_same(got, wanted[:2])  # those before it came
+        bad.write_bytes(whole)
+        assert_same(engine.stream(0), wanted)  # and it goes on when the file is mended
+
+
+@every_engine
+def test_global_generators_are_left_alone(train_plan: Plan, name: str, num_workers: int) -> None:
+    before = torch.get_rng_state()
+    with closing(make_engine(name, train_plan, num_workers)) as engine:
+        for epoch in (0, 1):
+            list(engine.stream(epoch))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, to pin memory for")
+@every_engine
+def test_pinned_memory(train_plan: Plan, name: str, num_workers: int) -> None:
+    with closing(make_engine(name, train_plan, num_workers, pin_memory=True)) as engine:
+        batches = list(engine.stream(0))
+    assert all(batch.images.is_pinned() for batch in batches)
+    assert_same(batches, inline(train_plan, 0))

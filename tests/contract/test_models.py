@@ -1,0 +1,55 @@
+"""Every model: float images in, one row of logits per image out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import effloop
+from effloop.build import build_model
+from effloop.errors import ConfigError
+from effloop.model import models
+
+CASES = {
+    "cnn": (["model=cnn"], 16),
+    "small_resnet": (["model=small_resnet"], 32),
+    "small_resnet-50": (["model=small_resnet", "model.depth=50"], 16),
+    "torchvision": (["model=torchvision", "model.arch=squeezenet1_1"], 64),
+    "resnet18": (["model=resnet18"], 32),
+    "mobilenet_v3_small": (["model=mobilenet_v3_small"], 32),
+    "googlenet": (["model=googlenet"], 64),
+    "vit_b_16": (["model=vit_b_16"], 32),
+    "timm": (["model=timm", "model.arch=resnet10t"], 32),
+    "timm-vit": (["model=timm", "model.arch=vit_tiny_patch16_224"], 32),
+}
+
+
+def test_no_model_is_left_out() -> None:
+    assert set(models.names()) <= set(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_logits(name: str, channels_last: bool) -> None:
+    overrides, size = CASES[name]
+    config = effloop.compose([*overrides, f"image_size={size}", f"channels_last={channels_last}"])
+    model = build_model(config, ["a", "b", "c", "d", "e", "f", "g"], torch.device("cpu"))
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    logits = model(torch.randn(2, 3, size, size).contiguous(memory_format=layout))
+    assert logits.shape == (2, 7)
+    assert logits.dtype == torch.float32
+    logits.sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["model=vit_b_16", "image_size=50"], "can't be built for image_size=50"),
+        (["model=timm", "model.arch=resnet18x"], "no model 'resnet18x' in timm"),
+        (["model=cnn", "model.num_classes=3"], "model.num_classes: 3, but the data has 2 classes"),
+    ],
+)
+def test_what_cannot_be_built(overrides: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        build_model(effloop.compose(overrides), ["a", "b"], torch.device("cpu"))

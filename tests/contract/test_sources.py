@@ -1,0 +1,160 @@
+"""What every registered source has to do."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import pickle
+import tracemalloc
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import Pool
+from pathlib import Path
+
+import numpy as np
+import pytest
+from plans import open_source, read_bytes, to_memmap
+from runs import make_photos
+
+from effloop.data.header import read_header
+from effloop.data.source import Source, sources
+from effloop.data.source.columns import smallest_uint
+
+Open = Callable[[str], Source]
+
+SAMPLES: dict[str, Callable[[Path, Path], Path | None]] = {
+    "auto": lambda photos, folder: photos,
+    "embedded": lambda photos, folder: None,
+    "folder": lambda photos, folder: photos,
+    "memmap": lambda photos, folder: to_memmap(photos, folder / "photos.effloop"),
+}
+"""Source -> what makes of a folder of photographs the same in its format, and returns `data.root`."""
+
+
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Many samples in train, few in val."""
+    return make_photos(tmp_path_factory.mktemp("uneven"), train=400, val=3)
+
+
+@pytest.fixture(params=sources.names())
+def opened(request: pytest.FixtureRequest, uneven: Path, tmp_path: Path) -> Open:
+    """Opens a split of a dataset in the format of one source after the other."""
+    if request.param not in SAMPLES:
+        pytest.fail(f"data={request.param} is registered, but SAMPLES in this file makes no data for it: add that")
+    root = SAMPLES[request.param](uneven, tmp_path)
+    return lambda split: open_source(request.param, root, split)
+
+
+@pytest.fixture
+def source(opened: Open) -> Source:
+    return opened("train")
+
+
+@pytest.fixture(scope="module")
+def spawned() -> Iterator[Pool]:
+    """A fresh process; one for all tests, because each imports torch."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        yield pool
+
+
+def some(source: Source) -> list[int]:
+    return [0, 1, len(source) // 2, len(source) - 1]
+
+
+@pytest.mark.parametrize("name", sources.names())
+def test_describes_itself(name: str) -> None:
+    assert 10 < len(sources[name].summary) < 110
+
+
+def test_labels(source: Source) -> None:
+    assert source.labels.shape == (len(source),)
+    assert source.labels.dtype == smallest_uint(len(source.classes) - 1)
+    assert set(source.labels.tolist()) == set(range(len(source.classes)))
+    assert all(isinstance(name, str) for name in source.classes)
+
+
+def test_splits_have_the_same_classes(opened: Open) -> None:
+    assert opened("train").classes == opened("val").classes
+    assert opened("train").where != opened("val").where
+
+
+def test_every_sample_is_an_image(source: Source) -> None:
+    for index in range(len(source)):
+        data = source.read(index)
+        assert isinstance(data, bytes | bytearray | memoryview)
+        assert read_header(data).complete
+
+
+def test_keys_are_unique_and_printable(source: Source) -> None:
+    keys = [source.key(index) for index in range(len(source))]
+    assert len(set(keys)) == len(keys)
+    assert all(key.isprintable() for key in keys)
+
+
+def test_opening_again_gives_the_same(opened: Open) -> None:
+    first, second = opened("train"), opened("train")
+    assert first.fingerprint() == second.fingerprint()
+    np.testing.assert_array_equal(first.labels, second.labels)
+    for index in some(first):
+        assert read_bytes(first, index) == read_bytes(second, index)
+
+
+def test_fingerprint(source: Source) -> None:
+    fingerprint = source.fingerprint()
+    assert set(fingerprint) == {"samples", "bytes", "sha256"}
+    assert fingerprint["samples"] == len(source)
+    assert fingerprint["bytes"] == sum(len(source.read(index)) for index in range(len(source)))
+    assert len(bytes.fromhex(fingerprint["sha256"])) == 32
+
+
+def test_pickle(source: Source) -> None:
+    copy = pickle.loads(pickle.dumps(source))
+    assert type(copy) is type(source)
+    assert (copy.classes, copy.where, copy.fingerprint()) == (source.classes, source.where, source.fingerprint())
+    np.testing.assert_array_equal(copy.labels, source.labels)
+    for index in some(source):
+        assert read_bytes(copy, index) == read_bytes(source, index)
+        assert copy.key(index) == source.key(index)
+
+
+def test_a_spawned_process_reads_the_same(source: Source, spawned: Pool) -> None:
+    got = spawned.starmap(read_bytes, [(source, index) for index in some(source)])
+    assert got == [read_bytes(source, index) for index in some(source)]
+
+
+def test_a_forked_process_reads_the_same(source: Source) -> None:
+    wanted = [read_bytes(source, index) for index in some(source)]
+    context = multiprocessing.get_context("fork")
+    with context.Pool(1, initializer=_inherit, initargs=(source,)) as pool:  # inherited, not pickled
+        assert pool.map(_read_inherited, some(source)) == wanted
+
+
+def _inherit(source: Source) -> None:
+    global _inherited
+    _inherited = source
+
+
+def _read_inherited(index: int) -> bytes:
+    return read_bytes(_inherited, index)
+
+
+def test_threads_read_the_same(source: Source) -> None:
+    indices = list(range(len(source))) * 4
+    wanted = [read_bytes(source, index) for index in range(len(source))] * 4
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda index: read_bytes(source, index), indices)) == wanted
+
+
+def test_nothing_is_kept_per_sample(opened: Open) -> None:
+    """400 or 1,515 samples take as much memory and as much to pickle as 3 or 341."""
+    taken = {}
+    for split in ("train", "val"):
+        opened(split)  # once before: what is imported or cached at first use is not the source's
+        tracemalloc.start()
+        source = opened(split)
+        gc.collect()
+        taken[split] = (tracemalloc.get_traced_memory()[0], len(pickle.dumps(source)))
+        tracemalloc.stop()
+    assert abs(taken["train"][0] - taken["val"][0]) < 4000  # 400 of the smallest objects are 12,800 bytes
+    assert abs(taken["train"][1] - taken["val"][1]) < 32

@@ -1,0 +1,59 @@
+"""What only a CUDA device shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from runs import TINY, rows, train
+
+import effloop
+from effloop.precision import PrecisionConfig, precisions
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
+]
+
+
+def test_batches_arrive_normalised_and_as_on_the_cpu(here: Path, photos: Path) -> None:
+    batches = {}
+    for device in ("cpu", "cuda"):
+        config = effloop.compose([f"data.root={photos}", *TINY, f"device={device}"])
+        batches[device] = next(iter(effloop.build_loader(config).epoch(0)))
+    ours, theirs = batches["cuda"], batches["cpu"]
+    assert ours.images.is_cuda
+    assert ours.images.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(ours.images.cpu(), theirs.images)
+    assert torch.equal(ours.targets.cpu(), theirs.targets)
+    assert torch.equal(ours.ids, theirs.ids)
+
+
+def test_host_batches_are_pinned(here: Path, photos: Path) -> None:
+    for engine in ("threads", "processes", "inline"):
+        config = effloop.compose([f"data.root={photos}", *TINY, "device=cuda", f"engine={engine}", "num_workers=1"])
+        loader = effloop.build_loader(config)
+        assert next(iter(loader.engine.stream(0))).images.is_pinned(), engine
+        loader.close()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16", "amp"])
+def test_trains(here: Path, photos: Path, precision: str) -> None:
+    args = ["device=cuda", f"precision={precision}", "epochs=12", "lr=0.01", "optim.label_smoothing=0"]
+    assert train(photos, "run=x", *args) == 0
+    assert rows(here / "outputs/x")[-1]["top1"] > 0.9
+
+
+def test_fp16_scales_the_loss() -> None:
+    device = torch.device("cuda")
+    precision = precisions.build(PrecisionConfig(name="fp16"), device)
+    weight = torch.nn.Parameter(torch.ones(4, device=device))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    precision.backward(weight.sum())
+    assert float(weight.grad[0]) == precision.state_dict()["scale"]
+    precision.step(optimizer)
+    assert torch.allclose(weight, torch.full_like(weight, 0.9))
+    weight.grad = torch.full_like(weight, float("inf"))
+    precision.step(optimizer)
+    assert torch.allclose(weight, torch.full_like(weight, 0.9))  # an overflow updates nothing

@@ -1,0 +1,257 @@
+"""Bad input gets one line that says what, got, allowed, fix; exit code 2; nothing is trained.
+
+The numbers are those of the list of bad inputs in the project's fault model.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from images import encode, photo, png
+from PIL import Image
+from runs import TINY, call, make_photos, rows, train
+
+from effloop.cli import main
+
+
+class Refusal:
+    """Calls the command line and returns its one line of refusal."""
+
+    def __init__(self, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.photos, self.here, self.capsys = photos, here, capsys
+
+    def __call__(self, *args: str) -> str:
+        assert main(list(args)) == 2
+        out, err = self.capsys.readouterr()
+        assert re.fullmatch(r"effloop: .+\n", err), err  # one line, and no newline but its own
+        assert out == ""
+        assert not (self.here / "outputs").exists()
+        return err
+
+    def of(self, *overrides: str) -> str:
+        """The line for a tiny run with these overrides."""
+        return self(f"data.root={self.photos}", *TINY, *overrides)
+
+
+@pytest.fixture
+def refused(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> Refusal:
+    return Refusal(photos, here, capsys)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        pytest.param("optim.momentm=1", "'optim.momentm' did you mean 'optim.momentum'?", id="1-nested-key"),
+        pytest.param("batchsize=3", "'batchsize' did you mean 'batch_size'?", id="1-root-key"),
+        pytest.param("+momentum=1", "'momentum' did you mean 'optim.momentum'?", id="1-added-key"),
+        pytest.param("+optim._target_=os.system", "'optim._target_' is not a key", id="1-target"),
+        pytest.param("engine.start_method=fork", "'engine.start_method' engine=processes has it", id="1-other-part"),
+        pytest.param("batch_size=abc", "batch_size: 'abc' (str) expected a whole number", id="2-int"),
+        pytest.param("batch_size=1.5", "batch_size: '1.5' (float) expected a whole number", id="2-float-for-int"),
+        pytest.param("batch_size=[8]", "batch_size: '[8]' (list) expected a whole number", id="2-list-for-int"),
+        pytest.param("lr=fast", "lr: 'fast' (str) expected a number", id="2-float"),
+        pytest.param("amp=perhaps", "amp: 'perhaps' (str) expected true or false", id="2-bool"),
+        pytest.param("num_workers=1.5", "num_workers: '1.5' (float) expected int or str", id="2-either"),
+        pytest.param("data.root=???", "data.root is missing; set data.root=", id="3-missing"),
+        pytest.param("model=timm", "'model.width' model=cnn has it", id="3-key-of-other-model"),
+        pytest.param("lr=${optim.lr} optim.lr=${lr}", "in a circle: optim.lr -> lr -> optim.lr", id="6-cycle"),
+        pytest.param("run=${run}", "run: in a circle: run", id="6-cycle-of-one"),
+        pytest.param("lr=${optim.lrr}", "lr: 'optim.lrr' not found", id="6-dangling"),
+        pytest.param("lr=${nope:1}", "lr: nope ${KEY}", id="6-resolver"),
+        pytest.param("lr=${oc.env:NOT_SET_HERE}", "lr: NOT_SET_HERE is not set; set lr=", id="7-in-a-value"),
+        pytest.param("run=${oc.env:NOT_SET_HERE}", "run: NOT_SET_HERE is not set; set run=", id="7-in-the-run-folder"),
+        pytest.param("batch_size=0", "batch_size: 0 set a whole number above 0, e.g. 1", id="10-zero"),
+        pytest.param("batch_size=-8", "batch_size: -8 set a whole number above 0, e.g. 1", id="10-negative"),
+        pytest.param("batch_size=64", "batch_size: 64 the 40 samples set batch_size=40", id="10-more-than-samples"),
+        pytest.param("accumulate=6", "accumulate: 6 the 5 batches set accumulate=5", id="10-accumulate"),
+        pytest.param("epochs=0", "epochs: 0 set a whole number above 0", id="10-epochs"),
+        pytest.param("image_size=8", "image_size: 8 set 16 or more", id="10-image-size"),
+        pytest.param("num_workers=-1", "num_workers: -1 set auto, 0 or", id="10-workers"),
+        pytest.param("lr=-1", "lr: -1.0 set a finite number above 0", id="11-negative"),
+        pytest.param("lr=nan", "lr: nan set a finite number above 0", id="11-nan"),
+        pytest.param("optim.lr=inf", "optim.lr: inf set a finite number above 0", id="11-infinite"),
+        pytest.param("optim.weight_decay=-1", "optim.weight_decay: -1.0 at least 0", id="11-weight-decay"),
+        pytest.param("schedule.warmup_ratio=2", "schedule.warmup_ratio: 2.0 a share from 0 to below 1", id="11-warmup"),
+        pytest.param("seed=-1", "seed: -1 from 0 to", id="11-seed"),
+        pytest.param("-m seed=range(0,0)", "seed=range(0,0): 0 values give at least one", id="12-empty-range"),
+        pytest.param("-m seed=choice()", "seed=choice(): 0 values give at least one", id="12-empty-choice"),
+        pytest.param("-m seed=range(0,500) lr=1,2,3", "1,500 jobs 1,000", id="12-too-many"),
+        pytest.param("seed=1,2", "seed=1,2: add -m", id="12-sweep-without-m"),
+        pytest.param("optim=adamm", "optim: 'adamm' have adamw, sgd; did you mean 'adamw'?", id="13-optimizer"),
+        pytest.param("decode=pilow", "decode: 'pilow' have auto, opencv did you mean 'pillow'?", id="13-decoder"),
+        pytest.param("model=resnet51", "model: 'resnet51' did you mean 'resnet50'?", id="13-model"),
+        pytest.param("experiment=nope", "experiment: 'nope' effloop list", id="13-experiment"),
+        pytest.param("checkpoint.best_by=f1", "checkpoint.best_by: 'f1' have top1, top5, loss", id="13-enum"),
+        pytest.param("data.name=memmap", "data.name: 'memmap' by data=memmap", id="13-name-alone"),
+        pytest.param("experiment=null", "experiment=null: GROUP=NAME", id="13-null-experiment"),
+        pytest.param("optim=null", "optim=null: GROUP=NAME", id="13-null"),
+        pytest.param("precision=fp16 device=cpu", "'fp16' supports fp32, bf16, amp", id="14-fp16"),
+        pytest.param("precision=tf32 device=cpu", "'tf32' supports fp32, bf16, amp", id="14-tf32"),
+        pytest.param("amp=true precision=fp32", "amp: true contradicts precision=fp32", id="14-contradiction"),
+        pytest.param("amp=false precision=bf16", "amp: false contradicts precision=bf16", id="14-other-contradiction"),
+        pytest.param("model.num_classes=7", "7 the data has 3 classes set model.num_classes=3", id="15"),
+        pytest.param("run=../x", "run: '../x' below outputs/", id="16-climbs-out"),
+        pytest.param("run=a/../../x", "run: 'a/../../x' below outputs/", id="16-climbs-out-later"),
+        pytest.param("run=/tmp/x", "run: '/tmp/x' below outputs/", id="16-absolute"),
+        pytest.param("run=", "run: '' below outputs/", id="16-empty"),
+        pytest.param("device=gpu", "device: 'gpu' auto, cpu, cuda", id="device"),
+        pytest.param("device=cuda:99", "device: 'cuda:99' set device=cpu", id="device-not-there"),
+        pytest.param("data.root=/x/lr=3", """'data.root="/x/lr=3"'""", id="unquoted"),
+        pytest.param("seed", "'seed' KEY=VALUE", id="no-value"),
+        pytest.param("--colour", "'--colour' is not a flag", id="flag"),
+        pytest.param("--experimental-rerun=x.pickle", "is not a flag", id="flag-that-unpickles"),
+        pytest.param("--cfg nope", "--cfg: 'nope' have job, hydra, all", id="flag-value"),
+        pytest.param("resume=nope", "'nope' is not there name a run folder", id="resume-missing"),
+    ],
+)
+def test_config(refused: Refusal, override: str, words: str) -> None:
+    _has(refused.of(*override.split()), words)
+
+
+def _has(line: str, words: str) -> None:
+    """Every word stands in the line, in this order."""
+    assert re.search(".*?".join(re.escape(word) for word in words.split()), line), line
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ("trian", "'trian' is not a command; have train, did you mean 'train'?"),
+        ("--verbose", "'--verbose' is not a flag"),
+        ("data=folder", "data.root is missing; set data.root="),
+        ("model=torchvision model.arch=resnet51", "model.arch: 'resnet51' did you mean 'resnet50'?"),
+        ("model=timm model.arch=resnet51x", "model.arch: 'resnet51x' did you mean"),
+        ("model=torchvision", "model.arch is missing"),
+        ("=3", "GROUP=NAME"),
+        ("list parts", "no group 'parts'; have data, decode"),
+        ("bench what=nothing", "what: 'nothing' have loop"),
+        ("bench repeats=0", "repeats: '0' above 0"),
+        ("eval", "eval needs a run: python -m effloop eval RUN"),
+        ("resume seed=1", "resume needs a run: python -m effloop resume RUN"),
+        ("eval nope", "'nope' is not there; name a run folder or a .ckpt file"),
+        ("resume nope", "'nope' is not a run folder"),
+    ],
+)
+def test_commands(refused: Refusal, args: str, words: str) -> None:
+    _has(refused(*args.split()), words)
+
+
+@pytest.mark.parametrize(
+    ("yaml", "words"),
+    [
+        pytest.param("epochs: 2\nepochs: 3", "mine.yaml, line 3: duplicate key epochs", id="4-duplicate-key"),
+        pytest.param("epochs: [1,", "mine.yaml, line", id="4-broken"),
+        pytest.param(
+            "run: !!python/object/apply:os.mkdir [pwned]",
+            "mine.yaml, line 2: unsafe YAML tag os.mkdir",
+            id="5-unsafe-tag",
+        ),
+        pytest.param("epohs: 2", "'epohs' did you mean 'epochs'?", id="1-key"),
+        pytest.param("epochs: two", "epochs: 'two' (str) expected a whole number", id="2-type"),
+        pytest.param("defaults:\n  - override /optim: adam", "optim: 'adam' did you mean 'adamw'?", id="13-choice"),
+    ],
+)
+def test_yaml(refused: Refusal, yaml: str, words: str) -> None:
+    _experiment(refused.here, f"# @package _global_\n{yaml}\n")
+    _has(refused.of("experiment=mine"), words)
+    assert not (refused.here / "pwned").exists()
+
+
+def test_experiment_without_its_package_line(refused: Refusal) -> None:
+    _experiment(refused.here, "epochs: 2\n")
+    _has(refused.of("experiment=mine"), "experiment: '# @package _global_'")
+
+
+def _experiment(here: Path, text: str) -> None:
+    folder = here / "configs" / "experiment"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text(text)
+
+
+def test_17_missing_root(refused: Refusal) -> None:
+    _has(refused.of("data.root=nope/there"), f"data.root: 'nope/there' {refused.here}/nope/there set data.root=")
+
+
+def test_18_empty_root(refused: Refusal) -> None:
+    (refused.here / "data/train").mkdir(parents=True)
+    _has(refused.of("data.root=data"), f"{refused.here}/data/train .jpg, .jpeg, .png, .webp, .bmp")
+
+
+def test_18_no_such_split(refused: Refusal) -> None:
+    (refused.here / "data/training").mkdir(parents=True)
+    _has(refused.of("data.root=data"), "'data' has no folder 'train'; it has training: set data.train_split")
+
+
+class TestData:
+    """Numbers 19 to 25: one of the files or folders is not as it should be."""
+
+    @pytest.fixture
+    def data(self, tmp_path: Path) -> Path:
+        return make_photos(tmp_path / "data", train=24, val=9)
+
+    @pytest.fixture
+    def victim(self, data: Path) -> Path:
+        return data / "train" / "b" / "007.jpg"
+
+    def test_19_empty_class_folder(self, refused: Refusal, data: Path) -> None:
+        (data / "train" / "empty").mkdir()
+        _has(refused.of(f"data.root={data}"), f"{data}/train: 'empty' has no images (looked for .jpg,")
+
+    def test_20_classes_differ(self, refused: Refusal, data: Path) -> None:
+        (data / "val" / "c").rename(data / "val" / "d")
+        _has(refused.of(f"data.root={data}"), "different classes only in train: c; only in val: d")
+
+    def test_21_empty_file(self, refused: Refusal, data: Path, victim: Path) -> None:
+        victim.write_bytes(b"")
+        _has(refused.of(f"data.root={data}"), f"{victim} is empty (0 bytes)")
+
+    def test_22_truncated_jpeg(self, refused: Refusal, data: Path, victim: Path) -> None:
+        victim.write_bytes(victim.read_bytes()[:500])
+        _has(refused.of(f"data.root={data}"), f"{victim} is a truncated JPEG: ends after 500 bytes")
+
+    def test_22_not_an_image(self, refused: Refusal, data: Path, victim: Path) -> None:
+        victim.write_bytes(b"<html>not found</html>")
+        _has(refused.of(f"data.root={data}"), f"{victim} is not a JPEG, PNG, WebP or BMP image b'<html>")
+
+    def test_23_png_named_jpg(self, here: Path, data: Path, victim: Path) -> None:
+        victim.write_bytes(encode(photo(30, 30), "PNG"))
+        assert train(data, "run=x") == 0
+        assert rows(here / "outputs/x")
+
+    def test_24_unusual_pixels(self, here: Path, data: Path, victim: Path) -> None:
+        pixels, folder = photo(30, 30), victim.parent
+        (folder / "cmyk.jpg").write_bytes(encode(pixels, "JPEG", "CMYK"))
+        (folder / "palette.png").write_bytes(encode(pixels, "PNG", "P"))
+        (folder / "deep.png").write_bytes(encode(pixels[:, :, 0].astype(np.uint16) * 256, "PNG"))
+        frames = [Image.fromarray(photo(30, 30, seed=seed)) for seed in (1, 2)]
+        frames[0].save(folder / "animated.webp", save_all=True, append_images=frames[1:])
+        assert train(data, "run=x") == 0
+        assert "28 images in 3 classes" in (here / "outputs/x/log.txt").read_text()
+
+    def test_25_pixel_bomb(self, refused: Refusal, data: Path, victim: Path) -> None:
+        victim.write_bytes(png(50_000, 40_000, 8, 2, b"\0" * 40_000))
+        _has(refused.of(f"data.root={data}"), f"{victim} is too large: 40000 x 50000 2,000,000,000 178,956,970")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ("optim.momentm=1", "'optim.momentm' did you mean 'optim.momentum'?"),
+        ("data.root=nope", "data.root: 'nope' is not there"),
+        ("-m lr=1,2 --cfg", "--cfg: ''"),
+    ],
+)
+def test_as_a_process(tmp_path: Path, args: str, words: str) -> None:
+    code, out, err = call(*args.split(), cwd=tmp_path)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    _has(err, words)
+    assert not list(tmp_path.iterdir())
+
+
+def test_debug_shows_the_traceback(here: Path) -> None:
+    with pytest.raises(Exception, match="batch_size: 0 is not allowed"):
+        main(["--debug", "batch_size=0"])

@@ -1,0 +1,252 @@
+"""The commands, as a user calls them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from runs import TINY, call, rows, train
+
+import effloop
+from effloop.cli import main
+from effloop.config import Config
+
+
+def test_help_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 80
+    for command in ("train", "eval", "resume", "list", "bench"):
+        assert command in "".join(lines)
+
+
+def test_version_and_the_module(tmp_path: Path) -> None:
+    assert call("--version", cwd=tmp_path) == (0, f"effloop {effloop.__version__}\n", "")
+
+
+def test_list(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.split()[0] for line in lines} == set(Config.GROUPS)
+    assert max(map(len, lines)) <= 120
+    assert any(line.startswith("decode") and "pillow" in line for line in lines)
+
+
+def test_list_of_a_group(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "model"]) == 0
+    names = [line.split()[1] for line in capsys.readouterr().out.splitlines()]
+    assert names == sorted(names)
+    assert {"cnn", "small_resnet", "resnet50", "vit_b_16"} <= set(names)
+
+
+def test_list_shows_the_users_configs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _write(here / "configs/experiment/night.yaml", "# @package _global_\n# Twelve hours.\nepochs: 9\n")
+    assert main(["list", "experiment"]) == 0
+    assert capsys.readouterr().out == "experiment  night  Twelve hours.\n"
+
+
+def test_cfg_prints_and_stops(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--cfg", "job", "epochs=7", "model=resnet18"]) == 0
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert config["epochs"] == 7
+    assert config["model"] == {"name": "torchvision", "num_classes": None, "arch": "resnet18"}
+    assert not list(here.iterdir())
+
+
+class TestUsersConfigs:
+    def test_experiment(self, here: Path, photos: Path) -> None:
+        text = "# @package _global_\ndefaults:\n  - override /optim: sgd\nepochs: 1\nmodel:\n  width: 3\n"
+        _write(here / "configs/experiment/mine.yaml", text)
+        assert main([f"data.root={photos}", "experiment=mine", "image_size=16", "batch_size=8", "run=x"]) == 0
+        config = yaml.safe_load((here / "outputs/x/config.yaml").read_text())
+        assert (config["epochs"], config["model"]["width"], config["optim"]["name"]) == (1, 3, "sgd")
+
+    @pytest.mark.parametrize("chosen", ["experiment=deep", "model=resnet18"])
+    def test_model_by_name(self, here: Path, chosen: str) -> None:
+        text = "# @package _global_\ndefaults:\n  - override /model: resnet18\n"
+        _write(here / "configs/experiment/deep.yaml", text)
+        assert main([chosen, "--cfg", "job"]) == 0
+        assert effloop.compose([chosen]).model.name == "torchvision"
+
+    def test_part(self, here: Path) -> None:
+        _write(here / "configs/augment/weak.yaml", "defaults: [native_schema, _self_]\nscale: [0.9, 1.0]\n")
+        augment = effloop.compose(["augment=weak"]).augment
+        assert (augment.name, augment.scale) == ("native", [0.9, 1.0])
+
+    def test_packaged_file_wins(self, here: Path) -> None:
+        _write(here / "configs/optim/sgd.yaml", "defaults: [sgd_schema, _self_]\nmomentum: 0.123\n")
+        _write(here / "configs/train.yaml", "unrelated: true\n")
+        assert effloop.compose(["optim=sgd"]).optim.momentum != 0.123
+
+
+class TestRunFolder:
+    def test_name_that_is_taken(self, here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert train(photos, "run=a/x", "epochs=1") == 0
+        before = (here / "outputs/a/x/metrics.jsonl").read_bytes()
+        capsys.readouterr()
+        assert train(photos, "run=a/x", "epochs=1") == 2
+        assert "outputs/a/x holds a run already" in capsys.readouterr().err
+        assert (here / "outputs/a/x/metrics.jsonl").read_bytes() == before
+
+    def test_same_second(self, here: Path) -> None:
+        from effloop.snapshot import claim_run_dir
+
+        stamp = Path("outputs/2026-11-21/10-00-00")
+        assert [claim_run_dir(stamp).name for _ in range(3)] == ["10-00-00", "10-00-00-2", "10-00-00-3"]
+        assert [claim_run_dir(stamp / "0").name for _ in range(2)] == ["0", "0-2"]
+
+    def test_name_for_a_shell(self, here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert train(photos, "run='my run'", "epochs=1") == 0
+        last = capsys.readouterr().out.splitlines()[-1]
+        assert last.endswith("score: python -m effloop eval 'outputs/my run'")
+
+    def test_that_cannot_be_made(self, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (here / "outputs").write_text("a file")
+        assert main(["run=x"]) == 2
+        err = capsys.readouterr().err
+        assert "outputs" in err
+        assert "can't be made" in err
+        assert err.count("\n") == 1
+
+    def test_beside_a_package_that_is_half_uninstalled(self, tmp_path: Path, photos: Path) -> None:
+        (tmp_path / "site/~orch-1.0.dist-info").mkdir(parents=True)
+        args = [f"data.root={photos}", *TINY, "epochs=1", "run=x"]
+        assert call(*args, cwd=tmp_path, path=tmp_path / "site")[0] == 0
+
+    def test_hydras_own_key(self, here: Path, photos: Path) -> None:
+        assert train(photos, "epochs=1", f"hydra.run.dir={here}/elsewhere") == 0
+        assert (here / "elsewhere/summary.json").is_file()
+        assert not (here / "outputs").exists()
+
+
+class TestSweep:
+    def test_each_job_has_its_folder(self, here: Path, photos: Path) -> None:
+        args = ["-m", f"data.root={photos}", *TINY, "epochs=1", "seed=1,2", "optim=sgd,adamw"]
+        assert main(args) == 0
+        found = sorted(here.glob("outputs/multirun/*/*/*/config.yaml"))
+        configs = [yaml.safe_load(path.read_text()) for path in found]
+        assert [path.parent.name for path in found] == ["0", "1", "2", "3"]
+        assert [(c["seed"], c["optim"]["name"]) for c in configs] == [
+            *((1, "sgd"), (1, "adamw")),
+            *((2, "sgd"), (2, "adamw")),
+        ]
+
+    def test_a_failing_job_stops_no_other(self, here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        # The flag stands between overrides, as people write it.
+        args = [f"data.root={photos}", "-m", *TINY, "epochs=1", "model.num_classes=3,7,null"]
+        assert main(args) == 2
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 2
+        assert lines[0].startswith("effloop: job 1 (")
+        assert "7, but the data has 3 classes" in lines[0]
+        assert lines[1] == "effloop: 1 of 3 jobs of the sweep failed; what each lacks is said above"
+        assert [path.parent.name for path in sorted(here.glob("outputs/multirun/*/*/*/summary.json"))] == ["0", "2"]
+
+
+class TestEval:
+    def test_folder_and_file_agree_with_the_run(self, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        summary = json.loads((finished / "summary.json").read_text())
+        for path, which in ((finished, "best"), (finished / "checkpoints/last.ckpt", "last")):
+            assert main(["eval", str(path)]) == 0
+            out = capsys.readouterr().out
+            assert f"epoch {summary[which]['epoch']}, on 13 images in 3 classes" in out
+            assert f"{summary[which]['top1']:.2%}" in out
+            assert f"{summary[which]['loss']:.4f}" in out
+
+    def test_overrides(self, finished: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        summary = json.loads((finished / "summary.json").read_text())
+        assert main(["eval", str(finished), "batch_size=3", f"data.root={photos}", "engine=inline", "amp=false"]) == 0
+        assert f"{summary['best']['loss']:.4f}" in capsys.readouterr().out
+
+    def test_other_split(self, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["eval", str(finished), "data.val_split=train"]) == 0
+        assert "on 40 images" in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("override", "words"),
+        [
+            ("data=embedded", "has the classes dress, hat"),
+            ("model.width=8", "the checkpoint doesn't fit this config"),
+            ("model=small_resnet", "the checkpoint doesn't fit this config"),
+            ("data.rooot=x", "did you mean 'data.root'?"),
+            ("seed=1,2", "seed=1,2: several values are a sweep"),
+            ("image_size=8", "set 16 or more"),
+            ("model.num_classes=4", "the data has 3 classes"),
+        ],
+    )
+    def test_refusals(self, finished: Path, override: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["eval", str(finished), override]) == 2
+        err = capsys.readouterr().err
+        assert words in err
+        assert err.count("\n") == 1
+
+    def test_leaves_no_trace(self, finished: Path, here: Path) -> None:
+        before = sorted(finished.rglob("*"))
+        assert main(["eval", str(finished)]) == 0
+        assert sorted(finished.rglob("*")) == before
+        assert not list(here.iterdir())
+
+
+def test_bench_of_the_loop(here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = [f"data.root={photos}", *TINY]
+    assert main(["bench", "what=loop", "repeats=1", "out=result.json", *args]) == 0
+    result = json.loads((here / "result.json").read_text())
+    assert result["batches"] == 5
+    assert {name: len(seconds) for name, seconds in result["seconds"].items()} == {"Trainer": 1, "bare": 1}
+    assert "Trainer / bare" in capsys.readouterr().out
+    assert not (here / "outputs").exists()
+
+
+def test_import_is_light(tmp_path: Path) -> None:
+    heavy = ("tensorboard", "timm", "torchvision.models", "nvidia.dali", "albumentations", "matplotlib", "pandas")
+    code = f"import sys; sys.path.insert(0, {str(Path(effloop.__file__).parents[1])!r})\n"
+    code += f"import effloop, effloop.cli; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_nothing_that_runs_what_it_reads() -> None:
+    forbidden = re.compile(
+        r"pickle\.loads?\(|(?<![.\w])eval\(|(?<![.\w])exec\(|yaml\.load\(|weights_only=False|shell=True|allow_pickle=True"
+    )
+    found = [
+        f"{path}:{number}"
+        for path in Path(effloop.__file__).parent.rglob("*.py")
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if forbidden.search(line)
+    ]
+    assert not found
+
+
+def test_compose_inside_of_a_hydra_application(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(
+        "import effloop, hydra\n"
+        "@hydra.main(version_base='1.3', config_path=None)\n"
+        "def app(config):\n"
+        "    print(effloop.compose(['epochs=3']).epochs, hydra.core.hydra_config.HydraConfig.get().job.name)\n"
+        "app()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(effloop.__file__).parents[1])}
+    command = [sys.executable, "app.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "3 app\n"
+
+
+def test_snippet_of_the_readme(here: Path, photos: Path) -> None:
+    config = effloop.compose([f"data.root={photos}", *TINY])
+    seen = [int(i) for batch in effloop.build_loader(config, split="train").epoch(0) for i in batch.ids]
+    assert sorted(seen) == list(range(40))
+    scores = effloop.build_trainer(config).fit()
+    assert rows(next(here.glob("outputs/*/*")))[-1]["loss"] == scores["loss"]
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)

@@ -1,0 +1,158 @@
+"""The loader through the public API, as somebody with a loop of their own uses it."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from plans import line, to_memmap
+
+import effloop
+from effloop.data.engine import engines
+from effloop.data.loader import Loader
+from effloop.errors import ConfigError, DataError
+
+SMALL = ("image_size=16", "batch_size=8", "num_workers=2", "device=cpu")
+
+
+def loader(photos: Path, *overrides: str, split: str = "train") -> Loader:
+    return effloop.build_loader(effloop.compose([f"data.root={photos}", *SMALL, *overrides]), split=split)
+
+
+def pixels(loader: Loader, epoch: int = 0) -> torch.Tensor:
+    return torch.cat([batch.images for batch in loader.epoch(epoch)])
+
+
+def ids(loader: Loader, epoch: int = 0, samples_seen: int = 0) -> list[int]:
+    return [i for batch in loader.epoch(epoch, samples_seen) for i in batch.ids.tolist()]
+
+
+def test_the_snippet_of_the_readme() -> None:
+    cfg = effloop.compose(["device=cpu", "image_size=32"])
+    for number, batch in enumerate(effloop.build_loader(cfg, split="train").epoch(0)):
+        assert isinstance(batch, effloop.Batch)
+        assert batch.images.shape == (32, 3, 32, 32)
+        assert batch.images.dtype == torch.float32
+        assert batch.images.is_contiguous(memory_format=torch.channels_last)
+        assert batch.targets.dtype == batch.ids.dtype == torch.int64
+        assert batch.valid.tolist() == [True] * 32
+        assert -4 < batch.images.mean() < 4
+        if number == 3:
+            break
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("effloop")]
+
+
+def test_an_epoch_is_a_permutation(photos: Path) -> None:
+    train = loader(photos)
+    orders = [ids(train, epoch) for epoch in (0, 1)]
+    assert [sorted(order) for order in orders] == [list(range(40))] * 2
+    assert orders[0] != orders[1]
+    assert ids(train, 0) == orders[0]
+    assert ids(loader(photos, "seed=1")) != orders[0]
+    assert len(train) == 5
+
+
+def test_targets_belong_to_ids(photos: Path) -> None:
+    train = loader(photos)
+    for batch in train.epoch(0):
+        assert batch.targets.tolist() == train.plan.source.labels[batch.ids.numpy()].tolist()
+
+
+def test_the_tail(photos: Path) -> None:
+    drop, wrap = loader(photos, "batch_size=12"), loader(photos, "batch_size=12", "data.tail=wrap")
+    assert (len(drop), len(ids(drop))) == (3, 36)
+    assert (len(wrap), len(ids(wrap))) == (4, 48)
+    assert ids(wrap)[40:] == ids(wrap)[:8]
+
+
+def test_evaluation_takes_each_sample_once_in_order(photos: Path) -> None:
+    val = loader(photos, split="val")
+    batches = list(val.epoch(0))
+    taken = torch.cat([batch.ids[batch.valid] for batch in batches])
+    assert taken.tolist() == list(range(13))
+    assert len(val) == 2
+    assert torch.equal(pixels(val, 0), pixels(val, 1))
+
+
+def test_resuming_seeks(photos: Path) -> None:
+    train = loader(photos)
+    assert ids(train, 3, 24) == ids(train, 3)[24:]
+    with pytest.raises(ConfigError, match="samples_seen: 20 is inside a batch of 8"):
+        ids(train, 3, 20)
+
+
+@pytest.mark.parametrize("engine", engines.names())
+def test_a_sample_looks_the_same_however_it_is_loaded(photos: Path, tmp_path: Path, engine: str) -> None:
+    wanted = pixels(loader(photos, "engine=inline"), 2)
+    memmap = to_memmap(photos, tmp_path / "photos.effloop")
+    for overrides in (("num_workers=0",), ("num_workers=1",), (f"data.root={memmap}", "num_workers=2")):
+        one = loader(photos, f"engine={engine}", *overrides)
+        assert torch.equal(pixels(one, 2), wanted)
+        one.close()
+
+
+def test_a_sample_looks_the_same_in_any_batch(photos: Path) -> None:
+    looks = []
+    for batch_size in (8, 5, 20):
+        batches = loader(photos, f"batch_size={batch_size}").epoch(1)
+        looks.append({i: image for batch in batches for i, image in zip(batch.ids.tolist(), batch.images, strict=True)})
+    for other in looks[1:]:
+        assert other.keys() == looks[0].keys()
+        assert all(torch.equal(other[i], looks[0][i]) for i in other)
+
+
+@pytest.mark.parametrize("engine", engines.names())
+def test_global_generators_neither_matter_nor_change(photos: Path, engine: str) -> None:
+    one = loader(photos, f"engine={engine}")
+    seen = []
+    for seed in (0, 1):
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        torch.manual_seed(seed)
+        before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002
+        seen.append(pixels(one))
+        after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002
+        assert after == before
+    assert torch.equal(*seen)
+    one.close()
+
+
+def test_uint8_on_request(photos: Path) -> None:
+    raw, normal = loader(photos, "data.mean=null", "data.std=null"), loader(photos)
+    assert pixels(raw).dtype == torch.uint8
+    mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+    torch.testing.assert_close(pixels(normal), (pixels(raw) / 255 - mean) / std, rtol=1e-5, atol=1e-5)
+
+
+def test_describes_itself(photos: Path) -> None:
+    assert loader(photos).describe() == f"40 images in 3 classes, {photos}/train"
+    assert loader(photos).classes == ("a", "b", "c")
+    assert loader(photos).global_batch == 8
+
+
+def test_batch_larger_than_the_split(photos: Path) -> None:
+    wanted = f"batch_size: 41 is more than the 40 samples of {photos}/train; set batch_size=40 or less"
+    with pytest.raises(ConfigError, match=line(f"{wanted}, or data.tail=wrap")):
+        loader(photos, "batch_size=41")
+    assert len(ids(loader(photos, "batch_size=41", "data.tail=wrap"))) == 41
+    assert len(ids(loader(photos, "batch_size=41", split="val"))) == 41
+
+
+def test_unknown_split(photos: Path) -> None:
+    with pytest.raises(ConfigError, match=line("split: 'test' is not allowed; take train or val")):
+        loader(photos, split="test")
+
+
+def test_a_bad_sample_is_found_before_the_first_batch(tmp_path: Path, photos: Path) -> None:
+    root = shutil.copytree(photos, tmp_path / "copy")
+    bad = next((root / "train" / "b").iterdir())
+    bad.write_bytes(bad.read_bytes()[:200])
+    with pytest.raises(DataError, match=f"^{re.escape(str(bad))} is a truncated JPEG"):
+        loader(root)
+    assert len(loader(root, "data.check=0")) == 5

@@ -1,0 +1,117 @@
+"""Parts of a third-party package, installed by nothing but being on the path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from runs import TINY, call
+
+SOURCE = '''
+"""A source of made-up images."""
+import io
+from dataclasses import dataclass
+import numpy as np
+from PIL import Image
+from effloop.data.source import DataConfig, Source, sources
+
+@dataclass
+class StripesConfig(DataConfig):
+    root: str | None = None
+    count: int = 1
+
+@sources.register("stripes", StripesConfig)
+class Stripes(Source):
+    """Striped squares, made on the spot."""
+    def __init__(self, config: StripesConfig, split: str) -> None:
+        self.split, self.classes = split, ("across", "down")
+        self.labels = (np.arange(config.count) % 2).astype(np.uint8)
+
+    def read(self, index):
+        pixels, file = np.zeros((20, 20, 3), np.uint8), io.BytesIO()
+        pixels[::2] = index
+        Image.fromarray(pixels if index % 2 else pixels.swapaxes(0, 1)).save(file, "BMP")
+        return file.getvalue()
+
+    def key(self, index):
+        return str(index)
+
+    @property
+    def where(self):
+        return f"stripes:{self.split}"
+
+    def fingerprint(self):
+        return {"samples": len(self), "bytes": 0, "sha256": "0"}
+'''
+
+DECODER = '''
+"""A decoder that turns colours around."""
+from dataclasses import dataclass
+from effloop.data.decode import DecodeConfig, decoders
+from effloop.data.decode.pillow import PillowDecoder
+
+@dataclass
+class NegativeConfig(DecodeConfig):
+    white: int = 255
+
+@decoders.register("negative", NegativeConfig)
+class Negative(PillowDecoder):
+    """Pillow's pixels, dark for light."""
+    def decode(self, data, box=None, at_least=None):
+        return self.config.white - super().decode(data, box, at_least)
+'''
+
+
+def install(site: Path, package: str, modules: dict[str, str]) -> None:
+    """Lay down a package with an entry point, as `pip install --target SITE` would."""
+    (site / package).mkdir(parents=True)
+    for name, text in modules.items():
+        (site / package / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / package / name).write_text(text)
+    info = site / f"{package}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[effloop.plugins]\n{package} = {package}\n")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """Two packages: a source that has a YAML file of its own, a decoder that has none."""
+    yaml_file = "# Stripes, 32 of them.\ndefaults: [stripes_schema, _self_]\ncount: 32\n"
+    install(tmp_path / "site", "stripes_for_effloop", {"__init__.py": SOURCE, "configs/data/stripes.yaml": yaml_file})
+    install(tmp_path / "site", "negative_for_effloop", {"__init__.py": DECODER})
+    return tmp_path / "site"
+
+
+def test_trains_with_a_source_and_a_decoder(site: Path, tmp_path: Path) -> None:
+    args = ["data=stripes", "decode=negative", "decode.white=254", *TINY, "run=x"]
+    code, out, err = call(*args, cwd=tmp_path, path=site)
+    assert (code, err) == (0, "")
+    assert "32 images in 2 classes, stripes:train" in out
+    config = yaml.safe_load((tmp_path / "outputs/x/config.yaml").read_text())
+    assert config["data"]["count"] == 32
+    assert config["decode"] == {"name": "negative", "max_pixels": 178_956_970, "white": 254}
+    assert (tmp_path / "outputs/x/checkpoints/best.ckpt").is_file()
+
+
+def test_is_listed(site: Path, tmp_path: Path) -> None:
+    out = call("list", cwd=tmp_path, path=site)[1]
+    lines = [line.split(maxsplit=2) for line in out.splitlines()]
+    assert ["data", "stripes", "Stripes, 32 of them."] in lines
+    assert ["decode", "negative", "Pillow's pixels, dark for light."] in lines
+
+
+def test_mistyped_key_of_a_plugin(site: Path, tmp_path: Path) -> None:
+    code, _, err = call("decode=negative", "decode.whte=1", cwd=tmp_path, path=site)
+    assert code == 2
+    assert err == "effloop: 'decode.whte' is not a key of the config; did you mean 'decode.white'?\n"
+
+
+@pytest.mark.parametrize("text", ["import nothing_of_this_name", "1 / 0", "def broken(:"])
+def test_that_does_not_import(tmp_path: Path, text: str) -> None:
+    install(tmp_path / "site", "broken_for_effloop", {"__init__.py": text})
+    code, out, err = call("list", cwd=tmp_path, path=tmp_path / "site")
+    assert (code, out) == (2, "")
+    assert err.startswith("effloop: plugin 'broken_for_effloop' (broken_for_effloop) does not import: ")
+    assert err.count("\n") == 1

@@ -1,0 +1,190 @@
+"""What a run leaves behind and shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from runs import TINY, rows, train
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import effloop
+from effloop.checkpoint import files
+
+NUMBER = r"-?\d+\.\d+"
+PAIR = rf"{NUMBER} \({NUMBER}\)"
+PERCENT = rf"{NUMBER}% \({NUMBER}%\)"
+LINE = (
+    rf"Epoch: \[\d+\]\[\d+/5\]  Time {PAIR}  Data {PAIR}  Wait {PERCENT}  Loss {PAIR}  Error@1 {PAIR}  Error@5 {PAIR}"
+)
+
+
+def test_run_folder_is_complete(finished: Path) -> None:
+    found = {str(path.relative_to(finished)) for path in finished.rglob("*") if path.is_file()}
+    events = {name for name in found if name.startswith("tensorboard/events.out.tfevents.")}
+    assert len(events) == 1
+    assert found - events == {
+        "config.yaml",
+        "overrides.yaml",
+        "environment.json",
+        "data.json",
+        "log.txt",
+        "metrics.jsonl",
+        "checkpoints/last.ckpt",
+        "checkpoints/best.ckpt",
+        "summary.json",
+    }
+
+
+def test_log(finished: Path) -> None:
+    lines = (finished / "log.txt").read_text().splitlines()
+    steps = [line for line in lines if line.startswith("Epoch: ") and "validation" not in line]
+    assert [line.split("  ")[0] for line in steps[:3]] == ["Epoch: [0][2/5]", "Epoch: [0][4/5]", "Epoch: [0][5/5]"]
+    assert len(steps) == 9
+    assert all(re.fullmatch(LINE, line) for line in steps), steps
+
+
+def test_means_in_the_log_are_over_the_epoch(finished: Path) -> None:
+    first, second = (
+        [float(n) for n in re.findall(r"Loss (\S+) \((\S+)\)", line)[0]]
+        for line in (finished / "log.txt").read_text().splitlines()
+        if re.match(r"Epoch: \[0\]\[[24]/5\]", line)
+    )
+    assert first[0] == first[1]
+    assert second[1] == pytest.approx((first[0] + second[0]) / 2, abs=1e-4)
+
+
+def test_metrics(finished: Path) -> None:
+    found = rows(finished, perf=True)
+    assert [(row["split"], row["epoch"], row["step"]) for row in found[:5]] == [
+        ("train", 0, 2),
+        ("train", 0, 4),
+        ("train", 0, 5),
+        ("val", 0, 5),
+        ("train", 1, 7),
+    ]
+    assert set(found[0]) == {"split", "epoch", "step", "loss", "top1", "top5", "lr", "images_per_s", "wait"}
+    assert set(found[3]) == {"split", "epoch", "step", "loss", "top1", "top5", "images_per_s", "wait"}
+
+
+def test_numbers_that_are_none_become_null(here: Path, photos: Path) -> None:
+    assert train(photos, "run=x", "lr=1e30", "optim=sgd", "schedule=constant") == 0
+    text = (here / "outputs/x/metrics.jsonl").read_text()
+    assert '"loss": null' in text
+    assert "NaN" not in text
+    assert "Infinity" not in text
+    assert "NaN" not in (here / "outputs/x/summary.json").read_text()
+
+
+def test_tensorboard(finished: Path) -> None:
+    curves = EventAccumulator(str(finished / "tensorboard"))
+    curves.Reload()
+    assert set(curves.Tags()["scalars"]) == {
+        *("train/loss", "train/top1", "train/top5", "train/lr"),
+        *("val/loss", "val/top1", "val/top5"),
+        *("perf/images_per_s", "perf/wait"),
+    }
+    validation = [row for row in rows(finished) if row["split"] == "val"]
+    assert [(event.step, event.value) for event in curves.Scalars("val/top1")] == [
+        (row["step"], pytest.approx(row["top1"])) for row in validation
+    ]
+    assert [event.step for event in curves.Scalars("train/lr")] == [2, 4, 5, 7, 9, 10, 12, 14, 15]
+
+
+def test_summary_has_best_and_last(finished: Path) -> None:
+    summary = json.loads((finished / "summary.json").read_text())
+    validation = [row for row in rows(finished) if row["split"] == "val"]
+    best = max(validation, key=lambda row: row["top1"])  # of equals the first, as the run has it
+    for name, row in (("best", best), ("last", validation[-1])):
+        assert summary[name] == {key: row[key] for key in ("epoch", "loss", "top1", "top5")}
+    assert summary["step"] == 15
+    assert summary["seconds"] > 0
+    assert 0 <= summary["wait"] <= 1
+
+
+def test_config_is_complete_and_resolved(finished: Path) -> None:
+    text = (finished / "config.yaml").read_text()
+    config = yaml.safe_load(text)
+    assert "${" not in text
+    assert "???" not in text
+    assert config["precision"] == {"name": "fp32"}
+    assert config["lr"] == config["optim"]["lr"]
+    assert config["epochs"] == 3
+    assert yaml.safe_load((finished / "overrides.yaml").read_text())[-1] == "epochs=3"
+
+
+def test_environment_and_data(finished: Path) -> None:
+    environment = json.loads((finished / "environment.json").read_text())
+    data = json.loads((finished / "data.json").read_text())
+    assert environment["packages"]["torch"] == torch.__version__.partition("+")[0] or environment["packages"]["torch"]
+    assert environment["hardware"]["cores"] >= 1
+    assert data["classes"] == ["a", "b", "c"]
+    assert (data["train"]["samples"], data["val"]["samples"]) == (40, 13)
+    assert re.fullmatch("[0-9a-f]{64}", data["train"]["sha256"])
+
+
+def test_checkpoint_holds_plain_values(finished: Path) -> None:
+    state = files.read(finished / "checkpoints/last.ckpt")  # weights_only: no class but torch's own
+    assert state["progress"] == {"epoch": 3, "samples_seen": 0, "step": 15}
+    assert state["classes"] == ["a", "b", "c"]
+    assert state["config"] == yaml.safe_load((finished / "config.yaml").read_text())
+    assert {"model", "optimizer", "schedule", "precision", "metrics", "rng"} <= set(state)
+
+
+def test_without_a_record(here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(photos, "run=x", "record=none", "checkpoint=none") == 0
+    assert sorted(path.name for path in (here / "outputs/x").iterdir()) == [
+        "config.yaml",
+        "data.json",
+        "environment.json",
+        "overrides.yaml",
+    ]
+    assert capsys.readouterr().out.startswith("run: outputs/x")
+
+
+def test_output_without_a_terminal(here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(photos, "run=x") == 0
+    out = capsys.readouterr().out
+    assert (here / "outputs/x/log.txt").read_text() in out
+    assert "top1" in out
+    assert "\x1b[" not in out
+    assert out.splitlines()[-1] == (
+        "run: outputs/x   look: tensorboard --logdir outputs/x   score: python -m effloop eval outputs/x"
+    )
+
+
+def test_output_on_a_terminal(tmp_path: Path, photos: Path) -> None:
+    shown = _in_a_terminal(tmp_path, f"data.root={photos}", *TINY, "run=x")
+    assert "epoch 2/2" in shown  # the bar
+    assert "images/s" in shown
+    assert "Epoch: [1] validation  Loss" in shown
+    assert "Error@1" not in shown  # the log's lines are the log's
+    assert "│ top1" in shown  # the table
+    assert shown.rstrip().endswith("python -m effloop eval outputs/x")
+
+
+def _in_a_terminal(cwd: Path, *args: str) -> str:
+    """What `python -m effloop ARGS` shows on a terminal of 120 columns."""
+    ours, theirs = pty.openpty()
+    places = {"PYTHONPATH": str(Path(effloop.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **places, "TERM": "xterm-256color", "COLUMNS": "120"}
+    command = [sys.executable, "-m", "effloop", *args]
+    with subprocess.Popen(command, cwd=cwd, env=environment, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        shown = bytearray()
+        while True:
+            try:
+                shown += os.read(ours, 65536)
+            except OSError:  # the other side is closed
+                break
+    os.close(ours)
+    assert process.returncode == 0
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())

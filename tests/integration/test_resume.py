@@ -1,0 +1,264 @@
+"""A run that was stopped and resumed ends where one that wasn't ends, to the bit."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from runs import TINY, rows, start, train
+
+from effloop.checkpoint import files
+from effloop.cli import main
+
+EXACT = ("model", "optimizer", "schedule", "precision", "checkpoints", "progress", "metrics", "rng")
+
+
+def assert_same(ours: Any, theirs: Any, where: str = "") -> None:
+    """Equal to the bit, in trees of tensors and plain values."""
+    if isinstance(ours, torch.Tensor):
+        assert ours.dtype == theirs.dtype, where
+        assert torch.equal(ours, theirs), where
+    elif isinstance(ours, dict):
+        assert ours.keys() == theirs.keys(), where
+        for key, value in ours.items():
+            assert_same(value, theirs[key], f"{where}.{key}")
+    elif isinstance(ours, list | tuple):
+        assert len(ours) == len(theirs), where
+        for number, value in enumerate(ours):
+            assert_same(value, theirs[number], f"{where}[{number}]")
+    else:
+        assert ours == theirs, where
+
+
+def assert_same_end(run: Path, reference: Path) -> None:
+    for name in ("last", "best"):
+        ours, theirs = (files.read(folder / "checkpoints" / f"{name}.ckpt") for folder in (run, reference))
+        for part in EXACT:
+            assert_same(ours[part], theirs[part], part)
+    assert rows(run) == rows(reference)
+
+
+def interrupt(args: Sequence[str], cwd: Path, run: Path, validations: int) -> tuple[int, str]:
+    """Start a run and send it Ctrl-C's signal once it has been validated so often."""
+    with start(*args, cwd=cwd) as process:
+        metrics, deadline = run / "metrics.jsonl", time.monotonic() + 60
+        while not metrics.exists() or metrics.read_text().count('"val"') < validations:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        os.kill(process.pid, signal.SIGINT)
+        err = process.communicate(timeout=60)[1]
+    return process.returncode, err
+
+
+def test_interrupted_and_resumed(here: Path, photos: Path) -> None:
+    args = [f"data.root={photos}", *TINY, "epochs=40", "num_workers=1", "optim=sgd", "schedule=step", "amp=true"]
+    run = here / "outputs/x"
+    code, err = interrupt([*args, "run=x"], here, run, validations=2)
+    assert code == 130
+    assert err == "effloop: interrupted; go on with: python -m effloop resume outputs/x\n"
+    assert 2 <= len([row for row in rows(run) if row["split"] == "val"]) < 40
+
+    assert main(["resume", "outputs/x"]) == 0
+    assert main([*args, "run=reference"]) == 0
+    assert_same_end(run, here / "outputs/reference")
+    steps = [(row["split"], row["step"]) for row in rows(run)]
+    assert len(set(steps)) == len(steps)
+
+
+class TestSameProcess:
+    """A run that stops after one epoch of three, by an error where the second begins."""
+
+    @pytest.fixture
+    def stopped(self, here: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        from effloop.trainer import Trainer
+
+        train_epoch = Trainer.train_epoch
+
+        def once(trainer: Trainer, batches: Any) -> None:
+            if trainer.progress.epoch == 1:
+                raise KeyboardInterrupt
+            train_epoch(trainer, batches)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Trainer, "train_epoch", once)
+            assert train(photos, "run=stopped", "epochs=3") == 130
+        return here / "outputs/stopped"
+
+    def test_in_its_folder(self, stopped: Path, finished: Path) -> None:
+        assert main(["resume", str(stopped)]) == 0
+        assert_same_end(stopped, finished)
+        assert (stopped / "log.txt").read_text().count("Epoch: [1] validation") == 1
+
+    def test_in_a_new_folder(self, stopped: Path, finished: Path, photos: Path, here: Path) -> None:
+        assert train(photos, f"resume={stopped}", "epochs=3", "run=new") == 0
+        new = here / "outputs/new"
+        ours, theirs = (files.read(folder / "checkpoints/last.ckpt") for folder in (new, finished))
+        for part in EXACT:
+            assert_same(ours[part], theirs[part], part)
+        assert rows(new) == [row for row in rows(finished) if row["epoch"] > 0]
+        assert files.read(stopped / "checkpoints/last.ckpt")["progress"]["epoch"] == 1
+
+    def test_best_is_still_known(self, stopped: Path) -> None:
+        best = files.read(stopped / "checkpoints/best.ckpt")
+        state = files.read(stopped / "checkpoints/last.ckpt")
+        state["checkpoints"]["best"] = {"loss": 0.0, "top1": 1.0, "top5": 1.0, "epoch": 0}  # not to be beaten
+        files.write(stopped / "checkpoints/last.ckpt", state)
+        assert main(["resume", str(stopped)]) == 0
+        assert_same(files.read(stopped / "checkpoints/best.ckpt")["model"], best["model"])
+
+    def test_overrides_take_effect_and_are_kept(self, stopped: Path) -> None:
+        assert main(["resume", str(stopped), "lr=0.5", "schedule=constant", "optim.weight_decay=0.01"]) == 0
+        assert {row["lr"] for row in rows(stopped) if row["split"] == "train" and row["epoch"] > 0} == {0.5}
+        group = files.read(stopped / "checkpoints/last.ckpt")["optimizer"]["param_groups"][0]
+        assert (group["lr"], group["weight_decay"]) == (0.5, 0.01)
+        config = yaml.safe_load((stopped / "config.yaml").read_text())
+        assert (config["lr"], config["schedule"]["name"]) == (0.5, "constant")
+        overrides = yaml.safe_load((stopped / "overrides.yaml").read_text())
+        assert overrides[-4:] == ["epochs=3", "lr=0.5", "schedule=constant", "optim.weight_decay=0.01"]
+
+    @pytest.mark.parametrize(
+        ("override", "words"),
+        [
+            ("data.root=other", "has the classes a, b, d, the checkpoint was trained on a, b, c"),
+            ("optim=sgd", "trained by optim=adamw, not sgd"),
+            ("model.width=8", "doesn't fit"),
+            ("lr=-1", "lr: -1.0"),
+        ],
+    )
+    def test_what_does_not_fit(
+        self, stopped: Path, photos: Path, override: str, words: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        for split in ("train", "val"):
+            shutil.copytree(photos / split, f"other/{split}")
+            Path(f"other/{split}/c").rename(f"other/{split}/d")
+        before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
+        capsys.readouterr()
+        assert main(["resume", str(stopped), override]) == 2
+        assert words in capsys.readouterr().err
+        assert train(photos, f"resume={stopped}", "epochs=3", "run=new", override) == 2
+        assert words in capsys.readouterr().err
+        assert not stopped.with_name("new").exists()
+        assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()} == before
+
+
+class TestFinished:
+    @pytest.fixture
+    def run(self, finished: Path, here: Path) -> Path:
+        return Path(shutil.copytree(finished, here / "outputs/run"))
+
+    def test_says_so(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+        assert main(["resume", str(run)]) == 0
+        assert capsys.readouterr().out == f"{run} is done: 3 of 3 epochs; epochs=N adds more\n"
+        assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+    def test_goes_on_with_more_epochs(self, run: Path) -> None:
+        assert main(["resume", str(run), "epochs=5"]) == 0
+        assert [row["epoch"] for row in rows(run) if row["split"] == "val"] == [0, 1, 2, 3, 4]
+        assert yaml.safe_load((run / "config.yaml").read_text())["epochs"] == 5
+
+    def test_has_nothing_for_a_new_run(self, run: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert train(photos, f"resume={run}", "epochs=3", "run=new") == 2
+        assert "has done 3; set epochs=4 or more" in capsys.readouterr().err
+        assert not run.with_name("new").exists()
+
+
+class TestUntrusted:
+    """What is read back may come from anybody."""
+
+    @pytest.fixture
+    def run(self, finished: Path, here: Path) -> Path:
+        return Path(shutil.copytree(finished, here / "outputs/run"))
+
+    def refused(self, capsys: pytest.CaptureFixture[str], *args: str) -> str:
+        capsys.readouterr()
+        assert main(list(args)) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1
+        return err
+
+    def test_pickle_is_not_run(self, here: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        class Evil:
+            def __reduce__(self) -> tuple[Any, ...]:
+                return (Path.touch, (here / "pwned",))
+
+        for write, words in ((_write_pickle, "not a checkpoint that EffLoop wrote"), (torch.save, "is refused")):
+            path = here / "evil.ckpt"
+            write({"format": 1, "model": Evil()}, path)
+            shutil.copy(path, run / "checkpoints/last.ckpt")
+            for args in (["eval", str(path)], ["resume", str(run)]):
+                assert words in self.refused(capsys, *args)
+        assert not (here / "pwned").exists()
+        torch.load(path, weights_only=False)
+        assert (here / "pwned").exists()  # it would have
+
+    @pytest.mark.parametrize("size", [0, 10, 1000, -1])
+    def test_truncated(self, run: Path, size: int, capsys: pytest.CaptureFixture[str]) -> None:
+        path = run / "checkpoints/best.ckpt"
+        path.write_bytes(path.read_bytes()[:size])
+        line = self.refused(capsys, "eval", str(run))
+        assert f"{path} can't be read ({path.stat().st_size} bytes)" in line
+
+    def test_foreign(self, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        torch.save(torch.nn.Linear(2, 2).state_dict(), here / "x.pt")
+        assert "not a checkpoint that EffLoop wrote" in self.refused(capsys, "eval", "x.pt")
+        (here / "x.pt").write_text("just text")
+        assert "not a checkpoint that EffLoop wrote" in self.refused(capsys, "eval", "x.pt")
+
+    def test_other_version(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        path = run / "checkpoints/best.ckpt"
+        torch.save({**files.read(path), "format": 99}, path)
+        assert "format 99, this EffLoop reads 1" in self.refused(capsys, "eval", str(run))
+
+    def test_config_with_an_interpolation(
+        self, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("SECRET", "hunter2")
+        _edit(run, "device: auto", "device: ${oc.env:SECRET}")
+        line = self.refused(capsys, "resume", str(run))
+        assert "holds an interpolation" in line
+        assert "hunter2" not in line
+
+    @pytest.mark.parametrize(
+        ("old", "new", "words"),
+        [
+            ("device: auto", "device: !!python/object/apply:os.mkdir [pwned]", "not a config that EffLoop wrote"),
+            ("  name: cnn", "  name: os.system", "model: no choice 'os.system'"),
+            ("epochs: 3", "epochs: many", "epochs: got 'many'"),
+            ("epochs: 3", "epohs: 3", "'epohs' is not a key"),
+            ("data:\n", "date:\n", "not a config that EffLoop wrote"),
+            ("parallel:\n  name: none\n", "parallel: 3\n", "not a config that EffLoop wrote"),
+            ("parallel:\n  name: none\n", "parallel: {}\n", "not a config that EffLoop wrote"),
+        ],
+    )
+    def test_config(
+        self, run: Path, old: str, new: str, words: str, here: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        _edit(run, old, new)
+        assert words in self.refused(capsys, "resume", str(run))
+        assert not (here / "pwned").exists()
+
+    def test_no_checkpoint(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (run / "checkpoints/last.ckpt").unlink()
+        assert "has no checkpoints/last.ckpt (checkpoints: best.ckpt)" in self.refused(capsys, "resume", str(run))
+
+
+def _write_pickle(values: object, path: Path) -> None:
+    path.write_bytes(pickle.dumps(values))
+
+
+def _edit(run: Path, old: str, new: str) -> None:
+    path = run / "config.yaml"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))

@@ -1,0 +1,64 @@
+"""Tiny datasets and runs for tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from images import encode, photo
+
+import effloop
+from effloop.cli import main
+
+TINY = ("image_size=16", "epochs=2", "batch_size=8", "model.width=4", "num_workers=0", "record.log_every=2")
+PERF = ("images_per_s", "wait")
+"""What of a run's record depends on the clock."""
+
+
+def make_photos(root: Path, train: int = 40, val: int = 13, classes: int = 3) -> Path:
+    """ROOT/{train,val}/{a,b,c}/000.jpg, about 30 pixels wide; a class is bright in a colour of its own."""
+    for split, count in (("train", train), ("val", val)):
+        for number in range(count):
+            label = number % classes
+            pixels = photo(28 + number % 5, 30 + number % 3, seed=number)
+            pixels[:, :, label % 3] = 255 - pixels[:, :, label % 3] // 4
+            path = root / split / "abcdefgh"[label] / f"{number:03}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(encode(pixels, "JPEG"))
+    return root
+
+
+def train(photos: Path, *overrides: str) -> int:
+    """Train a tiny run in this process; returns the exit code."""
+    return main(["train", f"data.root={photos}", *TINY, *overrides])
+
+
+def start(*args: str, cwd: Path, path: Path | None = None) -> subprocess.Popen[str]:
+    """`python -m effloop ARGS` in a process and a group of its own; `path` is put on its import path."""
+    places = [str(path)] * (path is not None) + [str(Path(effloop.__file__).parents[1])]
+    return subprocess.Popen(
+        [sys.executable, "-m", "effloop", *args],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(places), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def call(*args: str, cwd: Path, path: Path | None = None) -> tuple[int, str, str]:
+    """`python -m effloop ARGS`: exit code, standard output and standard error."""
+    with start(*args, cwd=cwd, path=path) as process:
+        out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+def rows(run: Path, *, perf: bool = False) -> list[dict[str, Any]]:
+    """metrics.jsonl; what depends on the clock is left out."""
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return found if perf else [{k: v for k, v in row.items() if k not in PERF} for row in found]

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from plans import line, open_source, to_memmap
+
+from effloop.data.source.embedded import PATH, EmbeddedSource
+from effloop.data.source.folder import FolderSource
+from effloop.data.source.memmap import MemmapSource
+from effloop.errors import ConfigError
+
+
+def test_nothing_means_the_photographs_that_come_along() -> None:
+    assert type(open_source("auto")) is EmbeddedSource
+
+
+def test_a_folder(photos: Path) -> None:
+    assert type(open_source("auto", photos)) is FolderSource
+
+
+@pytest.mark.parametrize("embedded", [True, False])
+def test_a_file_of_effloops(photos: Path, tmp_path: Path, embedded: bool) -> None:
+    path = PATH if embedded else to_memmap(photos, tmp_path / "file")
+    source = open_source("auto", path, "val")
+    assert type(source) is MemmapSource
+    assert source.where == f"{path}:val"
+
+
+def test_an_unknown_file(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("text")
+    wanted = f"data.root: '{file}' is in no format that EffLoop knows; have folder, memmap: set data=FORMAT"
+    with pytest.raises(ConfigError, match=line(wanted)):
+        open_source("auto", file)
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not there"):
+        open_source("auto", tmp_path / "nowhere")

@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from images import encode, photo
+from plans import line, open_source, read_bytes, to_memmap
+from torchvision.datasets import ImageFolder
+
+from effloop.data.source import printable
+from effloop.errors import ConfigError, DataError
+
+JPEG = encode(photo(8, 9), "JPEG")
+SOUGHT = "looked for .jpg, .jpeg, .png, .webp, .bmp"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Two classes, with folders inside; names that sort differently by part than as a whole."""
+    root = tmp_path / "root"
+    add(root, "cat/b.jpg", "cat/a.JPEG", "cat/b/1.png", "cat/b-c/2.jpg", "cat/b/deep/er/0.bmp", "cat/B.jpg")
+    add(root, "Dog/10.webp", "Dog/9.jpg", "Dog/ä.jpg", "Dog/z/one.jpg", "Dog/\U0001f415.jpg", "Dog/\ufffd.jpg")
+    return root
+
+
+def add(root: Path, *names: str) -> None:
+    for number, name in enumerate(names):
+        path = root / "train" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(JPEG + bytes(number))  # each of its own length
+
+
+def age(root: Path) -> None:
+    """Let the folders' last change be long ago, so that a scan of them is trusted."""
+    for folder, _, _ in os.walk(root):
+        os.utime(folder, (1_600_000_000, 1_600_000_000))
+
+
+def keys(root: Path) -> list[str]:
+    source = open_source("folder", root)
+    return [source.key(i) for i in range(len(source))]
+
+
+def kept(cache: Path) -> list[tuple[str, int, int]]:
+    """What tells a kept scan from one that was written anew."""
+    return [(path.name, path.stat().st_ino, path.stat().st_mtime_ns) for path in sorted(cache.iterdir())]
+
+
+def refusal(root: Path, error: type[Exception] = DataError, **options: str) -> str:
+    with pytest.raises(error) as caught:
+        open_source("folder", root, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_order_and_labels_are_those_of_image_folder(root: Path) -> None:
+    source, reference = open_source("folder", root), ImageFolder(str(root / "train"))
+    assert list(source.classes) == reference.classes == ["Dog", "cat"]
+    assert [f"{source.where}/{source.key(i)}" for i in range(len(source))] == [path for path, _ in reference.samples]
+    assert source.labels.tolist() == reference.targets
+    assert [read_bytes(source, i) for i in range(len(source))] == [Path(p).read_bytes() for p, _ in reference.samples]
+
+
+def test_order_of_names_that_are_not_text(root: Path) -> None:
+    for part in ("cat/{}.jpg", "cat/{}/1.jpg", "{}/1.jpg"):
+        add(
+            root, *(part.format(os.fsdecode(name)) for name in (b"\xff", b"\xc3", "\ufffd".encode(), "\ue000".encode()))
+        )
+    source, reference = open_source("folder", root), ImageFolder(str(root / "train"))
+    paths = [printable(os.fsencode(path)) for path, _ in reference.samples]
+    assert [f"{source.where}/{source.key(i)}" for i in range(len(source))] == paths
+    assert source.labels.tolist() == reference.targets
+
+
+def test_what_is_no_image_is_left_out(root: Path) -> None:
+    before = keys(root)
+    add(root, ".hidden/1.jpg", "cat/.hidden/1.jpg", "cat/._1.jpg", "cat/notes.txt", "cat/jpg", "cat/a.jpg.part")
+    (root / "train" / "readme.jpg").write_bytes(JPEG)  # not in a class
+    assert keys(root) == before
+
+
+def test_links_are_followed(root: Path, tmp_path: Path) -> None:
+    add(tmp_path / "else", "owl/1.jpg")
+    (root / "train" / "owl").symlink_to(tmp_path / "else" / "train" / "owl")
+    (root / "train" / "cat" / "link.jpg").symlink_to(tmp_path / "else" / "train" / "owl" / "1.jpg")
+    assert {"owl/1.jpg", "cat/link.jpg"} <= set(keys(root))
+
+
+def test_a_folder_may_be_called_like_an_image(root: Path) -> None:
+    add(root, "cat/folder.jpg/1.jpg")
+    assert "cat/folder.jpg/1.jpg" in keys(root)
+
+
+def test_names_that_are_not_text(root: Path) -> None:
+    cat = os.fsencode(root / "train" / "cat")
+    for name in (b"\xff\xfe.jpg", b"two\nlines.jpg"):
+        with open(os.path.join(cat, name), "wb") as file:
+            file.write(JPEG + name)
+    source = open_source("folder", root)
+    found = {source.key(i): read_bytes(source, i) for i in range(len(source))}
+    assert found[r"cat/\xff\xfe.jpg"] == JPEG + b"\xff\xfe.jpg"
+    assert found[r"cat/two\nlines.jpg"] == JPEG + b"two\nlines.jpg"
+
+
+def test_a_root_that_is_not_text(root: Path, tmp_path: Path) -> None:
+    strange = tmp_path / os.fsdecode(b"\xff\n")
+    root.rename(strange)
+    source = open_source("folder", strange)
+    assert source.where == rf"{tmp_path}/\xff\n/train"
+    assert read_bytes(source, 0).startswith(JPEG)
+
+
+def test_fingerprint_is_that_of_the_same_data_elsewhere(root: Path, photos: Path, tmp_path: Path) -> None:
+    memmap = to_memmap(photos, tmp_path / "photos.effloop")
+    for split in ("train", "val"):
+        wanted = open_source("folder", photos, split).fingerprint()
+        assert open_source("memmap", memmap, split).fingerprint() == wanted
+        assert wanted["bytes"] == sum(path.stat().st_size for path in (photos / split).rglob("*.jpg"))
+    assert open_source("folder", shutil.copytree(root, tmp_path / "copy")).fingerprint() == (
+        open_source("folder", root).fingerprint()
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda train: (train / "cat" / "b.jpg").rename(train / "cat" / "c.jpg"),
+        lambda train: (train / "cat" / "b.jpg").rename(train / "Dog" / "b.jpg"),
+        lambda train: (train / "cat" / "b.jpg").write_bytes(JPEG + b"longer"),
+    ],
+)
+def test_fingerprint_tells_names_labels_and_sizes(root: Path, change: Callable[[Path], object]) -> None:
+    before = open_source("folder", root).fingerprint()
+    change(root / "train")
+    after = open_source("folder", root).fingerprint()
+    assert after["samples"] == before["samples"]
+    assert after["sha256"] != before["sha256"]
+
+
+def test_a_scan_is_kept(root: Path, tmp_path: Path) -> None:
+    age(root)
+    cache = tmp_path / "cache"
+    first = open_source("folder", root, index_dir=str(cache))
+    before = kept(cache)
+    second = open_source("folder", root, index_dir=str(cache))
+    assert kept(cache) == before
+    assert len(before) == 1
+    np.testing.assert_array_equal(second.labels, first.labels)
+    assert second.fingerprint() == first.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        (lambda root: add(root, "cat/new.jpg"), {"cat/new.jpg"}),
+        (lambda root: add(root, "cat/b/deep/er/new.jpg"), {"cat/b/deep/er/new.jpg"}),
+        (lambda root: add(root, "cat/new/new.jpg"), {"cat/new/new.jpg"}),
+        (lambda root: add(root, "owl/new.jpg"), {"owl/new.jpg"}),
+        (lambda root: (root / "train/cat/b/1.png").unlink(), {"cat/b/1.png"}),
+        (lambda root: (root / "train/cat/b.jpg").rename(root / "train/cat/c.jpg"), {"cat/b.jpg", "cat/c.jpg"}),
+        (lambda root: shutil.rmtree(root / "train/cat/b-c"), {"cat/b-c/2.jpg"}),
+    ],
+)
+def test_a_change_is_noticed(root: Path, change: Callable[[Path], object], difference: set[str]) -> None:
+    age(root)
+    before = keys(root)
+    change(root)
+    assert set(keys(root)) ^ set(before) == difference
+
+
+def test_a_change_within_the_clocks_tick_is_noticed(root: Path) -> None:
+    folder = root / "train" / "cat"
+    before = keys(root)
+    at_the_scan = folder.stat().st_mtime_ns
+    add(root, "cat/new.jpg")
+    os.utime(folder, ns=(at_the_scan, at_the_scan))  # as if both fell into one tick
+    assert len(keys(root)) == len(before) + 1
+
+
+def test_a_file_overwritten_in_place_is_read_anew(root: Path) -> None:
+    age(root)
+    source = open_source("folder", root)
+    (root / "train" / source.key(0)).write_bytes(b"other bytes")
+    assert read_bytes(source, 0) == b"other bytes"
+    assert read_bytes(open_source("folder", root), 0) == b"other bytes"
+
+
+@pytest.mark.parametrize("damage", [b"", b"EFFLOOP\0", b"text", b"EFFLOOP\0" + bytes(100)])
+def test_a_damaged_scan_is_made_again(root: Path, tmp_path: Path, damage: bytes) -> None:
+    age(root)
+    wanted = open_source("folder", root, index_dir=str(tmp_path / "cache")).fingerprint()
+    (index,) = (tmp_path / "cache").iterdir()
+    index.write_bytes(damage)
+    assert open_source("folder", root, index_dir=str(tmp_path / "cache")).fingerprint() == wanted
+
+
+def test_a_source_is_not_unpickled_over_other_data(root: Path) -> None:
+    """A worker process that starts late would otherwise number the samples differently."""
+    pickled = pickle.dumps(open_source("folder", root))
+    assert len(pickle.loads(pickled)) == 12
+    add(root, "cat/new.jpg")
+    open_source("folder", root)  # another run scans again
+    with pytest.raises(
+        DataError, match=line(f"{root}/train has changed since this run opened it; start the run again")
+    ):
+        pickle.loads(pickled)
+
+
+def test_index_dir_that_cannot_be_written(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    got = refusal(root, ConfigError, index_dir=str(tmp_path / "file" / "below"))
+    assert got.startswith(f"data.index_dir: {tmp_path}/file/below/folder-")
+    assert got.endswith(".index can't be written: Not a directory; set data.index_dir=PATH")
+
+
+def test_a_file_that_is_gone_when_read(root: Path) -> None:
+    source = open_source("folder", root)
+    (root / "train" / source.key(3)).unlink()
+    with pytest.raises(DataError, match=line("can't be read: No such file or directory")):
+        source.read(3)
+
+
+def test_missing_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    got = refusal(Path("nowhere"), ConfigError)
+    assert got == f"data.root: 'nowhere' is not there (looked at {tmp_path}/nowhere); set data.root=PATH"
+    assert refusal(Path("~nobody-here/x"), ConfigError).startswith("data.root: '~nobody-here/x' is not there")
+    assert refusal(Path("x" * 300), ConfigError).startswith("data.root: 'xxx")
+
+
+def test_home_is_found(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(root.parent))
+    assert len(open_source("folder", Path("~/root"))) == 12
+
+
+def test_root_is_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("text")
+    got = refusal(file, ConfigError)
+    assert got == f"data.root: '{file}' is a file; data=folder reads a folder: set data.root=FOLDER"
+
+
+@pytest.mark.parametrize("split", ["validation", "no/where"])
+def test_missing_split(root: Path, split: str) -> None:
+    got = refusal(root, split=split)
+    fix = "set data.train_split or data.val_split"
+    assert got == f"data.root: '{root}' has no folder '{split}'; it has train: {fix}"
+
+
+def test_empty_root(tmp_path: Path) -> None:
+    got = refusal(tmp_path)
+    fix = "set data.train_split or data.val_split"
+    assert got == f"data.root: '{tmp_path}' has no folder 'train'; it has no folders: {fix}"
+
+
+def test_no_class_folders(tmp_path: Path) -> None:
+    train = tmp_path / "train"
+    train.mkdir()
+    (train / "1.jpg").write_bytes(JPEG)
+    wanted = f"{train} has no class folders with images ({SOUGHT}); it should hold one folder per class"
+    assert refusal(tmp_path) == f"{wanted}: set data.root=PATH"
+
+
+def test_empty_class_folder(root: Path) -> None:
+    (root / "train" / "empty" / "inner").mkdir(parents=True)
+    (root / "train" / "empty" / "note.txt").write_text("text")
+    wanted = f"{root}/train: the class folder 'empty' has no images ({SOUGHT}); remove it or fill it"
+    assert refusal(root) == wanted
+
+
+def test_zero_byte_file(root: Path) -> None:
+    (root / "train" / "cat" / "b" / "1.png").write_bytes(b"")
+    assert refusal(root) == f"{root}/train/cat/b/1.png is empty (0 bytes); remove it or replace it"
+
+
+def test_link_that_leads_nowhere(root: Path) -> None:
+    (root / "train" / "cat" / "link.jpg").symlink_to("nowhere")
+    assert refusal(root) == f"{root}/train/cat/link.jpg can't be read: No such file or directory"
+
+
+def test_link_to_itself(root: Path) -> None:
+    (root / "train" / "cat" / "loop").symlink_to("loop")
+    assert refusal(root) == f"{root}/train/cat/loop can't be read: Too many levels of symbolic links"
+
+
+def test_link_to_a_folder_above(root: Path) -> None:
+    loop = root / "train" / "cat" / "b" / "loop"
+    loop.symlink_to(root / "train" / "cat")
+    assert refusal(root) == f"{loop} is a symbolic link to a folder above it ({root}/train/cat); remove the link"

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from plans import line, make_plan, open_source
+
+from effloop.data.check import check_samples
+from effloop.data.plan import Plan
+from effloop.errors import DataError
+
+
+@pytest.fixture
+def plan(photos: Path, tmp_path: Path) -> Plan:
+    """Of a copy of the photographs, so that they may be damaged."""
+    return make_plan(open_source("folder", shutil.copytree(photos, tmp_path / "copy")))
+
+
+def file(plan: Plan, index: int) -> Path:
+    return Path(plan.source.where, plan.source.key(index))
+
+
+def test_nothing_wrong(plan: Plan) -> None:
+    check_samples(plan, 2000, 2)
+
+
+@pytest.mark.parametrize("num_threads", [0, 1, 4])
+def test_truncated(plan: Plan, num_threads: int) -> None:
+    bad = file(plan, 39)  # the last one
+    bad.write_bytes(bad.read_bytes()[:-9])
+    wanted = f"{bad} is a truncated JPEG: ends after {bad.stat().st_size:,} bytes without its end marker"
+    with pytest.raises(DataError, match=line(wanted)):
+        check_samples(plan, 40, num_threads)
+
+
+def test_a_text_called_an_image(plan: Plan) -> None:
+    file(plan, 0).write_text("<html>")
+    wanted = f"{file(plan, 0)} is not a JPEG, PNG, WebP or BMP image; starts with b'<html>'"
+    with pytest.raises(DataError, match=line(wanted)):
+        check_samples(plan, 40, 2)
+
+
+def test_emptied_since_the_scan(plan: Plan) -> None:
+    file(plan, 20).write_bytes(b"")
+    with pytest.raises(DataError, match=line(f"{file(plan, 20)} is empty (0 bytes)")):
+        check_samples(plan, 40, 2)
+
+
+def test_gone_since_the_scan(plan: Plan) -> None:
+    file(plan, 20).unlink()
+    with pytest.raises(DataError, match=line(f"{file(plan, 20)} can't be read: No such file or directory")):
+        check_samples(plan, 40, 2)
+
+
+def test_bytes_behind_the_end_are_no_damage(plan: Plan) -> None:
+    with file(plan, 5).open("ab") as behind:
+        behind.write(bytes(50))
+    check_samples(plan, 40, 2)
+
+
+def test_the_first_of_several_is_reported(plan: Plan) -> None:
+    for index in (31, 17, 18):
+        file(plan, index).write_text("not an image")
+    for _ in range(5):
+        with pytest.raises(DataError, match=f"^{file(plan, 17)} is not"):
+            check_samples(plan, 40, 4)
+
+
+def test_no_more_than_the_limit_is_looked_at(plan: Plan) -> None:
+    for index in set(range(40)) - {0, 19, 39}:
+        file(plan, index).unlink()
+    check_samples(plan, 3, 2)  # the first, the middle, the last
+    check_samples(plan, 1, 2)
+    check_samples(plan, 0, 2)
+    with pytest.raises(DataError):
+        check_samples(plan, 4, 2)

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from effloop.batch import Batch
+from effloop.data.transfer import Transfer
+
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+
+
+def make_batch(targets_dtype: torch.dtype = torch.uint8) -> Batch:
+    """Every value in every channel."""
+    levels = torch.arange(256, dtype=torch.uint8).reshape(1, 16, 16, 1).expand(2, 16, 16, 3).contiguous()
+    return Batch(
+        images=levels.permute(0, 3, 1, 2),
+        targets=torch.tensor([3, 250]).to(targets_dtype),
+        ids=torch.tensor([7, 8]),
+        valid=torch.tensor([True, False]),
+    )
+
+
+def transferred(batch: Batch, mean: list[float] | None, std: list[float] | None, channels_last: bool = True) -> Batch:
+    (got,) = Transfer(torch.device("cpu"), mean, std, channels_last=channels_last).stream([batch])
+    return got
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize(("mean", "std"), [(MEAN, STD), ([0.0] * 3, [1.0] * 3), ([0.1, 0.5, 0.9], [0.01, 1.0, 7.0])])
+def test_normalising(mean: list[float], std: list[float], channels_last: bool) -> None:
+    batch = make_batch()
+    got = transferred(batch, mean, std, channels_last).images
+    column = [torch.tensor(values, dtype=torch.float64).reshape(1, 3, 1, 1) for values in (mean, std)]
+    wanted = (batch.images.double() / 255 - column[0]) / column[1]
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got.double(), wanted, rtol=1e-6, atol=1e-6)
+    assert got.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_without_mean_and_std_images_stay_uint8(channels_last: bool) -> None:
+    batch = make_batch()
+    got = transferred(batch, None, None, channels_last).images
+    assert torch.equal(got, batch.images)
+    assert got.dtype == torch.uint8
+    assert got.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32])
+def test_the_other_fields(dtype: torch.dtype) -> None:
+    got = transferred(make_batch(dtype), MEAN, STD)
+    assert got.targets.dtype == torch.int64
+    assert got.targets.tolist() == [3, 250]
+    assert got.ids.tolist() == [7, 8]
+    assert got.valid.tolist() == [True, False]
+
+
+def test_batches_are_taken_one_by_one() -> None:
+    def endless():
+        while True:
+            yield make_batch()
+
+    assert len(next(Transfer(torch.device("cpu"), MEAN, STD, channels_last=True).stream(endless()))) == 2

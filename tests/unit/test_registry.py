@@ -1,0 +1,49 @@
+"""The one door for every part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from effloop.errors import ConfigError, optional_package
+from effloop.registry import PartConfig, Registry, groups
+
+
+@pytest.fixture
+def registry() -> Iterator[Registry[str]]:
+    yield Registry("test_group")
+    del groups["test_group"]
+
+
+def test_builds_what_is_named(registry: Registry[str]) -> None:
+    @registry.register("shout", PartConfig)
+    def shout(config: PartConfig, word: str) -> str:
+        """Says it loudly.
+
+        More about it.
+        """
+        return word.upper()
+
+    assert registry.build(PartConfig(name="shout"), "hey") == "HEY"
+    assert registry.names() == ["shout"]
+    assert registry["shout"].summary == "Says it loudly."
+
+
+def test_a_name_is_taken_once(registry: Registry[str]) -> None:
+    registry.register("a", PartConfig)(str)
+    with pytest.raises(ValueError, match="test_group 'a' is registered already"):
+        registry.register("a", PartConfig)(repr)
+    with pytest.raises(ValueError, match="exists already"):
+        Registry("test_group")
+
+
+def test_unknown_name(registry: Registry[str]) -> None:
+    registry.register("pillow", PartConfig)(str)
+    with pytest.raises(ConfigError, match=r"test_group: no choice 'pilow'; have pillow; did you mean 'pillow'\?"):
+        registry.build(PartConfig(name="pilow"))
+
+
+def test_missing_package_says_what_to_install() -> None:
+    with pytest.raises(ConfigError, match=r"model=x needs the package 'not_here_at_all'; pip install 'effloop\[x\]'"):
+        optional_package("not_here_at_all", "model=x", "effloop[x]")

@@ -1,0 +1,133 @@
+"""The loop and its sums, against computations that anybody can follow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from runs import TINY, train
+from torch import Tensor, nn
+
+import effloop
+from effloop.batch import Batch
+from effloop.checkpoint import CheckpointConfig, Checkpoints
+from effloop.measure.bench import Preloaded
+from effloop.optim import Objective
+from effloop.parallel.single import NoneConfig, NoParallel
+from effloop.precision import Precision
+from effloop.record import Metrics, Recorder
+from effloop.trainer import LoopConfig, Trainer
+
+CPU = torch.device("cpu")
+
+
+def naive_scores(losses: list[float], logits: Tensor, targets: Tensor) -> dict[str, float]:
+    """Loss, top1 and top5, sample by sample."""
+    ranks = [int((row > row[target]).sum()) for row, target in zip(logits, targets.tolist(), strict=True)]
+    return {
+        "loss": sum(losses) / len(losses),
+        "top1": sum(rank < 1 for rank in ranks) / len(ranks),
+        "top5": sum(rank < 5 for rank in ranks) / len(ranks),
+    }
+
+
+@pytest.mark.parametrize("classes", [2, 5, 20])
+def test_metrics(classes: int) -> None:
+    torch.manual_seed(classes)
+    logits, targets = torch.randn(50, classes), torch.randint(classes, (50,))
+    losses, valid = torch.rand(50), torch.rand(50) < 0.7
+    metrics = Metrics(CPU)
+    for part in torch.arange(50).split(8):
+        metrics.update(losses[part], logits[part], targets[part], valid[part])
+    totals = metrics.read()
+    assert totals.samples == int(valid.sum())
+    assert totals.scores() == pytest.approx(naive_scores(losses[valid].tolist(), logits[valid], targets[valid]))
+
+
+def test_metrics_of_no_samples() -> None:
+    assert all(value != value for value in Metrics(CPU).read().scores().values())  # NaN
+
+
+def test_label_smoothing_is_for_training_only() -> None:
+    logits, targets = torch.randn(6, 4), torch.randint(4, (6,))
+    smooth, plain = Objective(0.1), Objective()
+    assert smooth(logits, targets) != plain(logits, targets)
+    assert torch.equal(smooth.per_sample(logits, targets), plain.per_sample(logits, targets))
+    assert smooth.per_sample(logits, targets).mean() == pytest.approx(float(plain(logits, targets)))
+
+
+def build(photos: Path, *overrides: str) -> Trainer:
+    config = effloop.compose([f"data.root={photos}", *TINY, "record=none", "checkpoint=none", *overrides])
+    return effloop.build_trainer(config)
+
+
+@pytest.mark.parametrize("batch_size", [4, 8, 13, 40])
+def test_each_validation_sample_counts_once(here: Path, photos: Path, batch_size: int) -> None:
+    trainer = build(photos, f"batch_size={batch_size}")
+    scores = trainer.evaluate(trainer.val.epoch(0))
+    assert trainer.metrics.read().samples == 13
+
+    one_by_one: list[Any] = [[], [], []]
+    with torch.no_grad():
+        for batch in effloop.build_loader(effloop.compose([f"data.root={photos}", *TINY, "batch_size=1"]), "val").epoch(
+            0
+        ):
+            logits = trainer.model(batch.images)
+            one_by_one[0].append(float(nn.functional.cross_entropy(logits, batch.targets)))
+            one_by_one[1].append(logits[0])
+            one_by_one[2].append(int(batch.targets))
+    expected = naive_scores(one_by_one[0], torch.stack(one_by_one[1]), torch.tensor(one_by_one[2]))
+    assert scores == pytest.approx(expected, rel=1e-5)
+
+
+def plain_trainer(batch_size: int, accumulate: int) -> Trainer:
+    """A linear model without BatchNorm, which sees the batch's size, on the same 40 random images."""
+    torch.manual_seed(0)
+    data = (torch.randn(40, 3, 4, 4), torch.randint(5, (40,)), torch.arange(40), torch.ones(40, dtype=torch.bool))
+    batches = [Batch(*columns) for columns in zip(*(column.split(batch_size) for column in data), strict=True)]
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return Trainer(
+        model=model,
+        optimizer=optimizer,
+        schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0),
+        objective=Objective(),
+        metrics=Metrics(CPU),
+        parallel=NoParallel(NoneConfig(name="none")),
+        precision=Precision(CPU),
+        recorder=Recorder(),
+        checkpoints=Checkpoints(CheckpointConfig(name="none"), Path(), {}),
+        train=Preloaded(batches, batch_size),
+        val=Preloaded(batches, batch_size),
+        loop=LoopConfig(epochs=1, accumulate=accumulate),
+    )
+
+
+def test_accumulating_two_batches_is_one_of_twice_the_size() -> None:
+    weights = []
+    for trainer in (plain_trainer(10, accumulate=2), plain_trainer(20, accumulate=1)):
+        trainer.fit()
+        assert (trainer.progress.step, trainer.progress.epoch) == (2, 1)
+        weights.append([parameter.detach() for parameter in trainer.model.parameters()])
+    torch.testing.assert_close(*weights)
+
+
+def test_a_short_group_is_dropped() -> None:
+    trainer = plain_trainer(10, accumulate=3)  # four batches: one group, and one batch over
+    trainer.train_epoch(trainer.train.epoch(0))
+    assert trainer.progress.step == 1
+    reference = plain_trainer(30, accumulate=1)
+    reference.train_epoch(reference.train.epoch(0)[:1])
+    torch.testing.assert_close(trainer.model[1].weight, reference.model[1].weight)
+
+
+def test_a_bug_keeps_its_traceback(here: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> Tensor:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(Objective, "__call__", broken)
+    with pytest.raises(ValueError, match="a bug"):
+        train(photos, "run=x")
+    assert "stopped by ValueError: a bug" in (here / "outputs/x/log.txt").read_text()
