@@ -29,6 +29,7 @@ from effloop.optim import Objective, optimizers, schedules
 from effloop.parallel import Parallel, parallels
 from effloop.precision import precisions
 from effloop.record import Metrics, recorders
+from effloop.search import check_run_name
 from effloop.trainer import LoopConfig, Progress, Trainer, evaluate
 
 
@@ -127,7 +128,7 @@ def build_trainer(
             model.load_state_dict(state["model"])
 
     if resume is None:
-        run_dir = snapshot.claim_run_dir(run_dir or Path("outputs") / configs.check_run_name(config.run))
+        run_dir = snapshot.claim_run_dir(run_dir or Path("outputs") / check_run_name(config.run))
         data = {"train": train.plan.source.fingerprint(), "val": val.plan.source.fingerprint()}
         snapshot.write(run_dir, config, overrides, {"classes": list(train.classes), **data})
     assert run_dir is not None

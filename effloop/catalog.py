@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.resources.abc import Traversable
 
-from effloop import config as configs
+from effloop import search
+from effloop.config import Config
 from effloop.errors import ConfigError
 from effloop.registry import Registry, choices, groups
 
@@ -16,8 +17,8 @@ def show(words: Sequence[str]) -> None:
     Raises:
         ConfigError: no such group.
     """
-    configs.prepare()
-    names = [*configs.Config.GROUPS, configs.EXPERIMENT]
+    search.prepare(Config)
+    names = [*Config.GROUPS, search.EXPERIMENT]
     if len(words) > 1 or (words and words[0] not in names):
         raise ConfigError(f"list: no group '{' '.join(words)}'; {choices(words[0], names)}")
     rows = [
@@ -34,7 +35,7 @@ def _choices(group: str, *, whole: bool) -> dict[str, str]:
     """{name: one line}. `whole` opens the registry's shelf too, which may be long and slow."""
     found: dict[str, str] = {}
     parts: Registry[object] | None = groups.get(group)
-    for folder in configs.config_folders():
+    for folder in search.config_folders():
         files = (folder / group).iterdir() if (folder / group).is_dir() else ()
         for file in files:
             if file.name.endswith(".yaml"):

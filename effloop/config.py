@@ -1,24 +1,15 @@
-"""The whole config: its typed tree, where its files are found, how it is composed and kept."""
+"""The whole config: its typed tree, how it is composed, checked and kept."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, ClassVar
 
-import hydra
 import yaml
-from hydra.core.config_search_path import ConfigSearchPath
-from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.plugins import Plugins
-from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from effloop import explain, registry
@@ -34,12 +25,7 @@ from effloop.parallel import ParallelConfig
 from effloop.precision import PrecisionConfig
 from effloop.record import RecordConfig
 from effloop.registry import PartConfig
-
-VERSION_BASE = "1.3"
-NAME = "train"
-"""The primary config, `configs/train.yaml`."""
-EXPERIMENT = "experiment"
-"""The group of overlays; it has no part of its own."""
+from effloop.search import check_run_name, compose_tree
 
 
 @dataclass
@@ -118,93 +104,6 @@ class Config:
         check_run_name(self.run)
 
 
-def check_run_name(name: str) -> str:
-    """A run's name, if it is a relative path that stays below `outputs/`.
-
-    Raises:
-        ConfigError: it is absolute, empty, or climbs out.
-    """
-    path = Path(name)
-    if not path.parts or path.is_absolute() or ".." in path.parts:
-        raise ConfigError(f"run: '{name}' is not allowed; set a name below outputs/, without '..' or a leading '/'")
-    return name
-
-
-def config_root() -> Path:
-    """The folder of the packaged YAML files: inside a wheel, or beside the package in a checkout."""
-    installed = Path(str(files("effloop"))) / "configs"
-    return installed if installed.is_dir() else Path(__file__).parents[1] / "configs"
-
-
-class EffLoopSearchPath(SearchPathPlugin):
-    """Adds the user's `./configs` and the plugins' configs behind EffLoop's own."""
-
-    plugin_modules: ClassVar[list[str]] = []
-
-    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        # Behind, not in front: many projects have a configs/train.yaml of their own, which has
-        # nothing to do with this one. On a clash of names EffLoop's file wins.
-        user = Path.cwd() / "configs"
-        if user.is_dir() and user.resolve() != config_root().resolve():
-            search_path.append("user", f"file://{user}")
-        for module in self.plugin_modules:
-            search_path.append(module, f"pkg://{module.partition('.')[0]}.configs")
-
-
-def prepare(overrides: Sequence[str] = ()) -> None:
-    """Make every part known to Hydra: plugins, schemas, search path, and names from the shelves."""
-    EffLoopSearchPath.plugin_modules = registry.load_plugins()
-    if EffLoopSearchPath not in Plugins.instance().discover(SearchPathPlugin):
-        Plugins.instance().register(EffLoopSearchPath)
-    OmegaConf.register_new_resolver("effloop.run_dir", lambda name: f"outputs/{check_run_name(name)}", replace=True)
-    store = ConfigStore.instance()
-    store.store(name="train_schema", node=Config)
-    for group, parts in registry.groups.items():
-        for name in parts:
-            node = OmegaConf.structured(parts[name].config)
-            node.name = name
-            # `name_schema` is what a YAML file of the same name builds on; `name` serves where a
-            # part ships no YAML.
-            store.store(group=group, name=f"{name}_schema", node=node)
-            if not _has_yaml(group, name):
-                store.store(group=group, name=name, node=node)
-        for name in _asked_for(group, overrides):
-            if name not in parts and not _has_yaml(group, name) and name in parts.shelf():
-                store.store(group=group, name=name, node=OmegaConf.structured(parts.shelf()[name]))
-
-
-def _asked_for(group: str, overrides: Sequence[str]) -> list[str]:
-    """Names that overrides, and the experiments among them, choose in a group; maybe a few words more."""
-    values = [o.partition("=")[2] for o in overrides if o.partition("=")[0].lstrip("+") == group]
-    names = re.findall(r"[\w./-]+", " ".join(values))  # of a=b, a=b,c and a=choice(b,c)
-    if group != EXPERIMENT:
-        for experiment in _asked_for(EXPERIMENT, overrides):
-            names += _defaults_of(experiment, f"override /{group}")
-    return names
-
-
-def _defaults_of(experiment: str, key: str) -> list[str]:
-    """What an experiment's list of defaults has under `key`."""
-    for folder in config_folders():
-        try:
-            plain = yaml.safe_load((folder / EXPERIMENT / f"{experiment}.yaml").read_text("utf-8"))
-        except (OSError, ValueError, yaml.YAMLError):
-            continue  # Hydra will say what is wrong with it
-        entries = plain.get("defaults") if isinstance(plain, dict) else None
-        return [str(entry[key]) for entry in entries or () if isinstance(entry, dict) and key in entry]
-    return []
-
-
-def _has_yaml(group: str, name: str) -> bool:
-    return any((folder / group / f"{name}.yaml").is_file() for folder in config_folders())
-
-
-def config_folders() -> list[Traversable]:
-    """Where YAML files are looked for once plugins are loaded, the first having the last word."""
-    plugins = [files(module.partition(".")[0]) / "configs" for module in EffLoopSearchPath.plugin_modules]
-    return [config_root(), Path.cwd() / "configs", *plugins]
-
-
 def compose(overrides: Sequence[str] = ()) -> Config:
     """The config that `python -m effloop OVERRIDES` would use.
 
@@ -217,19 +116,8 @@ def compose(overrides: Sequence[str] = ()) -> Config:
         ConfigError: an override, a YAML file or a value can't be taken; one line says why.
     """
     with explain.in_one_line(Config, overrides):
-        tree = _compose_tree(list(overrides))
+        tree = compose_tree(Config, list(overrides))
     return finish(tree, overrides)
-
-
-def _compose_tree(overrides: list[str]) -> DictConfig:
-    prepare(overrides)
-    current = GlobalHydra.instance()
-    callers, current.hydra = current.hydra, None  # the caller may be a Hydra application itself
-    try:
-        with hydra.initialize_config_dir(version_base=VERSION_BASE, config_dir=str(config_root())):
-            return hydra.compose(NAME, overrides=overrides)
-    finally:
-        current.hydra = callers
 
 
 def finish(tree: DictConfig, overrides: Sequence[str] = ()) -> Config:
@@ -312,7 +200,7 @@ def from_dict(plain: Any, overrides: Sequence[str], where: str) -> Config:
             if override.is_sweep_override():
                 raise ConfigError(f"{override.input_line}: several values are a sweep, which only training takes")
         choices = [override for override in parsed if override.key_or_group in Config.GROUPS]
-        composed = _compose_tree([str(override.input_line) for override in choices])
+        composed = compose_tree(Config, [str(override.input_line) for override in choices])
         tree: Any = OmegaConf.structured(Config)
         for group in Config.GROUPS:
             schema = OmegaConf.structured(registry.groups[group][str(plain[group]["name"])].config)

@@ -28,6 +28,12 @@ class CheckpointError(EffLoopError):
     """A checkpoint or run folder that can't be written, found or read."""
 
 
+class InterruptedRunError(EffLoopError):
+    """Ctrl-C during training; the message says how to go on."""
+
+    exit_code = 130
+
+
 def optional_package(module: str, part: str, install: str) -> ModuleType:
     """Import `module` when the part that needs it is built.
 

@@ -176,6 +176,11 @@ def test_17_missing_root(refused: Refusal) -> None:
 
 
 def test_18_empty_root(refused: Refusal) -> None:
+    (refused.here / "data").mkdir()
+    _has(refused.of("data.root=data"), "'data' has no folder 'train' .jpg, .jpeg, .png, .webp, .bmp data.root=PATH")
+
+
+def test_18_empty_split(refused: Refusal) -> None:
     (refused.here / "data/train").mkdir(parents=True)
     _has(refused.of("data.root=data"), f"{refused.here}/data/train .jpg, .jpeg, .png, .webp, .bmp")
 

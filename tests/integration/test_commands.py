@@ -34,7 +34,7 @@ def test_version_and_the_module(tmp_path: Path) -> None:
 def test_list(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert {line.split()[0] for line in lines} == set(Config.GROUPS)
+    assert {line.split()[0] for line in lines} == {*Config.GROUPS, "experiment"}
     assert max(map(len, lines)) <= 120
     assert any(line.startswith("decode") and "pillow" in line for line in lines)
 
@@ -49,7 +49,9 @@ def test_list_of_a_group(here: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_list_shows_the_users_configs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _write(here / "configs/experiment/night.yaml", "# @package _global_\n# Twelve hours.\nepochs: 9\n")
     assert main(["list", "experiment"]) == 0
-    assert capsys.readouterr().out == "experiment  night  Twelve hours.\n"
+    lines = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
+    assert ["experiment", "night", "Twelve hours."] in lines
+    assert ["digits"] == [name for _, name, _ in lines if name != "night"]
 
 
 def test_cfg_prints_and_stops(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,7 +90,9 @@ class FolderSource(Source):
 
 def _what_is_in(root: Path) -> str:
     folders = sorted(printable(entry.name) for entry in _entries(os.fsencode(root)) if entry.is_dir())
-    return f"it has {', '.join(folders[:8]) or 'no folders'}: set data.train_split or data.val_split"
+    if not folders:
+        return f"it has no folders at all, where SPLIT/CLASS/ with images should be ({_sought()}): set data.root=PATH"
+    return f"it has {', '.join(folders[:8])}: set data.train_split or data.val_split"
 
 
 def _index_of(root: Path, index_dir: str | None) -> ColumnFile:

@@ -253,9 +253,10 @@ def test_missing_split(root: Path, split: str) -> None:
 
 
 def test_empty_root(tmp_path: Path) -> None:
-    got = refusal(tmp_path)
-    fix = "set data.train_split or data.val_split"
-    assert got == f"data.root: '{tmp_path}' has no folder 'train'; it has no folders: {fix}"
+    assert refusal(tmp_path) == (
+        f"data.root: '{tmp_path}' has no folder 'train'; it has no folders at all, where SPLIT/CLASS/ with images "
+        "should be (looked for .jpg, .jpeg, .png, .webp, .bmp): set data.root=PATH"
+    )
 
 
 def test_no_class_folders(tmp_path: Path) -> None:

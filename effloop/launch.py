@@ -1,0 +1,159 @@
+"""Hydra in front of training: its flags, sweeps, one job after the other, errors left to us."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+
+from effloop import explain, search
+from effloop.config import Config, finish
+from effloop.errors import ConfigError, EffLoopError, InterruptedRunError
+from effloop.registry import choices
+
+MAX_JOBS = 1000
+"""More jobs than this in one sweep are taken for a slip."""
+
+
+Run = Callable[[Config, Sequence[str], Path], None]
+"""What trains one run: its config, the overrides it was composed from, its new run folder."""
+
+
+def launch(args: list[str], run: Run) -> None:
+    """Compose the config that `args` ask for and run it; with -m once for each combination of values.
+
+    Args:
+        args: overrides and Hydra's flags, as typed.
+        run: trains one run.
+
+    Raises:
+        ConfigError: the arguments can't be taken, or jobs of a sweep failed.
+        EffLoopError: as `run` raised it, where there is a single one.
+    """
+    flags, overrides = _flags_and_overrides(args)
+    sweep = "-m" in flags or "--multirun" in flags
+    jobs: list[str] = []
+    failures: list[EffLoopError] = []
+    crashes: list[Exception] = []
+
+    @hydra.main(version_base=search.VERSION_BASE, config_path=str(search.config_root()), config_name=search.NAME)
+    def job(tree: DictConfig) -> None:
+        hydra_config = HydraConfig.get()
+        task: Any = OmegaConf.to_container(hydra_config.overrides.task)  # as typed, interpolations and all
+        run_dir = Path(os.path.relpath(hydra_config.runtime.output_dir))
+        jobs.append(" ".join(task))
+        try:
+            run(finish(tree, task), task, run_dir)
+        except EffLoopError as error:  # caught here, because Hydra would add lines of its own
+            if isinstance(error, InterruptedRunError):
+                raise KeyboardInterrupt from error  # Hydra would take an Exception for its own
+            failures.append(error)
+            if sweep:
+                print(f"effloop: job {hydra_config.job.num} ({jobs[-1]}): {error}", file=sys.stderr)
+        except Exception as error:
+            crashes.append(error)
+            raise
+        finally:
+            _remove_if_empty(run_dir)
+
+    try:
+        with explain.in_one_line(Config, overrides):
+            search.prepare(Config, overrides)
+            if sweep:
+                _count_jobs(overrides)
+            _call_hydra(job, [*overrides, *flags])  # argparse wants the overrides side by side
+    except (ConfigError, OSError) as error:
+        if crashes:  # a bug in training is no config error, whatever its type
+            raise crashes[0] from None
+        if isinstance(error, OSError):
+            raise ConfigError(f"run: '{error.filename}' can't be made: {error.strerror}; train elsewhere") from error
+        raise
+    if failures and not sweep:
+        raise failures[0]
+    if failures:
+        raise ConfigError(f"{len(failures)} of {len(jobs)} jobs of the sweep failed; what each lacks is said above")
+
+
+_SWITCHES = ("-m", "--multirun", "--resolve")
+_OPTIONS: dict[str, tuple[str, ...]] = {
+    "--cfg": ("job", "hydra", "all"),
+    "-c": ("job", "hydra", "all"),
+    "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
+    "-i": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
+    "--package": (),  # any word
+    "-p": (),
+    "--config-dir": (),
+    "-cd": (),
+}
+"""Of Hydra's flags, those that make sense here, with the words that they take. Not among them is
+`--experimental-rerun`, which unpickles a file."""
+
+
+def _flags_and_overrides(args: list[str]) -> tuple[list[str], list[str]]:
+    """Hydra's flags with their words, and the rest.
+
+    Raises:
+        ConfigError: not one of the flags, or not a word that it takes.
+    """
+    flags: list[str] = []
+    overrides: list[str] = []
+    rest = iter(args)
+    for arg in rest:
+        flag, equals, word = arg.partition("=")
+        if not arg.startswith("-"):
+            overrides.append(arg)
+        elif arg in _SWITCHES:
+            flags.append(arg)
+        elif flag in _OPTIONS:
+            word = word if equals else next(rest, "")
+            if not word or (_OPTIONS[flag] and word not in _OPTIONS[flag]):
+                allowed = choices(word, _OPTIONS[flag]) if _OPTIONS[flag] else "give it a word"
+                raise ConfigError(f"{flag}: '{word}' is not allowed; {allowed}")
+            flags += [flag, word]
+        else:
+            raise ConfigError(f"'{arg}' is not a flag; {choices(arg, [*_SWITCHES, *_OPTIONS, '--debug', '--help'])}")
+    return flags, overrides
+
+
+def _count_jobs(overrides: list[str]) -> None:
+    """Refuse a sweep of no jobs, or of so many that it must be a slip."""
+    counts = {
+        override.input_line: len(list(override.sweep_string_iterator()))
+        for override in OverridesParser.create().parse_overrides(overrides)
+        if override.is_sweep_override()
+    }
+    for override, count in counts.items():
+        if not count:
+            raise ConfigError(f"{override}: an empty sweep, 0 values; give at least one")
+    if prod(counts.values()) > MAX_JOBS:
+        raise ConfigError(f"the sweep has {prod(counts.values()):,} jobs, more than {MAX_JOBS:,}; sweep fewer values")
+
+
+def _call_hydra(job: Callable[[], None], args: list[str]) -> None:
+    """Call a Hydra main function with our arguments, and with its exceptions left to us."""
+    saved_argv, saved_flag = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv, os.environ["HYDRA_FULL_ERROR"] = ["effloop", *args], "1"
+    try:
+        job()
+    finally:
+        sys.argv = saved_argv
+        os.environ.pop("HYDRA_FULL_ERROR")
+        if saved_flag is not None:
+            os.environ["HYDRA_FULL_ERROR"] = saved_flag
+
+
+def _remove_if_empty(folder: Path) -> None:
+    """Remove the folder that Hydra made for a run that never began, and its empty parents."""
+    for path in (folder, *folder.parents):
+        try:
+            path.rmdir()
+        except OSError:  # not empty, or the folder that we are in
+            return
