@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import tempfile
@@ -31,7 +32,7 @@ def main(words: list[str]) -> int:
     Raises:
         ConfigError: no such benchmark, or an override can't be taken.
     """
-    options = {"what": "loop", "repeats": "7", "out": ""}
+    options = {"what": "loop", "repeats": "25", "out": ""}
     overrides = []
     for word in words:
         key, _, value = word.partition("=")
@@ -82,6 +83,9 @@ def bare_epoch(trainer: Trainer, batches: Sequence[Batch]) -> None:
         trainer.schedule.step()
 
 
+_LOOP_BATCHES = 20  # short epochs often, because the machine's speed drifts by 10 % within a minute
+
+
 def loop(config: Config, repeats: int) -> dict[str, Any]:
     """Time of a training epoch through `Trainer` over that of a bare loop, on batches in memory.
 
@@ -92,7 +96,7 @@ def loop(config: Config, repeats: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         # One model for both: two of the same differ by up to 5 % in where their memory lies.
         trainer = build_trainer(config, run_dir=Path(folder) / "run")
-        batches = list(trainer.train.epoch(0))
+        batches = list(itertools.islice(trainer.train.epoch(0), _LOOP_BATCHES))
         trainer.train.close()
         trainer.train = Preloaded(batches, len(batches[0]))
         runs: dict[str, Callable[[], None]] = {

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import socket
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,31 +148,46 @@ def _step(line: str) -> float:
 
 
 class TensorBoardSink(Sink):
-    """Curves for TensorBoard: train/*, val/*, perf/*."""
+    """Curves for TensorBoard: train/*, val/*, perf/*.
+
+    Written where it happens, all curves of a report as one event. TensorBoard's own SummaryWriter has a
+    thread for that, which takes a core from the step, and which Ctrl-C at the wrong moment leaves waiting.
+    """
 
     def __init__(self, folder: Path, first_step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
-        # Curves of updates that a resumed run does again are hidden from `first_step` on.
-        # Ctrl-C inside of its queue can cost its thread a wake-up; closing then waits for the next
-        # flush, which at the default of 120 s looked like a hang in 1 of 50 interrupted runs.
-        self._writer = SummaryWriter(str(folder), purge_step=first_step or None, flush_secs=2)
+        folder.mkdir(exist_ok=True)
+        name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
+        self._file = (folder / name).open("wb")
+        self._records = RecordWriter(self._file)
+        self._write(0, file_version="brain.Event:2")
+        if first_step:  # curves of updates that a resumed run does again are hidden from here on
+            self._write(first_step, session_log=SessionLog(status=SessionLog.START))
 
     def train(self, report: Report) -> None:
         values = {f"train/{name}": value for name, value in report.now.items()}
         values |= {"train/lr": report.lr, "perf/images_per_s": report.span.images_per_s, "perf/wait": report.span.wait}
-        self._write(values, report.moment.step)
+        self._curves(values, report.moment.step)
 
     def epoch(self, moment: Moment, scores: Scores, span: Span) -> None:
-        self._write({f"val/{name}": value for name, value in scores.items()}, moment.step)
-        self._writer.flush()
+        self._curves({f"val/{name}": value for name, value in scores.items()}, moment.step)
+        self._file.flush()
 
-    def _write(self, values: Scores, step: int) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+    def _curves(self, values: Scores, step: int) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        points = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._write(step, summary=Summary(value=points))
+
+    def _write(self, step: int, **content: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._records.write(Event(wall_time=time.time(), step=step, **content).SerializeToString())
 
     def close(self) -> None:
-        self._writer.close()
+        self._file.close()
 
 
 class TerminalSink(Sink):
