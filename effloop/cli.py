@@ -17,6 +17,7 @@ from effloop.build import build_trainer, evaluate_checkpoint
 from effloop.checkpoint import files
 from effloop.config import Config
 from effloop.errors import CheckpointError, ConfigError, EffLoopError, InterruptedRunError
+from effloop.hardware import available_cores
 from effloop.measure import bench
 from effloop.registry import choices
 from effloop.trainer import Trainer
@@ -133,9 +134,10 @@ def _description(trainer: Trainer, config: Config, run_dir: Path) -> list[str]:
         f"val    {trainer.val.describe()}",
         f"model  {getattr(config.model, 'arch', config.model.name)}, {parameters:,} parameters, "
         f"{config.precision.name} on {device}",
-        f"step   {trainer.train.global_batch * config.accumulate} images: {config.batch_size} per rank, "
-        f"{trainer.parallel.world_size} rank(s), {config.accumulate} batch(es) per update; "
-        f"engine {config.engine.name}, {config.num_workers} workers",
+        f"step   {trainer.train.global_batch * config.accumulate} images = {config.batch_size} per rank "
+        f"x {trainer.parallel.world_size} (ranks) x {config.accumulate} (accumulated); "
+        f"engine {config.engine.name}, num_workers {config.num_workers}"
+        + (f" = {available_cores()}" if config.num_workers == "auto" else ""),
     ]
 
 
