@@ -99,6 +99,8 @@ def build_trainer(
     Raises:
         ConfigError, DataError, CheckpointError: what can be known to fail before the first step.
     """
+    if config.data.mean is None:
+        raise ConfigError("data.mean: null leaves the images uint8, which no model takes; set data.mean and data.std")
     rng.seed_all(config.seed)
     device = find_device(config.device)
     if config.reuse_memory and device.type == "cpu":
@@ -158,7 +160,7 @@ def build_model(config: Config, classes: Sequence[str], device: torch.device) ->
     """The model on its device, in its memory layout, compiled if asked for.
 
     Raises:
-        ConfigError: `model.num_classes` differs from the data's, or the model can't be built so.
+        ConfigError: `model.num_classes` differs from the data's, or the model can't take such images.
     """
     wanted = config.model.num_classes
     if wanted is not None and wanted != len(classes):
@@ -168,12 +170,17 @@ def build_model(config: Config, classes: Sequence[str], device: torch.device) ->
         )
     try:
         model: nn.Module = models.build(config.model, num_classes=len(classes), image_size=config.image_size)
+        with torch.no_grad():  # many a network can't take a small image, and says so only now
+            logits = model.eval()(torch.zeros(1, 3, config.image_size, config.image_size))
+        if logits.shape != (1, len(classes)):
+            raise ValueError(f"it gives {tuple(logits.shape)} for one image, not (1, {len(classes)}) logits")
     except EffLoopError:
         raise
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(
-            f"model: {config.model} can't be built for image_size={config.image_size}: {reason}"
+            f"model: {getattr(config.model, 'arch', config.model.name)} can't be had for "
+            f"image_size={config.image_size}: {reason}; set another image_size or model"
         ) from error
     memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
     model = model.to(device=device, memory_format=memory_format)  # type: ignore[call-overload]

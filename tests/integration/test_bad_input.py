@@ -101,6 +101,7 @@ def refused(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> Ref
         pytest.param("device=cuda:99", "device: 'cuda:99' set device=cpu", id="device-not-there"),
         pytest.param("data.root=/x/lr=3", """'data.root="/x/lr=3"'""", id="unquoted"),
         pytest.param("seed", "'seed' KEY=VALUE", id="no-value"),
+        pytest.param("data.mean=null data.std=null", "data.mean: null uint8 set data.mean", id="uint8-model"),
         pytest.param("--colour", "'--colour' is not a flag", id="flag"),
         pytest.param("--experimental-rerun=x.pickle", "is not a flag", id="flag-that-unpickles"),
         pytest.param("--cfg nope", "--cfg: 'nope' have job, hydra, all", id="flag-value"),
