@@ -94,13 +94,15 @@ def build_trainer(
         config: from `compose`.
         run_dir: the run folder; None is `outputs/{config.run}`.
         overrides: what the config was composed from, for the run folder.
-        resume: a checkpoint of `run_dir` to go on from, in that same folder.
+        resume: a checkpoint of `run_dir`, which must be given then, to go on from in that same folder.
 
     Raises:
         ConfigError, DataError, CheckpointError: what can be known to fail before the first step.
     """
     if config.data.mean is None:
         raise ConfigError("data.mean: null leaves the images uint8, which no model takes; set data.mean and data.std")
+    if resume is not None and run_dir is None:
+        raise ConfigError("resume: goes on in the run's own folder; give run_dir, or set config.resume")
     rng.seed_all(config.seed)
     device = find_device(config.device)
     if config.reuse_memory and device.type == "cpu":
@@ -201,6 +203,7 @@ def evaluate_checkpoint(config: Config, state: Mapping[str, Any]) -> tuple[dict[
     precision = precisions.build(config.precision, device)
     val = build_loader(config, "val", parallel=parallel)
     _check_trained_on(state, val)
+    _check_same_model(config, state)
     model = build_model(config, val.classes, device)
     with _fitting("eval"):
         model.load_state_dict(state["model"])
@@ -219,12 +222,27 @@ def _check_trained_on(state: Mapping[str, Any], loader: Loader) -> None:
 
 
 def _check_resumable(config: Config, state: Mapping[str, Any], *, in_place: bool) -> None:
+    _check_same_model(config, state)
+    for key in ("batch_size", "accumulate"):  # the schedule's position counts updates
+        was, now = state["config"][key], getattr(config, key)
+        if was != now:
+            raise ConfigError(f"{key}: the checkpoint was trained with {was}, not {now}; keep {key}={was}")
     optim, epoch = state["config"]["optim"]["name"], state["progress"]["epoch"]
     if optim != config.optim.name:
         raise ConfigError(f"optim: the checkpoint was trained by optim={optim}, not {config.optim.name}; keep it")
     if epoch >= config.epochs and not in_place:
         raise ConfigError(
             f"epochs: {config.epochs}, but {config.resume} has done {epoch}; set epochs={epoch + 1} or more"
+        )
+
+
+def _check_same_model(config: Config, state: Mapping[str, Any]) -> None:
+    was, now = state["config"]["model"], configs.to_dict(config)["model"]
+    differ = [key for key in sorted({*was, *now} - {"num_classes"}) if was.get(key) != now.get(key)]
+    if differ:
+        raise ConfigError(
+            f"model: the checkpoint holds {', '.join(f'{key} {was.get(key)}' for key in differ)}, "
+            f"not {', '.join(f'{key} {now.get(key)}' for key in differ)}; keep the model"
         )
 
 

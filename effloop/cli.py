@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -42,7 +43,8 @@ Parts, each chosen by GROUP=NAME:
   optim      sgd, adamw
   schedule   cosine, step, constant
   precision  fp32, tf32, amp, bf16, fp16
-  experiment your ./configs/experiment/NAME.yaml, for several keys at once
+  parallel   none           record  run, none        checkpoint  last_best, none
+  experiment digits, or your ./configs/experiment/NAME.yaml: many keys at once
 
 Short names:
   data.root=PATH  has train/CLASS/*.jpg and val/CLASS/*.jpg, or an EffLoop file
@@ -53,7 +55,8 @@ Short names:
   resume=RUN      go on from it, a new run    run=NAME          run folder
 
 Flags: --cfg job (print the config and stop)  --debug (tracebacks)  --version
-Runs land in ./outputs/DATE/TIME. Own configs: ./configs/GROUP/NAME.yaml.
+Runs land in ./outputs/DATE/TIME, sweeps in ./outputs/multirun/DATE/TIME.
+Configs of your own: ./configs/GROUP/NAME.yaml.
 """
 
 
@@ -69,6 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"effloop: {error}", file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:  # whoever read our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except KeyboardInterrupt as interrupt:
         print(f"effloop: {interrupt.__cause__ or 'interrupted'}", file=sys.stderr)
         return 130
@@ -120,8 +126,12 @@ def _fit(trainer: Trainer, config: Config) -> None:
     try:
         trainer.fit()
     except KeyboardInterrupt:
-        raise InterruptedRunError(f"interrupted; go on with: python -m effloop resume {name}") from None
-    print(f"run: {run_dir}   look: tensorboard --logdir {name}   score: python -m effloop eval {name}")
+        begun = (run_dir / "checkpoints" / "last.ckpt").exists()
+        advice = f"go on with: python -m effloop resume {name}" if begun else "before there was a checkpoint"
+        raise InterruptedRunError(f"interrupted; {advice}") from None
+    look = f"   look: tensorboard --logdir {name}" if (run_dir / "tensorboard").exists() else ""
+    score = f"   score: python -m effloop eval {name}" if (run_dir / "checkpoints" / "best.ckpt").exists() else ""
+    print(f"run: {run_dir}{look}{score}")
 
 
 def _description(trainer: Trainer, config: Config, run_dir: Path) -> list[str]:

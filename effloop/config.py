@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +43,8 @@ class Config:
         amp: true is short for precision=amp, false for precision=fp32; null leaves it to `precision`.
         compile: compile the model with torch.compile.
         channels_last: memory layout of images and weights.
-        reuse_memory: on a CPU, keep freed memory for the next step instead of giving it back.
+        reuse_memory: on a CPU, keep freed memory for the next step instead of giving it back; from the
+            first run that sets it, for as long as the process lives.
         accumulate: batches whose gradients make one update.
         image_size: height and width of what the model sees, in pixels.
         device: auto, cpu, cuda or cuda:N.
@@ -107,6 +109,8 @@ class Config:
 def compose(overrides: Sequence[str] = ()) -> Config:
     """The config that `python -m effloop OVERRIDES` would use.
 
+    It is checked, and its short names are carried out, here: to change it, compose again.
+
         cfg = effloop.compose(["data.root=/data/in1k", "batch_size=256"])
 
     Args:
@@ -156,13 +160,15 @@ def _resolve_precision(config: Config) -> None:
 
 def save(config: Config, path: Path) -> None:
     """Write a config as YAML, complete and resolved."""
-    OmegaConf.save(OmegaConf.structured(config), path)
+    OmegaConf.save(OmegaConf.create(to_dict(config)), path)
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """A config as plain dicts, lists and values, for a checkpoint."""
-    plain = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
-    assert isinstance(plain, dict)
+    """A config as plain dicts, lists and values, for a run folder or checkpoint; paths absolute."""
+    plain: Any = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
+    for key in ("root", "index_dir"):
+        if plain["data"].get(key):
+            plain["data"][key] = os.path.abspath(os.path.expanduser(plain["data"][key]))
     return {str(key): value for key, value in plain.items()}
 
 

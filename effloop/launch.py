@@ -74,7 +74,9 @@ def launch(args: list[str], run: Run) -> None:
         if crashes:  # a bug in training is no config error, whatever its type
             raise crashes[0] from None
         if isinstance(error, OSError):
-            raise ConfigError(f"run: '{error.filename}' can't be made: {error.strerror}; train elsewhere") from error
+            raise ConfigError(
+                f"run: '{error.filename}' can't be made in {Path.cwd()}: {error.strerror}; start from another folder"
+            ) from error
         raise
     if failures and not sweep:
         raise failures[0]

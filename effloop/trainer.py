@@ -12,6 +12,7 @@ from torch import nn
 
 from effloop.batch import Batch
 from effloop.checkpoint import Checkpoints, rng
+from effloop.errors import ConfigError
 from effloop.optim import Objective, go_on
 from effloop.parallel import Parallel
 from effloop.precision import Precision
@@ -92,7 +93,13 @@ class Trainer:
     progress: Progress = field(default_factory=Progress)
 
     def fit(self) -> dict[str, float]:
-        """Train to the end and return the last validation scores: loss, top1, top5."""
+        """Train to the end and return the last validation scores: loss, top1, top5.
+
+        Raises:
+            ConfigError: nothing is left to train.
+        """
+        if self.progress.epoch >= self.loop.epochs:
+            raise ConfigError(f"epochs: {self.loop.epochs} are done; build a trainer with resume=RUN and more epochs")
         scores: dict[str, float] = {}
         with self.recorder, closing(self.train), closing(self.val):
             while self.progress.epoch < self.loop.epochs:
@@ -110,7 +117,8 @@ class Trainer:
     def train_epoch(self, batches: Iterable[Batch]) -> None:
         """Train on one epoch's batches; the gradients of a short last group are dropped."""
         self.model.train()
-        self.metrics.reset()
+        if not self.progress.samples_seen:
+            self.metrics.reset()
         self.optimizer.zero_grad()
         for number, batch in enumerate(self.recorder.wait(batches), start=1):
             update = number % self.loop.accumulate == 0

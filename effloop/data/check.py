@@ -11,7 +11,7 @@ from effloop.data.plan import Plan
 
 
 def check_samples(plan: Plan, limit: int, num_threads: int) -> None:
-    """Look at header and end of up to `limit` samples, evenly spread over the split.
+    """Look at checksum, header and end of up to `limit` samples, evenly spread over the split.
 
     A file that doesn't end as its format ends is decoded, because it may be whole all the same.
 
@@ -29,6 +29,7 @@ def check_samples(plan: Plan, limit: int, num_threads: int) -> None:
     def check(sample: int) -> None:
         with plan.blaming(sample):
             data = plan.source.read(sample)
+            plan.source.verify(sample)
             plan.decoder.size(data)
             if not read_header(data).complete:
                 plan.decoder.decode(data)

@@ -63,5 +63,5 @@ class Loader:
         return self.transfer.stream(self.engine.stream(epoch, samples_seen))
 
     def close(self) -> None:
-        """End worker threads and processes; the loader must not be used after."""
+        """End the workers that outlive an epoch; for when the loader is no longer needed."""
         self.engine.close()

@@ -99,8 +99,13 @@ def loop(config: Config, repeats: int) -> dict[str, Any]:
         batches = list(itertools.islice(trainer.train.epoch(0), _LOOP_BATCHES))
         trainer.train.close()
         trainer.train = Preloaded(batches, len(batches[0]))
+
+        def through_trainer() -> None:
+            trainer.progress.samples_seen = 0
+            trainer.train_epoch(batches)
+
         runs: dict[str, Callable[[], None]] = {
-            "Trainer": lambda: trainer.train_epoch(batches),
+            "Trainer": through_trainer,
             "bare": lambda: bare_epoch(trainer, batches),
         }
         with trainer.recorder:

@@ -25,9 +25,15 @@ class Precision:
         device: where the step runs.
         dtype: what autocast computes matrix products and convolutions in; None is no autocast.
         scale: whether the loss is scaled, as float16's narrow range needs.
+        tf32: whether float32 products and convolutions may round their inputs to TensorFloat-32.
     """
 
-    def __init__(self, device: torch.device, dtype: torch.dtype | None = None, *, scale: bool = False) -> None:
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype | None = None, *, scale: bool = False, tf32: bool = False
+    ) -> None:
+        # Both hold for the whole process, and cuDNN's is on unless it is turned off.
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = tf32
         self.device = device
         self.dtype = dtype
         self.scaler = torch.amp.GradScaler(device.type, enabled=scale)
@@ -68,9 +74,7 @@ def tf32(config: PrecisionConfig, device: torch.device) -> Precision:
     """Float32 with TensorFloat-32 matrix products and convolutions (NVIDIA, Ampere on)."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
         raise _lacks(config, device)
-    torch.set_float32_matmul_precision("high")
-    torch.backends.cudnn.allow_tf32 = True
-    return Precision(device)
+    return Precision(device, tf32=True)
 
 
 @precisions.register("bf16", PrecisionConfig)

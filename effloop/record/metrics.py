@@ -60,10 +60,9 @@ class Metrics:
             valid: (N,) bool; False is not counted.
         """
         hits = logits.topk(min(_RANKS, logits.shape[1]), dim=1).indices == targets[:, None]
-        counts = valid.float()
-        # One product instead of a sum for each: 29 us against 44 for a batch of 32 on a CPU.
-        rows = torch.cat([losses.float().expand(len(counts))[:, None], counts[:, None], hits], dim=1)
-        self.sums[: rows.shape[1]] += counts @ rows
+        losses = losses.double().expand(len(valid))
+        rows = torch.cat([losses[:, None], torch.ones_like(losses)[:, None], hits], dim=1)
+        self.sums[: rows.shape[1]] += rows.masked_fill(~valid[:, None], 0).sum(dim=0)
 
     def read(self) -> Totals:
         """The sums so far, on the host; waits for the device."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -29,7 +28,7 @@ class Report:
 
     Attributes:
         moment: where the run is.
-        lr: learning rate of the next update.
+        lr: learning rate of the last update.
         now, mean: loss, top1 and top5 since the last report, and since the epoch began.
         span, epoch_span: the same two stretches' time.
     """
@@ -159,7 +158,7 @@ class TensorBoardSink(Sink):
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         folder.mkdir(exist_ok=True)
-        name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
+        name = f"events.out.tfevents.{time.time_ns()}.effloop.{os.getpid()}"
         self._file = (folder / name).open("wb")
         self._records = RecordWriter(self._file)
         self._write(0, file_version="brain.Event:2")

@@ -140,6 +140,10 @@ class TestSweep:
             *((2, "sgd"), (2, "adamw")),
         ]
 
+    def test_a_name_of_its_own(self, here: Path, photos: Path) -> None:
+        assert main(["-m", f"data.root={photos}", *TINY, "epochs=1", "seed=1,2", "run=mine"]) == 0
+        assert len(list(here.glob("outputs/multirun/mine/*/summary.json"))) == 2
+
     def test_a_failing_job_stops_no_other(self, here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
         # The flag stands between overrides, as people write it.
         args = [f"data.root={photos}", "-m", *TINY, "epochs=1", "model.num_classes=3,7,null"]
@@ -175,8 +179,8 @@ class TestEval:
         ("override", "words"),
         [
             ("data=embedded", "has the classes dress, hat"),
-            ("model.width=8", "the checkpoint doesn't fit this config"),
-            ("model=small_resnet", "the checkpoint doesn't fit this config"),
+            ("model.width=8", "model: the checkpoint holds width 4, not width 8"),
+            ("model=small_resnet", "model: the checkpoint holds"),
             ("data.rooot=x", "did you mean 'data.root'?"),
             ("seed=1,2", "seed=1,2: several values are a sweep"),
             ("image_size=8", "set 16 or more"),

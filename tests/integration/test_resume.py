@@ -131,7 +131,9 @@ class TestSameProcess:
         [
             ("data.root=other", "has the classes a, b, d, the checkpoint was trained on a, b, c"),
             ("optim=sgd", "trained by optim=adamw, not sgd"),
-            ("model.width=8", "doesn't fit"),
+            ("model.width=8", "the checkpoint holds width 4, not width 8; keep the model"),
+            ("batch_size=4", "batch_size: the checkpoint was trained with 8, not 4; keep batch_size=8"),
+            ("accumulate=2", "accumulate: the checkpoint was trained with 1, not 2; keep accumulate=1"),
             ("lr=-1", "lr: -1.0"),
         ],
     )

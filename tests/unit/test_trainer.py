@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 import effloop
 from effloop.batch import Batch
 from effloop.checkpoint import CheckpointConfig, Checkpoints
+from effloop.config import to_dict
+from effloop.errors import ConfigError
 from effloop.measure.bench import Preloaded
 from effloop.optim import Objective
 from effloop.parallel.single import NoneConfig, NoParallel
@@ -44,6 +47,27 @@ def test_metrics(classes: int) -> None:
     totals = metrics.read()
     assert totals.samples == int(valid.sum())
     assert totals.scores() == pytest.approx(naive_scores(losses[valid].tolist(), logits[valid], targets[valid]))
+
+
+def test_padding_cannot_spoil_the_sums() -> None:
+    metrics = Metrics(CPU)
+    losses, valid = torch.tensor([0.5, float("nan")]), torch.tensor([True, False])
+    metrics.update(losses, torch.eye(2), torch.tensor([0, 1]), valid)
+    assert metrics.read().scores() == {"loss": 0.5, "top1": 1.0, "top5": 1.0}
+
+
+def test_a_finished_trainer_has_nothing_left_to_do(photos: Path, here: Path) -> None:
+    trainer = effloop.build_trainer(effloop.compose([f"data.root={photos}", *TINY, "epochs=1"]))
+    trainer.fit()
+    summary = (here / trainer.checkpoints.folder.parent / "summary.json").read_bytes()
+    with pytest.raises(ConfigError, match="epochs: 1 are done"):
+        trainer.fit()
+    assert (here / trainer.checkpoints.folder.parent / "summary.json").read_bytes() == summary
+
+
+def test_config_of_a_run_holds_the_data_where_it_lies(photos: Path, here: Path) -> None:
+    config = effloop.compose([f"data.root={os.path.relpath(photos)}"])
+    assert to_dict(config)["data"]["root"] == str(photos)
 
 
 def test_metrics_of_no_samples() -> None:

@@ -107,6 +107,13 @@ class Source(ABC):
     def fingerprint(self) -> dict[str, Any]:
         """What identifies the data: `samples`, `bytes` and `sha256` over keys, labels and sizes."""
 
+    def verify(self, index: int) -> None:  # noqa: B027  most formats hold no checksum
+        """Compare sample `index` with its checksum, where the format holds one.
+
+        Raises:
+            DataError: they differ. The message does not repeat the key.
+        """
+
     def check_unchanged(self, fingerprint: dict[str, Any]) -> None:
         """What unpickling does last: a worker that starts late must not number the samples anew.
 

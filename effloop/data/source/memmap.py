@@ -64,11 +64,6 @@ class MemmapSource(Source):
         return self._payload[index]
 
     def verify(self, index: int) -> None:
-        """Compare the stored bytes with their checksum.
-
-        Raises:
-            DataError: they differ.
-        """
         if zlib.crc32(self._payload[index]) != self._checksums[index]:
             raise DataError("is damaged: its bytes don't match their checksum")
 
