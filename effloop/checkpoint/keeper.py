@@ -81,6 +81,7 @@ class LastAndBest(Checkpoints):
 
     def save(self, state: dict[str, Any], *, is_best: bool) -> None:
         last = self.folder / "last.ckpt"
-        files.write(last, {**self.facts, **state})
-        if is_best:
-            files.link(last, self.folder / "best.ckpt")
+        with files.ctrl_c_waits():
+            files.write(last, {**self.facts, **state})
+            if is_best:
+                files.link(last, self.folder / "best.ckpt")

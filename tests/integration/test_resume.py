@@ -64,8 +64,7 @@ def test_interrupted_and_resumed(here: Path, photos: Path) -> None:
     args = [f"data.root={photos}", *TINY, "epochs=40", "num_workers=1", "optim=sgd", "schedule=step", "amp=true"]
     run = here / "outputs/x"
     code, err = interrupt([*args, "run=x"], here, run, validations=2)
-    assert code == 130
-    assert err == "effloop: interrupted; go on with: python -m effloop resume outputs/x\n"
+    assert (code, err) == (130, "effloop: interrupted; go on with: python -m effloop resume outputs/x\n")
     assert 2 <= len([row for row in rows(run) if row["split"] == "val"]) < 40
 
     assert main(["resume", "outputs/x"]) == 0
