@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 from pathlib import Path
 
 import torch
@@ -59,3 +60,24 @@ def find_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= count:
         raise ConfigError(f"device: '{name}' is not there, this machine shows {count} CUDA devices; set device=cpu")
     return device
+
+
+_OTHER_FILES = 256  # what the rest of a training keeps open: libraries, workers' pipes, logs
+
+
+def allow_open_files(count: int) -> None:
+    """Make sure that this process may keep `count` files open beside its own.
+
+    Raises:
+        ConfigError: more than the system allows; the line has both numbers.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = count + _OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise ConfigError(
+            f"data.root: its {count:,} files need {needed:,} open files, this process may open {hard:,}; "
+            f"raise the limit (ulimit -n {needed}) or convert to larger shards"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from effloop.data.decode import decoders
 from effloop.data.engine import Engine, engines
 from effloop.data.plan import Order, Plan
 from effloop.data.source import Source, Tail, sources
-from effloop.data.source.memmap import write_memmap
+from effloop.data.source.writing import SHARD_BYTES, Dataset, Record, writers
 
 
 def open_source(name: str, root: Path | None = None, split: str = "train", **options: Any) -> Source:
@@ -21,14 +21,41 @@ def open_source(name: str, root: Path | None = None, split: str = "train", **opt
     return sources.build(sources[name].config(name=name, **root_option, **options), split)
 
 
-def to_memmap(root: Path, path: Path) -> Path:
-    """A folder dataset as one file of `data=memmap`, byte for byte."""
+class Copied:
+    """The samples of an opened split, for a writer."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.num_bytes: int = source.fingerprint()["bytes"]
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __iter__(self) -> Iterator[Record]:
+        for index, label in enumerate(self.source.labels.tolist()):
+            yield Record(self.source.raw_key(index), label, self.source.read(index))
+
+
+class Listed(list[Record]):
+    """Records made up by a test, for a writer."""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(len(record.data) for record in self)
+
+
+def write_records(name: str, path: Path, classes: Sequence[str], **splits: Sequence[tuple[bytes, int, bytes]]) -> Path:
+    """Made-up (key, label, data) in the format that `convert to=NAME` writes."""
+    records = {split: Listed(Record(*record) for record in listed) for split, listed in splits.items()}
+    writers[name](path, Dataset(classes, records, {"payload": "original"}))
+    return path
+
+
+def write_as(name: str, root: Path, path: Path, shard_bytes: int = SHARD_BYTES) -> Path:
+    """A folder dataset in the format that `convert to=NAME` writes, byte for byte."""
     splits = {split: open_source("folder", root, split) for split in ("train", "val")}
-    records = {
-        split: [(os.fsencode(source.key(i)), int(source.labels[i]), bytes(source.read(i))) for i in range(len(source))]
-        for split, source in splits.items()
-    }
-    write_memmap(path, splits["train"].classes, records)
+    records = {split: Copied(source) for split, source in splits.items()}
+    writers[name](path, Dataset(splits["train"].classes, records, {"payload": "original"}), shard_bytes)
     return path
 
 

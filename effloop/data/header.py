@@ -6,6 +6,9 @@ import re
 import struct
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from effloop.errors import DataError
 
 Encoded = bytes | bytearray | memoryview
@@ -17,7 +20,7 @@ class Header:
     """What is known of an image before it is decoded.
 
     Attributes:
-        format: "JPEG", "PNG", "WEBP" or "BMP", by content.
+        format: "JPEG", "PNG", "WEBP", "BMP" or "PNM" (raw pixels), by content.
         height: rows of the stored image, at least 1.
         width: columns of the stored image, at least 1.
         plain: 8-bit grey or RGB/YCbCr, with no alpha, palette, animation or metadata that libraries
@@ -52,8 +55,8 @@ def size_by_header(data: Encoded, header: Header) -> int | None:
     """How many bytes the file says it has, at least; None for JPEG, which doesn't say."""
     if header.format == "WEBP":
         return _webp_end(data)
-    if header.format == "BMP":
-        return _bmp_end(data)
+    if header.format in ("BMP", "PNM"):
+        return _bmp_end(data) if header.format == "BMP" else _pnm_end(data)
     return _png_end(data) if header.format == "PNG" else None
 
 
@@ -64,7 +67,7 @@ def _header(fmt: str, height: int, width: int, plain: bool, complete: bool) -> H
 
 
 def _not_an_image(data: Encoded) -> DataError:
-    return DataError(f"is not a JPEG, PNG, WebP or BMP image; starts with {bytes(data[:12])!r}")
+    return DataError(f"is not a JPEG, PNG, WebP, BMP or PNM image; starts with {bytes(data[:12])!r}")
 
 
 def _cut(fmt: str, data: Encoded) -> DataError:
@@ -220,9 +223,45 @@ def _bmp_end(data: Encoded) -> int:
     return int(pixels_at) + (width * bits + 31) // 32 * 4 * height
 
 
+# PNM: the pixels as they are behind a line of text. P6 is RGB, P5 grey; the payload that is stored raw.
+
+_PNM_HEADER = re.compile(rb"P([56])\s(?:#[^\n]*\n)*(\d{1,9})\s+(\d{1,9})\s+(\d{1,5})\s")
+_PNM_LONGEST = 128  # a header with longer comments is nobody's
+PNM_CHANNELS = {b"5": 1, b"6": 3}
+
+
+def pnm_header(height: int, width: int, channels: int) -> bytes:
+    """What stands before `height * width * channels` bytes of pixels; 1 channel is grey, 3 are RGB."""
+    return b"P%d\n%d %d\n255\n" % (5 if channels == 1 else 6, width, height)
+
+
+def pnm_pixels(data: Encoded, header: Header) -> NDArray[np.uint8]:
+    """(height, width, 3 or 1) uint8 of a plain, complete PNM: a view, read-only."""
+    pixels = np.frombuffer(data, np.uint8)
+    channels = PNM_CHANNELS[bytes(data[1:2])]
+    return pixels[-header.height * header.width * channels :].reshape(header.height, header.width, channels)
+
+
+def _read_pnm(data: Encoded) -> Header:
+    found = _PNM_HEADER.match(bytes(data[:_PNM_LONGEST]))
+    if found is None:
+        raise _cut("PNM", data) if len(data) < 16 else DataError("is a damaged PNM: no size in its first line")
+    width, height, largest = int(found[2]), int(found[3]), int(found[4])
+    end = found.end() + width * height * PNM_CHANNELS[found[1]] * (1 if largest < 256 else 2)
+    return _header("PNM", height, width, largest == 255, len(data) == end)
+
+
+def _pnm_end(data: Encoded) -> int:
+    found = _PNM_HEADER.match(bytes(data[:_PNM_LONGEST]))
+    assert found is not None  # its header has been read
+    return found.end() + int(found[2]) * int(found[3]) * PNM_CHANNELS[found[1]] * (1 if int(found[4]) < 256 else 2)
+
+
 _FORMATS = (
     (b"\xff\xd8\xff", _read_jpeg),
     (b"\x89PNG\r\n\x1a\n", _read_png),
     (b"RIFF", _read_webp),
     (b"BM", _read_bmp),
+    (b"P6", _read_pnm),
+    (b"P5", _read_pnm),
 )

@@ -227,12 +227,12 @@ def test_every_kind_of_buffer(decoder: Decoder, fmt: str) -> None:
         (b"", r"is empty \(0 bytes\)"),
         (
             b"a text file\nof two lines",
-            r"is not a JPEG, PNG, WebP or BMP image; starts with b'a text file\\n'",
+            r"is not a JPEG, PNG, WebP, BMP or PNM image; starts with b'a text file\\n'",
         ),
-        (b"BMore than a text, and long enough for a header", "is not a JPEG, PNG, WebP or BMP image"),
-        (b"GIF89a" + bytes(40), "is not a JPEG, PNG, WebP or BMP image"),
-        (b"RIFF" + bytes(40), "is not a JPEG, PNG, WebP or BMP image"),
-        (bytes(100), "is not a JPEG, PNG, WebP or BMP image"),
+        (b"BMore than a text, and long enough for a header", "is not a JPEG, PNG, WebP, BMP or PNM image"),
+        (b"GIF89a" + bytes(40), "is not a JPEG, PNG, WebP, BMP or PNM image"),
+        (b"RIFF" + bytes(40), "is not a JPEG, PNG, WebP, BMP or PNM image"),
+        (bytes(100), "is not a JPEG, PNG, WebP, BMP or PNM image"),
         (encode(PHOTO, "JPEG")[:20], "is a truncated JPEG: ends after 20 bytes, within its header"),
         (
             encode(PHOTO, "JPEG")[:-300],

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from plans import open_source, read_bytes, to_memmap
+from plans import open_source, read_bytes, write_as
 from runs import make_photos
 
 from effloop.data.header import read_header
@@ -26,7 +26,7 @@ SAMPLES: dict[str, Callable[[Path, Path], Path | None]] = {
     "auto": lambda photos, folder: photos,
     "embedded": lambda photos, folder: None,
     "folder": lambda photos, folder: photos,
-    "memmap": lambda photos, folder: to_memmap(photos, folder / "photos.effloop"),
+    "memmap": lambda photos, folder: write_as("memmap", photos, folder / "photos.effloop"),
 }
 """Source -> what makes of a folder of photographs the same in its format, and returns `data.root`."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from plans import line, to_memmap
+from plans import line, write_as
 
 import effloop
 from effloop.data.engine import engines
@@ -90,7 +90,7 @@ def test_resuming_seeks(photos: Path) -> None:
 @pytest.mark.parametrize("engine", engines.names())
 def test_a_sample_looks_the_same_however_it_is_loaded(photos: Path, tmp_path: Path, engine: str) -> None:
     wanted = pixels(loader(photos, "engine=inline"), 2)
-    memmap = to_memmap(photos, tmp_path / "photos.effloop")
+    memmap = write_as("memmap", photos, tmp_path / "photos.effloop")
     for overrides in (("num_workers=0",), ("num_workers=1",), (f"data.root={memmap}", "num_workers=2")):
         one = loader(photos, f"engine={engine}", *overrides)
         assert torch.equal(pixels(one, 2), wanted)

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import BmpImagePlugin, Image, ImageFile, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
+from PIL import BmpImagePlugin, Image, ImageFile, JpegImagePlugin, PngImagePlugin, PpmImagePlugin, WebPImagePlugin
 
 from effloop.data.decode.base import Box, DecodeConfig, Decoder
-from effloop.data.header import Encoded, Header, read_header, size_by_header
+from effloop.data.header import Encoded, Header, pnm_pixels, read_header, size_by_header
 from effloop.errors import DataError
 
 
@@ -37,13 +37,12 @@ class PlainDecoder(Decoder):
         header = self._header(data)
         if box is not None:
             check_box(box, header)
+        if header.format == "PNM" and header.plain and header.complete:
+            return _raw(data, header, box)
         pixels = self.fast(data, header) if header.plain and header.complete else None
         if pixels is None or pixels.shape != (header.height, header.width, 3):
             pixels = judge(data, header)
-        if box is None:
-            return pixels
-        top, left, height, width = box
-        return pixels[top : top + height, left : left + width]
+        return pixels if box is None else _cut_out(pixels, box)
 
     def size(self, data: Encoded) -> tuple[int, int]:
         header = self._header(data)
@@ -58,6 +57,18 @@ class PlainDecoder(Decoder):
                 f"allowed are {limit:,}; if it is meant to be so, set decode.max_pixels={pixels}"
             )
         return header
+
+
+def _cut_out(pixels: NDArray[np.uint8], box: Box) -> NDArray[np.uint8]:
+    top, left, height, width = box
+    return pixels[top : top + height, left : left + width]
+
+
+def _raw(data: Encoded, header: Header, box: Box | None) -> NDArray[np.uint8]:
+    """Pixels that are stored as such: the box is a view; only grey is copied, to three channels."""
+    pixels = pnm_pixels(data, header)
+    region = pixels if box is None else _cut_out(pixels, box)
+    return region if region.shape[2] == 3 else np.repeat(region, 3, axis=2)
 
 
 def check_box(box: Box, header: Header) -> None:
@@ -107,6 +118,7 @@ _PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
     "PNG": PngImagePlugin.PngImageFile,
     "WEBP": WebPImagePlugin.WebPImageFile,
     "BMP": BmpImagePlugin.BmpImageFile,
+    "PNM": PpmImagePlugin.PpmImageFile,
 }
 
 

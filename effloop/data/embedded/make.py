@@ -14,7 +14,8 @@ from pathlib import Path
 from PIL import Image
 
 from effloop.data.source.folder import FolderConfig, FolderSource
-from effloop.data.source.memmap import Record, write_memmap
+from effloop.data.source.memmap import write_memmap
+from effloop.data.source.writing import Dataset, Record
 
 SHORT_SIDE = 96
 QUALITY = 80
@@ -30,16 +31,28 @@ def shrunk(data: bytes) -> bytes:
     return out.getvalue()
 
 
-def records(source: FolderSource) -> Iterator[Record]:
+class Shrunk:
     """The samples of one split, shrunk."""
-    for index, label in enumerate(source.labels.tolist()):
-        yield source.key(index).encode(), label, shrunk(bytes(source.read(index)))
+
+    num_bytes = 0  # known when they are made; this format doesn't ask
+
+    def __init__(self, source: FolderSource) -> None:
+        self.source = source
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __iter__(self) -> Iterator[Record]:
+        for index, label in enumerate(self.source.labels.tolist()):
+            yield Record(self.source.raw_key(index), label, shrunk(bytes(self.source.read(index))))
 
 
 def main(root: str, out: str) -> None:
     """Write the file OUT from the folder ROOT."""
     splits = {split: FolderSource(FolderConfig(name="folder", root=root), split) for split in ("train", "val")}
-    write_memmap(Path(out), splits["train"].classes, {name: records(source) for name, source in splits.items()})
+    about = {"payload": "jpeg", "quality": QUALITY, "short_side": SHORT_SIDE}
+    records = {name: Shrunk(source) for name, source in splits.items()}
+    write_memmap(Path(out), Dataset(splits["train"].classes, records, about))
 
 
 if __name__ == "__main__":

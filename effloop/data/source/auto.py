@@ -25,7 +25,7 @@ def open_source(config: AutoConfig, split: str) -> Source:
 
 def _format_of(config: AutoConfig) -> str:
     root = expand_root(config)
-    for name in sources.names():
+    for name in sorted(sources.names(), key=lambda name: name == "folder"):  # which takes any folder: last
         factory = sources[name].factory
         if isinstance(factory, type) and issubclass(factory, Source) and factory.claims(root):
             return name

@@ -6,6 +6,7 @@ import hashlib
 import math
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -95,8 +96,19 @@ class Source(ABC):
         """
 
     @abstractmethod
+    def raw_key(self, index: int) -> bytes:
+        """What sample `index` is called: a path inside the split, or a record's key."""
+
     def key(self, index: int) -> str:
-        """What sample `index` is called, printable: a path inside the split, or a record's key."""
+        """`raw_key` as text on one line, for messages."""
+        return printable(self.raw_key(index))
+
+    @abstractmethod
+    def size(self, index: int) -> int:
+        """Bytes of sample `index`'s encoded image, from the index, without reading it."""
+
+    def will_need(self, indices: Sequence[int]) -> None:  # noqa: B027  a hint, that not all can pass on
+        """Say which samples are read next, so that the kernel may fetch them side by side."""
 
     @property
     @abstractmethod
@@ -128,17 +140,17 @@ class Fingerprint:
     """What identifies a split, summed up sample by sample; the same for every storage format."""
 
     def __init__(self) -> None:
-        self._samples = self._bytes = 0
+        self.samples = self._bytes = 0
         self._digest = hashlib.sha256()
 
     def add(self, key: bytes, label: int, size: int) -> None:
         """Count one sample of `size` bytes."""
-        self._samples += 1
+        self.samples += 1
         self._bytes += size
         self._digest.update(b"%d %d %s\n" % (label, size, key))
 
     def result(self) -> dict[str, Any]:
-        return {"samples": self._samples, "bytes": self._bytes, "sha256": self._digest.hexdigest()}
+        return {"samples": self.samples, "bytes": self._bytes, "sha256": self._digest.hexdigest()}
 
 
 sources: Registry[Source] = Registry("data")
@@ -156,6 +168,13 @@ def expand_root(config: DataConfig) -> Path:
     if not os.path.exists(root):  # unlike Path's own, it never raises
         raise ConfigError(f"data.root: '{config.root}' is not there (looked at {root.absolute()}); set data.root=PATH")
     return root
+
+
+def index_folder(index_dir: str | None) -> Path:
+    """Where indexes of data that has none of its own are kept: `data.index_dir` or the user's cache."""
+    if index_dir:
+        return Path(index_dir).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "effloop"
 
 
 def printable(key: bytes) -> str:

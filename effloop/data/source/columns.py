@@ -12,6 +12,7 @@ import mmap
 import os
 import struct
 import tempfile
+import weakref
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from effloop.data.header import Encoded
 from effloop.errors import DataError
 
 MAGIC = b"EFFLOOP\x00"
@@ -62,22 +64,33 @@ class ColumnWriter:
         self._align()
 
     @contextmanager
+    def stream(self, name: str) -> Iterator[Callable[[Encoded], None]]:
+        """Append byte strings end to end as column `name`; the block gets the function that appends one."""
+        start = self._file.tell()
+
+        def append(data: Encoded) -> None:
+            self._file.write(data)
+
+        yield append
+        self._columns[name] = ["|u1", self._file.tell() - start, start]
+        self._align()
+
+    @contextmanager
     def blobs(self, name: str) -> Iterator[Callable[[bytes], None]]:
         """Append byte strings end to end as column `name`, and where each ends as `name_end`.
 
         The block gets the function that appends one.
         """
-        ends = array("Q")
-        start = end = self._file.tell()
+        ends, end = array("Q"), 0
+        with self.stream(name) as add:
 
-        def append(blob: bytes) -> None:
-            nonlocal end
-            end += self._file.write(blob)
-            ends.append(end - start)
+            def append(blob: bytes) -> None:
+                nonlocal end
+                add(blob)
+                end += len(blob)
+                ends.append(end)
 
-        yield append
-        self._columns[name] = ["|u1", end - start, start]
-        self._align()
+            yield append
         self.add(f"{name}_end", np.frombuffer(ends, np.uint64))
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -105,6 +118,48 @@ class ColumnWriter:
     def _align(self) -> None:
         position = self._file.tell()
         self._file.write(b"\0" * (max(_ALIGN, -(-position // _ALIGN) * _ALIGN) - position))
+
+
+class Spool:
+    """A column that grows on disk: appending takes the same memory at any length.
+
+    Args:
+        typecode: of `array.array`, e.g. "Q" for 8 bytes unsigned; "B" takes whole byte strings.
+        folder: where the nameless temporary file lies; None is the system's place for them.
+    """
+
+    _KEPT = 1 << 16  # values in memory before they are written
+
+    def __init__(self, typecode: str, folder: Path | None = None) -> None:
+        self._buffer = array(typecode)
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  closed when the spool is dropped
+        self._finaliser = weakref.finalize(self, self._file.close)
+
+    def append(self, value: int) -> None:
+        """Add one value."""
+        self._buffer.append(value)
+        if len(self._buffer) >= self._KEPT:
+            self._flush()
+
+    def extend(self, data: bytes) -> None:
+        """Add the bytes of a string to a column of bytes."""
+        self._buffer.frombytes(data)
+        if len(self._buffer) >= self._KEPT:
+            self._flush()
+
+    def array(self) -> NDArray[Any]:
+        """All values so far, mapped from the file; read-only."""
+        self._flush()
+        self._file.flush()
+        dtype = np.dtype(self._buffer.typecode)
+        if not self._file.tell():
+            return np.empty(0, dtype)
+        return np.memmap(self._file, dtype, "r")
+
+    def _flush(self) -> None:
+        self._file.seek(0, os.SEEK_END)
+        self._buffer.tofile(self._file)
+        del self._buffer[:]
 
 
 class ColumnFile:
@@ -142,10 +197,19 @@ class ColumnFile:
             )
         return header
 
+    def get(self, name: str) -> NDArray[Any] | None:
+        """Column `name`, or None if the file has none of that name."""
+        return self[name] if name in self._columns else None
+
     def __getitem__(self, name: str) -> NDArray[Any]:
         """Column `name`: a read-only view of the file."""
         dtype, count, offset = self._columns[name]
         return np.frombuffer(self._map, np.dtype(dtype), count, offset)
+
+    def place(self, name: str) -> tuple[str, int, int]:
+        """Column `name` as (dtype, count, offset in the file)."""
+        dtype, count, offset = self._columns[name]
+        return dtype, count, offset
 
     def blob(self, name: str) -> memoryview:
         """Column `name` of bytes, without a copy."""

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from effloop.data.header import Encoded
-from effloop.data.source.base import DataConfig, Fingerprint, Source, expand_root, printable, sources
-from effloop.data.source.columns import Blobs, ColumnFile, ColumnWriter, smallest_uint
+from effloop.data.source.base import DataConfig, Source, expand_root, index_folder, printable, sources
+from effloop.data.source.columns import Blobs, ColumnFile, ColumnWriter
+from effloop.data.source.writing import Ledger
 from effloop.errors import ConfigError, DataError
 
-EXTENSIONS = (b".jpg", b".jpeg", b".png", b".webp", b".bmp")
+EXTENSIONS = (b".jpg", b".jpeg", b".png", b".webp", b".bmp", b".ppm", b".pgm")
 """What is looked for; the format is then taken from the file's content."""
 
 # A folder that changed less than this before it was scanned may change again without a newer
@@ -55,6 +56,7 @@ class FolderSource(Source):
         self.classes = tuple(index.meta["classes"])
         self.labels = index["label"]
         self._keys = Blobs(index, "key")
+        self._ends = index["end"]
         self._prefix = os.fsencode(self.root) + b"/"
 
     @classmethod
@@ -68,8 +70,11 @@ class FolderSource(Source):
         except OSError as error:
             raise DataError(f"can't be read: {error.strerror}") from None
 
-    def key(self, index: int) -> str:
-        return printable(bytes(self._keys[index]))
+    def raw_key(self, index: int) -> bytes:
+        return bytes(self._keys[index])
+
+    def size(self, index: int) -> int:
+        return int(self._ends[index]) - (int(self._ends[index - 1]) if index else 0)
 
     @property
     def where(self) -> str:
@@ -97,8 +102,7 @@ def _what_is_in(root: Path) -> str:
 
 def _index_of(root: Path, index_dir: str | None) -> ColumnFile:
     """The index of `root`: the kept one while no folder below has changed, else a new scan."""
-    cache = Path(index_dir).expanduser() if index_dir else _cache_home() / "effloop"
-    path = cache / f"folder-{hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]}.index"
+    path = index_folder(index_dir) / f"folder-{hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]}.index"
     try:
         index = ColumnFile(path)
         if _is_current(root, index):
@@ -116,10 +120,6 @@ def _index_of(root: Path, index_dir: str | None) -> ColumnFile:
             f"data.index_dir: {path} can't be written: {error.strerror}; set data.index_dir=PATH"
         ) from None
     return ColumnFile(path)
-
-
-def _cache_home() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
 def _is_current(root: Path, index: ColumnFile) -> bool:
@@ -145,11 +145,9 @@ class _Scan:
     def __init__(self, root: Path) -> None:
         self.root = os.fsencode(root)
         self.started_ns = time.time_ns()
-        self.keys: list[bytes] = []
-        self.labels = array("I")
+        self.files = Ledger()
         self.folders: list[bytes] = []
         self.mtimes = array("q")
-        self.fingerprint = Fingerprint()
         self.classes = self._run()
 
     def _run(self) -> list[bytes]:
@@ -157,10 +155,10 @@ class _Scan:
         self._note(self.root)
         classes = sorted((e.name for e in _entries(self.root) if e.is_dir()), key=os.fsdecode)
         for label, name in enumerate(classes):
-            before = len(self.labels)
+            before = len(self.files)
             for folder in sorted(_folders(os.path.join(self.root, name), ()), key=os.fsdecode):
                 self._files(folder, label)
-            if len(self.labels) == before:
+            if len(self.files) == before:
                 raise DataError(
                     f"{printable(self.root)}: the class folder '{printable(name)}' has no images "
                     f"({_sought()}); remove it or fill it"
@@ -179,14 +177,14 @@ class _Scan:
             "extensions": [extension.decode() for extension in EXTENSIONS],
             "classes": [printable(name) for name in self.classes],
             "scanned_ns": self.started_ns,
-            "fingerprint": self.fingerprint.result(),
+            "fingerprint": self.files.fingerprint(),
         }
         with ColumnWriter(path, meta) as writer:
-            for name, blobs in (("key", self.keys), ("folder", self.folders)):
-                with writer.blobs(name) as append:
-                    for blob in blobs:
-                        append(blob)
-            writer.add("label", np.frombuffer(self.labels, np.uint32).astype(smallest_uint(len(self.classes) - 1)))
+            for name, column in self.files.columns().items():
+                writer.add(name, column)
+            with writer.blobs("folder") as append:
+                for folder in self.folders:
+                    append(folder)
             writer.add("folder_mtime_ns", np.frombuffer(self.mtimes, np.int64))
 
     def _files(self, folder: bytes, label: int) -> None:
@@ -196,9 +194,7 @@ class _Scan:
             key, size = entry.path[len(self.root) + 1 :], entry.stat().st_size
             if size == 0:
                 raise DataError(f"{printable(entry.path)} is empty (0 bytes); remove it or replace it")
-            self.keys.append(key)
-            self.labels.append(label)
-            self.fingerprint.add(key, label, size)
+            self.files.add(key, label, size)
 
     def _note(self, folder: bytes) -> None:
         self.folders.append(folder)

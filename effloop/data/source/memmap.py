@@ -2,56 +2,48 @@
 
 from __future__ import annotations
 
-import zlib
-from array import array
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from effloop.data.header import Encoded
-from effloop.data.source.base import DataConfig, Fingerprint, Source, expand_root, printable, sources
-from effloop.data.source.columns import MAGIC, Blobs, ColumnFile, ColumnWriter, smallest_uint
+from effloop.data.source.base import expand_root, sources
+from effloop.data.source.columns import MAGIC, ColumnFile, ColumnWriter
+from effloop.data.source.packed import EndToEnd, MappedFiles, Packed, PackedConfig, PackedSource, Piece, check_header
+from effloop.data.source.writing import SHARD_BYTES, Dataset, Ledger, writes
 from effloop.errors import ConfigError, DataError
-
-Record = tuple[bytes, int, bytes]
-"""(key, label, encoded image)."""
 
 
 @dataclass
-class MemmapConfig(DataConfig):
-    """`data=memmap`: nothing beyond what every source has."""
+class MemmapConfig(PackedConfig):
+    """`data=memmap`: nothing beyond what every packed source has."""
 
 
 @sources.register("memmap", MemmapConfig)
-class MemmapSource(Source):
+class MemmapSource(PackedSource):
     """EffLoop's own single file, memory-mapped: all splits, their index and their bytes."""
 
-    def __init__(self, config: MemmapConfig, split: str) -> None:
-        self.path = expand_root(config)
-        if self.path.is_dir():
-            raise ConfigError(f"data.root: '{config.root}' is a folder; data=memmap reads one file: set data.root=FILE")
-        self.split = split
-        self._open()
-
-    def _open(self) -> None:
-        file = ColumnFile(self.path)
+    def open_split(self) -> Packed:
+        path = expand_root(self.config)
+        if path.is_dir():
+            raise ConfigError(
+                f"data.root: '{self.config.root}' is a folder; data=memmap reads one file: set data.root=FILE"
+            )
+        file = ColumnFile(path)
         splits = file.meta.get("splits", {})
         if self.split not in splits:
             raise DataError(
-                f"{self.path} has no split '{self.split}'; it has {', '.join(splits) or 'none'}: "
+                f"{path} has no split '{self.split}'; it has {', '.join(splits) or 'none'}: "
                 "set data.train_split or data.val_split"
             )
-        self.classes = tuple(file.meta["classes"])
-        self.labels = file[f"{self.split}/label"]
-        self._checksums = file[f"{self.split}/crc32"]
-        self._keys = Blobs(file, f"{self.split}/key")
-        self._payload = Blobs(file, f"{self.split}/payload")
-        self._fingerprint: dict[str, Any] = splits[self.split]
-        if not len(self):
-            raise DataError(f"{self.where} has no samples; set data.train_split or data.val_split to a split that has")
+        column = f"{self.split}/".__add__
+        _, length, offset = file.place(column("payload"))
+        return Packed(
+            header=check_header(splits[self.split], f"{path}:{self.split}"),
+            labels=file[column("label")],
+            keys=file[column("key")],
+            key_ends=file[column("key_end")],
+            places=EndToEnd(MappedFiles([path]), [Piece(0, offset, length)], file[column("end")]),
+            checksums=file[column("crc32c")],
+        )
 
     @classmethod
     def claims(cls, root: Path) -> bool:
@@ -60,61 +52,19 @@ class MemmapSource(Source):
         with root.open("rb") as file:
             return file.read(len(MAGIC)) == MAGIC
 
-    def read(self, index: int) -> Encoded:
-        return self._payload[index]
 
-    def verify(self, index: int) -> None:
-        if zlib.crc32(self._payload[index]) != self._checksums[index]:
-            raise DataError("is damaged: its bytes don't match their checksum")
-
-    def key(self, index: int) -> str:
-        return printable(bytes(self._keys[index]))
-
-    @property
-    def where(self) -> str:
-        return f"{self.path}:{self.split}"
-
-    def fingerprint(self) -> dict[str, Any]:
-        return self._fingerprint
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "split": self.split, "fingerprint": self._fingerprint}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.path, self.split = state["path"], state["split"]
-        self._open()
-        self.check_unchanged(state["fingerprint"])
-
-
-def write_memmap(path: Path, classes: Sequence[str], splits: Mapping[str, Iterable[Record]]) -> None:
-    """Write a dataset that `data=memmap` reads, atomically: absent or complete.
-
-    Args:
-        path: the file to write.
-        classes: class names, in the order of their labels.
-        splits: split name -> its records, in the order of their ids. The payload is streamed.
-
-    Raises:
-        DataError: a label that no class has; the message names the record.
-    """
-    fingerprints: dict[str, dict[str, Any]] = {}
-    with ColumnWriter(path, {"classes": list(classes), "splits": fingerprints}) as writer:
-        for split, records in splits.items():
-            keys, labels, checksums, fingerprint = [], array("I"), array("I"), Fingerprint()
-            with writer.blobs(f"{split}/payload") as append:
-                for key, label, data in records:
-                    if not 0 <= label < len(classes):
-                        raise DataError(
-                            f"{split}/{printable(key)} has the label {label}; allowed are 0 to {len(classes) - 1}"
-                        )
-                    append(data)
-                    keys.append(key)
-                    labels.append(label)
-                    checksums.append(zlib.crc32(data))
-                    fingerprint.add(key, label, len(data))
-            with writer.blobs(f"{split}/key") as append:
-                for key in keys:
-                    append(key)
-            writer.add(f"{split}/label", np.frombuffer(labels, np.uint32).astype(smallest_uint(len(classes) - 1)))
-            writer.add(f"{split}/crc32", np.frombuffer(checksums, np.uint32))
-            fingerprints[split] = fingerprint.result()
+@writes("memmap")
+def write_memmap(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
+    """One file: the splits' encoded images end to end, and columns that say where each stands."""
+    del shard_bytes  # one file is the point of it
+    splits: dict[str, object] = {}
+    with ColumnWriter(path, {"splits": splits}) as writer:
+        for split, records in dataset.splits.items():
+            ledger = Ledger(len(dataset.classes), path.parent)
+            with writer.stream(f"{split}/payload") as append:
+                for record in records:
+                    ledger.add_record(record)
+                    append(record.data)
+            for name, values in ledger.columns().items():
+                writer.add(f"{split}/{name}", values)
+            splits[split] = dataset.header(ledger.fingerprint())

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from plans import line, open_source, to_memmap
+from plans import line, open_source, write_as
 
 from effloop.data.source.embedded import PATH, EmbeddedSource
 from effloop.data.source.folder import FolderSource
@@ -21,7 +21,7 @@ def test_a_folder(photos: Path) -> None:
 
 @pytest.mark.parametrize("embedded", [True, False])
 def test_a_file_of_effloops(photos: Path, tmp_path: Path, embedded: bool) -> None:
-    path = PATH if embedded else to_memmap(photos, tmp_path / "file")
+    path = PATH if embedded else write_as("memmap", photos, tmp_path / "file")
     source = open_source("auto", path, "val")
     assert type(source) is MemmapSource
     assert source.where == f"{path}:val"

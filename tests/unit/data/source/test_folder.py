@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from images import encode, photo
-from plans import line, open_source, read_bytes, to_memmap
+from plans import line, open_source, read_bytes, write_as
 from torchvision.datasets import ImageFolder
 
 from effloop.data.source import printable
@@ -116,7 +116,7 @@ def test_a_root_that_is_not_text(root: Path, tmp_path: Path) -> None:
 
 
 def test_fingerprint_is_that_of_the_same_data_elsewhere(root: Path, photos: Path, tmp_path: Path) -> None:
-    memmap = to_memmap(photos, tmp_path / "photos.effloop")
+    memmap = write_as("memmap", photos, tmp_path / "photos.effloop")
     for split in ("train", "val"):
         wanted = open_source("folder", photos, split).fingerprint()
         assert open_source("memmap", memmap, split).fingerprint() == wanted
@@ -255,7 +255,7 @@ def test_missing_split(root: Path, split: str) -> None:
 def test_empty_root(tmp_path: Path) -> None:
     assert refusal(tmp_path) == (
         f"data.root: '{tmp_path}' has no folder 'train'; it has no folders at all, where SPLIT/CLASS/ with images "
-        "should be (looked for .jpg, .jpeg, .png, .webp, .bmp): set data.root=PATH"
+        "should be (looked for .jpg, .jpeg, .png, .webp, .bmp, .ppm, .pgm): set data.root=PATH"
     )
 
 
