@@ -15,12 +15,14 @@ from effloop import snapshot
 from effloop.checkpoint import files, keepers, rng
 from effloop.config import Config
 from effloop.data.augment import augments
+from effloop.data.cache import cached
 from effloop.data.check import check_samples
 from effloop.data.decode import decoders
 from effloop.data.engine import engines
 from effloop.data.loader import Loader
 from effloop.data.plan import Order, Plan
-from effloop.data.source import Tail, sources
+from effloop.data.source import Cache, Source, Tail, sources
+from effloop.data.source.base import check_same_classes
 from effloop.data.transfer import Transfer
 from effloop.errors import ConfigError, DataError, EffLoopError
 from effloop.hardware import available_cores, find_device, keep_freed_memory
@@ -72,9 +74,11 @@ def build_loader(config: Config, split: str = "train", *, parallel: Parallel | N
             f"batch_size: {order.global_batch} is more than the {len(source)} samples of {source.where}; "
             f"set batch_size={len(source) // order.world_size or 1} or less, or data.tail=wrap"
         )
+    decoder = decoders.build(config.decode)
+    limit = None if config.data.cache_gb is None else config.data.cache_gb * 1e9
     plan = Plan(
-        source=source,
-        decoder=decoders.build(config.decode),
+        source=cached(source, config.data.cache, decoder, limit, share=_share(config, source, train=train)),
+        decoder=decoder,
         augment=augments.build(config.augment, size=config.image_size, train=train),
         order=order,
         seed=config.seed,
@@ -112,7 +116,7 @@ def build_trainer(
     precision = precisions.build(config.precision, device)
     train = build_loader(config, "train", parallel=parallel)
     val = build_loader(config, "val", parallel=parallel)
-    _check_classes(train, val)
+    check_same_classes(train.plan.source, val.plan.source)
     updates = len(train) // config.accumulate
     if not updates:
         raise ConfigError(
@@ -260,16 +264,13 @@ def _num_workers(config: Config) -> int:
     return available_cores() if isinstance(config.num_workers, str) else config.num_workers
 
 
-def _check_classes(train: Loader, val: Loader) -> None:
-    """Both splits must number the same classes in the same order, or every score is wrong."""
-    if train.classes == val.classes:
-        return
-    only = {
-        "train": sorted(set(train.classes) - set(val.classes)),
-        "val": sorted(set(val.classes) - set(train.classes)),
-    }
-    differences = "; ".join(f"only in {split}: {', '.join(names[:8])}" for split, names in only.items() if names)
-    raise DataError(
-        f"train and val have different classes ({train.plan.source.where}, {val.plan.source.where}): "
-        f"{differences or 'same names, other order'}; give both the same class folders"
-    )
+def _share(config: Config, source: Source, *, train: bool) -> float:
+    """How much of the cache a split gets: as much as it has of both splits' bytes."""
+    if config.data.cache is Cache.none:
+        return 1.0
+    try:
+        other = sources.build(config.data, config.data.val_split if train else config.data.train_split)
+    except EffLoopError:  # there is only this one
+        return 1.0
+    mine, others = (part.fingerprint()["bytes"] for part in (source, other))
+    return float(mine / (mine + others))

@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 from rich.console import Console
@@ -17,6 +18,10 @@ from effloop import config as configs
 from effloop.build import build_trainer, evaluate_checkpoint
 from effloop.checkpoint import files
 from effloop.config import Config
+from effloop.data import convert, verify
+from effloop.data.convert_options import ConvertOptions
+from effloop.data.decode import decoders
+from effloop.data.source import sources
 from effloop.errors import CheckpointError, ConfigError, EffLoopError, InterruptedRunError
 from effloop.hardware import available_cores
 from effloop.measure import bench
@@ -31,8 +36,12 @@ EffLoop trains image models on PyTorch as fast as the machine allows.
   python -m effloop -m KEY=A,B,C ...           once for each value (a sweep)
   python -m effloop eval RUN [OVERRIDE ...]    score a run, or a .ckpt file
   python -m effloop resume RUN [OVERRIDE ...]  go on with a run that was stopped
+  python -m effloop convert to=lmdb out=PATH data.root=PATH [max_side=500]
+      [quality=90|source|lossless] [payload=original|jpeg|raw] [restart=auto]
+  python -m effloop verify [data=NAME] data.root=PATH   look at every sample
   python -m effloop list [GROUP]               all that can be chosen
-  python -m effloop bench what=loop            what the loop costs
+  python -m effloop bench what=loop            what the loop costs; or storage,
+                                               the formats, or scale, of indexes
 
 Parts, each chosen by GROUP=NAME:
   data       where images come from: auto, folder, memmap, embedded
@@ -61,7 +70,10 @@ Configs of your own: ./configs/GROUP/NAME.yaml.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0, 2 for what the user can mend, 130 for Ctrl-C."""
+    """Run a command; returns the exit code.
+
+    0, 1 for data that `verify` finds fault with, 2 for what the user can mend, 130 for Ctrl-C.
+    """
     args = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in args
     args = [arg for arg in args if arg != "--debug"]
@@ -96,6 +108,8 @@ def _dispatch(args: list[str]) -> int:
         "train": train,
         "eval": evaluate_run,
         "resume": resume,
+        "convert": convert_data,
+        "verify": verify_data,
         "list": list_choices,
         "bench": bench.main,
     }
@@ -185,6 +199,41 @@ def evaluate_run(args: list[str]) -> int:
     )
     Console().print(table)
     return 0
+
+
+def convert_data(args: list[str]) -> int:
+    """`convert to=NAME out=PATH [OPTION ...] [OVERRIDE ...]`: the data in another storage format."""
+    options, overrides = ConvertOptions.parse(args, [field.name for field in fields(Config)])
+    config = configs.compose(overrides)
+    names = {"train": config.data.train_split, "val": config.data.val_split}
+    opened = {split: sources.build(config.data, names[split]) for split in options.splits}
+    num_threads = available_cores() if isinstance(config.num_workers, str) else config.num_workers
+    convert.convert(options, opened, decoders.build(config.decode), num_threads, effloop.__version__)
+    return 0
+
+
+def verify_data(args: list[str]) -> int:
+    """`verify [split=train|val] [out=FILE] [OVERRIDE ...]`: every sample of the data; 1 if anything is wrong."""
+    options = {"split": "both", "out": ""}
+    overrides = []
+    for arg in args:
+        key, _, value = arg.partition("=")
+        if key in options:
+            options[key] = value
+        else:
+            overrides.append(arg)
+    if options["split"] not in ("both", "train", "val"):
+        raise ConfigError(f"split: '{options['split']}' is not allowed; set train, val or both")
+    config = configs.compose(overrides)
+    names = {"train": config.data.train_split, "val": config.data.val_split}
+    opened = {
+        split: sources.build(config.data, name) for split, name in names.items() if options["split"] in (split, "both")
+    }
+    num_threads = available_cores() if isinstance(config.num_workers, str) else config.num_workers
+    with verify.Problems(Path(options["out"]) if options["out"] else None) as problems:
+        reports = verify.verify(opened, decoders.build(config.decode), num_threads, problems)
+    verify.show(reports, problems)
+    return 1 if problems.count else 0
 
 
 def list_choices(args: list[str]) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import sys
 from types import ModuleType
 
 
@@ -51,3 +53,9 @@ def optional_package(module: str, part: str, install: str) -> ModuleType:
         if error.name != module.split(".")[0]:
             raise
         raise ConfigError(f"{part} needs the package '{error.name}'; pip install '{install}'") from None
+
+
+@functools.cache
+def warn(line: str) -> None:
+    """Say on stderr what is no reason to stop; each line once per process."""
+    print(f"effloop: warning: {line}", file=sys.stderr, flush=True)

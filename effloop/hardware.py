@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import resource
 from pathlib import Path
 
@@ -81,3 +82,42 @@ def allow_open_files(count: int) -> None:
             f"raise the limit (ulimit -n {needed}) or convert to larger shards"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+MOUNTS = Path("/proc/self/mountinfo")
+"""What is mounted where, as in proc_pid_mountinfo(5)."""
+
+
+def file_system(path: Path) -> str:
+    """What `path` is on, as Linux calls it: ext4, nfs4, fuse.sshfs, ...; empty where no list of mounts says it."""
+    try:
+        lines = MOUNTS.read_bytes().splitlines()
+    except OSError:
+        return ""
+    place, longest, kind = os.fsencode(os.path.realpath(path)) + b"/", 0, b""
+    for line in lines:
+        mount, _, source = line.partition(b" - ")
+        point = re.sub(rb"\\([0-3][0-7]{2})", lambda octal: bytes([int(octal[1], 8)]), mount.split()[4])
+        if place.startswith(point.rstrip(b"/") + b"/") and len(point) >= longest:  # the later one hides the earlier
+            longest, kind = len(point), source.split()[0]
+    return kind.decode()
+
+
+def available_memory() -> int:
+    """Bytes that this process could still take: what the machine has free, cut by a container's limit."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+            break
+    else:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        if limit != "max":
+            counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            used = int((group / "memory.current").read_text()) - int(counts["inactive_file"])  # which is given back
+            free = min(free, max(0, int(limit) - used))
+    except (OSError, ValueError, KeyError):
+        pass  # no cgroup v2 here: no limit to heed
+    return free

@@ -37,7 +37,7 @@ class Header:
 
 
 def read_header(data: Encoded) -> Header:
-    """Format, size and kind of an image: 1.7 µs for a photograph's JPEG, 2 µs with EXIF.
+    """Format, size and kind of an image: 1.9 µs for a photograph's JPEG, 2 µs with EXIF.
 
     Raises:
         DataError: empty, not an image of these formats, or damaged or cut before its size is known.
@@ -58,6 +58,18 @@ def size_by_header(data: Encoded, header: Header) -> int | None:
     if header.format in ("BMP", "PNM"):
         return _bmp_end(data) if header.format == "BMP" else _pnm_end(data)
     return _png_end(data) if header.format == "PNG" else None
+
+
+def extension(data: Encoded) -> str:
+    """What the name of a file with this image ends in, by its content: `jpg`, `png`, `webp`, `bmp`, `ppm`, `pgm`.
+
+    Raises:
+        DataError: it is none of these.
+    """
+    found = read_header(data).format
+    if found == "PNM":
+        return "ppm" if data[1:2] == b"6" else "pgm"
+    return "jpg" if found == "JPEG" else found.lower()
 
 
 def _header(fmt: str, height: int, width: int, plain: bool, complete: bool) -> Header:
@@ -85,14 +97,34 @@ _WITHOUT_LENGTH = frozenset({0x01, *range(0xD0, 0xD9)})  # TEM, RST0-7, SOI
 
 
 def _read_jpeg(data: Encoded) -> Header:
+    _, marker, _, bits, height, width, components = _SEGMENT.unpack_from(data, _frame_at(data))
+    plain = bits == 8 and marker in _SOF_PLAIN and components in (1, 3)
+    complete = data[-1] == _EOI and data[-2] == 0xFF
+    return _header("JPEG", height, width, plain, complete)
+
+
+def jpeg_sampling(data: Encoded) -> list[tuple[int, int]]:
+    """(across, down): the sampling factors of each component of a JPEG, from its frame header.
+
+    Raises:
+        DataError: damaged or cut before they are known.
+    """
+    at = _frame_at(data)
+    components = data[at + 9]
+    factors = bytes(data[at + 11 : at + 11 + 3 * components : 3])
+    if not components or len(factors) < components:
+        raise _cut("JPEG", data)
+    return [(factor >> 4, factor & 15) for factor in factors]
+
+
+def _frame_at(data: Encoded) -> int:
+    """Where a JPEG's frame header (SOFn) starts; as much of it is there as `_SEGMENT` reads."""
     at, unpack = 2, _SEGMENT.unpack_from
     try:
         while True:
-            prefix, marker, length, bits, height, width, components = unpack(data, at)
+            prefix, marker, length, _, _, _, _ = unpack(data, at)
             if prefix == 0xFF and marker in _SOF:
-                plain = bits == 8 and marker in _SOF_PLAIN and components in (1, 3)
-                complete = data[-1] == _EOI and data[-2] == 0xFF
-                return _header("JPEG", height, width, plain, complete)
+                return at
             common = prefix == 0xFF and _SOS < marker < 0xFF
             at = at + 2 + length if common else _next_segment(data, at)
     except struct.error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from effloop.batch import Batch
+from effloop.data.cache import CachedSource
 from effloop.data.engine import Engine
 from effloop.data.plan import Plan
 from effloop.data.transfer import Transfer
@@ -44,7 +45,8 @@ class Loader:
     def describe(self) -> str:
         """One line for people: how many images, of what, where."""
         source = self.plan.source
-        return f"{len(source):,} images in {len(source.classes)} classes, {source.where}"
+        cache = f", cache: {source.describe()}" if isinstance(source, CachedSource) else ""
+        return f"{len(source):,} images in {len(source.classes)} classes, {source.where}{cache}"
 
     def epoch(self, epoch: int, samples_seen: int = 0) -> Iterator[Batch]:
         """The batches of one epoch on the device, from a position on.

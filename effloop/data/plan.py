@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,6 +61,11 @@ class Order:
         return Permutation.of_epoch(self.num_samples, self.seed, epoch)(positions), valid
 
 
+def native(values: NDArray[Any]) -> NDArray[Any]:
+    """The same numbers in this machine's byte order; a mapped column may be in the other."""
+    return values.astype(values.dtype.newbyteorder("="), copy=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """One batch to fill: (B,) ids and (B,) valid, padding at the end."""
@@ -111,7 +117,7 @@ class Plan:
         images[int(task.valid.sum()) :] = 0
         return Batch(
             images=images.permute(0, 3, 1, 2),
-            targets=torch.from_numpy(self.source.labels[task.ids]),
+            targets=torch.from_numpy(native(self.source.labels[task.ids])),
             ids=torch.from_numpy(task.ids),
             valid=torch.from_numpy(task.valid),
         )
@@ -132,6 +138,7 @@ class Plan:
         ids = task.ids[start : min(stop, int(task.valid.sum()))]
         if not len(ids):
             return
+        self.source.will_need(ids.tolist())
         encoded = []
         sizes = np.empty((len(ids), 2), np.int64)
         for row, sample in enumerate(ids.tolist()):

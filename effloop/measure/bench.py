@@ -1,4 +1,4 @@
-"""Benchmarks: `python -m effloop bench what=loop`."""
+"""Benchmarks: `python -m effloop bench what=loop|storage|scale`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import itertools
 import json
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -22,31 +21,49 @@ from effloop.build import build_trainer
 from effloop.checkpoint import rng
 from effloop.config import Config
 from effloop.errors import ConfigError
+from effloop.measure.scale import scale
+from effloop.measure.storage import storage
+from effloop.measure.turns import seconds_of, take_turns
 from effloop.registry import choices
 from effloop.trainer import Trainer
 
 
+@dataclass(frozen=True)
+class Benchmark:
+    """What `bench what=NAME` does.
+
+    Attributes:
+        call: takes the config, the number of repeats and the options, prints a table, returns what goes to JSON.
+        repeats: unless `repeats=N` is given.
+        options: the words it takes beside, with what they are unless given.
+    """
+
+    call: Callable[..., dict[str, Any]]
+    repeats: int
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
 def main(words: list[str]) -> int:
-    """`bench what=NAME [repeats=N] [out=FILE.json] [OVERRIDE ...]`.
+    """`bench what=NAME [repeats=N] [out=FILE.json] [OPTION ...] [OVERRIDE ...]`.
 
     Raises:
-        ConfigError: no such benchmark, or an override can't be taken.
+        ConfigError: no such benchmark, or an option or override can't be taken.
     """
-    options = {"what": "loop", "repeats": "25", "out": ""}
-    overrides = []
-    for word in words:
-        key, _, value = word.partition("=")
-        if key in options:
-            options[key] = value
-        else:
-            overrides.append(word)
-    if options["what"] not in BENCHMARKS:
-        raise ConfigError(f"what: no benchmark '{options['what']}'; {choices(options['what'], BENCHMARKS)}")
-    if not options["repeats"].isdigit() or int(options["repeats"]) < 1:
-        raise ConfigError(f"repeats: '{options['repeats']}' is not allowed; set a whole number above 0")
-    result = BENCHMARKS[options["what"]](configs.compose(overrides), int(options["repeats"]))
-    if options["out"]:
-        Path(options["out"]).write_text(json.dumps(result, indent=2) + "\n")
+    pairs = [(word, *word.partition("=")[::2]) for word in words]
+    what = {key: value for _, key, value in pairs}.get("what", "loop")
+    if what not in BENCHMARKS:
+        raise ConfigError(f"what: no benchmark '{what}'; {choices(what, BENCHMARKS)}")
+    benchmark = BENCHMARKS[what]
+    options = {"what": what, "repeats": str(benchmark.repeats), "out": "", **benchmark.options}
+    overrides = [word for word, key, _ in pairs if key not in options]
+    options |= {key: value for _, key, value in pairs if key in options}
+    repeats, out = options["repeats"], options["out"]
+    if not repeats.isdigit() or int(repeats) < 1:
+        raise ConfigError(f"repeats: '{repeats}' is not allowed; set a whole number above 0")
+    own = {key: options[key] for key in benchmark.options}
+    result = benchmark.call(configs.compose(overrides), int(repeats), **own)
+    if out:
+        Path(out).write_text(json.dumps(result, indent=2) + "\n")
     return 0
 
 
@@ -83,7 +100,7 @@ def bare_epoch(trainer: Trainer, batches: Sequence[Batch]) -> None:
         trainer.schedule.step()
 
 
-_LOOP_BATCHES = 20  # short epochs often, because the machine's speed drifts by 10 % within a minute
+_LOOP_BATCHES = 20  # short epochs often
 
 
 def loop(config: Config, repeats: int) -> dict[str, Any]:
@@ -109,7 +126,7 @@ def loop(config: Config, repeats: int) -> dict[str, Any]:
             "bare": lambda: bare_epoch(trainer, batches),
         }
         with trainer.recorder:
-            seconds = _alternate(runs, repeats)
+            seconds = take_turns({name: partial(_seeded, call) for name, call in runs.items()}, repeats)
     result = {
         "what": "loop",
         "batches": len(batches),
@@ -131,24 +148,13 @@ def loop(config: Config, repeats: int) -> dict[str, Any]:
     return result
 
 
-def _alternate(runs: dict[str, Callable[[], None]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each run, in turns whose order turns about, after one round of warming up."""
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for number in range(repeats + 1):
-        for name, call in list(runs.items())[:: -1 if number % 2 else 1]:
-            rng.seed_all(number)
-            _synchronize()
-            started = time.perf_counter()
-            call()
-            _synchronize()
-            if number:
-                seconds[name].append(time.perf_counter() - started)
-    return seconds
+def _seeded(call: Callable[[], None]) -> float:
+    rng.seed_all(0)
+    return seconds_of(call)
 
 
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-BENCHMARKS: dict[str, Callable[[Config, int], dict[str, Any]]] = {"loop": loop}
+BENCHMARKS = {
+    "loop": Benchmark(loop, 25),
+    "storage": Benchmark(storage, 5, {"formats": "all", "work": ""}),
+    "scale": Benchmark(scale, 3, {"samples": "1000000,10000000,100000000", "work": ""}),
+}

@@ -26,7 +26,14 @@ NEEDS = {
     "model/torchvision": ["model.arch=resnet18"],
     "model/timm": ["model.arch=resnet18"],
     "data/folder": ["data.root=."],
+    "data/lmdb": ["data.root=."],
+    "data/hdf5": ["data.root=."],
     "data/memmap": ["data.root=."],
+    "data/pth": ["data.root=."],
+    "data/recordio": ["data.root=."],
+    "data/tfrecord": ["data.root=."],
+    "data/zarr": ["data.root=."],
+    "data/tar": ["data.root=."],
     "precision/tf32": [],
 }
 

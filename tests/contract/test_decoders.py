@@ -343,3 +343,27 @@ def test_threads(decoder: Decoder) -> None:
     with ThreadPoolExecutor(4) as pool:
         for got, file in zip(pool.map(decoder.decode, data), data, strict=True):
             np.testing.assert_array_equal(got, decoder.decode(file))
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_raw_pixels_are_a_view(decoder: Decoder, mode: str) -> None:
+    data = encode(PHOTO, "PPM", mode)
+    wanted = reference(data)
+    np.testing.assert_array_equal(decoder.decode(data), wanted)
+    region = decoder.decode(memoryview(data), (3, 5, 20, 30))
+    np.testing.assert_array_equal(region, wanted[3:23, 5:35])
+    if mode == "RGB":
+        assert np.shares_memory(region, np.frombuffer(data, np.uint8))
+
+
+def test_raw_pixels_of_16_bits_are_cut_to_the_high_byte(decoder: Decoder) -> None:
+    pixels = (np.arange(6).reshape(1, 6) * 10_000).astype(">u2")
+    got = decoder.decode(b"P5\n6 1\n65535\n" + pixels.tobytes())
+    np.testing.assert_array_equal(got[:, :, 0], pixels >> 8)
+
+
+def test_cut_raw_pixels(decoder: Decoder) -> None:
+    data = encode(PHOTO, "PPM")
+    with pytest.raises(DataError) as caught:
+        decoder.decode(data[:-1])
+    assert str(caught.value) == f"is a truncated PNM: ends after {len(data) - 1:,} of {len(data):,} bytes"

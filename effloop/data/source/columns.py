@@ -31,6 +31,10 @@ VERSION = 1
 _PREFIX = struct.Struct("<8sQQI")
 _ALIGN = 64
 
+# Larger files are read page by page. The kernel's reading ahead fetched 75 % of a cold index of 3.6 GB
+# (100 million samples) for 2,000 samples of a shuffled order, in 2.2 s; without, 1.7 % in 1.2 s.
+_READ_AHEAD_UP_TO = 64 << 20
+
 
 class ColumnWriter:
     """Writes a file of columns; it appears under its name only when it is complete.
@@ -141,7 +145,7 @@ class Spool:
         if len(self._buffer) >= self._KEPT:
             self._flush()
 
-    def extend(self, data: bytes) -> None:
+    def extend(self, data: Encoded) -> None:
         """Add the bytes of a string to a column of bytes."""
         self._buffer.frombytes(data)
         if len(self._buffer) >= self._KEPT:
@@ -179,6 +183,8 @@ class ColumnFile:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:  # ValueError: an empty file can't be mapped
             raise DataError(f"{path} can't be opened: {getattr(error, 'strerror', None) or error}") from None
+        if len(self._map) > _READ_AHEAD_UP_TO:
+            self._map.madvise(mmap.MADV_RANDOM)
         header = self._read_header()
         self.meta: dict[str, Any] = header["meta"]
         self._columns: dict[str, list[Any]] = header["columns"]

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from effloop.data.header import Encoded
+from effloop.data.header import Encoded, extension
 from effloop.data.source.base import DataConfig, Source, expand_root, index_folder, printable, sources
 from effloop.data.source.columns import Blobs, ColumnFile, ColumnWriter
-from effloop.data.source.writing import Ledger
+from effloop.data.source.writing import SHARD_BYTES, Dataset, Ledger, writes
 from effloop.errors import ConfigError, DataError
 
 EXTENSIONS = (b".jpg", b".jpeg", b".png", b".webp", b".bmp", b".ppm", b".pgm")
@@ -137,6 +137,42 @@ def _is_current(root: Path, index: ColumnFile) -> bool:
     except OSError:
         return False
     return bool(np.array_equal(times, now)) and bool(times.max() < index.meta["scanned_ns"] - _RACY_NS)
+
+
+@writes("folder")
+def write_folder(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
+    """ROOT/SPLIT/CLASS/NAME: each sample's key where it is such a path, else its number.
+
+    A folder has its classes in the order of their names: names stay, numbers may change.
+
+    Raises:
+        DataError: a class whose name can't be a folder's, or two samples of one name.
+    """
+    del shard_bytes  # a file is a sample
+    for name in dataset.classes:
+        if name.startswith(".") or not _is_path(name.encode(), 1):
+            raise DataError(f"the class name {name!r} can't be a folder's; convert to another format")
+    for split, records in dataset.splits.items():
+        for number, (key, label, data) in enumerate(records):
+            file = os.fsencode(path / split) + b"/" + _relative(key, dataset.classes[label].encode(), number, data)
+            os.makedirs(os.path.dirname(file), exist_ok=True)
+            try:
+                with open(file, "xb") as opened:
+                    opened.write(data)
+            except FileExistsError:
+                raise DataError(f"{printable(file)} would be written twice; its key is another sample's") from None
+
+
+def _relative(key: bytes, name: bytes, number: int, data: Encoded) -> bytes:
+    fits = key.startswith(name + b"/") and _is_path(key, 64) and b"/." not in key
+    if fits and key.lower().endswith(EXTENSIONS):
+        return key
+    return b"%s/%09d.%s" % (name, number, extension(data).encode())
+
+
+def _is_path(key: bytes, deepest: int) -> bool:
+    parts = key.split(b"/")
+    return len(parts) <= deepest and b"\0" not in key and all(0 < len(part) < 256 and part != b".." for part in parts)
 
 
 class _Scan:

@@ -6,7 +6,7 @@ import hashlib
 import os
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -120,6 +120,12 @@ def write_index(root: Path, split: str, dataset: Dataset, files: Sequence[Path],
     index.write(index_path(root, split), {"header": header, "files": stamps})
 
 
+def write_names(root: Path, classes: Sequence[str]) -> None:
+    """Write the class names for others, and for when the index is lost: `ROOT/classes.txt`."""
+    names = (printable(name.encode("utf-8", "backslashreplace")) for name in classes)
+    (root / NAMES).write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+
+
 def index_path(root: Path, split: str) -> Path:
     """Where `write_index` writes."""
     return root / f"{split}.index"
@@ -146,6 +152,18 @@ class IndexedSource(PackedSource):
         Raises:
             DataError: damaged, or holding what can't be taken; the message names file and key.
         """
+
+    def beside(self, files: Sequence[Path]) -> list[Path]:
+        """What a walk reads beside the split's files: when one of these changes, the kept index is not used."""
+        return []
+
+    def own_header(self, files: Sequence[Path]) -> dict[str, Any] | None:
+        """What EffLoop wrote of the split into these files themselves, where the format has room for it.
+
+        Raises:
+            DataError: none, of another version, or damaged.
+        """
+        return None
 
     def places(self, files: MappedFiles, index: ColumnFile) -> Places:
         """How a sample's place is read; a format whose samples may stand in parts overrides it."""
@@ -195,8 +213,12 @@ class IndexedSource(PackedSource):
             raise DataError(
                 f"data.root: '{self.config.root}' has no files of the split '{self.split}'; {_listing(root)}"
             )
-        stamps = [_stamp(file) for file in files]
-        identity = hashlib.sha256(f"{self.format}\0{root.resolve()}\0{self.split}".encode(errors="surrogateescape"))
+        stamps = [_stamp(file) for file in (*files, *self.beside(files))]
+        own = [getattr(self.config, field.name) for field in fields(self.config)[len(fields(IndexedConfig)) :]]
+        # A format's own fields choose what of the files is read: another choice is another index.
+        identity = hashlib.sha256(
+            f"{self.format}\0{root.resolve()}\0{self.split}\0{own}".encode(errors="surrogateescape")
+        )
         path = index_folder(self.config.index_dir) / f"{self.format}-{identity.hexdigest()[:16]}.index"
         try:
             index = ColumnFile(path)
@@ -214,11 +236,17 @@ class IndexedSource(PackedSource):
 
     def _keep(self, path: Path, files: Sequence[Path], stamps: list[Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        writer = IndexWriter(folder=path.parent)
+        own = self.own_header(files)
+        writer = IndexWriter(len(own["classes"]) if own else None, path.parent)
         for entry in self.scan(files):
             writer.add(entry)
         writer.check_unique(files)
-        header = {"classes": None, "about": {}, "fingerprint": writer.ledger.fingerprint()}
+        found = writer.ledger.fingerprint()
+        if own and own["fingerprint"] != found:
+            said, count = own["fingerprint"]["samples"], found["samples"]
+            what = f"says {said} samples, it holds {count}" if said != count else "doesn't match their keys and labels"
+            raise DataError(f"{self.where} is damaged: its header {what}; convert it again")
+        header = own or {"classes": None, "about": {}, "fingerprint": found}
         writer.write(path, {"header": header, "files": stamps, "labels_end": writer.ledger.max_label + 1})
 
     def _names(self, root: Path, index: ColumnFile) -> list[str]:

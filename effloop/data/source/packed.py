@@ -7,6 +7,7 @@ import sys
 from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -247,6 +248,10 @@ class PackedSource(Source):
         if self._checksums is not None:
             self._check(index, self._places[index])
 
+    @property
+    def has_checksums(self) -> bool:
+        return self._checksums is not None
+
     def _check(self, index: int, data: Encoded) -> None:
         assert self._checksums is not None
         if crc32c(data) != self._checksums[index]:
@@ -256,8 +261,9 @@ class PackedSource(Source):
         return self._places.size(index)
 
     def will_need(self, indices: Sequence[int]) -> None:
-        for index in indices:
-            self._places.will_need(index)
+        with suppress(DataError):  # who reads it will say so, with its key
+            for index in indices:
+                self._places.will_need(index)
 
     def raw_key(self, index: int) -> bytes:
         start = int(self._key_ends[index - 1]) if index else 0
@@ -306,7 +312,8 @@ def check_header(header: Any, where: str) -> dict[str, Any]:
         raise DataError(
             f"{where} has format version {header['effloop']}, this EffLoop reads {FORMAT_VERSION}; convert it again"
         )
-    fingerprint = header.get("fingerprint")
-    if not isinstance(header.get("classes"), list) or not isinstance(fingerprint, dict) or "samples" not in fingerprint:
+    classes, about, fingerprint = header.get("classes"), header.get("about", {}), header.get("fingerprint")
+    counted = isinstance(fingerprint, dict) and isinstance(fingerprint.get("samples"), int)
+    if not isinstance(classes, list) or not isinstance(about, dict) or not counted:
         raise DataError(f"{where} is damaged: its header has no classes or no counts; convert it again")
     return header

@@ -5,8 +5,9 @@ import struct
 import numpy as np
 import pytest
 from images import FORMATS, chunk, encode, exif, photo, png
+from PIL import Image
 
-from effloop.data.header import Header, read_header, size_by_header
+from effloop.data.header import Header, extension, jpeg_sampling, pnm_header, pnm_pixels, read_header, size_by_header
 from effloop.errors import DataError
 
 PHOTO = photo()
@@ -194,3 +195,60 @@ def test_any_bytes_end_in_a_header_or_a_data_error(seed: int) -> None:
                 size_by_header(data, header)
             except DataError as error:
                 assert str(error).startswith("is ")  # noqa: PT017  most are taken
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("L", "pgm"), ("RGB", "ppm")])
+def test_raw_pixels(mode: str, kind: str) -> None:
+    data = encode(PHOTO, "PPM", mode)
+    channels = 3 if mode == "RGB" else 1
+    assert data[: len(data) - 67 * 53 * channels] == pnm_header(67, 53, channels)
+    header = read_header(data)
+    assert header == Header("PNM", 67, 53, True, True)
+    assert extension(data) == kind
+    wanted = np.asarray(Image.fromarray(PHOTO).convert(mode)).reshape(67, 53, channels)
+    np.testing.assert_array_equal(pnm_pixels(data, header), wanted)
+    assert not read_header(data[:-1]).complete
+    assert not read_header(data + b"\n").complete
+    assert size_by_header(data, header) == len(data)
+
+
+def test_raw_pixels_as_others_write_them() -> None:
+    assert read_header(b"P5\n# by hand\n2 1\n255\nab") == Header("PNM", 1, 2, True, True)
+    assert read_header(b"P6 2 1 65535\n" + bytes(12)) == Header("PNM", 1, 2, False, True)
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        (b"P6\n", "is a truncated PNM: ends after 3 bytes, within its header"),
+        (b"P5\nbut this is just a text", "is a damaged PNM: no size in its first line"),
+        (b"P5\n0 1\n255\n" + bytes(9), "is a damaged PNM: its header says 1 x 0 pixels (height x width)"),
+    ],
+)
+def test_raw_pixels_that_are_none(data: bytes, line: str) -> None:
+    with pytest.raises(DataError) as caught:
+        read_header(data)
+    assert str(caught.value) == line
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"), [*((encode(PHOTO, fmt), fmt.lower()) for fmt in FORMATS if fmt != "JPEG"), (JPEG, "jpg")]
+)
+def test_extension(data: bytes, kind: str) -> None:
+    assert extension(data) == kind
+
+
+@pytest.mark.parametrize(("subsampling", "first"), [(0, (1, 1)), (1, (2, 1)), (2, (2, 2))])
+def test_sampling_of_a_jpeg(subsampling: int, first: tuple[int, int]) -> None:
+    assert jpeg_sampling(encode(PHOTO, "JPEG", subsampling=subsampling)) == [first, (1, 1), (1, 1)]
+    assert jpeg_sampling(encode(PHOTO, "JPEG", progressive=True, exif=exif(6))) == [(2, 2), (1, 1), (1, 1)]
+    assert len(jpeg_sampling(encode(PHOTO, "JPEG", "L"))) == 1
+    assert len(jpeg_sampling(encode(PHOTO, "JPEG", "CMYK"))) == 4
+
+
+def test_sampling_that_is_cut() -> None:
+    whole = encode(PHOTO, "JPEG")
+    at = whole.index(b"\xff\xc0")
+    for end in range(at, at + 18):
+        with pytest.raises(DataError, match="is a truncated JPEG"):
+            jpeg_sampling(whole[:end])

@@ -188,3 +188,13 @@ def resident_bytes() -> int:
 )
 def test_smallest_uint(largest: int, dtype: type) -> None:
     assert smallest_uint(largest) == dtype
+
+
+@pytest.mark.parametrize(("megabytes", "wanted"), [(1, False), (65, True)])
+def test_a_large_file_is_not_read_ahead(tmp_path: Path, megabytes: int, wanted: bool) -> None:
+    with ColumnWriter(tmp_path / "file", {}) as writer:
+        writer.add("zeros", np.zeros(megabytes << 20, np.uint8))
+    file = ColumnFile(tmp_path / "file")
+    maps = Path("/proc/self/smaps").read_text().partition(str(file.path))[2]
+    flags = maps.partition("VmFlags:")[2].partition("\n")[0].split()
+    assert ("rr" in flags) == wanted

@@ -9,14 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from images import encode, photo
-from plans import line, open_source, read_bytes, write_as
+from plans import line, open_source, read_bytes, write_as, write_records
 from torchvision.datasets import ImageFolder
 
+from effloop.data.header import pnm_header
 from effloop.data.source import printable
 from effloop.errors import ConfigError, DataError
 
 JPEG = encode(photo(8, 9), "JPEG")
-SOUGHT = "looked for .jpg, .jpeg, .png, .webp, .bmp"
+SOUGHT = "looked for .jpg, .jpeg, .png, .webp, .bmp, .ppm, .pgm"
 
 
 @pytest.fixture
@@ -293,3 +294,35 @@ def test_link_to_a_folder_above(root: Path) -> None:
     loop = root / "train" / "cat" / "b" / "loop"
     loop.symlink_to(root / "train" / "cat")
     assert refusal(root) == f"{loop} is a symbolic link to a folder above it ({root}/train/cat); remove the link"
+
+
+def test_written_and_read_again(root: Path, photos: Path, tmp_path: Path) -> None:
+    again = write_as("folder", photos, tmp_path / "again")
+    for split in ("train", "val"):
+        ours, theirs = open_source("folder", again, split), open_source("folder", photos, split)
+        assert ours.fingerprint() == theirs.fingerprint()
+        assert [read_bytes(ours, i) for i in range(len(ours))] == [read_bytes(theirs, i) for i in range(len(theirs))]
+
+
+def test_keys_that_are_no_paths_are_numbered(tmp_path: Path) -> None:
+    jpeg, raw = encode(photo(), "JPEG"), pnm_header(1, 2, 1) + b"ab"
+    keys = [b"b/fine.jpg", b"a/../b.jpg", b"a/x\0.jpg", b"/a.jpg", b"a/noextension", b"a/.hidden.jpg", b"a//b.jpg", b""]
+    records = [(key, int(key.startswith(b"b")), raw if i == 4 else jpeg) for i, key in enumerate(keys)]
+    write_records("folder", tmp_path / "out", ["a", "b"], train=records)
+    names = sorted(path.relative_to(tmp_path).as_posix() for path in (tmp_path / "out").rglob("*.*"))
+    numbered = [f"out/train/a/{i:09}.{'pgm' if i == 4 else 'jpg'}" for i in range(1, 8)]
+    assert names == [*numbered, "out/train/b/fine.jpg"]
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", ".a", "a/b", "a\0", "a" * 256])
+def test_class_names_that_are_no_folders(tmp_path: Path, name: str) -> None:
+    wanted = f"the class name {name!r} can't be a folder's; convert to another format"
+    with pytest.raises(DataError, match=line(wanted)):
+        write_records("folder", tmp_path / "out", [name], train=[(b"k", 0, encode(photo(), "JPEG"))])
+
+
+def test_two_samples_of_one_name(tmp_path: Path) -> None:
+    jpeg = encode(photo(), "JPEG")
+    wanted = f"{tmp_path}/out/train/a/000000001.jpg would be written twice; its key is another sample's"
+    with pytest.raises(DataError, match=line(wanted)):
+        write_records("folder", tmp_path / "out", ["a"], train=[(b"a/000000001.jpg", 0, jpeg), (b"", 0, jpeg)])

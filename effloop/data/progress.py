@@ -1,0 +1,88 @@
+"""How far a long command is: a bar on a terminal, a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+T = TypeVar("T")
+
+_LINE_EVERY_S = 10.0
+_STEP = 64  # images that `track` reports at a time; telling rich takes 20 µs
+
+
+class _Speed(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed or 0:,.0f} images/s")
+
+
+class Meter:
+    """Shows how many images are done, one stretch of work after the other. May be told by several threads.
+
+    with Meter() as meter:
+        meter.begin("train", total=1000)
+        meter.advance(32)
+    """
+
+    def __init__(self) -> None:
+        console = Console()
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Speed(), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._plain = not console.is_terminal
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Meter:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._bar.stop()
+
+    def begin(self, what: str, total: int, done: int = 0) -> None:
+        """Start a stretch of `total` images, `done` of which are there already."""
+        for task in self._bar.task_ids:
+            self._bar.remove_task(task)
+        self._task = self._bar.add_task(what, total=total, completed=done)
+        self._what, self._total, self._first, self._done = what, total, done, done
+        self._started = self._said = time.monotonic()
+
+    def advance(self, count: int) -> None:
+        """So many more are done."""
+        self._bar.advance(self._task, count)
+        with self._lock:
+            self._done += count
+            now = time.monotonic()
+            if self._plain and now - self._said >= _LINE_EVERY_S:
+                self._said = now
+                print(self._line(now), flush=True)
+
+    def _line(self, now: float) -> str:
+        speed = (self._done - self._first) / (now - self._started)
+        left = (self._total - self._done) / speed if speed else 0.0
+        return f"{self._what}: {self._done:,} of {self._total:,} images, {speed:,.0f} images/s, {duration(left)} left"
+
+    def track(self, items: Iterable[T], what: str, total: int) -> Iterator[T]:
+        """The items, one an image, each counted when the next one is asked for."""
+        self.begin(what, total)
+        pending = 0
+        for item in items:
+            yield item
+            pending += 1
+            if pending == _STEP:
+                self.advance(pending)
+                pending = 0
+        self.advance(pending)
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `12 min` or `3.5 h`."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,216 @@
+"""Every sample looked at, all the way to its pixels: what `python -m effloop verify` does."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from effloop.data.decode import Decoder
+from effloop.data.source.base import Source, check_same_classes
+from effloop.errors import ConfigError, DataError
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_RUN = 32  # samples that a thread takes at a time
+_AHEAD = 4  # runs per thread that wait their turn, so that memory stays bounded
+_LABELS = 1 << 20  # labels counted at a time
+
+
+class Problems:
+    """One line for each thing that is wrong: the first are kept for the screen, a file gets all.
+
+    Args:
+        out: a text file that is written anew; None is none.
+
+    Raises:
+        ConfigError: the file can't be written.
+    """
+
+    SHOWN = 50
+
+    def __init__(self, out: Path | None = None) -> None:
+        self.out = out
+        self.first: list[str] = []
+        self.count = 0
+        try:
+            self._file = out.open("w", encoding="utf-8", errors="backslashreplace") if out else None
+        except OSError as error:
+            raise ConfigError(f"out: {out} can't be written: {error.strerror}; set out=FILE") from None
+
+    def add(self, line: str) -> None:
+        """Note one thing."""
+        self.count += 1
+        if self.count <= self.SHOWN:
+            self.first.append(line)
+        if self._file:
+            self._file.write(line + "\n")
+
+    def __enter__(self) -> Problems:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._file:
+            self._file.close()
+
+
+@dataclass
+class Report:
+    """What was found in one split.
+
+    Attributes:
+        source: the split.
+        bytes: of the encoded images that could be read.
+        decoded: samples whose pixels could be had, whole and without a complaint.
+        problems: what is wrong, in lines.
+        empty: classes that no sample has; of note, and no problem.
+    """
+
+    source: Source
+    bytes: int = 0
+    decoded: int = 0
+    problems: int = 0
+    empty: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What came of one sample."""
+
+    size: int
+    decoded: bool
+    wrong: list[str]
+
+
+def verify(splits: Mapping[str, Source], decoder: Decoder, num_threads: int, problems: Problems) -> dict[str, Report]:
+    """Look at every sample of some splits, and at what their indexes say, with a progress bar on a terminal.
+
+    Compared are each split's index with its own checksum, each sample's checksum, size and label, and
+    the classes of `train` with those of `val`. Every sample is decoded whole. Nothing stops at the first
+    problem.
+
+    Args:
+        splits: name -> opened split.
+        decoder: by which samples are decoded.
+        num_threads: how many samples are looked at at the same time; 0 is one.
+        problems: gets a line for each thing that is wrong, in the order of the samples.
+
+    Returns:
+        Name -> what was found.
+    """
+    if "train" in splits and "val" in splits:
+        try:
+            check_same_classes(splits["train"], splits["val"])
+        except DataError as error:
+            problems.add(str(error))
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        tasks = {name: bar.add_task(name, total=len(source)) for name, source in splits.items()}
+        return {
+            name: verify_split(source, decoder, num_threads, problems, lambda n, name=name: bar.advance(tasks[name], n))  # type: ignore[misc]
+            for name, source in splits.items()
+        }
+
+
+def verify_split(
+    source: Source, decoder: Decoder, num_threads: int, problems: Problems, advance: Callable[[int], None]
+) -> Report:
+    """Look at the index and every sample of one split; `advance` is told how many samples are done."""
+    before, report = problems.count, Report(source, empty=_classes_without_samples(source))
+    try:
+        source.verify_index()
+    except DataError as error:
+        problems.add(str(error))
+
+    def look(start: int) -> list[_Look]:
+        return [_look(source, decoder, sample) for sample in range(start, min(start + _RUN, len(source)))]
+
+    num_threads = max(1, num_threads)
+    with ThreadPoolExecutor(num_threads, thread_name_prefix="effloop-verify") as pool:
+        try:
+            starts = range(0, len(source), _RUN)
+            for start, looks in zip(starts, _in_order(pool, look, starts, _AHEAD * num_threads), strict=True):
+                for sample, found in enumerate(looks, start):
+                    report.bytes += found.size
+                    report.decoded += found.decoded
+                    for what in found.wrong:
+                        problems.add(f"{source.where}/{source.key(sample)} {what}")
+                advance(len(looks))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+    report.problems = problems.count - before
+    return report
+
+
+def _look(source: Source, decoder: Decoder, sample: int) -> _Look:
+    size, decoded, wrong = 0, False, []
+    label, classes = int(source.labels[sample]), len(source.classes)
+    if label >= classes:
+        wrong.append(f"has the label {label}; allowed are 0 to {classes - 1}")
+    try:
+        source.verify(sample)
+        data = source.read(sample)
+        size = len(data)
+        if size != source.size(sample):
+            wrong.append(f"has {size:,} bytes, the index says {source.size(sample):,}")
+        decoder.decode(data)
+        decoded = True
+    except DataError as error:
+        wrong.append(str(error))
+    return _Look(size, decoded, wrong)
+
+
+def _in_order(pool: ThreadPoolExecutor, call: Callable[[T], R], items: Iterable[T], ahead: int) -> Iterator[R]:
+    """`pool.map` that never has more than `ahead` calls under way or waiting to be taken."""
+    begun: deque[Future[R]] = deque()
+    for item in items:
+        begun.append(pool.submit(call, item))
+        if len(begun) > ahead:
+            yield begun.popleft().result()
+    while begun:
+        yield begun.popleft().result()
+
+
+def _classes_without_samples(source: Source) -> list[str]:
+    counts = np.zeros(len(source.classes) + 1, np.int64)  # the last one: labels that no class has
+    for start in range(0, len(source), _LABELS):
+        labels = np.minimum(source.labels[start : start + _LABELS], len(source.classes))
+        counts += np.bincount(labels, minlength=len(counts))
+    return [name for name, count in zip(source.classes, counts, strict=False) if not count]
+
+
+def show(reports: Mapping[str, Report], problems: Problems) -> None:
+    """Print what was found: a table, then line by line what is of note and what is wrong."""
+    table = Table()
+    for heading in ("split", "samples", "classes", "bytes", "checksums", "decoded", "problems"):
+        table.add_column(heading, justify="left" if heading in ("split", "checksums") else "right")
+    for name, report in reports.items():
+        source = report.source
+        numbers = [f"{n:,}" for n in (len(source), len(source.classes), report.bytes, report.decoded, report.problems)]
+        table.add_row(name, *numbers[:3], "compared" if source.has_checksums else "none here", *numbers[3:])
+    Console().print(table)
+    for name, report in reports.items():
+        if report.empty:
+            names = ", ".join(report.empty[:8]) + (", …" if len(report.empty) > 8 else "")
+            of = f"{len(report.empty):,} of its {len(report.source.classes):,} classes"
+            print(f"of note: {name} has no samples of {of}: {names}")
+    for line in problems.first:
+        print(line)
+    if problems.count > len(problems.first):
+        print(f"... and {problems.count - len(problems.first):,} more; {_all_of_them(problems)}")
+    print(f"problems: {problems.count:,}" if problems.count else "nothing is wrong")
+
+
+def _all_of_them(problems: Problems) -> str:
+    return f"all of them are in {problems.out}" if problems.out else "out=FILE writes all of them"

@@ -1,0 +1,272 @@
+"""A hidden folder beside what is being written, so that the output is absent or complete, whatever happens."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import pwd
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from effloop.errors import ConfigError
+
+
+class WorkFolder:
+    """`.NAME.partial/` beside `out`: held by one process at a time, and found again by the same job.
+
+    In it are the job's description (`job.json`), what is to be published (`done/`), what is being written
+    (`writing/`), and whatever else the job keeps to go on from. A folder left by another job is emptied.
+
+        with WorkFolder([out], job) as work:
+            write(work.writing(out))
+            work.finish(out, {})
+            work.publish()
+
+    Args:
+        outs: what will be published, all of it at once; in one folder. The first names the work folder.
+        job: a description for JSON; the same description gives the same outputs.
+    """
+
+    def __init__(self, outs: Sequence[Path], job: Mapping[str, Any]) -> None:
+        self.outs = outs
+        self.path = outs[0].parent / f".{outs[0].name}.partial"
+        self._job = json.dumps(job, indent=1, sort_keys=True)
+
+    def __enter__(self) -> WorkFolder:
+        """Take the folder.
+
+        Raises:
+            ConfigError: it can't be made, another process holds it, or an output is there already.
+        """
+        if not self.path.exists():
+            self._refuse_existing()
+        try:
+            self._lock = self._take()
+        except OSError as error:
+            raise unwritable(self.path, error) from None
+        try:
+            self._adopt()
+        except OSError as error:
+            os.close(self._lock)
+            raise unwritable(self.path, error) from None
+        except ConfigError:
+            if self._names() == ["lock"]:  # all that a kill during `remove` can have left beside an output
+                self.remove()
+            os.close(self._lock)
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._lock)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all outputs are made: what is missing in `done/` has been published before a kill."""
+        return (self.path / "complete").exists()
+
+    def is_finished(self, out: Path) -> bool:
+        """Whether this output is made."""
+        return self.complete or (self.path / "done" / out.name).exists()
+
+    @property
+    def is_finished_any(self) -> bool:
+        """Whether any output is made."""
+        return any(map(self.is_finished, self.outs))
+
+    def noted(self, out: Path) -> dict[str, int]:
+        """What was noted of an output when it was finished."""
+        noted: dict[str, int] = json.loads((self.path / f"{out.name}.json").read_text())
+        return noted
+
+    def writing(self, out: Path) -> Path:
+        """Where to write an output: a path that isn't there, in a folder without anything else."""
+        self.discard()
+        (self.path / "writing").mkdir()
+        return self.path / "writing" / out.name
+
+    def discard(self) -> None:
+        """Remove what is half written."""
+        shutil.rmtree(self.path / "writing", ignore_errors=True)
+
+    def finish(self, out: Path, note: Mapping[str, int]) -> None:
+        """What was written is whole: give it ordinary permissions and put it on the disk.
+
+        Args:
+            out: the output.
+            note: what `noted` is to give back of it.
+        """
+        (self.path / f"{out.name}.json").write_text(json.dumps(dict(note)))
+        written = self.path / "writing" / out.name
+        _settle(written)
+        (self.path / "done").mkdir(exist_ok=True)
+        os.rename(written, self.path / "done" / out.name)
+        _fsync(self.path / "done")
+        self.discard()
+
+    def publish(self) -> None:
+        """Move all outputs to their places, and remove the work folder."""
+        if not self.complete:
+            self._refuse_existing()
+            (self.path / "complete").touch()
+            _fsync(self.path)
+        for out in self.outs:
+            if (self.path / "done" / out.name).exists():
+                self._refuse_existing([out])
+                os.rename(self.path / "done" / out.name, out)
+        _fsync(self.path.parent)
+        self.remove()
+
+    def remove(self) -> None:
+        """Remove the work folder; what says whose it is goes last, and the lock after it."""
+        last = ("complete", "job.json", "lock")
+        for name in (*(name for name in self._names() if name not in last), *last):
+            _remove(self.path / name)
+        self.path.rmdir()
+
+    def _names(self) -> list[str]:
+        return sorted(os.listdir(self.path))
+
+    def _refuse_existing(self, outs: Sequence[Path] | None = None) -> None:
+        for out in outs or self.outs:
+            if os.path.lexists(out):
+                raise ConfigError(f"out: {out} is there already, and nothing is overwritten; remove it or set out=PATH")
+
+    def _take(self) -> int:
+        """Make the folder and lock it."""
+        while True:
+            self.path.mkdir(exist_ok=True)
+            try:
+                fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            except FileNotFoundError:  # whoever held it has just removed the folder
+                continue
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(fd)
+                raise ConfigError(
+                    f"out: another process is writing {self.outs[0]}, it holds {self.path}; wait for it or set out=PATH"
+                ) from None
+            try:
+                if os.path.samestat(os.stat(self.path / "lock"), os.fstat(fd)):
+                    return fd
+            except FileNotFoundError:
+                pass
+            os.close(fd)
+            time.sleep(0.01)
+
+    def _adopt(self) -> None:
+        """Keep what is there if it is of the same job, else start afresh."""
+        description = self.path / "job.json"
+        same = description.exists() and description.read_text() == self._job
+        if not (same and self.complete):  # else outputs that are there have been published by this job
+            self._refuse_existing()
+        if not same:
+            for name in self._names():
+                if name != "lock":
+                    _remove(self.path / name)
+            description.write_text(self._job)
+            _fsync(description)
+        self.discard()
+
+
+def check_free(folder: Path, needed: int, what: str, there: int = 0) -> None:
+    """Refuse to begin what will not fit on the disk.
+
+    Args:
+        folder: where it is to be written.
+        needed: bytes that it takes in all.
+        what: what they are for, for the message.
+        there: bytes of them that are on the disk already.
+
+    Raises:
+        ConfigError: with both numbers.
+    """
+    free = free_bytes(folder)
+    if needed - there > free:
+        raise ConfigError(
+            f"out: {what} needs {size(needed - there)}, {folder} has {size(free)} free; make room or set out=PATH"
+        )
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that this user may still write there."""
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
+
+
+_FULL = 1 << 20  # a disk with less than this free is full: a writer that failed may not say why
+
+
+def is_disk_full(error: BaseException | None, folder: Path) -> bool:
+    """Whether this is what a full disk made some library raise: each has an exception of its own for it."""
+    link = error
+    while link is not None:
+        if isinstance(link, OSError) and link.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        if os.strerror(errno.ENOSPC) in str(link) or "MDB_MAP_FULL" in str(link):
+            return True
+        link = link.__cause__ or link.__context__
+    return isinstance(error, OSError | RuntimeError) and free_bytes(folder) < _FULL
+
+
+def unwritable(path: Path, error: OSError) -> ConfigError:
+    """The line for a place that can't be written to."""
+    folder = path.parent
+    try:
+        owner = pwd.getpwuid(folder.stat().st_uid).pw_name
+        whose = f"; {folder} belongs to {owner}"
+    except (OSError, KeyError):
+        whose = ""
+    return ConfigError(f"out: {path} can't be written: {error.strerror or error}{whose}; set out=PATH")
+
+
+def tree_size(folder: Path) -> int:
+    """Bytes of all files in a folder."""
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else 0
+
+
+def size(num_bytes: float) -> str:
+    """`1.30 MB`: three digits and a decimal unit."""
+    for unit in ("bytes", "kB", "MB", "GB", "TB"):
+        if num_bytes < 999.5 or unit == "TB":
+            break
+        num_bytes /= 1000
+    digits = 0 if unit == "bytes" or num_bytes >= 99.95 else 1 if num_bytes >= 9.995 else 2
+    return f"{num_bytes:,.{digits}f} {unit}"
+
+
+def _settle(path: Path) -> None:
+    """Ordinary permissions for a file, or for a folder and all in it; and all of it on the disk."""
+    mask = os.umask(0)
+    os.umask(mask)
+    for folder, _, files in os.walk(path):
+        for name in files:
+            _settle_one(Path(folder, name), 0o666 & ~mask)
+        _settle_one(Path(folder), 0o777 & ~mask)
+    if path.is_file():
+        _settle_one(path, 0o666 & ~mask)
+
+
+def _settle_one(path: Path, mode: int) -> None:
+    os.chmod(path, mode)
+    _fsync(path)
+
+
+def _fsync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

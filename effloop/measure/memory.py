@@ -1,0 +1,76 @@
+"""What a process holds in memory, and what the kernel holds of files."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+_FIELDS = {"Rss": "rss", "Pss": "pss", "Private_Clean": "private", "Private_Dirty": "private", "Anonymous": "own"}
+
+
+def memory_of(pid: int | str = "self") -> dict[str, int]:
+    """Bytes of a process's memory, from `/proc/PID/smaps_rollup`.
+
+    Returns:
+        `rss`, all pages it has mapped; `pss`, each of them divided by how many processes share it;
+        `private`, those that no other process has mapped just now, pages of files among them; `own`,
+        those that are of no file: what the kernel can't take back.
+    """
+    found = dict.fromkeys(_FIELDS.values(), 0)
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
+        name, _, value = line.partition(":")
+        if name in _FIELDS:
+            found[_FIELDS[name]] += int(value.split()[0]) * 1024
+    return found
+
+
+def growth(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
+    """`after` less `before`, field by field."""
+    return {name: after[name] - before[name] for name in after}
+
+
+def files_in(*roots: Path) -> list[Path]:
+    """Every file below some folders; a root that is a file counts as one."""
+    return [
+        path
+        for root in roots
+        for path in ([root] if root.is_file() else sorted(root.rglob("*")))
+        if path.is_file() and not path.is_symlink()
+    ]
+
+
+def drop_from_cache(paths: Iterable[Path]) -> None:
+    """Let the kernel forget the files' pages. Those that a process has mapped stay, and so do names and inodes."""
+    for path in paths:
+        file = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(file)  # a page that isn't written yet can't be dropped
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(file)
+
+
+def share_in_cache(paths: Iterable[Path]) -> float:
+    """How much of the files is in the page cache, from 0 to 1, by `mincore`."""
+    resident = pages = 0
+    mincore = ctypes.CDLL(None, use_errno=True).mincore
+    mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    for path in paths:
+        size = path.stat().st_size
+        if not size:
+            continue
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            states = np.zeros(-(-size // mmap.PAGESIZE), np.uint8)
+            start = np.frombuffer(mapped, np.uint8)
+            failed = mincore(start.ctypes.data, size, states.ctypes.data)
+            del start  # a map can't be closed while it is looked at
+            if failed:
+                raise OSError(ctypes.get_errno(), f"mincore of {path}: {os.strerror(ctypes.get_errno())}")
+        resident += int((states & 1).sum())
+        pages += len(states)
+    return resident / pages if pages else 0.0

@@ -1,0 +1,347 @@
+"""`python -m effloop convert`, from the command to the dataset."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+from images import encode, photo
+from kills import check, chunks, convert
+from plans import make_engine, make_plan, open_source, read_bytes
+from runs import make_photos, start
+
+from effloop.cli import main
+from effloop.data.convert import convert as convert_splits
+from effloop.data.convert_options import ConvertOptions
+from effloop.data.decode import decoders
+from effloop.data.header import read_header
+from effloop.data.recode import Recipe, Recode
+from effloop.data.source import Source
+from effloop.data.source.folder import FolderConfig, FolderSource
+from effloop.data.source.writing import writers
+from effloop.errors import ConfigError, DataError
+
+DECODER = decoders.build(decoders["auto"].config(name="auto"))
+
+
+def run(*words: str) -> int:
+    return main(["convert", *words])
+
+
+def failure(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one line that a conversion which fails prints."""
+    capsys.readouterr()
+    assert run(*words) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    return err.removeprefix("effloop: ").removesuffix("\n")
+
+
+def reopened(root: Path, split: str = "train") -> Source:
+    return open_source("auto", root, split)
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    """Six images of all kinds in two classes, in both splits."""
+    kinds = {
+        "a/jpeg.jpg": encode(photo(90, 120), "JPEG", quality=90),
+        "a/progressive.jpg": encode(photo(80, 60), "JPEG", progressive=True),
+        "a/grey.jpg": encode(photo(50, 70)[:, :, 0], "JPEG"),
+        "b/cmyk.jpg": encode(photo(64, 64), "JPEG", mode="CMYK"),
+        "b/small.png": encode(photo(20, 10), "PNG"),
+        "b/weird \xff\n.webp": encode(photo(40, 44), "WEBP"),
+    }
+    for split in ("train", "val"):
+        for name, data in kinds.items():
+            path = tmp_path / "mixed" / split / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+    return tmp_path / "mixed"
+
+
+@pytest.mark.parametrize("to", sorted({*writers} - {"zarr2", "n5"}))
+def test_originals_stay_the_same(to: str, photos: Path, here: Path) -> None:
+    assert run(f"data.root={photos}", f"to={to}", "out=set") == 0
+    for split in ("train", "val"):
+        folder, converted = open_source("folder", photos, split), reopened(here / "set", split)
+        assert converted.classes == folder.classes
+        assert converted.fingerprint() == folder.fingerprint()
+        for index in range(len(folder)):
+            assert read_bytes(converted, index) == read_bytes(folder, index)
+    assert [path.name for path in here.iterdir()] == ["set"]
+
+
+def test_batches_are_equal_to_the_bit(photos: Path, here: Path) -> None:
+    assert run(f"data.root={photos}", "to=memmap", "out=set") == 0
+    streams = [
+        make_engine("inline", make_plan(source)).stream(0) for source in (reopened(photos), reopened(here / "set"))
+    ]
+    for wanted, got in zip(*streams, strict=True):
+        np.testing.assert_array_equal(wanted.images, got.images)
+        np.testing.assert_array_equal(wanted.targets, got.targets)
+
+
+@pytest.mark.parametrize(
+    ("words", "recipe"),
+    [
+        (["max_side=60"], Recipe(max_side=60)),
+        (["quality=75", "restart=none"], Recipe(quality=75, restart="none")),
+        (["quality=source"], Recipe(quality="source")),
+        (["payload=raw", "max_side=32", "color=rgb"], Recipe("raw", max_side=32, color="rgb")),
+        (["payload=jpeg", "color=gray"], Recipe(color="gray")),
+    ],
+)
+def test_images_made_anew(words: list[str], recipe: Recipe, mixed: Path, here: Path) -> None:
+    assert run(f"data.root={mixed}", "to=memmap", "out=set", *words) == 0
+    folder, converted = open_source("folder", mixed), reopened(here / "set")
+    recode = Recode(recipe, DECODER)
+    assert [converted.raw_key(i) for i in range(6)] == [folder.raw_key(i) for i in range(6)]
+    assert converted.labels.tolist() == folder.labels.tolist()
+    for index in range(6):
+        assert read_bytes(converted, index) == recode(folder.read(index))
+    assert getattr(converted, "about") == recipe.about()  # noqa: B009  only packed sources have it
+
+
+def test_one_dataset_for_each_size(mixed: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"data.root={mixed}", "to=memmap", "out=set.bin", "max_side=60,30") == 0
+    assert sorted(path.name for path in here.iterdir()) == ["set-30.bin", "set-60.bin"]
+    for size in (60, 30):
+        header = read_header(reopened(here / f"set-{size}.bin").read(1))
+        assert max(header.height, header.width) == size
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.endswith("is written")] == [
+        f"{here}/set-60.bin is written",
+        f"{here}/set-30.bin is written",
+    ]
+
+
+def test_table(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"data.root={photos}", "to=memmap", "out=set", "quality=50", "num_workers=2") == 0
+    *_, train, val, _, last = capsys.readouterr().out.splitlines()
+    before, after = (reopened(root).fingerprint()["bytes"] for root in (photos, here / "set"))
+    cells = [cell.strip() for cell in train.split("│")][1:-1]
+    assert cells[:2] == ["train", "40"]
+    assert cells[4] == f"{after / before:.3f}"
+    assert cells[5:] == [f"{before / 40:.0f} bytes", f"{after / 40:.0f} bytes"]
+    assert "│ val   │     13 │" in val
+    assert last.startswith("took ")
+    assert last.endswith(" images/s (threads: 2)")
+    assert "; 53 images made anew, " in last
+
+
+def test_one_split(photos: Path, here: Path) -> None:
+    assert run(f"data.root={photos}", "data.val_split=train", "to=memmap", "out=set", "split=val") == 0
+    assert reopened(here / "set", "val").fingerprint() == open_source("folder", photos).fingerprint()
+    with pytest.raises(DataError, match="has no split 'train'; it has val"):
+        reopened(here / "set")
+
+
+def test_embedded_is_the_default_source(here: Path) -> None:
+    assert run("to=memmap", "out=set", "split=val") == 0
+    converted, embedded = reopened(here / "set", "val"), open_source("embedded", split="val")
+    assert converted.fingerprint() == embedded.fingerprint()
+    assert getattr(converted, "about") == getattr(embedded, "about")  # noqa: B009
+
+
+def test_again_gives_the_same_bytes(photos: Path, here: Path) -> None:
+    for name, threads in (("one", 1), ("two", 3)):
+        assert run(f"data.root={photos}", "to=memmap", f"out={name}", "max_side=20", f"num_workers={threads}") == 0
+    assert (here / "one").read_bytes() == (here / "two").read_bytes()
+
+
+class TestFailures:
+    def test_output_is_there(self, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (here / "set").write_text("precious")
+        wanted = f"out: {here}/set is there already, and nothing is overwritten; remove it or set out=PATH"
+        assert failure(capsys, f"data.root={photos}", "to=memmap", "out=set") == wanted
+        assert (here / "set").read_text() == "precious"
+        assert len(list(here.iterdir())) == 1
+
+    def test_bad_option(self, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert failure(capsys, "to=memmap", "out=x", "sharf_mb=1").startswith("convert: no option 'sharf_mb'; have ")
+        assert failure(capsys, "to=memmap", "out=x", "data.rooot=1").endswith("did you mean 'data.root'?")
+
+    def test_splits_with_different_classes(
+        self, photos: Path, mixed: Path, here: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        os.rename(mixed / "val" / "b", mixed / "val" / "c")
+        wanted = (
+            f"train and val have different classes ({mixed}/train, {mixed}/val): only in train: b; only in val: c; "
+            "give both the same class folders"
+        )
+        assert failure(capsys, f"data.root={mixed}", "to=memmap", "out=set") == wanted
+        assert not list(here.iterdir())
+
+    def test_bad_image(self, mixed: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        image = mixed / "train/b/small.png"
+        image.write_bytes(image.read_bytes()[:-30])
+        said = failure(capsys, f"data.root={mixed}", "to=memmap", "out=set", "max_side=30")
+        assert said.startswith(f"{image} is a truncated PNG: ")
+        assert not list(here.iterdir())  # no chunk was complete
+
+    def test_damaged_record(self, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert run(f"data.root={photos}", "to=memmap", "out=set") == 0
+        whole = (here / "set").read_bytes()
+        at = whole.index(read_bytes(reopened(here / "set"), 7)) + 200
+        (here / "set").write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        wanted = f"{here}/set:train/{reopened(here / 'set').key(7)} is damaged: its bytes don't match their checksum"
+        words = (f"data.root={here}/set", "data.checksums=false", "data=memmap", "out=copy")
+        for options in (["to=memmap"], ["to=memmap", "quality=90"]):
+            assert failure(capsys, *words, *options) == wanted
+        assert [path.name for path in here.iterdir()] == ["set"]
+
+    def test_folder_that_cannot_be_written(self, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        said = failure(capsys, f"data.root={photos}", "to=memmap", "out=/proc/set")
+        assert said.startswith("out: /proc/.set.partial can't be written: No such file or directory; /proc belongs to ")
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Enough for several files of the spool."""
+    return make_photos(tmp_path_factory.mktemp("many"), train=1100, val=300)
+
+
+class TestGoingOn:
+    def test_from_the_images_that_are_done(self, many: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        words = (f"data.root={many}", "to=memmap", "max_side=24", "num_workers=1")
+        assert run(*words, "out=wanted") == 0
+        source = open_source("folder", many)
+        path = many / "train" / source.key(900)
+        image = path.read_bytes()
+        path.write_bytes(bytes(len(image)))
+        try:
+            assert failure(capsys, *words, "out=set").startswith(f"{path} is not a JPEG, PNG, WebP, BMP or PNM image")
+        finally:
+            path.write_bytes(image)
+        assert not (here / "set").exists()
+        kept = {path: path.stat().st_mtime_ns for path in here.glob(".set.partial/spool/set/train/*")}
+        assert [path.name for path in sorted(kept)] == ["000000.chunk", "000001.chunk", "000002.chunk"]
+        assert run(*words, "out=set") == 0
+        assert "; 632 images made anew, " in capsys.readouterr().out  # 1,400 less 3 x 256
+        assert (here / "set").read_bytes() == (here / "wanted").read_bytes()
+        assert sorted(path.name for path in here.iterdir()) == ["set", "wanted"]
+
+    def test_two_at_once(self, many: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        words = ("convert", f"data.root={many}", "to=memmap", "out=set", "max_side=24")
+        with start(*words, cwd=here) as first:
+            try:
+                while not (here / ".set.partial" / "job.json").exists():
+                    assert first.poll() is None
+                os.killpg(first.pid, signal.SIGSTOP)
+                said = failure(capsys, *words[1:])
+                wanted = f"out: another process is writing {here}/set, it holds {here}/.set.partial; wait for it or set"
+                assert said == f"{wanted} out=PATH"
+            finally:
+                os.killpg(first.pid, signal.SIGCONT)
+            _, err = first.communicate()
+        assert (first.returncode, err) == (0, "")
+        assert len(reopened(here / "set")) == 1100
+
+    def test_ctrl_c(self, many: Path, here: Path) -> None:
+        with start("convert", f"data.root={many}", "to=memmap", "out=set", "max_side=24", cwd=here) as process:
+            while not chunks(here / ".set.partial"):
+                assert process.poll() is None
+            os.killpg(process.pid, signal.SIGINT)
+            _, err = process.communicate()
+        assert err == "effloop: interrupted; running the same command again goes on from there\n"
+        assert process.returncode == 130
+        assert chunks(here / ".set.partial")
+        assert not (here / ".set.partial" / "writing").exists()
+
+    @pytest.mark.slow
+    def test_killed(self, many: Path, here: Path) -> None:
+        convert(many, here / "wanted", "memmap", "max_side=24", "num_workers=2")
+        moments = {
+            "first chunk": lambda work: chunks(work) >= 1,
+            "third chunk": lambda work: chunks(work) >= 3,
+            "writing": lambda work: chunks(work) >= 7 and (work / "writing").exists(),
+            "publishing": lambda work: (work / "complete").exists(),
+        }
+        killed = [
+            name
+            for name, when in moments.items()
+            if check(many, here / name.replace(" ", "-"), "memmap", here / "wanted", when=when)
+        ]
+        assert killed[:2] == ["first chunk", "third chunk"]  # the others take milliseconds, and may be missed
+
+
+class Filling(FolderSource):
+    """A folder, and somebody who fills up the disk while its sample `at` is read."""
+
+    disk: Path
+    at: int
+
+    def read(self, index: int) -> bytes | bytearray | memoryview:
+        if index == self.at and not (self.disk / "filler").exists():
+            with open(self.disk / "filler", "wb", buffering=0) as file:
+                try:
+                    while file.write(bytes(4096)):
+                        pass
+                except OSError:
+                    pass
+        return super().read(index)
+
+
+@pytest.fixture(scope="module")
+def noise(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """4.31 MB in 400 images: more than what any writer keeps in memory."""
+    folder = tmp_path_factory.mktemp("noise") / "train" / "a"
+    folder.mkdir(parents=True)
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 56, 3), dtype=np.uint8)
+    for number in range(400):
+        (folder / f"{number:03}.ppm").write_bytes(encode(np.roll(pixels, number, 0), "PPM"))
+    return folder.parents[1]
+
+
+class TestFullDisk:
+    @pytest.fixture
+    def disk(self, tmp_path: Path) -> Iterator[Path]:
+        """A disk of 24 MB."""
+        disk = tmp_path / "disk"
+        disk.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk)]
+        try:
+            done = subprocess.run(mount, capture_output=True, text=True)
+        except FileNotFoundError:
+            pytest.skip("no mount command")
+        if done.returncode:
+            pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+        with ExitStack() as stack:
+            stack.callback(subprocess.run, ["umount", "-l", str(disk)], check=True)
+            yield disk
+
+    def convert(self, noise: Path, disk: Path, to: str, recipe: Recipe | None, at: int) -> str:
+        source = Filling(FolderConfig(name="folder", root=str(noise)), "train")
+        source.disk, source.at = disk, at
+        options = ConvertOptions(to, {disk / "set": recipe}, ("train",))
+        with pytest.raises(ConfigError) as caught:
+            convert_splits(options, {"train": source}, DECODER, 2, "test")
+        assert [path.name for path in disk.iterdir()] == ["filler"]
+        return str(caught.value)
+
+    @pytest.mark.parametrize("to", sorted(writers))
+    def test_while_originals_are_written(self, to: str, noise: Path, disk: Path) -> None:
+        said = self.convert(noise, disk, to, None, at=50)
+        wanted = r"[\d.]+ .?B; 4.31 MB of images are needed, and what the format adds; make room or set out=PATH"
+        assert re.fullmatch(f"out: the disk of {disk} is full after {wanted}", said)
+
+    def test_while_images_are_made_anew(self, noise: Path, disk: Path) -> None:
+        said = self.convert(noise, disk, "memmap", Recipe(quality=100), at=201)
+        assert said.startswith(f"out: the disk of {disk} is full after ")
+
+    @pytest.mark.parametrize("words", [[], ["payload=raw"]])
+    def test_known_before(self, words: list[str], noise: Path, disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (disk / "filler").write_bytes(bytes(21 << 20))
+        options = (f"data.root={noise}", "to=memmap", "split=train", *words)
+        said = failure(capsys, *options, f"out={disk}/set")
+        assert "free; make room or set out=PATH" in said
+        assert said.startswith(f"out: {disk}/set{' with what is kept on the way' * bool(words)} needs ")
+        assert [path.name for path in disk.iterdir()] == ["filler"]

@@ -1,0 +1,123 @@
+"""`python -m effloop verify`, as a user calls it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from plans import write_as
+from runs import call
+
+from effloop.cli import main
+from effloop.data.source.columns import ColumnFile
+
+
+@pytest.fixture
+def copy(photos: Path, tmp_path: Path) -> Path:
+    """The photographs, so that they may be damaged."""
+    return shutil.copytree(photos, tmp_path / "copy")
+
+
+def rows(out: str) -> list[list[str]]:
+    """The cells of the table's rows."""
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line.startswith("│")]
+
+
+def said(out: str) -> list[str]:
+    """What stands below the table."""
+    return out.partition("└")[2].splitlines()[1:]
+
+
+@pytest.mark.parametrize("name", ["folder", "memmap"])
+def test_sound_data(name: str, photos: Path, tmp_path: Path) -> None:
+    root = photos if name == "folder" else write_as(name, photos, tmp_path / "file")
+    sizes = [sum(f.stat().st_size for f in (photos / split).rglob("*.jpg")) for split in ("train", "val")]
+    code, out, err = call("verify", f"data.root={root}", cwd=tmp_path)
+    assert (code, err) == (0, "")
+    checksums = "none here" if name == "folder" else "compared"
+    assert rows(out) == [
+        ["train", "40", "3", f"{sizes[0]:,}", checksums, "40", "0"],
+        ["val", "13", "3", f"{sizes[1]:,}", checksums, "13", "0"],
+    ]
+    assert said(out) == ["nothing is wrong"]
+
+
+def test_the_photographs_that_come_along(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "split=val"]) == 0
+    assert [row[:3] for row in rows(capsys.readouterr().out)] == [["val", "341", "10"]]
+
+
+def test_two_truncated(copy: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = [copy / "train/a/003.jpg", copy / "val/c/002.jpg"]
+    for path in bad:
+        path.write_bytes(path.read_bytes()[:-9])
+    assert main(["verify", f"data.root={copy}", "out=all.txt"]) == 1
+    out, err = capsys.readouterr()
+    lines = [f"{p} is a truncated JPEG: ends after {p.stat().st_size:,} bytes without its end marker" for p in bad]
+    assert (said(out), err) == ([*lines, "problems: 2"], "")
+    assert [row[-2:] for row in rows(out)] == [["39", "1"], ["12", "1"]]
+    assert (here / "all.txt").read_text().splitlines() == lines
+    assert main(["verify", f"data.root={copy}", "split=val"]) == 1
+    assert said(capsys.readouterr().out) == [lines[1], "problems: 1"]
+
+
+def test_flipped_byte_and_wrong_label(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_as("memmap", photos, here / "file")
+    file = ColumnFile(path)
+    with path.open("r+b") as opened:
+        for column, value in (("train/payload", b"!"), ("val/label", b"\x07")):
+            opened.seek(file.place(column)[2])
+            opened.write(value)
+    assert main(["verify", "data=memmap", "data.root=file"]) == 1
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert said(out) == [
+        "file:train/a/000.jpg is damaged: its bytes don't match their checksum",
+        "file:val is damaged: keys, labels or sizes of its 13 samples don't match the fingerprint in its header; "
+        "convert it again",
+        "file:val/a/000.jpg has the label 7; allowed are 0 to 2",
+        "problems: 3",
+    ]
+
+
+def test_more_than_a_screen_takes(copy: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in copy.rglob("*.jpg"):
+        path.write_text("no image")
+    assert main(["verify", f"data.root={copy}", "out=all.txt"]) == 1
+    lines = said(capsys.readouterr().out)
+    assert len(lines) == 52
+    assert lines[-2].startswith("... and ")
+    assert lines[-2].endswith(" more; all of them are in all.txt")
+    count = int(re.fullmatch(r"problems: (\d+)", lines[-1])[1])  # type: ignore[index]
+    assert len((here / "all.txt").read_text().splitlines()) == count == int(lines[-2].split()[2]) + 50
+
+
+def test_class_without_samples(copy: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_as("memmap", copy, here / "file")
+    file = ColumnFile(path)
+    labels = file["val/label"].tolist()
+    with path.open("r+b") as opened:
+        opened.seek(file.place("val/label")[2])
+        opened.write(bytes(min(label, 1) for label in labels))
+    assert main(["verify", "data.root=file"]) == 1
+    lines = said(capsys.readouterr().out)
+    assert lines[0] == "of note: val has no samples of 1 of its 3 classes: c"
+    assert lines[-1] == "problems: 1"  # the labels don't match the fingerprint; that a class is empty is none
+
+
+@pytest.mark.parametrize(
+    ("args", "wanted"),
+    [
+        (["data.root=nope"], "data.root: 'nope' is not there"),
+        (["split=test"], "split: 'test' is not allowed; set train, val or both"),
+        (["data.rooot=x"], "did you mean 'data.root'?"),
+        (["out=."], "out: . can't be written: Is a directory; set out=FILE"),
+    ],
+)
+def test_refusals(args: list[str], wanted: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", *args]) == 2
+    out, err = capsys.readouterr()
+    assert wanted in err
+    assert (err.count("\n"), out) == (1, "")
