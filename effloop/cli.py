@@ -44,7 +44,8 @@ EffLoop trains image models on PyTorch as fast as the machine allows.
                                                the formats, or scale, of indexes
 
 Parts, each chosen by GROUP=NAME:
-  data       where images come from: auto, folder, memmap, embedded
+  data       where images come from: auto, folder, lmdb, tar, tfrecord, hdf5,
+             recordio, pth, zarr, memmap, embedded; in memory by data.cache
   decode     who decodes: auto, turbojpeg, opencv, pillow
   augment    native
   engine     whose hands: threads, processes, inline
@@ -56,7 +57,7 @@ Parts, each chosen by GROUP=NAME:
   experiment digits, or your ./configs/experiment/NAME.yaml: many keys at once
 
 Short names:
-  data.root=PATH  has train/CLASS/*.jpg and val/CLASS/*.jpg, or an EffLoop file
+  data.root=PATH  has train/CLASS/*.jpg and val/CLASS/*.jpg, or is any of these
   batch_size=32   images per rank and step    num_workers=auto  loading threads
   epochs=20       image_size=64               seed=0            lr=0.003
   amp=true        mixed precision             accumulate=1      batches/update

@@ -222,6 +222,10 @@ class CachedSource(Source):
     def fingerprint(self) -> dict[str, Any]:
         return self.source.fingerprint()
 
+    @property
+    def has_checksums(self) -> bool:
+        return self.source.has_checksums
+
     def verify(self, index: int) -> None:
         self.source.verify(index)
 
