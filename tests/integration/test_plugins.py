@@ -34,8 +34,11 @@ class Stripes(Source):
         Image.fromarray(pixels if index % 2 else pixels.swapaxes(0, 1)).save(file, "BMP")
         return file.getvalue()
 
-    def key(self, index):
-        return str(index)
+    def raw_key(self, index):
+        return b"%d" % index
+
+    def size(self, index):
+        return len(self.read(index))
 
     @property
     def where(self):
