@@ -19,10 +19,10 @@ from effloop.build import build_trainer, evaluate_checkpoint
 from effloop.checkpoint import files
 from effloop.config import Config
 from effloop.data import convert, verify
-from effloop.data.convert_options import ConvertOptions
+from effloop.data.convert_options import SPLITS, ConvertOptions, parse_splits
 from effloop.data.decode import decoders
-from effloop.data.source import sources
-from effloop.errors import CheckpointError, ConfigError, EffLoopError, InterruptedRunError
+from effloop.data.source import Source, sources
+from effloop.errors import CheckpointError, ConfigError, DataError, EffLoopError, InterruptedRunError
 from effloop.hardware import available_cores
 from effloop.measure import bench
 from effloop.registry import choices
@@ -206,35 +206,55 @@ def convert_data(args: list[str]) -> int:
     """`convert to=NAME out=PATH [OPTION ...] [OVERRIDE ...]`: the data in another storage format."""
     options, overrides = ConvertOptions.parse(args, [field.name for field in fields(Config)])
     config = configs.compose(overrides)
-    names = {"train": config.data.train_split, "val": config.data.val_split}
-    opened = {split: sources.build(config.data, names[split]) for split in options.splits}
+    opened = _opened(config, options.splits)
     num_threads = available_cores() if isinstance(config.num_workers, str) else config.num_workers
     convert.convert(options, opened, decoders.build(config.decode), num_threads, effloop.__version__)
     return 0
 
 
 def verify_data(args: list[str]) -> int:
-    """`verify [split=train|val] [out=FILE] [OVERRIDE ...]`: every sample of the data; 1 if anything is wrong."""
-    options = {"split": "both", "out": ""}
+    """`verify [split=train|val|both] [out=FILE] [OVERRIDE ...]`: every sample of the data; 1 if anything is wrong."""
+    options: dict[str, str] = {}
     overrides = []
     for arg in args:
         key, _, value = arg.partition("=")
-        if key in options:
+        if key not in ("split", "out"):
+            overrides.append(arg)
+        elif value:
             options[key] = value
         else:
-            overrides.append(arg)
-    if options["split"] not in ("both", "train", "val"):
-        raise ConfigError(f"split: '{options['split']}' is not allowed; set train, val or both")
+            raise ConfigError(
+                f"verify: '{arg}' has no value; set {key}={'FILE' if key == 'out' else 'train'} or drop it"
+            )
+    splits = parse_splits("split", options["split"]) if "split" in options else SPLITS
     config = configs.compose(overrides)
-    names = {"train": config.data.train_split, "val": config.data.val_split}
-    opened = {
-        split: sources.build(config.data, name) for split, name in names.items() if options["split"] in (split, "both")
-    }
     num_threads = available_cores() if isinstance(config.num_workers, str) else config.num_workers
-    with verify.Problems(Path(options["out"]) if options["out"] else None) as problems:
+    with verify.Problems(Path(options["out"]) if "out" in options else None) as problems:
+        opened = _opened(config, splits)
         reports = verify.verify(opened, decoders.build(config.decode), num_threads, problems)
     verify.show(reports, problems)
     return 1 if problems.count else 0
+
+
+def _opened(config: Config, splits: Sequence[str]) -> dict[str, Source]:
+    """Some of the splits `train` and `val`, opened.
+
+    Raises:
+        DataError: one can't be; where the other can, the line says how to take it alone.
+    """
+    names = {"train": config.data.train_split, "val": config.data.val_split}
+    opened: dict[str, Source] = {}
+    failed: list[DataError] = []
+    for split in splits:
+        try:
+            opened[split] = sources.build(config.data, names[split])
+        except DataError as error:
+            failed.append(error)
+    if failed and opened:
+        raise DataError(f"{failed[0]}; or take '{names[next(iter(opened))]}' alone: set split={next(iter(opened))}")
+    if failed:
+        raise failed[0]
+    return opened
 
 
 def list_choices(args: list[str]) -> int:

@@ -6,6 +6,8 @@ import ctypes
 import os
 import re
 import resource
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -103,21 +105,49 @@ def file_system(path: Path) -> str:
     return kind.decode()
 
 
+MEMINFO, CGROUPS, CGROUP_ROOT = Path("/proc/meminfo"), Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+"""What the machine has free, which groups this process is in (cgroups(7)), and where their files are."""
+
+
 def available_memory() -> int:
-    """Bytes that this process could still take: what the machine has free, cut by a container's limit."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
+    """Bytes that this process could still take: what the machine has free, cut by its groups' limits.
+
+    A container, a batch system's job and a systemd slice are all groups, and all above a group count, too.
+    """
+    for line in MEMINFO.read_text().splitlines():
         if line.startswith("MemAvailable:"):
             free = int(line.split()[1]) * 1024
             break
     else:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    group = Path("/sys/fs/cgroup")
+    return min([free, *_free_in_groups()])
+
+
+def _free_in_groups() -> Iterator[int]:
+    """Bytes below the limit of each group of this process that has one."""
     try:
-        limit = (group / "memory.max").read_text().strip()
-        if limit != "max":
-            counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-            used = int((group / "memory.current").read_text()) - int(counts["inactive_file"])  # which is given back
-            free = min(free, max(0, int(limit) - used))
-    except (OSError, ValueError, KeyError):
-        pass  # no cgroup v2 here: no limit to heed
-    return free
+        lines = CGROUPS.read_text().splitlines()
+    except OSError:
+        return  # no groups here: no limit to heed
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        if number == "0" and not controllers:
+            root, names = CGROUP_ROOT, ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            root = CGROUP_ROOT / "memory"
+        else:
+            continue
+        group = Path(
+            os.path.normpath("/" + path.lstrip("/"))
+        )  # what lies outside of a container's view begins with /..
+        for place in (group, *group.parents):  # in a container it may be shown as the root itself
+            yield from _free_in(root / place.relative_to("/"), *names)
+
+
+def _free_in(group: Path, limit: str, used: str, given_back: str) -> Iterator[int]:
+    """Bytes below this group's limit, if it is there and has one."""
+    with suppress(OSError, ValueError, KeyError):  # ValueError: `max`, which is none
+        most = int((group / limit).read_text())
+        counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        yield max(0, most - int((group / used).read_text()) + int(counts[given_back]))

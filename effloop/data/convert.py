@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,16 @@ from rich.table import Table
 from effloop.data.convert_options import ConvertOptions
 from effloop.data.decode import Decoder
 from effloop.data.progress import Meter, duration
+from effloop.data.readback import compare
 from effloop.data.recode import Recode
 from effloop.data.source.base import Source, check_same_classes
 from effloop.data.source.writing import Dataset, writers
-from effloop.data.spool import First, Originals, Recoded, mean_size
+from effloop.data.spool import Firsts, Originals, Recoded, mean_size
 from effloop.data.workfolder import WorkFolder, check_free, is_disk_full, size, tree_size, unwritable
-from effloop.errors import ConfigError, EffLoopError, InterruptedRunError
+from effloop.errors import ConfigError, DataError, EffLoopError, InterruptedRunError
 
+_MAKE_PIXELS = ("torch", "pillow", "simplejpeg", "opencv-python", "opencv-python-headless")
+"""Whose versions may decide on the bytes of an image made anew."""
 _SAMPLED = 64  # images made anew to estimate what all will take
 
 
@@ -35,8 +39,11 @@ def convert(
     folder beside it, `.NAME.partial`. If the process is killed or interrupted, the same command goes on:
     images that have been made anew are kept there, 256 in a file, and not made again; writing them into
     the format, or copying originals, starts again. The result is the same to the byte, killed or not. After
-    a failure for want of space nothing is left. A source whose keys, labels or sizes have changed
-    meanwhile starts afresh; a file that was replaced by one of the same size is not noticed.
+    a failure for want of space nothing is left. Data that was changed, moved or replaced meanwhile starts
+    afresh; in a folder of images, one that was overwritten in place is not noticed.
+
+    The source's index is compared with its checksum first, and what was written is read back: its keys,
+    labels and sizes are those of the records that went in, and of the source where they are copies.
 
     Args:
         options: what is to be written.
@@ -47,7 +54,8 @@ def convert(
 
     Raises:
         ConfigError: an output is there already or being written, or the disk can't take it.
-        DataError: an image can't be read or decoded, or the format can't hold it; the line names it.
+        DataError: an image can't be read or decoded, or the format can't hold it; the line names it. Or
+            the source's index is damaged, or what was written doesn't read back.
         InterruptedRunError: Ctrl-C.
     """
     if len(splits) > 1:
@@ -56,6 +64,7 @@ def convert(
     with WorkFolder([*recodes], _job(options, splits, decoder, version)) as work:
         conversion = _Conversion(options, splits, threads, work)
         with conversion.cleaning_up(), Meter() as conversion.meter:
+            conversion.check_indexes()
             results = {out: conversion.make(out, recode) for out, recode in recodes.items()}
             work.publish()
     for out, num_bytes in results.items():
@@ -65,14 +74,23 @@ def convert(
 
 def _job(options: ConvertOptions, splits: Mapping[str, Source], decoder: Decoder, version: str) -> dict[str, Any]:
     """All that decides on the bytes of the outputs."""
+    recoding = any(options.outputs.values())
     return {
         "effloop": version,
+        "packages": {name: _version(name) for name in _MAKE_PIXELS} if recoding else {},
         "to": options.to,
         "outputs": {str(out): recipe and recipe.about() for out, recipe in options.outputs.items()},
         "shard_bytes": options.shard_bytes,
         "decoder": type(decoder).__qualname__,
-        "splits": {name: {"where": source.where, **source.fingerprint()} for name, source in splits.items()},
+        "splits": {name: source.identity() for name, source in splits.items()},
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 class _Conversion:
@@ -85,6 +103,13 @@ class _Conversion:
         self._needed = self._recoded = 0
         self._recoding_s = 0.0
         self._records: dict[str, Originals] = {}
+
+    def check_indexes(self) -> None:
+        """Compare what the splits' indexes say with their checksums, unless all is made already."""
+        if self.work.complete:
+            return
+        for source in self.splits.values():
+            source.verify_index()
 
     def make(self, out: Path, recode: Recode | None) -> dict[str, int]:
         """Make one output, up to its publication; returns the bytes of each split's images."""
@@ -99,6 +124,7 @@ class _Conversion:
         self._needed = sum(num_bytes.values())
         check_free(self.work.path, self._needed, str(out))
         self._write(out, Dataset(self._classes, self._records, about))
+        self._read_back(out, copied=recode is None)
         self.work.finish(out, num_bytes)
         shutil.rmtree(self._spool(out), ignore_errors=True)
         return num_bytes
@@ -107,7 +133,7 @@ class _Conversion:
         """Make all images anew, or those that an earlier run of this job has not made."""
         spool = self._spool(out)
         # A package that isn't installed, a file system that the format can't live on: better known now.
-        firsts = {name: First(source) for name, source in self.splits.items()}
+        firsts = {name: Firsts(source) for name, source in self.splits.items()}
         self._write(out, Dataset(self._classes, firsts, about))
         self.work.discard()
         self._needed = 2 * self._estimate(recode)  # in the spool, and in the output
@@ -118,6 +144,18 @@ class _Conversion:
         for records in made.values():
             self._recoded += records.make(self.threads)
         self._recoding_s += time.monotonic() - started
+
+    def _read_back(self, out: Path, copied: bool) -> None:
+        """Open what was written, and compare it with what went in."""
+        written = self.work.path / "writing" / out.name
+        for name, records in self._records.items():
+            wanted = records.fingerprint()
+            if copied and wanted != self.splits[name].fingerprint():
+                raise DataError(
+                    f"{self.splits[name].where} has changed while it was read, or its keys, labels or sizes don't "
+                    "match its fingerprint; convert again"
+                )
+            compare(self.options.to, written, name, wanted, self.work.path / "scans")
 
     def _write(self, out: Path, dataset: Dataset) -> None:
         writers[self.options.to](self.work.writing(out), dataset, self.options.shard_bytes)

@@ -39,7 +39,7 @@ class ConvertOptions:
 
         Args:
             words: `to=NAME out=PATH [payload=original|jpeg|raw] [quality=1-100|source|lossless]
-                [max_side=N[,N ...]] [restart=auto|none|N] [color=rgb|gray] [split=train|val|train,val]
+                [max_side=N[,N ...]] [restart=auto|none|N] [color=rgb|gray] [split=train|val|both]
                 [shard_mb=N]`, a MB being 2**20 bytes, and overrides.
             config_keys: the keys that the config's root has.
 
@@ -95,11 +95,16 @@ def _several(key: str, value: str) -> tuple[int, ...]:
     return sizes
 
 
-def _splits(key: str, value: str) -> tuple[str, ...]:
-    parts = value.split(",")
+def parse_splits(key: str, value: str) -> tuple[str, ...]:
+    """`train`, `val`, or for both of them `both` or `train,val`, in this order.
+
+    Raises:
+        ConfigError: anything else.
+    """
+    parts = SPLITS if value == "both" else tuple(value.split(","))
     if len(set(parts)) < len(parts) or not set(parts) <= set(SPLITS):
         raise ConfigError(
-            f"{key}: '{value}' is not allowed; set train, val or train,val; their names in the data are "
+            f"{key}: '{value}' is not allowed; set train, val or both; their names in the data are "
             "data.train_split and data.val_split"
         )
     return tuple(split for split in SPLITS if split in parts)
@@ -111,7 +116,7 @@ _PARSERS: dict[str, Callable[[str, str], Any]] = {
     "max_side": _several,
     "restart": _one_of("auto", "none", number=(1, 65_500)),
     "color": _one_of("rgb", "gray"),
-    "split": _splits,
+    "split": parse_splits,
     "shard_mb": _one_of(number=(1, 1 << 30)),
 }
 _FOR_PIXELS = ("max_side", "quality", "color", "restart")
@@ -141,7 +146,7 @@ def _outputs(out: Path, given: Mapping[str, Any]) -> dict[Path, Recipe | None]:
 
 def _resolved(out: str) -> Path:
     path = Path(os.path.abspath(os.path.expanduser(out)))
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):  # unlike Path's own, it never raises
         raise ConfigError(f"out: '{out}' can't be made, the folder {path.parent} is not there; make it or set out=PATH")
     if not path.name:
         raise ConfigError(f"out: '{out}' has no name; set out=PATH")

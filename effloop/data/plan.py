@@ -111,16 +111,30 @@ class Plan:
             yield Task(epoch, *self.order.batch(epoch, number))
 
     def empty_batch(self, task: Task, *, pin_memory: bool = False) -> Batch:
-        """A host batch whose pixels are still to be filled in; (B, 3, S, S) uint8 channels_last."""
+        """A host batch whose pixels are still to be filled in; (B, 3, S, S) uint8 channels_last.
+
+        Raises:
+            DataError: a sample's label is none of a class; the message names it.
+        """
         size = self.augment.size
+        labels = self.source.labels[task.ids]
+        self._check(labels, task)
         images = torch.empty((len(task.ids), size, size, 3), dtype=torch.uint8, pin_memory=pin_memory)
         images[int(task.valid.sum()) :] = 0
         return Batch(
             images=images.permute(0, 3, 1, 2),
-            targets=torch.from_numpy(native(self.source.labels[task.ids])),
+            targets=torch.from_numpy(native(labels)),
             ids=torch.from_numpy(task.ids),
             valid=torch.from_numpy(task.valid),
         )
+
+    def _check(self, labels: NDArray[Any], task: Task) -> None:
+        """Refuse a label that no class has, by a damaged index: in the loss it were an IndexError, on a GPU worse."""
+        count = len(self.source.classes)
+        if labels.max() >= count:  # 2 µs a batch
+            row = int(labels.argmax())
+            with self.blaming(int(task.ids[row])):
+                raise DataError(f"has the label {labels[row]}; allowed are 0 to {count - 1}: convert the dataset again")
 
     def fill(self, task: Task, images: Tensor, start: int, stop: int) -> None:
         """Load the samples `start`..`stop` of a task into their rows of a batch.

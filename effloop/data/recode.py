@@ -98,6 +98,7 @@ class Recode:
         """
         header = read_header(data)
         if self.recipe.quality == "lossless":
+            self.decoder.size(data)  # refuses what `decode.max_pixels` does: jpegtran holds all coefficients
             return self._lossless(data, header) if header.format == "JPEG" else bytes(data)
         pixels = self._pixels(data, header)
         if self.recipe.payload == "raw":

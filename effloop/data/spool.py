@@ -7,16 +7,20 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from effloop.data.header import Encoded
 from effloop.data.progress import Meter
-from effloop.data.source.base import Source
+from effloop.data.source.base import Fingerprint, Source
 from effloop.data.source.columns import Blobs, ColumnFile, ColumnWriter
 from effloop.data.source.writing import Record
 from effloop.errors import DataError
 
 CHUNK = 256
 """Images in a file of the spool: what a thread loses by a kill, at most."""
+_LABELS = 1 << 20  # labels looked at at a time
 _STEP = 16  # images between two reports of a thread
 
 
@@ -25,6 +29,7 @@ class Originals:
 
     def __init__(self, source: Source, meter: Meter, name: str) -> None:
         self.source, self.meter, self.name = source, meter, name
+        self._seen = Fingerprint()
         self.num_bytes: int = source.fingerprint()["bytes"]
         self.bytes_taken = 0
 
@@ -32,10 +37,15 @@ class Originals:
         return len(self.source)
 
     def __iter__(self) -> Iterator[Record]:
-        self.bytes_taken = 0
+        self.bytes_taken, self._seen = 0, Fingerprint()
         for record in self.meter.track(self._records(), f"{self.name}: writing", len(self)):
             self.bytes_taken += len(record.data)
+            self._seen.add(record.key, record.label, len(record.data))
             yield record
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Of the records that a writer took when it last asked for them."""
+        return self._seen.result()
 
     def _records(self) -> Iterator[Record]:
         for start in range(0, len(self), CHUNK):
@@ -43,7 +53,13 @@ class Originals:
             self.source.will_need(ids)
             labels = self.source.labels[ids.start : ids.stop].tolist()
             for index, label in zip(ids, labels, strict=True):
-                yield Record(self.source.raw_key(index), label, read(self.source, index))
+                data = read(self.source, index)
+                if len(data) != self.source.size(index):
+                    raise DataError(
+                        f"{self.source.where}/{self.source.key(index)} has {len(data):,} bytes, the index says "
+                        f"{self.source.size(index):,}; if it was replaced, touch its folder and convert again"
+                    )
+                yield Record(self.source.raw_key(index), label, data)
 
 
 class Recoded(Originals):
@@ -121,19 +137,31 @@ class Recoded(Originals):
         return ColumnFile(self._path(number))
 
 
-class First:
-    """A split's first sample alone: what a writer is tried with before hours of work go into the others."""
+class Firsts:
+    """The first sample of each class: what a writer is tried with before hours of work go into all of them."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self._record = Record(source.raw_key(0), int(source.labels[0]), read(source, 0))
-        self.num_bytes = len(self._record.data)
+        self._ids = _first_of_each_class(source)
+        self.num_bytes = sum(map(source.size, self._ids))
 
     def __len__(self) -> int:
-        return 1
+        return len(self._ids)
 
     def __iter__(self) -> Iterator[Record]:
-        yield self._record
+        for index in self._ids:
+            yield Record(self.source.raw_key(index), int(self.source.labels[index]), read(self.source, index))
+
+
+def _first_of_each_class(source: Source) -> list[int]:
+    first: dict[int, int] = {}
+    for start in range(0, len(source), _LABELS):
+        labels, places = np.unique(source.labels[start : start + _LABELS], return_index=True)
+        for label, place in zip(labels.tolist(), places.tolist(), strict=True):
+            first.setdefault(label, start + place)
+        if len(first) >= len(source.classes):
+            break
+    return sorted(first.values())
 
 
 def mean_size(source: Source, ids: Sequence[int], recode: Callable[[Encoded], bytes], num_threads: int) -> float:

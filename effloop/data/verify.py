@@ -31,10 +31,10 @@ class Problems:
     """One line for each thing that is wrong: the first are kept for the screen, a file gets all.
 
     Args:
-        out: a text file that is written anew; None is none.
+        out: a text file that isn't there yet; None is none.
 
     Raises:
-        ConfigError: the file can't be written.
+        ConfigError: the file is there already, or can't be written.
     """
 
     SHOWN = 50
@@ -44,7 +44,11 @@ class Problems:
         self.first: list[str] = []
         self.count = 0
         try:
-            self._file = out.open("w", encoding="utf-8", errors="backslashreplace") if out else None
+            self._file = out.open("x", encoding="utf-8", errors="backslashreplace") if out else None
+        except FileExistsError:  # it could be the very dataset
+            raise ConfigError(
+                f"out: {out} is there already, and nothing is overwritten; remove it or set out=FILE"
+            ) from None
         except OSError as error:
             raise ConfigError(f"out: {out} can't be written: {error.strerror}; set out=FILE") from None
 
@@ -62,6 +66,8 @@ class Problems:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._file:
             self._file.close()
+            if self.out and kind and not self.count:  # nothing was looked at, so there is no list
+                self.out.unlink(missing_ok=True)
 
 
 @dataclass

@@ -19,8 +19,9 @@ from effloop.errors import ConfigError
 class WorkFolder:
     """`.NAME.partial/` beside `out`: held by one process at a time, and found again by the same job.
 
-    In it are the job's description (`job.json`), what is to be published (`done/`), what is being written
-    (`writing/`), and whatever else the job keeps to go on from. A folder left by another job is emptied.
+    In it are the job's description (`job.json`), what is to be published (`done/`) and was noted of it
+    (`notes/`), what is being written (`writing/`), and whatever else the job keeps to go on from. A folder
+    left by another job is emptied.
 
         with WorkFolder([out], job) as work:
             write(work.writing(out))
@@ -35,6 +36,7 @@ class WorkFolder:
     def __init__(self, outs: Sequence[Path], job: Mapping[str, Any]) -> None:
         self.outs = outs
         self.path = outs[0].parent / f".{outs[0].name}.partial"
+        self._away = outs[0].parent / f".{outs[0].name}.deleted"  # as long: a name that fits makes both fit
         self._job = json.dumps(job, indent=1, sort_keys=True)
 
     def __enter__(self) -> WorkFolder:
@@ -43,21 +45,21 @@ class WorkFolder:
         Raises:
             ConfigError: it can't be made, another process holds it, or an output is there already.
         """
-        if not self.path.exists():
-            self._refuse_existing()
+        shutil.rmtree(self._away, ignore_errors=True)  # left by a kill during `remove`
         try:
+            if not self.path.exists():
+                self._refuse_existing()
             self._lock = self._take()
         except OSError as error:
             raise unwritable(self.path, error) from None
         try:
             self._adopt()
-        except OSError as error:
-            os.close(self._lock)
-            raise unwritable(self.path, error) from None
-        except ConfigError:
-            if self._names() == ["lock"]:  # all that a kill during `remove` can have left beside an output
+        except BaseException as error:
+            if isinstance(error, ConfigError) and self._is_over:  # left by a kill before or after all the work
                 self.remove()
             os.close(self._lock)
+            if isinstance(error, OSError):
+                raise unwritable(self.path, error) from None
             raise
         return self
 
@@ -80,7 +82,7 @@ class WorkFolder:
 
     def noted(self, out: Path) -> dict[str, int]:
         """What was noted of an output when it was finished."""
-        noted: dict[str, int] = json.loads((self.path / f"{out.name}.json").read_text())
+        noted: dict[str, int] = json.loads(self._note(out).read_text())
         return noted
 
     def writing(self, out: Path) -> Path:
@@ -100,7 +102,9 @@ class WorkFolder:
             out: the output.
             note: what `noted` is to give back of it.
         """
-        (self.path / f"{out.name}.json").write_text(json.dumps(dict(note)))
+        self._note(out).parent.mkdir(exist_ok=True)
+        self._note(out).write_text(json.dumps(dict(note)))
+        _fsync(self._note(out))
         written = self.path / "writing" / out.name
         _settle(written)
         (self.path / "done").mkdir(exist_ok=True)
@@ -122,14 +126,24 @@ class WorkFolder:
         self.remove()
 
     def remove(self) -> None:
-        """Remove the work folder; what says whose it is goes last, and the lock after it."""
-        last = ("complete", "job.json", "lock")
-        for name in (*(name for name in self._names() if name not in last), *last):
-            _remove(self.path / name)
-        self.path.rmdir()
+        """Remove the work folder. It loses its name first, so that no run ever goes on from half of it."""
+        shutil.rmtree(self._away, ignore_errors=True)
+        os.rename(self.path, self._away)
+        shutil.rmtree(self._away, ignore_errors=True)
 
-    def _names(self) -> list[str]:
-        return sorted(os.listdir(self.path))
+    def _note(self, out: Path) -> Path:
+        return self.path / "notes" / f"{out.name}.json"
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether nothing is here that any run could go on from."""
+        done = self.path / "done"
+        return not (self.path / "job.json").exists() or (self.complete and not (done.exists() and any(done.iterdir())))
+
+    @property
+    def _is_lost(self) -> bool:
+        """Whether an output is neither here nor where it was published: somebody has moved it away since."""
+        return any(not (self.path / "done" / out.name).exists() and not os.path.lexists(out) for out in self.outs)
 
     def _refuse_existing(self, outs: Sequence[Path] | None = None) -> None:
         for out in outs or self.outs:
@@ -162,11 +176,12 @@ class WorkFolder:
     def _adopt(self) -> None:
         """Keep what is there if it is of the same job, else start afresh."""
         description = self.path / "job.json"
-        same = description.exists() and description.read_text() == self._job
+        same = description.exists() and description.read_text() == self._job and not (self.complete and self._is_lost)
         if not (same and self.complete):  # else outputs that are there have been published by this job
             self._refuse_existing()
         if not same:
-            for name in self._names():
+            _remove(description)  # first: what is half removed must be nobody's
+            for name in os.listdir(self.path):
                 if name != "lock":
                     _remove(self.path / name)
             description.write_text(self._job)
@@ -217,6 +232,8 @@ def is_disk_full(error: BaseException | None, folder: Path) -> bool:
 def unwritable(path: Path, error: OSError) -> ConfigError:
     """The line for a place that can't be written to."""
     folder = path.parent
+    if error.errno == errno.ENAMETOOLONG:
+        return ConfigError(f"out: {path} can't be written: {error.strerror}; set out=PATH")
     try:
         owner = pwd.getpwuid(folder.stat().st_uid).pw_name
         whose = f"; {folder} belongs to {owner}"

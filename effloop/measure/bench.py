@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -60,11 +61,28 @@ def main(words: list[str]) -> int:
     repeats, out = options["repeats"], options["out"]
     if not repeats.isdigit() or int(repeats) < 1:
         raise ConfigError(f"repeats: '{repeats}' is not allowed; set a whole number above 0")
+    if out:
+        _check_writable(Path(out))
     own = {key: options[key] for key in benchmark.options}
     result = benchmark.call(configs.compose(overrides), int(repeats), **own)
     if out:
         Path(out).write_text(json.dumps(result, indent=2) + "\n")
     return 0
+
+
+def _check_writable(out: Path) -> None:
+    """Refuse, before minutes of work, a file that the figures can't be written to; nothing is left of the trial.
+
+    Raises:
+        ConfigError: no such folder, no permission, or a folder itself.
+    """
+    was_there = os.path.lexists(out)
+    try:
+        out.open("a").close()
+    except OSError as error:
+        raise ConfigError(f"out: {out} can't be written: {error.strerror}; set out=FILE.json") from None
+    if not was_there:
+        out.unlink()
 
 
 @dataclass

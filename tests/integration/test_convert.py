@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import pytest
 from images import encode, photo
 from kills import check, chunks, convert
-from plans import make_engine, make_plan, open_source, read_bytes
+from plans import Listed, make_engine, make_plan, open_source, read_bytes
 from runs import make_photos, start
 
 from effloop.cli import main
+from effloop.data.convert import _job
 from effloop.data.convert import convert as convert_splits
 from effloop.data.convert_options import ConvertOptions
 from effloop.data.decode import decoders
 from effloop.data.header import read_header
 from effloop.data.recode import Recipe, Recode
 from effloop.data.source import Source
+from effloop.data.source.columns import ColumnFile
 from effloop.data.source.folder import FolderConfig, FolderSource
-from effloop.data.source.writing import writers
+from effloop.data.source.writing import SHARD_BYTES, Dataset, writers
 from effloop.errors import ConfigError, DataError
 
 DECODER = decoders.build(decoders["auto"].config(name="auto"))
@@ -198,6 +202,66 @@ class TestFailures:
             assert failure(capsys, *words, *options) == wanted
         assert [path.name for path in here.iterdir()] == ["set"]
 
+    @pytest.mark.parametrize("words", [[], ["quality=90"]])
+    def test_damaged_index(
+        self, words: list[str], photos: Path, here: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert run(f"data.root={photos}", "to=memmap", "out=set") == 0
+        with (here / "set").open("r+b") as file:
+            file.seek(ColumnFile(here / "set").place("train/label")[2] + 3)
+            file.write(b"\x01")
+        wanted = (
+            f"{here}/set:train is damaged: keys, labels or sizes of its 40 samples don't match the fingerprint in its "
+            "header; convert it again"
+        )
+        assert failure(capsys, f"data.root={here}/set", "to=tar", "out=copy", *words) == wanted
+        assert [path.name for path in here.iterdir()] == ["set"]
+
+    @pytest.mark.parametrize("words", [[], ["quality=90"]])
+    @pytest.mark.parametrize("to", ["memmap", "tar", "folder"])
+    def test_writer_that_loses_a_sample(
+        self,
+        to: str,
+        words: list[str],
+        photos: Path,
+        here: Path,
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        def forgetful(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
+            splits = {name: Listed(list(records)[: min(39, len(records))]) for name, records in dataset.splits.items()}
+            true(path, Dataset(dataset.classes, splits, dataset.about), shard_bytes)
+
+        true = writers[to]
+        monkeypatch.setitem(writers, to, forgetful)
+        said = failure(capsys, f"data.root={photos}", f"to={to}", "out=set", *words)
+        assert said.startswith(
+            f"out: what was written as {to} reads back otherwise, split 'train': samples 39, should be 40; bytes "
+        )
+        assert not (here / "set").exists()
+
+    def test_replaced_after_the_scan(self, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        root = shutil.copytree(photos, here / "photos")
+        for folder in (root / "train").rglob("*"):
+            os.utime(folder, (1e9, 1e9))
+        os.utime(root / "train", (1e9, 1e9))
+        image = root / "train/a/003.jpg"
+        size = len(image.read_bytes())
+        assert len(open_source("folder", root)) == 40
+        image.write_bytes(image.read_bytes() + b"more")
+        wanted = (
+            f"{image} has {size + 4:,} bytes, the index says {size:,}; if it was replaced, touch its folder and "
+            "convert again"
+        )
+        assert failure(capsys, f"data.root={root}", "to=memmap", "out=set", "split=train") == wanted
+        image.parent.touch()
+        assert run(f"data.root={root}", "to=memmap", "out=set", "split=train") == 0
+
+    def test_name_too_long(self, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        name = "n" * 250
+        wanted = f"out: {here}/.{name}.partial can't be written: File name too long; set out=PATH"
+        assert failure(capsys, f"data.root={photos}", "to=memmap", f"out={name}") == wanted
+
     def test_folder_that_cannot_be_written(self, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
         said = failure(capsys, f"data.root={photos}", "to=memmap", "out=/proc/set")
         assert said.startswith("out: /proc/.set.partial can't be written: No such file or directory; /proc belongs to ")
@@ -228,6 +292,39 @@ class TestGoingOn:
         assert "; 632 images made anew, " in capsys.readouterr().out  # 1,400 less 3 x 256
         assert (here / "set").read_bytes() == (here / "wanted").read_bytes()
         assert sorted(path.name for path in here.iterdir()) == ["set", "wanted"]
+
+    @pytest.mark.parametrize("moved", [True, False])
+    def test_not_with_other_data_of_the_same_keys_and_sizes(
+        self, moved: bool, many: Path, here: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        words = ("split=train", "max_side=24", "num_workers=1", "to=memmap")
+        for name in ("one", "two"):
+            assert run(f"data.root={many}", "split=train", "to=memmap", f"out={name}") == 0
+        # A late image can't be read: the chunks before it are kept.
+        source = open_source("memmap", here / "one")
+        broken = (here / "one").read_bytes().replace(read_bytes(source, 1050), bytes(source.size(1050)))
+        (here / "one").write_bytes(broken)
+        assert "is damaged: its bytes don't match" in failure(capsys, f"data.root={here}/one", *words, "out=set")
+        assert chunks(here / ".set.partial") == 4
+        other = here / "two"
+        if not moved:
+            os.replace(other, here / "one")
+            other = here / "one"
+        assert run(f"data.root={other}", *words, "out=set") == 0
+        assert "; 1,100 images made anew, " in capsys.readouterr().out  # none of the other's
+
+    def test_not_with_images_of_another_version_s(
+        self, many: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        source = open_source("folder", many)
+        options = ConvertOptions("memmap", {here / "set": Recipe()}, ("train",))
+        jobs = [_job(options, {"train": source}, DECODER, "1")]
+        monkeypatch.setattr("effloop.data.convert._MAKE_PIXELS", ("numpy", "no-such-package"))
+        jobs.append(_job(options, {"train": source}, DECODER, "1"))
+        assert jobs[0]["packages"]["torch"] == metadata.version("torch")
+        assert jobs[1]["packages"] == {"numpy": np.__version__, "no-such-package": None}
+        copies = ConvertOptions("memmap", {here / "set": None}, ("train",))
+        assert _job(copies, {"train": source}, DECODER, "1")["packages"] == {}
 
     def test_two_at_once(self, many: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         words = ("convert", f"data.root={many}", "to=memmap", "out=set", "max_side=24")

@@ -113,7 +113,12 @@ def test_class_without_samples(copy: Path, here: Path, capsys: pytest.CaptureFix
         (["data.root=nope"], "data.root: 'nope' is not there"),
         (["split=test"], "split: 'test' is not allowed; set train, val or both"),
         (["data.rooot=x"], "did you mean 'data.root'?"),
-        (["out=."], "out: . can't be written: Is a directory; set out=FILE"),
+        (["split=train,train"], "split: 'train,train' is not allowed; set train, val or both"),
+        (["out=."], "out: . is there already, and nothing is overwritten; remove it or set out=FILE"),
+        (["out=a/b"], "out: a/b can't be written: No such file or directory; set out=FILE"),
+        (["out"], "verify: 'out' has no value; set out=FILE or drop it"),
+        (["out="], "verify: 'out=' has no value; set out=FILE or drop it"),
+        (["split"], "verify: 'split' has no value; set split=train or drop it"),
     ],
 )
 def test_refusals(args: list[str], wanted: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,3 +126,38 @@ def test_refusals(args: list[str], wanted: str, here: Path, capsys: pytest.Captu
     out, err = capsys.readouterr()
     assert wanted in err
     assert (err.count("\n"), out) == (1, "")
+
+
+def test_nothing_is_overwritten(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_as("memmap", photos, here / "file")
+    whole = path.read_bytes()
+    assert main(["verify", "data.root=file", "out=file"]) == 2
+    wanted = "effloop: out: file is there already, and nothing is overwritten; remove it or set out=FILE\n"
+    assert capsys.readouterr().err == wanted
+    assert path.read_bytes() == whole
+    assert main(["verify", "data.root=nope", "out=all.txt"]) == 2
+    assert [path.name for path in here.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("split", ["both", "train,val"])
+def test_both_splits(split: str, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", f"data.root={photos}", f"split={split}"]) == 0
+    assert [row[0] for row in rows(capsys.readouterr().out)] == ["train", "val"]
+
+
+def test_one_split_of_two(copy: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (copy / "val").rename(copy / "validation")
+    said = (
+        f"effloop: data.root: '{copy}' has no folder 'val'; it has train, validation: set data.train_split or "
+        "data.val_split; or take 'train' alone: set split=train\n"
+    )
+    for command in (["verify"], ["convert", "to=memmap", "out=set"]):
+        assert main([*command, f"data.root={copy}"]) == 2
+        assert capsys.readouterr().err == said
+    assert main(["verify", f"data.root={copy}", "split=train"]) == 0
+
+
+def test_empty_file(copy: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (copy / "train/a/003.jpg").write_bytes(b"")
+    assert main(["verify", f"data.root={copy}"]) == 2
+    assert capsys.readouterr().err.startswith(f"effloop: {copy}/train/a/003.jpg is empty (0 bytes); ")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from effloop.data.source.base import DataConfig, Source, expand_root, sources
-from effloop.errors import ConfigError
+from effloop.errors import ConfigError, DataError
 
 
 @dataclass
@@ -27,7 +27,10 @@ def _format_of(config: AutoConfig) -> str:
     root = expand_root(config)
     for name in sorted(sources.names(), key=lambda name: name == "folder"):  # which takes any folder: last
         factory = sources[name].factory
-        if isinstance(factory, type) and issubclass(factory, Source) and factory.claims(root):
-            return name
+        try:
+            if isinstance(factory, type) and issubclass(factory, Source) and factory.claims(root):
+                return name
+        except OSError as error:
+            raise DataError(f"{error.filename or root} can't be read: {error.strerror}") from None
     formats = ", ".join(name for name in sources.names() if name not in ("auto", "embedded"))
     raise ConfigError(f"data.root: '{config.root}' is in no format that EffLoop knows; have {formats}: set data=FORMAT")

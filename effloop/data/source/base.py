@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 from typing import Any
 
 from numpy.typing import NDArray
@@ -134,6 +135,13 @@ class Source(ABC):
     def fingerprint(self) -> dict[str, Any]:
         """What identifies the data: `samples`, `bytes` and `sha256` over keys, labels and sizes."""
 
+    def identity(self) -> dict[str, Any]:
+        """What tells this data from other data of the same fingerprint: for what is kept of it elsewhere, for a while.
+
+        Beside the fingerprint, where its files are and when they last changed.
+        """
+        return {**self.fingerprint(), "where": self.where}
+
     def verify(self, index: int) -> None:  # noqa: B027  most formats hold no checksum
         """Compare sample `index` with its checksum, where the format holds one.
 
@@ -187,13 +195,22 @@ def expand_root(config: DataConfig) -> Path:
     """`data.root` as a path, `~` expanded.
 
     Raises:
-        ConfigError: unset, or nothing is there; the line has the resolved path.
+        ConfigError: unset, or nothing is there, or neither a file nor a folder (a FIFO would wait for ever); the
+            line has the resolved path.
     """
     if not config.root:
         raise ConfigError(f"data.root is missing; data={config.name} needs it: set data.root=PATH")
     root = Path(os.path.expanduser(config.root))
-    if not os.path.exists(root):  # unlike Path's own, it never raises
-        raise ConfigError(f"data.root: '{config.root}' is not there (looked at {root.absolute()}); set data.root=PATH")
+    try:
+        mode = os.stat(root).st_mode
+    except PermissionError as error:
+        raise ConfigError(f"data.root: '{config.root}' can't be read: {error.strerror}; set data.root=PATH") from None
+    except (OSError, ValueError):  # ValueError: a null byte in it
+        raise ConfigError(
+            f"data.root: '{config.root}' is not there (looked at {root.absolute()}); set data.root=PATH"
+        ) from None
+    if not (S_ISREG(mode) or S_ISDIR(mode)):
+        raise ConfigError(f"data.root: '{config.root}' is neither a file nor a folder; set data.root=PATH")
     return root
 
 
@@ -214,6 +231,20 @@ def check_same_classes(train: Source, val: Source) -> None:
         f"train and val have different classes ({train.where}, {val.where}): "
         f"{differences or 'same names, other order'}; give both the same class folders"
     )
+
+
+def stamp(root: Path) -> dict[str, Any]:
+    """Where a file or folder is, and the names, sizes, inodes and times of change of all files in it."""
+    root = root.resolve()
+    files = [root] if root.is_file() else sorted(path for path in root.rglob("*") if path.is_file())
+    digest = hashlib.sha256()
+    for file in files:
+        status = file.stat()
+        digest.update(
+            b"%s %d %d %d %d\n"
+            % (os.fsencode(file), *(status.st_dev, status.st_ino), status.st_size, status.st_mtime_ns)
+        )
+    return {"root": os.fsencode(root).hex(), "files": digest.hexdigest()}
 
 
 def index_folder(index_dir: str | None) -> Path:

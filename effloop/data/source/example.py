@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from effloop.data.header import Encoded, read_header
 from effloop.data.source.base import printable
 from effloop.data.source.writing import Record
@@ -71,21 +73,24 @@ class Example:
 
     def _value(self, name: str, wanted: int, option: str) -> Span | None:
         """Where a feature's only value stands; None if there is no such feature, or nothing in it."""
-        data, kind, values = self._data, wanted, list[Span]()
+        data, kind = self._data, wanted
+        span: Span | None = None
+        count = 0
         for tag, start, end in _fields(data, *self._features.get(name.encode(errors="surrogateescape"), (0, 0))):
             if tag in _KINDS:
                 if tag != kind:
-                    kind, values = tag, []  # "one of": the last counts
+                    kind, span, count = tag, None, 0  # "one of": the last counts
                 for value, first, stop in _fields(data, start, end):
-                    if value in (_FIRST, _FIRST_VARINT):
-                        values += _varints(data, first, stop) if kind == _INTEGERS else [(first, stop)]
+                    if value in (_FIRST, _FIRST_VARINT) and (first < stop or kind != _INTEGERS):
+                        span = span or (first, stop)
+                        count += _count_varints(data, first, stop) if kind == _INTEGERS else 1
         if kind != wanted:
             raise DataError(
                 f"has {_KINDS[kind]} in '{name}', not {_KINDS[wanted]}; set {option}=NAME of another feature"
             )
-        if len(values) > 1:
-            raise DataError(f"has {len(values):,} values in '{name}', not one; set {option}=NAME of another feature")
-        return values[0] if values else None
+        if count > 1:
+            raise DataError(f"has {count:,} values in '{name}', not one; set {option}=NAME of another feature")
+        return span
 
     def _needed(self, name: str, kind: int, option: str) -> Span:
         span = self._value(name, kind, option)
@@ -126,11 +131,14 @@ def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
     raise _broken()
 
 
-def _varints(data: bytes, at: int, end: int) -> Iterator[Span]:
-    while at < end:
-        start = at
-        _, at = _varint(data, at, end)
-        yield start, at
+def _count_varints(data: bytes, at: int, end: int) -> int:
+    """How many numbers stand packed in `data[at:end]`, one or more. Not one by one: a list may have millions."""
+    _, first_end = _varint(data, at, end)
+    if first_end == end:
+        return 1
+    if data[end - 1] > 127:
+        raise _broken()
+    return int(np.count_nonzero(np.frombuffer(data, np.uint8, end - at, at) < 128))
 
 
 def _broken() -> DataError:

@@ -6,12 +6,14 @@ import hashlib
 import os
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from effloop.data.header import Encoded, extension
 from effloop.data.source.base import DataConfig, Source, expand_root, index_folder, printable, sources
@@ -84,6 +86,10 @@ class FolderSource(Source):
         fingerprint: dict[str, Any] = self._index.meta["fingerprint"]
         return fingerprint
 
+    def identity(self) -> dict[str, Any]:
+        root, folders = os.fsencode(self.root.resolve()).hex(), self._index["folder_mtime_ns"].tobytes()
+        return {**self.fingerprint(), "root": root, "folders": hashlib.sha256(folders).hexdigest()}
+
     def __getstate__(self) -> dict[str, Any]:
         return {"root": self.root, "index": self._index, "fingerprint": self.fingerprint()}
 
@@ -117,7 +123,7 @@ def _index_of(root: Path, index_dir: str | None) -> ColumnFile:
         scan.keep(path)
     except OSError as error:
         raise ConfigError(
-            f"data.index_dir: {path} can't be written: {error.strerror}; set data.index_dir=PATH"
+            f"data.index_dir: {path} can't be written: {error.strerror}; set data=folder data.index_dir=PATH"
         ) from None
     return ColumnFile(path)
 
@@ -129,7 +135,7 @@ def _is_current(root: Path, index: ColumnFile) -> bool:
     thousand folders are checked by a thousand calls. A file overwritten in place is not noticed;
     the pixels are read from the file in any case.
     """
-    if index.meta["root"] != str(root) or index.meta["extensions"] != [e.decode() for e in EXTENSIONS]:
+    if index.meta.get("root") != str(root) or index.meta.get("extensions") != [e.decode() for e in EXTENSIONS]:
         return False
     folders, times = Blobs(index, "folder"), index["folder_mtime_ns"]
     try:
@@ -143,17 +149,27 @@ def _is_current(root: Path, index: ColumnFile) -> bool:
 def write_folder(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
     """ROOT/SPLIT/CLASS/NAME: each sample's key where it is such a path, else its number.
 
-    A folder has its classes in the order of their names: names stay, numbers may change.
+    A folder's classes are its folders in the order of their names, which must give every sample the label it had.
 
     Raises:
-        DataError: a class whose name can't be a folder's, or two samples of one name.
+        DataError: a class whose name can't be a folder's, that stands out of order or has no samples in a split; a
+            label that no class has; two samples of one name.
     """
     del shard_bytes  # a file is a sample
-    for name in dataset.classes:
-        if name.startswith(".") or not _is_path(name.encode(), 1):
-            raise DataError(f"the class name {name!r} can't be a folder's; convert to another format")
+    _check_classes(dataset.classes)
     for split, records in dataset.splits.items():
+        source = getattr(records, "source", None)
+        if isinstance(source, Source):  # known before anything is written
+            # one place more for labels that no class has, however large: the record names itself below
+            labels = np.minimum(source.labels, len(dataset.classes))
+            counts = np.bincount(labels, minlength=len(dataset.classes))[: len(dataset.classes)]
+            _check_none_empty(split, dataset.classes, counts)
+    for split, records in dataset.splits.items():
+        counts = np.zeros(len(dataset.classes), np.int64)
         for number, (key, label, data) in enumerate(records):
+            if not 0 <= label < len(counts):
+                raise DataError(f"{printable(key)} has the label {label}; allowed are 0 to {len(counts) - 1}")
+            counts[label] += 1
             file = os.fsencode(path / split) + b"/" + _relative(key, dataset.classes[label].encode(), number, data)
             os.makedirs(os.path.dirname(file), exist_ok=True)
             try:
@@ -161,6 +177,29 @@ def write_folder(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -
                     opened.write(data)
             except FileExistsError:
                 raise DataError(f"{printable(file)} would be written twice; its key is another sample's") from None
+        if not isinstance(getattr(records, "source", None), Source):
+            _check_none_empty(split, dataset.classes, counts)
+
+
+def _check_classes(classes: Sequence[str]) -> None:
+    for name in classes:
+        if name.startswith(".") or not _is_path(name.encode(), 1):
+            raise DataError(f"the class name {name!r} can't be a folder's; convert to another format")
+    for name, following in pairwise(classes):
+        if os.fsdecode(name.encode()) >= os.fsdecode(following.encode()):
+            raise DataError(
+                f"the class {name!r} comes before {following!r}, but folders are read in the order of their names, "
+                "and labels would change; convert to another format"
+            )
+
+
+def _check_none_empty(split: str, classes: Sequence[str], counts: NDArray[np.int64]) -> None:
+    empty = np.flatnonzero(counts == 0)
+    if len(empty):
+        raise DataError(
+            f"the class {classes[empty[0]]!r} has no samples in the split '{split}', so it would have no folder, and "
+            "labels would change; convert to another format"
+        )
 
 
 def _relative(key: bytes, name: bytes, number: int, data: Encoded) -> bytes:

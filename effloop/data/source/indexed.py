@@ -5,17 +5,28 @@ from __future__ import annotations
 import hashlib
 import os
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
+from pathlib import Path, PurePath
+from tempfile import gettempdir
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from effloop.data.checksum import crc32c, crc32c_of_ends, crc32c_of_file
 from effloop.data.source.base import expand_root, index_folder, printable
-from effloop.data.source.columns import ColumnFile, ColumnWriter, Spool
-from effloop.data.source.packed import MappedFiles, Packed, PackedConfig, PackedSource, Places, Scattered, check_header
+from effloop.data.source.columns import Blobs, ColumnFile, ColumnWriter, Spool
+from effloop.data.source.packed import (
+    MappedFiles,
+    Packed,
+    PackedConfig,
+    PackedSource,
+    Places,
+    Scattered,
+    check_header,
+    is_count,
+)
+from effloop.data.source.shards import find_shards
 from effloop.data.source.writing import Dataset, Ledger
 from effloop.errors import ConfigError, DataError
 
@@ -69,8 +80,8 @@ class IndexWriter:
         self._offset.append(entry.offset)
         self._size.append(entry.size)
 
-    def check_unique(self, paths: Sequence[Path]) -> None:
-        """Refuse two samples of the same key.
+    def check_unique(self, paths: Sequence[Path], fix: str) -> None:
+        """Refuse two samples of the same key; `fix` says what helps.
 
         Raises:
             DataError: naming key and files.
@@ -81,9 +92,7 @@ class IndexWriter:
         columns, files = self.ledger.columns(), self._file.array()
         start, end = (int(columns["key_end"][i]) if i >= 0 else 0 for i in (pair[0] - 1, pair[0]))
         shards = " and ".join(dict.fromkeys(str(paths[int(files[number])]) for number in pair))
-        raise DataError(
-            f"{shards}: the key '{printable(columns['key'][start:end].tobytes())}' comes twice; remove one of the two"
-        )
+        raise DataError(f"{shards}: the key '{printable(columns['key'][start:end].tobytes())}' comes twice; {fix}")
 
     def write(self, path: Path, meta: dict[str, Any]) -> None:
         """Write the index; it appears under its name only when it is complete."""
@@ -140,6 +149,8 @@ class IndexedSource(PackedSource):
     config: IndexedConfig
     format: ClassVar[str]
     """As in `data=FORMAT`."""
+    twice: ClassVar[str] = "remove one of the two"
+    """What to do about two samples of the same key."""
 
     @abstractmethod
     def shards(self, root: Path) -> list[Path]:
@@ -167,7 +178,11 @@ class IndexedSource(PackedSource):
 
     def places(self, files: MappedFiles, index: ColumnFile) -> Places:
         """How a sample's place is read; a format whose samples may stand in parts overrides it."""
-        return Scattered(files, index["file"], index["offset"], index["size"])
+        return Scattered(files, *(index.unsigned(name) for name in ("file", "offset", "size")))
+
+    def find(self, root: Path, endings: Sequence[str]) -> list[Path]:
+        """`find_shards` of this split, told the other one."""
+        return find_shards(root, self.split, endings, {self.config.train_split, self.config.val_split})
 
     def open_split(self) -> Packed:
         root = expand_root(self.config).absolute()
@@ -182,22 +197,23 @@ class IndexedSource(PackedSource):
             header = {**header, "classes": self._names(root, index)}
         return Packed(
             header=header,
-            labels=index["label"],
-            keys=index["key"],
-            key_ends=index["key_end"],
+            labels=index.unsigned("label"),
+            keys=np.frombuffer(index.blob("key"), np.uint8),
+            key_ends=index.unsigned("key_end"),
             places=self.places(MappedFiles(files), index),
-            checksums=index.get("crc32c"),
+            checksums=None if index.get("crc32c") is None else index.unsigned("crc32c"),
         )
 
     def _written(self, root: Path) -> tuple[ColumnFile, list[Path]] | None:
         """The index that EffLoop wrote beside the files, if there is one and it is theirs."""
         path = index_path(root, self.split)
-        if not path.exists():
+        if not path.is_file():
             return None
         index = ColumnFile(path)
-        check_header(index.meta["header"], str(path))
-        files = [root / stamp["name"] for stamp in index.meta["files"]]
-        for number, (file, stamp) in enumerate(zip(files, index.meta["files"], strict=True)):
+        check_header(index.meta.get("header"), str(path))
+        stamps = _check_stamps(index)
+        files = [root / stamp["name"] for stamp in stamps]
+        for number, (file, stamp) in enumerate(zip(files, stamps, strict=True)):
             ends = _check_size(file, stamp, path)
             if ends != stamp["ends"] and not _any_matches(index, number, file):
                 raise DataError(
@@ -222,7 +238,7 @@ class IndexedSource(PackedSource):
         path = index_folder(self.config.index_dir) / f"{self.format}-{identity.hexdigest()[:16]}.index"
         try:
             index = ColumnFile(path)
-            if index.meta["files"] == stamps:
+            if index.meta.get("files") == stamps and isinstance(index.meta.get("header"), dict):
                 return index, files
         except DataError:
             pass  # none yet, damaged, of another version: what can be walked again is no reason to stop
@@ -230,17 +246,26 @@ class IndexedSource(PackedSource):
             self._keep(path, files, stamps)
         except OSError as error:
             raise ConfigError(
-                f"data.index_dir: {path} can't be written: {error.strerror}; set data.index_dir=PATH"
+                f"data.index_dir: {path} can't be written: {error.strerror}; set data={self.format} data.index_dir=PATH"
             ) from None
         return ColumnFile(path), files
+
+    def _scanned(self, files: Sequence[Path]) -> Iterator[Entry]:
+        """What `scan` yields; what fails in it has nothing to do with where the index is kept."""
+        try:
+            yield from self.scan(files)
+        except OSError as error:
+            if error.filename is None:  # a column that grew in a nameless file
+                raise DataError(f"{gettempdir()} can't be written: {error.strerror}; set TMPDIR to a folder") from None
+            raise DataError(f"{error.filename} can't be read: {error.strerror}") from None
 
     def _keep(self, path: Path, files: Sequence[Path], stamps: list[Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         own = self.own_header(files)
         writer = IndexWriter(len(own["classes"]) if own else None, path.parent)
-        for entry in self.scan(files):
+        for entry in self._scanned(files):
             writer.add(entry)
-        writer.check_unique(files)
+        writer.check_unique(files, self.twice)
         found = writer.ledger.fingerprint()
         if own and own["fingerprint"] != found:
             said, count = own["fingerprint"]["samples"], found["samples"]
@@ -253,19 +278,32 @@ class IndexedSource(PackedSource):
         """Class names for files that hold numbers: `classes.txt`, else the numbers that come in any split."""
         end = index.meta["labels_end"]
         if (root / NAMES).is_file():
-            names = (root / NAMES).read_text(encoding="utf-8").splitlines()
+            names = _read_names(root / NAMES)
             if end > len(names):
                 raise DataError(
                     f"{root / NAMES} names {len(names)} classes, but '{self.split}' has the label {end - 1}; "
                     "add the missing names"
                 )
             return names
+        self._check_few(index, root)
         for split in {self.config.train_split, self.config.val_split} - {self.split}:
             other = type(self).__new__(type(self))
             other.config, other.split = self.config, split
             if self.shards_of(split, root):
-                end = max(end, other._walked(root)[0].meta["labels_end"])
+                walked = other._walked(root)[0]
+                other._check_few(walked, root)
+                end = max(end, walked.meta["labels_end"])
         return [str(label) for label in range(end)]
+
+    def _check_few(self, index: ColumnFile, root: Path) -> None:
+        """Refuse labels that can't be meant as class numbers, before a name is made for each below the largest."""
+        end = index.meta["labels_end"]
+        if end > _MOST_UNNAMED:
+            key = bytes(Blobs(index, "key")[int(index["label"].argmax())])
+            raise DataError(
+                f"{self.where}/{printable(key)} has the label {end - 1}; without {root / NAMES}, which names the "
+                f"classes one a line, {_MOST_UNNAMED - 1} is the largest: correct the label or write that file"
+            )
 
     def shards_of(self, split: str, root: Path) -> list[Path]:
         """The files of another split."""
@@ -284,24 +322,49 @@ class IndexedSource(PackedSource):
                 raise DataError(f"{file} is damaged: it doesn't match the checksum that it was written with")
 
 
-def find_shards(root: Path, split: str, endings: Iterable[str]) -> list[Path]:
-    """Files of a split where others put them: ROOT/SPLIT/*, else ROOT/SPLIT*, else ROOT/*SPLIT*, sorted.
+_MOST_UNNAMED = 1 << 20
+"""Classes without names. 30,000,000, by one wrong label, took 3 GB of numbers as text."""
 
-    Args:
-        root: the dataset's folder.
-        split: its name, as part of a folder's or file's name.
-        endings: patterns of the names' ends, e.g. `*.tar`.
-    """
-    for places in (f"{split}/", f"{split}", f"*{split}"):
-        found = {file for ending in endings for file in root.glob(places + ending) if file.is_file()}
-        if found:
-            return sorted(found)
-    return []
+
+def _read_names(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start:,}; write it again") from None
 
 
 def _stamp(file: Path) -> dict[str, Any]:
+    """What shows that a file is the one that was walked; moved or copied, it is walked again."""
     status = file.stat()
-    return {"name": str(file), "size": status.st_size, "mtime_ns": status.st_mtime_ns}
+    return {
+        "name": str(file),
+        "size": status.st_size,
+        "mtime_ns": status.st_mtime_ns,
+        "ctime_ns": status.st_ctime_ns,  # nobody sets it: a file of the same size and mtime_ns has another
+        "inode": status.st_ino,
+        "ends": crc32c_of_ends(file),
+    }
+
+
+def _check_stamps(index: ColumnFile) -> list[dict[str, Any]]:
+    """The files that an index is of, all below its folder.
+
+    Raises:
+        DataError: it doesn't say so.
+    """
+    stamps = index.meta.get("files")
+    if not isinstance(stamps, list) or not all(map(_is_stamp, stamps)):
+        raise DataError(f"{index.path} is damaged: it doesn't say which files it is of; convert again")
+    for name in (stamp["name"] for stamp in stamps):
+        if PurePath(name).is_absolute() or ".." in PurePath(name).parts:
+            raise DataError(f"{index.path} is damaged: it names a file outside its folder, {name!r}; convert again")
+    return stamps
+
+
+def _is_stamp(found: object) -> bool:
+    if not isinstance(found, dict) or not isinstance(name := found.get("name"), str) or "\0" in name:
+        return False
+    return all(is_count(found.get(field)) for field in ("size", "ends", "crc32c"))
 
 
 def _check_size(file: Path, stamp: dict[str, Any], index: Path) -> int:
@@ -309,10 +372,12 @@ def _check_size(file: Path, stamp: dict[str, Any], index: Path) -> int:
     try:
         size = file.stat().st_size
         ends = crc32c_of_ends(file)
-    except OSError as error:
+    except FileNotFoundError as error:
         raise DataError(
             f"{file} is missing ({error.strerror}); {index} expects it with {stamp['size']:,} bytes: put it back"
         ) from None
+    except OSError as error:
+        raise DataError(f"{file} can't be read: {error.strerror}") from None
     if size != stamp["size"]:
         raise DataError(
             f"{file} has {size:,} bytes, {index} expects {stamp['size']:,}: it is cut, or another file; "
@@ -329,11 +394,14 @@ def _any_matches(index: ColumnFile, number: int, file: Path) -> bool:
 
     One bad sample is no reason to lose its neighbours: reading finds it by its own checksum.
     """
-    first, end = np.searchsorted(index["file"], (number, number + 1)).tolist()
+    offsets, sizes, checksums = (index.unsigned(name) for name in ("offset", "size", "crc32c"))
+    first, end = np.searchsorted(index.unsigned("file"), (number, number + 1)).tolist()
+    end = min(end, len(offsets), len(sizes), len(checksums))
+    length = file.stat().st_size
     with open(file, "rb") as opened:
-        for entry in np.unique(np.linspace(first, end - 1, min(_LOOKED_AT, end - first)).astype(int)).tolist():
-            data = os.pread(opened.fileno(), int(index["size"][entry]), int(index["offset"][entry]))
-            if crc32c(data) == index["crc32c"][entry]:
+        for entry in np.unique(np.linspace(first, end - 1, max(0, min(_LOOKED_AT, end - first))).astype(int)).tolist():
+            offset, size = int(offsets[entry]), int(sizes[entry])
+            if offset + size <= length and crc32c(os.pread(opened.fileno(), size, offset)) == checksums[entry]:
                 return True
     return False
 

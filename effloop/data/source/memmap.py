@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from effloop.data.source.base import expand_root, sources
 from effloop.data.source.columns import MAGIC, ColumnFile, ColumnWriter
 from effloop.data.source.packed import EndToEnd, MappedFiles, Packed, PackedConfig, PackedSource, Piece, check_header
@@ -28,21 +30,24 @@ class MemmapSource(PackedSource):
                 f"data.root: '{self.config.root}' is a folder; data=memmap reads one file: set data.root=FILE"
             )
         file = ColumnFile(path)
-        splits = file.meta.get("splits", {})
+        splits = file.meta.get("splits")
+        if not isinstance(splits, dict):  # the index of another format
+            splits = {}
         if self.split not in splits:
             raise DataError(
                 f"{path} has no split '{self.split}'; it has {', '.join(splits) or 'none'}: "
                 "set data.train_split or data.val_split"
             )
         column = f"{self.split}/".__add__
+        file.blob(column("payload"))  # of bytes
         _, length, offset = file.place(column("payload"))
         return Packed(
             header=check_header(splits[self.split], f"{path}:{self.split}"),
-            labels=file[column("label")],
-            keys=file[column("key")],
-            key_ends=file[column("key_end")],
-            places=EndToEnd(MappedFiles([path]), [Piece(0, offset, length)], file[column("end")]),
-            checksums=file[column("crc32c")],
+            labels=file.unsigned(column("label")),
+            keys=np.frombuffer(file.blob(column("key")), np.uint8),
+            key_ends=file.unsigned(column("key_end")),
+            places=EndToEnd(MappedFiles([path]), [Piece(0, offset, length)], file.unsigned(column("end"))),
+            checksums=file.unsigned(column("crc32c")),
         )
 
     @classmethod

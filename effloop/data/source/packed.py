@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from effloop.data.checksum import crc32c
 from effloop.data.header import Encoded
-from effloop.data.source.base import DataConfig, Fingerprint, Source
+from effloop.data.source.base import DataConfig, Fingerprint, Source, expand_root, stamp
 from effloop.data.source.writing import FORMAT_VERSION
 from effloop.errors import DataError
 from effloop.hardware import allow_open_files
@@ -44,6 +44,8 @@ class MappedFiles:
         return found if found is not None else self._open(number)
 
     def _open(self, number: int) -> mmap.mmap:
+        if not 0 <= number < len(self.paths):
+            raise DataError(f"is damaged: it should be in file {number:,}, counted from 0, of {len(self.paths):,}")
         path = self.paths[number]
         try:
             with open(path, "rb") as file:
@@ -68,6 +70,9 @@ class Places(Protocol):
 
     def will_need(self, index: int) -> None:
         """Ask the kernel to fetch them."""
+
+    def __len__(self) -> int:
+        """How many samples have a place."""
 
 
 class Scattered:
@@ -98,6 +103,9 @@ class Scattered:
 
     def will_need(self, index: int) -> None:
         _advise(*self.place(index))
+
+    def __len__(self) -> int:
+        return min(len(self._file), len(self._offset), len(self._size))
 
 
 @dataclass(frozen=True)
@@ -157,6 +165,9 @@ class EndToEnd:
     def will_need(self, index: int) -> None:
         for mapped, offset, size in self._parts(*self._span(index)):
             _advise(mapped, offset, size)
+
+    def __len__(self) -> int:
+        return len(self._ends)
 
 
 def _outside(offset: int, size: int, length: int) -> DataError:
@@ -219,7 +230,10 @@ class PackedSource(Source):
         """
 
     def _open(self) -> None:
-        packed = self.open_split()
+        try:
+            packed = self.open_split()
+        except OSError as error:
+            raise DataError(f"{error.filename or self.config.root} can't be read: {error.strerror or error}") from None
         self.classes = tuple(packed.header["classes"])
         self.labels = packed.labels
         self.about: Mapping[str, Any] = packed.header.get("about", {})
@@ -233,6 +247,11 @@ class PackedSource(Source):
             raise DataError(
                 f"{self.where} is damaged: its header says {count:,} samples, its columns hold "
                 f"{', '.join(f'{len(column):,}' for column in columns)}; convert it again"
+            )
+        if len(self._places) != count:
+            raise DataError(
+                f"{self.where} is damaged: its header says {count:,} samples, it has places of "
+                f"{len(self._places):,}; convert it again"
             )
         if not count:
             raise DataError(f"{self.where} has no samples; set data.train_split or data.val_split to a split that has")
@@ -276,6 +295,9 @@ class PackedSource(Source):
     def fingerprint(self) -> dict[str, Any]:
         return self._fingerprint
 
+    def identity(self) -> dict[str, Any]:
+        return {**self.fingerprint(), **stamp(expand_root(self.config)), "split": self.split}
+
     def verify_index(self) -> None:
         """Compare keys, labels and sizes of all samples with the header's fingerprint.
 
@@ -313,7 +335,18 @@ def check_header(header: Any, where: str) -> dict[str, Any]:
             f"{where} has format version {header['effloop']}, this EffLoop reads {FORMAT_VERSION}; convert it again"
         )
     classes, about, fingerprint = header.get("classes"), header.get("about", {}), header.get("fingerprint")
-    counted = isinstance(fingerprint, dict) and isinstance(fingerprint.get("samples"), int)
-    if not isinstance(classes, list) or not isinstance(about, dict) or not counted:
+    named = isinstance(classes, list) and all(isinstance(name, str) for name in classes)
+    if not named or not isinstance(about, dict) or not _is_fingerprint(fingerprint):
         raise DataError(f"{where} is damaged: its header has no classes or no counts; convert it again")
     return header
+
+
+def is_count(value: object) -> bool:
+    """Whether what a header says is a number from 0; JSON's `true` is none."""
+    return type(value) is int and value >= 0
+
+
+def _is_fingerprint(found: object) -> bool:
+    if not isinstance(found, dict) or not isinstance(found.get("sha256"), str):
+        return False
+    return is_count(found.get("samples")) and is_count(found.get("bytes"))

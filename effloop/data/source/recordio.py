@@ -25,12 +25,12 @@ from effloop.data.source.indexed import (
     IndexedConfig,
     IndexedSource,
     IndexWriter,
-    find_shards,
     write_index,
     write_names,
 )
 from effloop.data.source.packed import MappedFiles, Places, Scattered
 from effloop.data.source.recordio_lists import Keys, Starts, beside
+from effloop.data.source.shards import find_shards
 from effloop.data.source.writing import SHARD_BYTES, Dataset, Record, writes
 from effloop.errors import DataError
 
@@ -55,13 +55,13 @@ class RecordIOSource(IndexedSource):
 
     def shards(self, root: Path) -> list[Path]:
         file = root / f"{self.split}.rec"
-        return [file] if file.is_file() else find_shards(root, self.split, ["*.rec"])
+        return [file] if file.is_file() else self.find(root, ["*.rec"])
 
     def beside(self, files: Sequence[Path]) -> list[Path]:
         return [other for file in files for other in beside(file) if other.is_file()]
 
     def places(self, files: MappedFiles, index: ColumnFile) -> Places:
-        return _Payloads(files, index["file"], index["offset"], index["size"])
+        return _Payloads(files, *(index.unsigned(name) for name in ("file", "offset", "size")))
 
     def scan(self, files: Sequence[Path]) -> Iterator[Entry]:
         for number, path in enumerate(files):
@@ -80,11 +80,11 @@ class RecordIOSource(IndexedSource):
     @classmethod
     def claims(cls, root: Path) -> bool:
         found = (file for split in ("train", "val") for file in find_shards(root, split, ["*.rec"]))
-        try:
-            with open(next(found, root), "rb") as file:
-                return root.is_dir() and file.read(len(_MAGIC)) == _MAGIC
-        except OSError:
+        first = next(found, None)
+        if first is None:
             return False
+        with open(first, "rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
 
 
 class _Payloads(Scattered):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import mmap
 import os
 import re
@@ -25,7 +26,6 @@ from effloop.data.source.indexed import (
     IndexedConfig,
     IndexedSource,
     IndexWriter,
-    find_shards,
     write_index,
     write_names,
 )
@@ -81,8 +81,8 @@ class TarSource(IndexedSource):
 
     def shards(self, root: Path) -> list[Path]:
         # Numbered ones first: `train2-000000.tar` is of another split than `train-000000.tar`.
-        found = sorted(root.glob(f"{self.split}-[0-9]*.tar")) or find_shards(root, self.split, ("*.tar",))
-        if not found and (compressed := find_shards(root, self.split, _COMPRESSED)):
+        found = sorted(root.glob(f"{glob.escape(self.split)}-[0-9]*.tar")) or self.find(root, ("*.tar",))
+        if not found and (compressed := self.find(root, _COMPRESSED)):
             raise DataError(f"{compressed[0]} is compressed, so no sample can be read by itself; decompress it")
         return found
 
@@ -156,7 +156,7 @@ class TarSource(IndexedSource):
         what, ends = ("image", self._image_ends()) if image is None else ("label", (self._label_end(),))
         raise DataError(
             f"{where}: the sample '{printable(key)}' has no {what} (looked for {b', '.join(ends).decode()}); "
-            f"its members must stand together: set data.{what}=EXTENSION or write the archive again"
+            f"its members must stand together: set data=tar data.{what}=EXTENSION or write the archive again"
         )
 
 
@@ -165,7 +165,7 @@ def _twice(name: bytes, where: str, image: bytes | None = None) -> DataError:
         return DataError(f"{where}: '{printable(name)}' comes twice; remove one of the two")
     return DataError(
         f"{where}: '{printable(image)}' and '{printable(name)}' are of one sample; "
-        "say which is the image: set data.image=EXTENSION"
+        "say which is the image: set data=tar data.image=EXTENSION"
     )
 
 
@@ -176,7 +176,7 @@ def _number(data: mmap.mmap, label: ustar.Member, where: str) -> int:
     if size > _LONGEST_LABEL or not text.isdigit():
         raise DataError(
             f"{where}: '{printable(name)}' is {text!r}; a label is a whole number from 0: "
-            "set data.label=EXTENSION to the one that holds it"
+            "set data=tar data.label=EXTENSION to the one that holds it"
         )
     return int(text)
 

@@ -23,11 +23,11 @@ from effloop.data.source.indexed import (
     IndexedConfig,
     IndexedSource,
     IndexWriter,
-    find_shards,
     write_index,
     write_names,
 )
 from effloop.data.source.packed import MappedFiles
+from effloop.data.source.shards import find_shards
 from effloop.data.source.writing import SHARD_BYTES, Dataset, writes
 from effloop.errors import DataError
 
@@ -60,9 +60,10 @@ class TFRecordSource(IndexedSource):
 
     config: TFRecordConfig
     format = "tfrecord"
+    twice = "remove one of the two, or set data=tfrecord data.key=NAME (of no feature: the samples are numbered)"
 
     def shards(self, root: Path) -> list[Path]:
-        files = find_shards(root, self.split, _ENDINGS) or find_shards(root, self.split, _COMPRESSED_ENDINGS)
+        files = self.find(root, _ENDINGS) or self.find(root, _COMPRESSED_ENDINGS)
         _check_complete(files)
         return files
 
@@ -72,9 +73,9 @@ class TFRecordSource(IndexedSource):
                 key = b""
                 try:
                     example = Example(data)
-                    key = example.text(self.config.key, "data.key")
-                    start, end = example.place(self.config.image, "data.image")
-                    label = example.integer(self.config.label, "data.label")
+                    key = example.text(self.config.key, "data=tfrecord data.key")
+                    start, end = example.place(self.config.image, "data=tfrecord data.image")
+                    label = example.integer(self.config.label, "data=tfrecord data.label")
                     if not 0 <= label < 1 << 32:
                         raise DataError(f"has the label {label}; allowed are 0 to {(1 << 32) - 1}")
                 except DataError as error:
@@ -87,7 +88,8 @@ class TFRecordSource(IndexedSource):
     @classmethod
     def claims(cls, root: Path) -> bool:
         shards = (file for split in ("train", "val") for file in find_shards(root, split, _ENDINGS))
-        return root.is_dir() and _begins_with_a_record(next(shards, root))
+        first = next(shards, None)
+        return first is not None and _begins_with_a_record(first)
 
 
 @writes("tfrecord")
@@ -165,11 +167,8 @@ def _masked(data: bytes) -> int:
 
 
 def _begins_with_a_record(path: Path) -> bool:
-    try:
-        with open(path, "rb") as file:
-            head = file.read(_HEAD.size)
-    except OSError:
-        return False
+    with open(path, "rb") as file:
+        head = file.read(_HEAD.size)
     return len(head) == _HEAD.size and _masked(head[:8]) == _HEAD.unpack(head)[1]
 
 

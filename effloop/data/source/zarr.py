@@ -105,6 +105,8 @@ def _chunk_files(dialect: Dialect, folder: Path, layout: Layout) -> list[Path]:
         expected = dialect.prefix + count * layout.dtype.itemsize
         try:
             size = path.stat().st_size
+        except PermissionError as error:
+            raise DataError(f"{path} can't be read: {error.strerror}") from None
         except OSError as error:
             raise DataError(
                 f"{path} is missing ({error.strerror}); it should have {expected:,} bytes: put it back or convert again"

@@ -60,7 +60,8 @@ def test_a_dataset_for_each_size(tmp_path: Path) -> None:
 def test_shards_and_splits(tmp_path: Path) -> None:
     options = parse("to=memmap", f"out={tmp_path}/x", "shard_mb=3", "split=val,train")
     assert (options.shard_bytes, options.splits) == (3 << 20, ("train", "val"))
-    assert parse("to=memmap", f"out={tmp_path}/x", "split=val").splits == ("val",)
+    for split, splits in {"val": ("val",), "both": ("train", "val"), "train,val": ("train", "val")}.items():
+        assert parse("to=memmap", f"out={tmp_path}/x", f"split={split}").splits == splits
 
 
 def test_out_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +103,7 @@ FORMATS = f"have {', '.join(writers)}"
         (["shard_mb=1.5"], "shard_mb: '1.5' is not allowed; set a whole number from 1 to 1,073,741,824"),
         (
             ["split=test"],
-            "split: 'test' is not allowed; set train, val or train,val; their names in the data are data.train_split "
+            "split: 'test' is not allowed; set train, val or both; their names in the data are data.train_split "
             "and data.val_split",
         ),
         (["payload=original", "max_side=500"], "max_side: contradicts payload=original; drop one of them"),
@@ -122,7 +123,9 @@ def test_refusals(words: list[str], wanted: str, tmp_path: Path, monkeypatch: py
         parse(*complete)
 
 
-def test_folder_that_is_not_there(tmp_path: Path) -> None:
-    wanted = f"out: '{tmp_path}/a/b' can't be made, the folder {tmp_path}/a is not there; make it or set out=PATH"
+@pytest.mark.parametrize("name", ["a", "a" * 300])
+def test_folder_that_is_not_there(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / name
+    wanted = f"out: '{folder}/b' can't be made, the folder {folder} is not there; make it or set out=PATH"
     with pytest.raises(ConfigError, match=line(wanted)):
-        parse("to=memmap", f"out={tmp_path}/a/b")
+        parse("to=memmap", f"out={folder}/b")

@@ -256,6 +256,23 @@ class TestLossless:
         with pytest.raises(DataError, match=line("is a damaged JPEG: jpegtran says: Bogus marker")):
             recode(encode(LARGE, "JPEG"), quality="lossless")
 
+    @pytest.mark.parametrize("fmt", ["JPEG", "PNG"])
+    def test_too_many_pixels(self, fmt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        program = tmp_path / "jpegtran"
+        program.write_text(f"#!/bin/sh\ntouch {tmp_path}/called\ncat\n")
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+        data = encode(LARGE, fmt)
+        for limit, refused in ((250 * 333 - 1, True), (250 * 333, False)):
+            small = decoders.build(decoders["auto"].config(name="auto", max_pixels=limit))
+            recode_it = Recode(Recipe(quality="lossless"), small)
+            if refused:
+                with pytest.raises(DataError, match=r"decode\.max_pixels"):
+                    recode_it(data)
+                assert not (tmp_path / "called").exists()
+            else:
+                assert recode_it(data) == data
+
 
 class TestShrink:
     @pytest.mark.parametrize(

@@ -145,9 +145,28 @@ def test_more_problems_than_a_screen_takes(tmp_path: Path) -> None:
 
 
 def test_list_that_cannot_be_written(tmp_path: Path) -> None:
-    wanted = f"out: {tmp_path} can't be written: Is a directory; set out=FILE"
+    wanted = f"out: {tmp_path}/a/b can't be written: No such file or directory; set out=FILE"
     with pytest.raises(ConfigError, match=line(wanted)):
-        Problems(tmp_path)
+        Problems(tmp_path / "a" / "b")
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_list_overwrites_nothing(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_text("precious") if kind == "file" else path.mkdir()
+    wanted = f"out: {path} is there already, and nothing is overwritten; remove it or set out=FILE"
+    with pytest.raises(ConfigError, match=line(wanted)):
+        Problems(path)
+    assert path.is_dir() or path.read_text() == "precious"
+
+
+def test_no_list_of_what_was_not_looked_at(tmp_path: Path) -> None:
+    with pytest.raises(DataError), Problems(tmp_path / "x"):
+        raise DataError("can't be opened")
+    assert not (tmp_path / "x").exists()
+    with Problems(tmp_path / "x"):
+        pass
+    assert (tmp_path / "x").read_text() == ""
 
 
 @pytest.mark.parametrize("name", sorted(set(writers) - {"folder"}))  # which holds no checksums

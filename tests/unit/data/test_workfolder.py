@@ -5,7 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from plans import line
@@ -21,6 +25,42 @@ def make(out: Path, job: dict[str, str] = JOB) -> None:
         work.writing(out).write_text("whole")
         work.finish(out, {"train": 5})
         work.publish()
+
+
+class Killed(BaseException):
+    """What a test raises where a kill would end the process."""
+
+
+_hooks: list[Callable[[str], None]] = []
+sys.addaudithook(lambda event, _: [hook(event) for hook in _hooks] and None)  # a hook can't be taken off again
+
+
+@contextmanager
+def killed_after(steps: int) -> Iterator[list[Any]]:
+    """Let so many removals and renamings happen, then raise `Killed` before the next."""
+    done: list[Any] = []
+
+    def hook(event: str) -> None:
+        if event in ("os.rename", "os.remove", "os.rmdir"):
+            if len(done) == steps:
+                raise Killed
+            done.append(event)
+
+    _hooks.append(hook)
+    try:
+        yield done
+    finally:
+        _hooks.remove(hook)
+
+
+def publish_without_removing(out: Path) -> WorkFolder:
+    """What a kill leaves between the two."""
+    with WorkFolder([out], JOB) as work:
+        work.writing(out).touch()
+        work.finish(out, {"train": 5})
+        with pytest.raises(Killed), killed_after(1):
+            work.publish()
+    return work
 
 
 def test_published(tmp_path: Path) -> None:
@@ -98,8 +138,89 @@ class TestGoingOn:
             work.publish()
         assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"x-1": "x-1", "x-2": "x-2"}
 
+    def test_killed_at_every_step_of_publishing_and_removing(self, tmp_path: Path) -> None:
+        out = tmp_path / "x"
+        for steps in range(30):
+            work = WorkFolder([out], JOB).__enter__()
+            (work.path / "spool").mkdir()
+            (work.path / "spool" / "1.chunk").touch()
+            work.writing(out).mkdir()
+            (work.path / "writing" / "x" / "file").write_text("whole")
+            work.finish(out, {"train": 5})
+            try:
+                with killed_after(steps):
+                    work.publish()
+                break
+            except Killed:
+                work.__exit__()
+            try:
+                with WorkFolder([out], JOB) as again:
+                    assert again.is_finished(out)
+                    assert again.noted(out) == {"train": 5}
+                    again.publish()
+            except ConfigError:  # it has been published, and the work folder has lost its name
+                assert out.exists()
+            assert [path.name for path in tmp_path.iterdir()] == ["x"]
+            assert (out / "file").read_text() == "whole"
+            (out / "file").unlink()
+            out.rmdir()
+        assert steps > 8
+
+    @pytest.mark.parametrize("steps", range(1, 7))
+    def test_killed_while_another_job_s_folder_is_emptied(self, tmp_path: Path, steps: int) -> None:
+        out = tmp_path / "x"
+        with WorkFolder([out], JOB) as work:
+            work.writing(out).mkdir()
+            for name in "123":
+                (work.path / "writing" / "x" / name).write_text("whole")
+            work.finish(out, {"train": 5})
+        with pytest.raises(Killed), killed_after(steps), WorkFolder([out], {"to": "lmdb"}):
+            pass
+        with WorkFolder([out], JOB) as work:
+            assert not work.is_finished(out)
+
+    def test_moved_away_after_it_was_published(self, tmp_path: Path) -> None:
+        out = tmp_path / "x"
+        publish_without_removing(out)
+        os.rename(out, tmp_path / "elsewhere")
+        with WorkFolder([out], JOB) as work:
+            assert not work.is_finished(out)
+        make(out)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "x"]
+
+    def test_what_was_published_stands_in_nobody_s_way(self, tmp_path: Path) -> None:
+        out = tmp_path / "x"
+        work = publish_without_removing(out)
+        assert work.path.exists()
+        with pytest.raises(ConfigError, match="is there already"):
+            make(out, {"to": "lmdb"})
+        assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+    @pytest.mark.parametrize("name", ["job", "lock", "done", "notes", "complete", "writing"])
+    def test_an_output_may_be_called_like_what_is_in_the_folder(self, tmp_path: Path, name: str) -> None:
+        out = tmp_path / name
+        with WorkFolder([out], JOB) as work:
+            work.writing(out).write_text("whole")
+            work.finish(out, {"train": 5})
+        with WorkFolder([out], JOB) as work:
+            assert work.is_finished(out)
+            assert work.noted(out) == {"train": 5}
+            work.publish()
+        assert [path.name for path in tmp_path.iterdir()] == [name]
+
 
 class TestRefusals:
+    @pytest.mark.parametrize("length", [247, 255, 300])
+    def test_name_too_long(self, tmp_path: Path, length: int) -> None:
+        out = tmp_path / ("n" * length)
+        wanted = f"out: {tmp_path}/.{out.name}.partial can't be written: File name too long; set out=PATH"
+        with pytest.raises(ConfigError, match=line(wanted)):
+            make(out)
+
+    def test_longest_name(self, tmp_path: Path) -> None:
+        make(tmp_path / ("n" * 246))
+        assert [path.name for path in tmp_path.iterdir()] == ["n" * 246]
+
     @pytest.mark.parametrize("kind", ["file", "folder", "link to nothing"])
     def test_output_is_there(self, tmp_path: Path, kind: str) -> None:
         out = tmp_path / "x"

@@ -46,6 +46,8 @@ def test_figures(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -
         ("what=scale samples=10,x", "samples: '10,x' is not allowed; set whole numbers from 1 to 999999999, with"),
         ("what=scale samples=1000000000", "samples: '1000000000' is not allowed; set whole numbers"),
         ("what=scale repeats=0", "repeats: '0' is not allowed; set a whole number above 0"),
+        ("what=scale samples=10 out=a/b.json", "out: a/b.json can't be written: No such file or directory; set out="),
+        ("what=loop out=.", "out: . can't be written: Is a directory; set out=FILE.json"),
         ("what=sclae", "what: no benchmark 'sclae'; have loop, storage, scale; did you mean 'scale'?"),
     ],
 )

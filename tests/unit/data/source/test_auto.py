@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -8,7 +11,7 @@ from plans import line, open_source, write_as
 from effloop.data.source.embedded import PATH, EmbeddedSource
 from effloop.data.source.folder import FolderSource
 from effloop.data.source.memmap import MemmapSource
-from effloop.errors import ConfigError
+from effloop.errors import ConfigError, DataError
 
 
 def test_nothing_means_the_photographs_that_come_along() -> None:
@@ -39,3 +42,21 @@ def test_an_unknown_file(tmp_path: Path) -> None:
 def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not there"):
         open_source("auto", tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name", ["memmap", "hdf5", "pth"])
+def test_an_unreadable_file(photos: Path, name: str) -> None:
+    folder = Path(tempfile.mkdtemp())
+    file = write_as(name, photos, folder / "file")
+    folder.chmod(0o755)
+    open_source("auto", file)
+    file.chmod(0)
+    former = os.geteuid()
+    if former == 0:
+        os.seteuid(65534)
+    try:
+        with pytest.raises(DataError, match=line(f"{file} can't be read: Permission denied")):
+            open_source("auto", file)
+    finally:
+        os.seteuid(former)
+        shutil.rmtree(folder)

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import math
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
-from plans import line
+from plans import line, open_source
 
 from effloop.data.source import DataConfig, Tail, printable
 from effloop.errors import ConfigError
@@ -42,3 +44,12 @@ def test_both_of_mean_and_std_may_be_null() -> None:
 )
 def test_printable(key: bytes, text: str) -> None:
     assert printable(key) == text
+
+
+@pytest.mark.parametrize("name", ["auto", "folder", "memmap", "tar", "zarr"])
+def test_a_fifo_is_no_dataset(tmp_path: Path, name: str) -> None:
+    """Opening one waits for a writer."""
+    os.mkfifo(tmp_path / "fifo")
+    wanted = f"data.root: '{tmp_path}/fifo' is neither a file nor a folder; set data.root=PATH"
+    with pytest.raises(ConfigError, match=line(wanted)):
+        open_source(name, tmp_path / "fifo")

@@ -49,6 +49,24 @@ def raw(header: bytes, payload: bytes = b"", checksum: int | None = None) -> byt
     return prefix.ljust(64, b"\0") + payload + header
 
 
+def column(said: str) -> bytes:
+    """A file whose header says this of its only column, with a checksum that fits."""
+    return raw(b'{"version": 1, "meta": {}, "columns": {"x": %s}}' % said.encode())
+
+
+def test_columns_that_are_not_what_is_asked_for(path: Path) -> None:
+    file = ColumnFile(path)
+    for read, wanted in (
+        (lambda: file["nowhere"], "it has no column 'nowhere'"),
+        (lambda: file.blob("nowhere"), "it has no column 'nowhere'"),
+        (lambda: file.blob("large"), "its column 'large' is int64, not of bytes"),
+        (lambda: file.unsigned("large"), "its column 'large' is int64, not of unsigned integers"),
+    ):
+        with pytest.raises(DataError) as caught:
+            read()
+        assert str(caught.value) == f"{path} is damaged: {wanted}; convert it again"
+
+
 def test_round_trip(path: Path) -> None:
     file = ColumnFile(path)
     assert file.meta == {"classes": ["cat", "dög"]}
@@ -126,6 +144,17 @@ def test_a_full_disk_leaves_nothing_new(path: Path, count: int) -> None:
         (MAGIC + bytes(500), " is cut short or damaged: its header doesn't match its checksum"),
         (MAGIC + b"\xff" * 500, " is cut short or damaged: its header doesn't match its checksum"),
         (raw(b"{}", checksum=1), " is cut short or damaged: its header doesn't match its checksum"),
+        (raw(b"7"), " is damaged: its header is not one of columns; convert it again"),
+        (raw(b"{"), " is damaged: its header is not one of columns; convert it again"),
+        (raw(b'{"version": 1, "columns": {}}'), " is damaged: its header is not one of columns; convert it again"),
+        (raw(b'{"version": 1, "meta": {}}'), " is damaged: its header is not one of columns; convert it again"),
+        (column('["|O", 1, 64]'), " is damaged: its column 'x' is not one of plain numbers; convert it again"),
+        (column('["<u4", true, 64]'), " is damaged: its column 'x' is not one of plain numbers; convert it again"),
+        (column('["<u4", 1]'), " is damaged: its column 'x' is not one of plain numbers; convert it again"),
+        (column("7"), " is damaged: its column 'x' is not one of plain numbers; convert it again"),
+        (column('["<u4", 1000000000, 64]'), " is damaged: its column 'x' is not inside the file; convert it again"),
+        (column('["<u4", 1, 1000000000]'), " is damaged: its column 'x' is not inside the file; convert it again"),
+        (column('["<u4", -1, 64]'), " is damaged: its column 'x' is not inside the file; convert it again"),
         (raw(b'{"version": 7}'), " has format version 7, this EffLoop reads 1; convert it again"),
     ],
 )

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from images import encode, photo
-from plans import line, open_source, read_bytes, write_as, write_records
+from plans import Copied, line, open_source, read_bytes, write_as, write_records
 from torchvision.datasets import ImageFolder
 
 from effloop.data.header import pnm_header
 from effloop.data.source import printable
+from effloop.data.source.writing import Dataset, writers
 from effloop.errors import ConfigError, DataError
 
 JPEG = encode(photo(8, 9), "JPEG")
@@ -216,7 +217,7 @@ def test_index_dir_that_cannot_be_written(root: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     got = refusal(root, ConfigError, index_dir=str(tmp_path / "file" / "below"))
     assert got.startswith(f"data.index_dir: {tmp_path}/file/below/folder-")
-    assert got.endswith(".index can't be written: Not a directory; set data.index_dir=PATH")
+    assert got.endswith(".index can't be written: Not a directory; set data=folder data.index_dir=PATH")
 
 
 def test_a_file_that_is_gone_when_read(root: Path) -> None:
@@ -326,3 +327,45 @@ def test_two_samples_of_one_name(tmp_path: Path) -> None:
     wanted = f"{tmp_path}/out/train/a/000000001.jpg would be written twice; its key is another sample's"
     with pytest.raises(DataError, match=line(wanted)):
         write_records("folder", tmp_path / "out", ["a"], train=[(b"a/000000001.jpg", 0, jpeg), (b"", 0, jpeg)])
+
+
+@pytest.mark.parametrize(
+    ("classes", "pair"), [(["b", "a"], "'b' comes before 'a'"), (["a", "a"], "'a' comes before 'a'")]
+)
+def test_classes_out_of_order(tmp_path: Path, classes: list[str], pair: str) -> None:
+    jpeg = encode(photo(), "JPEG")
+    wanted = (
+        f"the class {pair}, but folders are read in the order of their names, and labels would change; "
+        "convert to another format"
+    )
+    with pytest.raises(DataError, match=line(wanted)):
+        write_records("folder", tmp_path / "out", classes, train=[(b"", 0, jpeg), (b"", 1, jpeg)])
+    assert list(tmp_path.iterdir()) == []
+
+
+LACKING: dict[str, list[tuple[bytes, int, bytes]]] = {
+    "train": [(b"0", 0, JPEG), (b"1", 1, JPEG)],
+    "val": [(b"9", 1, JPEG)],
+}
+LACKS = (
+    "the class 'a' has no samples in the split 'val', so it would have no folder, and labels would change; "
+    "convert to another format"
+)
+
+
+def test_a_class_without_samples_in_a_split(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=line(LACKS)):
+        write_records("folder", tmp_path / "out", ["a", "b"], **LACKING)
+
+
+def test_a_class_without_samples_is_known_before_anything_is_written(tmp_path: Path) -> None:
+    packed = write_records("memmap", tmp_path / "packed", ["a", "b"], **LACKING)
+    records = {split: Copied(open_source("memmap", packed, split)) for split in LACKING}
+    with pytest.raises(DataError, match=line(LACKS)):
+        writers["folder"](tmp_path / "out", Dataset(["a", "b"], records, {}))
+    assert not (tmp_path / "out").exists()
+
+
+def test_label_without_a_class(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=line("k has the label 2; allowed are 0 to 1")):
+        write_records("folder", tmp_path / "out", ["a", "b"], train=[(b"k", 2, encode(photo(), "JPEG"))])

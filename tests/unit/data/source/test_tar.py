@@ -282,7 +282,7 @@ def test_choice_of_image_and_label(tmp_path: Path) -> None:
     assert contents(open_source("tar", tmp_path, image="seg.png", label="fine.cls")) == [("a.seg.png", 5, PNG)]
     assert refusal(tmp_path) == (
         f"{tmp_path}/train.tar: 'a.JPG' and 'a.seg.png' are of one sample; say which is the image: "
-        "set data.image=EXTENSION"
+        "set data=tar data.image=EXTENSION"
     )
 
 
@@ -320,8 +320,8 @@ def test_claims(photos: Path, written: Path, tmp_path: Path) -> None:
 
 # Bad input, each by one line.
 
-TOGETHER = "its members must stand together: set data.{}=EXTENSION or write the archive again"
-LABEL = "a label is a whole number from 0: set data.label=EXTENSION to the one that holds it"
+TOGETHER = "its members must stand together: set data=tar data.{}=EXTENSION or write the archive again"
+LABEL = "a label is a whole number from 0: set data=tar data.label=EXTENSION to the one that holds it"
 IMAGES = ".jpg, .jpeg, .png, .webp, .bmp, .ppm, .pgm"
 
 

@@ -4,6 +4,7 @@ import gzip
 import mmap
 import random
 import struct
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -176,11 +177,17 @@ def test_files_of_the_tfrecord_package(tmp_path: Path) -> None:
         image(b"x" * 1000, 3, image_filename=(b"n/1.JPEG", "byte"), image_object_bbox=([0.5, 0.25], "float")),
         image(b"", 0, image_filename=(b"n/2.JPEG", "byte"), image_height=([7], "int")),
     )
-    write_examples(tmp_path / "train-00001-of-00002", image(b"last", 1 << 20, image_filename=(b"n/3.JPEG", "byte")))
+    write_examples(
+        tmp_path / "train-00001-of-00002", image(b"last", (1 << 20) - 1, image_filename=(b"n/3.JPEG", "byte"))
+    )
     source = open_source("tfrecord", tmp_path)
-    assert contents(source) == [(b"n/1.JPEG", 3, b"x" * 1000), (b"n/2.JPEG", 0, b""), (b"n/3.JPEG", 1 << 20, b"last")]
+    assert contents(source) == [
+        (b"n/1.JPEG", 3, b"x" * 1000),
+        (b"n/2.JPEG", 0, b""),
+        (b"n/3.JPEG", (1 << 20) - 1, b"last"),
+    ]
     assert source.has_checksums
-    assert len(source.classes) == (1 << 20) + 1
+    assert len(source.classes) == 1 << 20
 
 
 def test_labels_from_1_and_names_for_them(tmp_path: Path) -> None:
@@ -322,24 +329,28 @@ NO_EXAMPLE = "record 0 holds no tf.train.Example: its protobuf can't be parsed; 
         (b"\x00\x00", NO_EXAMPLE),
         (b"\x08" + b"\xff" * 11, NO_EXAMPLE),
         (b"\x0b", NO_EXAMPLE),
-        (b"", "record 0 has no feature 'image/encoded', or an empty one; it has none: set data.image=NAME"),
+        (
+            b"",
+            "record 0 has no feature 'image/encoded', or an empty one; it has none: set data=tfrecord data.image=NAME",
+        ),
         (
             example({"jpg": b"", "cls": 2, "image/filename": b"a\nb"}),
             r"record 0 (a\nb) has no feature 'image/encoded', or an empty one; it has cls, image/filename, jpg: "
-            "set data.image=NAME",
+            "set data=tfrecord data.image=NAME",
         ),
         (
             example({"image/encoded": b"", "cls": 2}),
             "record 0 has no feature 'image/class/label', or an empty one; it has cls, image/encoded: "
-            "set data.label=NAME",
+            "set data=tfrecord data.label=NAME",
         ),
         (
             example({"image/encoded": 3}),
-            "record 0 has integers in 'image/encoded', not bytes; set data.image=NAME of another feature",
+            "record 0 has integers in 'image/encoded', not bytes; set data=tfrecord data.image=NAME of another feature",
         ),
         (
             example({"image/encoded": b"", "image/class/label": b"dog"}),
-            "record 0 has bytes in 'image/class/label', not integers; set data.label=NAME of another feature",
+            "record 0 has bytes in 'image/class/label', not integers; "
+            "set data=tfrecord data.label=NAME of another feature",
         ),
         (
             example({"image/encoded": b"", "image/class/label": -1, "image/filename": b"k"}),
@@ -362,19 +373,21 @@ def test_records_that_cannot_be_taken(tmp_path: Path, record: bytes, wanted: str
     [
         (
             image(label=[1, 2]),
-            "record 0 has 2 values in 'image/class/label', not one; set data.label=NAME of another feature",
+            "record 0 has 2 values in 'image/class/label', not one; "
+            "set data=tfrecord data.label=NAME of another feature",
         ),
         (
             image([b"a", b"b", b"c"]),
-            "record 0 has 3 values in 'image/encoded', not one; set data.image=NAME of another feature",
+            "record 0 has 3 values in 'image/encoded', not one; set data=tfrecord data.image=NAME of another feature",
         ),
         (
             {**image(), "image/class/label": (1.0, "float")},
-            "record 0 has floats in 'image/class/label', not integers; set data.label=NAME of another feature",
+            "record 0 has floats in 'image/class/label', not integers; "
+            "set data=tfrecord data.label=NAME of another feature",
         ),
         (
             image(image_filename=(7, "int")),
-            "record 0 has integers in 'image/filename', not bytes; set data.key=NAME of another feature",
+            "record 0 has integers in 'image/filename', not bytes; set data=tfrecord data.key=NAME of another feature",
         ),
     ],
 )
@@ -386,9 +399,14 @@ def test_features_that_cannot_be_taken(tmp_path: Path, feature: dict[str, tuple[
 
 def test_the_same_name_twice(tmp_path: Path) -> None:
     write_examples(tmp_path / "train.tfrecord", *[image(image_filename=(b"a.jpg", "byte"))] * 2)
-    wanted = f"{tmp_path}/train.tfrecord: the key 'a.jpg' comes twice; remove one of the two"
+    wanted = (
+        f"{tmp_path}/train.tfrecord: the key 'a.jpg' comes twice; remove one of the two, or set data=tfrecord "
+        "data.key=NAME (of no feature: the samples are numbered)"
+    )
     with pytest.raises(DataError, match=line(wanted)):
         open_source("tfrecord", tmp_path)
+    source = open_source("tfrecord", tmp_path, key="none")
+    assert [source.key(i) for i in range(2)] == ["train.tfrecord/0", "train.tfrecord/1"]
 
 
 def test_a_protobuf_as_another_writer_may_code_it() -> None:
@@ -495,3 +513,34 @@ def test_3000_flips_in_an_example() -> None:
         except DataError:
             refused += 1
     assert 1000 < refused < 2900
+
+
+def test_a_long_packed_list_is_counted_and_not_kept() -> None:
+    """4 MB of small integers were 500 MB of places."""
+    packed = bytes(1 << 22)
+    values = b"\x0a" + varint(len(packed)) + packed
+    feature = b"\x1a" + varint(len(values)) + values
+    entry = b"\x0a\x01l\x12" + varint(len(feature)) + feature
+    features = b"\x0a" + varint(len(entry)) + entry
+    read = Example(b"\x0a" + varint(len(features)) + features)
+    tracemalloc.start()
+    wanted = "has 4,194,304 values in 'l', not one; set data.label=NAME of another feature"
+    with pytest.raises(DataError, match=line(wanted)):
+        read.integer("l", "data.label")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 3 * len(packed)  # two copies of the message's parts, and what compares them
+
+
+def varint(value: int) -> bytes:
+    return bytes([*(value >> shift & 127 | 128 for shift in (0, 7, 14, 21)), value >> 28])
+
+
+def test_a_label_too_large_to_name_all_below_it(tmp_path: Path) -> None:
+    write_examples(tmp_path / "train.tfrecord", image(label=3), image(label=30_000_000), image(label=4))
+    wanted = (
+        f"{tmp_path}:train/train.tfrecord/1 has the label 30000000; without {tmp_path}/classes.txt, which names the "
+        "classes one a line, 1048575 is the largest: correct the label or write that file"
+    )
+    with pytest.raises(DataError, match=line(wanted)):
+        open_source("tfrecord", tmp_path)

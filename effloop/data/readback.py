@@ -1,0 +1,47 @@
+"""What was written, opened as training will open it, before it is given its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from effloop.data.source import sources
+from effloop.errors import DataError
+
+_READ_BY = {"zarr2": "zarr", "n5": "zarr"}
+"""`convert to=NAME` -> `data=NAME`, where they differ."""
+
+
+def compare(to: str, path: Path, split: str, wanted: Mapping[str, Any], scans: Path) -> None:
+    """Open one split of what was written and compare its fingerprint with that of the records that went in.
+
+    A folder is compared by its counts alone: a key that can't be a path has become a number there.
+
+    Args:
+        to: the format, one of `writers`. One that no source reads is not compared.
+        path: what was written.
+        split: its name.
+        wanted: `samples`, `bytes`, `sha256`.
+        scans: a folder for the indexes of what holds none.
+
+    Raises:
+        DataError: it can't be opened, or they differ.
+    """
+    name = _READ_BY.get(to, to)
+    if name not in sources:
+        return
+    of = sources[name].config
+    options = {"root": str(path)}
+    if "index_dir" in {field.name for field in fields(of)}:
+        options["index_dir"] = str(scans)
+    try:
+        found = sources.build(of(name=name, **options), split).fingerprint()
+    except DataError as error:
+        raise DataError(f"out: what was written can't be opened: {error}") from error
+    compared = ("samples", "bytes") if to == "folder" else ("samples", "bytes", "sha256")
+    differ = [key for key in compared if found[key] != wanted[key]]
+    if differ:
+        said = "; ".join(f"{key} {found[key]}, should be {wanted[key]}" for key in differ)
+        raise DataError(f"out: what was written as {to} reads back otherwise, split '{split}': {said}; convert again")
