@@ -21,7 +21,7 @@ import pytest
 from plans import line, make_engine, make_plan, open_source, read_bytes, write_records
 
 import effloop
-from effloop.data import cache, region
+from effloop.data import cache, shared_memory
 from effloop.data.cache import CachedSource, cached
 from effloop.data.decode import Decoder, decoders
 from effloop.data.header import pnm_header
@@ -240,7 +240,7 @@ def _refused(folder: Path, mode: int = 0o600) -> str:
 
 
 def test_one_of_another_layout(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(region, "_ATTEMPTS", 3)
+    monkeypatch.setattr(shared_memory, "_ATTEMPTS", 3)
     made = Region("name", 10, lambda: 1000, shm)
     wanted = f"data.cache: {made.path} is in the way: it is not complete, and in use; remove it or set data.cache=none"
     with pytest.raises(ConfigError, match=line(wanted)):
@@ -264,7 +264,7 @@ def test_removed_while_the_lock_changes(shm: Path, monkeypatch: pytest.MonkeyPat
         if kind == fcntl.LOCK_SH and not removed:
             removed.append(fd)
             flock(fd, fcntl.LOCK_UN)
-            region._remove_stale(shm)
+            shared_memory._remove_stale(shm)
         flock(fd, kind)
 
     monkeypatch.setattr(fcntl, "flock", slow)
@@ -482,11 +482,11 @@ def _ends(pid: int) -> bool:
 
 
 def test_nothing_is_open_after_the_end(shm: Path) -> None:
-    fds, locks = len(os.listdir("/proc/self/fd")), len(region._locks)
+    fds, locks = len(os.listdir("/proc/self/fd")), len(shared_memory._locks)
     made = Region("name", 10, lambda: 1000, shm)
     del made
     assert len(os.listdir("/proc/self/fd")) == fds
-    assert len(region._locks) == locks
+    assert len(shared_memory._locks) == locks
     assert list(shm.iterdir()) == []
 
 
