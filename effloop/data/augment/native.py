@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from effloop.data.augment.base import Augment, AugmentConfig, Draws, augments
 from effloop.data.keyed import uniforms
-from effloop.data.resize import resize_into
+from effloop.data.resize import mirror, resize_into
 from effloop.errors import ConfigError
 
 _ATTEMPTS = 10  # torchvision's
@@ -64,7 +64,7 @@ class NativeAugment(Augment):
     def apply(self, region: NDArray[np.uint8], draws: Draws, row: int, out: NDArray[np.uint8]) -> None:
         resize_into(region, out)
         if draws.flips[row]:
-            out[:] = out[:, ::-1]
+            mirror(out)
 
 
 def random_resized_boxes(

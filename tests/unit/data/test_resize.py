@@ -7,7 +7,7 @@ from images import photo
 from PIL import Image
 from torchvision.transforms.v2 import functional
 
-from effloop.data.resize import resize_into
+from effloop.data.resize import mirror, resize_into
 
 
 def resized(region: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -61,3 +61,11 @@ def test_the_region_is_left_alone() -> None:
     region = photo(50, 50)
     resized(region, 20, 20)
     np.testing.assert_array_equal(region, photo(50, 50))
+
+
+def test_mirror() -> None:
+    batch = np.random.default_rng(0).integers(0, 256, (3, 5, 7, 3), np.uint8)
+    wanted = batch.copy()
+    wanted[1] = wanted[1, :, ::-1]
+    mirror(batch[1])
+    np.testing.assert_array_equal(batch, wanted)
