@@ -110,16 +110,23 @@ class Plan:
         for number in range(first, len(self.order)):
             yield Task(epoch, *self.order.batch(epoch, number))
 
-    def empty_batch(self, task: Task, *, pin_memory: bool = False) -> Batch:
+    def shape(self, task: Task) -> tuple[int, int, int, int]:
+        """(B, S, S, 3), of a batch's pixels."""
+        return len(task.ids), self.augment.size, self.augment.size, 3
+
+    def empty_batch(self, task: Task, memory: Tensor | None = None) -> Batch:
         """A host batch whose pixels are still to be filled in; (B, 3, S, S) uint8 channels_last.
+
+        Args:
+            task: whose samples.
+            memory: (B, S, S, 3) uint8 for the pixels; None takes new memory.
 
         Raises:
             DataError: a sample's label is none of a class; the message names it.
         """
-        size = self.augment.size
         labels = self.source.labels[task.ids]
         self._check(labels, task)
-        images = torch.empty((len(task.ids), size, size, 3), dtype=torch.uint8, pin_memory=pin_memory)
+        images = torch.empty(self.shape(task), dtype=torch.uint8) if memory is None else memory
         images[int(task.valid.sum()) :] = 0
         return Batch(
             images=images.permute(0, 3, 1, 2),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
@@ -34,13 +35,26 @@ class Transfer:
 
     def stream(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Host batches -> batches on the device, as `Batch` describes them."""
+        copying: deque[tuple[torch.cuda.Event, Batch]] = deque()
         for batch in batches:
-            yield Batch(
-                images=self.normalize(batch.images.to(self.device, non_blocking=True)),
-                targets=batch.targets.to(self.device, torch.int64, non_blocking=True),
-                ids=batch.ids,
-                valid=batch.valid.to(self.device, non_blocking=True),
-            )
+            moved = self._moved(batch)
+            if self.device.type == "cuda":  # a copy that is under way needs its source
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                event.record()
+                copying.append((event, batch))
+                while copying and copying[0][0].query():  # type: ignore[no-untyped-call]
+                    copying.popleft()
+            del batch  # its memory is free for the next one
+            yield moved
+            del moved
+
+    def _moved(self, batch: Batch) -> Batch:
+        return Batch(
+            images=self.normalize(batch.images.to(self.device, non_blocking=True)),
+            targets=batch.targets.to(self.device, torch.int64, non_blocking=True),
+            ids=batch.ids,
+            valid=batch.valid.to(self.device, non_blocking=True),
+        )
 
     def normalize(self, images: Tensor) -> Tensor:
         """(N, 3, S, S) uint8 -> the same as float32, or as it is without mean and std."""

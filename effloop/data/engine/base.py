@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from effloop.batch import Batch
+from effloop.data.engine.ring import Ring
 from effloop.data.plan import Plan
 from effloop.errors import ConfigError
 from effloop.registry import PartConfig, Registry
@@ -50,7 +51,9 @@ engines: Registry[Engine] = Registry("engine")
 
 def fill_whole(plan: Plan, epoch: int, samples_seen: int, *, pin_memory: bool) -> Iterator[Batch]:
     """The stream without any help: each batch is filled where and when it is asked for."""
+    ring = Ring(pin_memory=pin_memory)
     for task in plan.tasks(epoch, samples_seen):
-        batch = plan.empty_batch(task, pin_memory=pin_memory)
+        batch = plan.empty_batch(task, ring.take(plan.shape(task)))
         plan.fill(task, batch.images, 0, len(batch))
         yield batch
+        del batch  # or it would hold its memory while the next is filled

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from effloop.batch import Batch
 from effloop.data.engine.base import Engine, EngineConfig, engines, fill_whole
+from effloop.data.engine.ring import Ring
 from effloop.data.plan import Plan
 from effloop.errors import ConfigError
 
@@ -38,6 +39,7 @@ class ThreadEngine(Engine):
         self.plan = plan
         self.num_workers = num_workers
         self.pin_memory = pin_memory
+        self.ring = Ring(pin_memory=pin_memory)
 
     def stream(self, epoch: int, samples_seen: int = 0) -> Iterator[Batch]:
         if self.num_workers == 0:
@@ -49,13 +51,14 @@ class ThreadEngine(Engine):
         with ThreadPoolExecutor(self.num_workers, thread_name_prefix="effloop-load") as pool:
             try:
                 for task in self.plan.tasks(epoch, samples_seen):
-                    batch = self.plan.empty_batch(task, pin_memory=self.pin_memory)
+                    batch = self.plan.empty_batch(task, self.ring.take(self.plan.shape(task)))
                     step = self.config.run_length
                     runs = [
                         pool.submit(self.plan.fill, task, batch.images, start, start + step)
                         for start in range(0, len(batch), step)
                     ]
                     begun.append((batch, runs))
+                    del batch, runs  # what is handed on is the loop's alone, and its memory free when the loop drops it
                     if len(begun) > self.config.prefetch:
                         yield _finished(*begun.popleft())
                 while begun:
