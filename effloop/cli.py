@@ -40,8 +40,8 @@ EffLoop trains image models on PyTorch as fast as the machine allows.
       [quality=90|source|lossless] [payload=original|jpeg|raw] [restart=auto]
   python -m effloop verify [data=NAME] data.root=PATH   look at every sample
   python -m effloop list [GROUP]               all that can be chosen
-  python -m effloop bench what=loop            what the loop costs; or storage,
-                                               the formats, or scale, of indexes
+  python -m effloop bench what=loop            what the loop costs; or loader
+                                               (with peers), storage, scale
 
 Parts, each chosen by GROUP=NAME:
   data       where images come from: auto, folder, lmdb, tar, tfrecord, hdf5,

@@ -1,4 +1,4 @@
-"""Benchmarks: `python -m effloop bench what=loop|storage|scale`."""
+"""Benchmarks: `python -m effloop bench what=loop|loader|storage|scale`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from effloop.build import build_trainer
 from effloop.checkpoint import rng
 from effloop.config import Config
 from effloop.errors import ConfigError
+from effloop.measure.loader import loader
 from effloop.measure.scale import scale
 from effloop.measure.storage import storage
 from effloop.measure.turns import seconds_of, take_turns
@@ -173,6 +174,7 @@ def _seeded(call: Callable[[], None]) -> float:
 
 BENCHMARKS = {
     "loop": Benchmark(loop, 25),
+    "loader": Benchmark(loader, 5, {"vs": "torchvision,pillow", "folder": ""}),
     "storage": Benchmark(storage, 5, {"formats": "all", "work": ""}),
     "scale": Benchmark(scale, 3, {"samples": "1000000,10000000,100000000", "work": ""}),
 }
