@@ -48,3 +48,6 @@ class AutoDecoder(PlainDecoder):
 
     def fast(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
         return (self.jpeg if header.format == "JPEG" else self.other).fast(data, header)
+
+    def fast_top(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
+        return self.jpeg.fast_top(data, header)

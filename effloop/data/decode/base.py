@@ -22,8 +22,15 @@ class DecodeConfig(PartConfig):
 
     Attributes:
         max_pixels: an image of more pixels (height x width) is refused before it is decoded.
+        region: decode only what a crop needs of a baseline JPEG: the intervals between its restart markers,
+            or, where it has none, down to the crop's lower edge. The pixels are the same to the bit. What
+            lies outside is not looked at. Off, because it doesn't pay yet: at 500x375 and 105 KB one thread
+            decodes in 0.87 ms instead of 1.08 with markers (0.94 instead of 1.00 without), but finding the
+            markers holds the GIL, and two threads load 1,305 images/s instead of 1,340 (1,390 instead of
+            1,380).
     """
 
+    region: bool = False
     max_pixels: int = 178_956_970  # Pillow's own limit for an error, twice its limit for a warning
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ from PIL import BmpImagePlugin, Image, ImageFile, JpegImagePlugin, PngImagePlugi
 
 from effloop.data.decode.base import Box, DecodeConfig, Decoder
 from effloop.data.header import Encoded, Header, pnm_pixels, read_header, size_by_header
+from effloop.data.jpeg import cut, cut_below, layout_of
 from effloop.errors import DataError
 
 
@@ -39,10 +40,33 @@ class PlainDecoder(Decoder):
             check_box(box, header)
         if header.format == "PNM" and header.plain and header.complete:
             return _raw(data, header, box)
+        if box is not None and header.format == "JPEG" and header.plain and header.complete and self.config.region:
+            region = self._region(data, box)
+            if region is not None:
+                return region
         pixels = self.fast(data, header) if header.plain and header.complete else None
         if pixels is None or pixels.shape != (header.height, header.width, 3):
             pixels = judge(data, header)
         return pixels if box is None else _cut_out(pixels, box)
+
+    def fast_top(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
+        """Like `fast`, for a JPEG whose data goes on behind its last row."""
+        return self.fast(data, header)
+
+    def _region(self, data: Encoded, box: Box) -> NDArray[np.uint8] | None:
+        """Pixels of a box, by decoding a smaller JPEG; None if the whole one has to be decoded."""
+        layout = layout_of(data)
+        if layout is None:
+            return None
+        part = cut(data, layout, box) if layout.interval else cut_below(data, layout, box[0] + box[2])
+        if part is None:
+            return None
+        header = Header("JPEG", part.height, part.width, True, True)
+        pixels = (self.fast if layout.interval else self.fast_top)(part.data, header)
+        if pixels is None or pixels.shape != (part.height, part.width, 3):
+            return None
+        top, left, height, width = box
+        return _cut_out(pixels, (top - part.top, left - part.left, height, width))
 
     def size(self, data: Encoded) -> tuple[int, int]:
         header = self._header(data)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from effloop.data.decode.base import DecodeConfig, decoders
-from effloop.data.decode.common import PlainDecoder
+from effloop.data.decode.common import PlainDecoder, judge
+from effloop.data.header import Encoded, Header
+from effloop.errors import DataError
 
 
 @dataclass
@@ -18,3 +23,9 @@ class PillowConfig(DecodeConfig):
 @decoders.register("pillow", PillowConfig)
 class PillowDecoder(PlainDecoder):
     """Pillow: every format, the reference for all others, always installed."""
+
+    def fast(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
+        try:
+            return judge(data, header)
+        except DataError:
+            return None  # of a part of an image; the whole one is then judged

@@ -35,7 +35,13 @@ class TurboJPEGDecoder(PlainDecoder):
     def fast(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
         if header.format != "JPEG":
             return None
+        return self._decode(data, strict=True)
+
+    def fast_top(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
+        return self._decode(data, strict=False)
+
+    def _decode(self, data: Encoded, *, strict: bool) -> NDArray[np.uint8] | None:
         try:
-            return cast(NDArray[np.uint8], self._simplejpeg.decode_jpeg(data, strict=True))
+            return cast(NDArray[np.uint8], self._simplejpeg.decode_jpeg(data, strict=strict))
         except ValueError:
             return None

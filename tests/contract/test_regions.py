@@ -1,0 +1,168 @@
+"""What every decoder has to do with a box: the pixels of the whole image inside it, to the bit."""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+import pytest
+from images import encode, photo
+
+from effloop.data.decode import Decoder, decoders
+from effloop.data.jpeg import cut, cut_below, layout_of
+from effloop.errors import ConfigError, DataError
+
+SIZES = [(67, 53), (128, 96), (33, 176), (200, 272), (16, 16), (1, 1), (250, 7)]
+"""(height, width); 53 and 272 pixels are a prime number of MCUs, 4 and 17, at 16 pixels each."""
+SAMPLINGS = ["4:4:4", "4:2:2", "4:2:0", "4:4:0", "grey"]
+
+
+def jpeg(height: int, width: int, sampling: str, interval: int) -> bytes:
+    """A photograph with these chroma samples and a restart marker every `interval` MCUs."""
+    pixels = photo(height, width, seed=height)
+    if sampling == "grey":
+        return encode(pixels, "JPEG", "L", quality=90, restart_marker_blocks=interval)
+    factors = {"4:4:4": 0x111111, "4:2:2": 0x211111, "4:2:0": 0x221111, "4:4:0": 0x121111}
+    options = [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, factors[sampling], cv2.IMWRITE_JPEG_RST_INTERVAL, interval]
+    return cv2.imencode(".jpg", pixels, options)[1].tobytes()
+
+
+def boxes(height: int, width: int, count: int = 12) -> list[tuple[int, int, int, int]]:
+    """The whole, every corner and border, and some anywhere."""
+    edges = [(0, 0, height, width), (0, 0, 1, 1), (height - 1, width - 1, 1, 1), (0, width - 1, height, 1)]
+    edges += [
+        (height - 1, 0, 1, width),
+        (0, 0, (height + 1) // 2, width),
+        (height // 2, 0, height - height // 2, width),
+    ]
+    rng = np.random.default_rng(height * width)
+    for _ in range(count):
+        top, left = rng.integers(0, height), rng.integers(0, width)
+        edges.append((top, left, rng.integers(1, height - top + 1), rng.integers(1, width - left + 1)))
+    return [tuple(int(number) for number in box) for box in edges]  # type: ignore[misc]
+
+
+@pytest.fixture(params=decoders.names())
+def decoder(request: pytest.FixtureRequest) -> Decoder:
+    try:
+        return decoders.build(decoders[request.param].config(region=True))
+    except ConfigError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("interval", [0, 1, 2, 3, 4, 11, 17])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_region_is_cut_from_the_whole(decoder: Decoder, sampling: str, interval: int) -> None:
+    for height, width in SIZES:
+        data = jpeg(height, width, sampling, interval)
+        whole = decoder.decode(data)
+        assert whole.shape == (height, width, 3)
+        for box in boxes(height, width):
+            top, left, h, w = box
+            np.testing.assert_array_equal(decoder.decode(data, box), whole[top : top + h, left : left + w], str(box))
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("interval", [1, 2, 3])
+def test_restart_markers_are_used(sampling: str, interval: int) -> None:
+    """What is cut is small: the box, one MCU around it, and what fills up its intervals."""
+    data = jpeg(240, 288, sampling, interval)
+    layout = layout_of(data)
+    assert layout is not None
+    part = cut(data, layout, (100, 110, 30, 40))
+    assert part is not None
+    assert part.height <= 30 + 4 * layout.mcu_height
+    assert part.width <= 40 + 2 * (1 + interval) * layout.mcu_width
+    assert len(part.data) < layout.scan_at + (len(data) - layout.scan_at) / 3
+
+
+def test_intervals_that_do_not_end_with_a_row_are_not_cut() -> None:
+    data = jpeg(240, 288, "4:2:0", 5)
+    layout = layout_of(data)
+    assert layout is not None
+    assert layout.interval == 5
+    assert cut(data, layout, (0, 0, 8, 8)) is None
+
+
+def test_cut_below() -> None:
+    data = jpeg(240, 288, "4:2:0", 0)
+    layout = layout_of(data)
+    assert layout is not None
+    part = cut_below(data, layout, 100)
+    assert part is not None
+    assert (part.top, part.left, part.height, part.width) == (0, 0, 116, 288)
+    assert len(part.data) == len(data)
+    assert cut_below(data, layout, 224) is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        encode(photo(), "JPEG", progressive=True, restart_marker_blocks=1),
+        encode(photo(), "JPEG", "CMYK", restart_marker_blocks=1),
+        encode(photo(), "PNG"),
+        b"\xff\xd8\xff",
+        b"\xff\xd8\xff\xda",
+        b"",
+    ],
+)
+def test_what_can_not_be_cut(data: bytes) -> None:
+    assert layout_of(data) is None
+
+
+def test_progressive_and_cmyk_are_decoded_whole(decoder: Decoder) -> None:
+    for options in ({"progressive": True}, {"mode": "CMYK"}):
+        data = encode(photo(), "JPEG", restart_marker_blocks=1, **options)  # type: ignore[arg-type]
+        np.testing.assert_array_equal(decoder.decode(data, (9, 8, 30, 20)), decoder.decode(data)[9:39, 8:28])
+
+
+def test_markers_out_of_order_are_left_to_libjpeg(decoder: Decoder) -> None:
+    data = bytearray(jpeg(64, 64, "4:2:0", 1))
+    at = data.index(b"\xff\xd3")
+    data[at + 1] = 0xD5
+    layout = layout_of(data)
+    assert layout is not None
+    assert cut(data, layout, (0, 0, 8, 8)) is None
+    assert _outcome(decoder, bytes(data), (0, 0, 8, 8)) == _outcome(decoder, bytes(data), None)
+
+
+def test_a_missing_marker_is_left_to_libjpeg(decoder: Decoder) -> None:
+    data = jpeg(64, 64, "4:2:0", 1)
+    at = data.index(b"\xff\xd3")
+    data = data[:at] + data[at + 2 :]
+    assert _outcome(decoder, data, (0, 0, 8, 8)) == _outcome(decoder, data, None)
+
+
+def test_cut_files_are_refused_as_ever(decoder: Decoder) -> None:
+    for interval in (0, 1):
+        data = jpeg(64, 64, "4:2:0", interval)[:-200]
+        with pytest.raises(DataError, match=r"^is a truncated JPEG: ends after [\d,]+ bytes without its end marker$"):
+            decoder.decode(data, (0, 0, 8, 8))
+
+
+def test_off(decoder: Decoder) -> None:
+    plain = decoders.build(type(decoder.config)())  # type: ignore[attr-defined]
+    data = jpeg(200, 272, "4:2:0", 1)
+    np.testing.assert_array_equal(plain.decode(data, (9, 8, 30, 20)), decoder.decode(data, (9, 8, 30, 20)))
+
+
+@pytest.mark.parametrize("interval", [0, 1])
+def test_damage_gives_pixels_or_a_line(decoder: Decoder, interval: int) -> None:
+    data = jpeg(64, 96, "4:2:0", interval)
+    rng = np.random.default_rng(interval)
+    for _ in range(200):
+        damaged = bytearray(data)
+        for at in rng.integers(2, len(data), rng.integers(1, 4)):
+            damaged[at] = rng.integers(0, 256)
+        outcome = _outcome(decoder, bytes(damaged), (10, 20, 30, 40))
+        assert outcome == (30, 40, 3) or isinstance(outcome, str)
+
+
+def _outcome(decoder: Decoder, data: bytes, box: tuple[int, int, int, int] | None) -> str | tuple[int, ...]:
+    """The shape of a box's pixels, or the line that refuses them."""
+    try:
+        pixels = decoder.decode(data, box)
+    except (DataError, ValueError) as error:
+        if isinstance(error, ValueError) and "is not inside an image" not in str(error):
+            raise
+        return str(error)
+    return pixels.shape if box else (8, 8, 3)
