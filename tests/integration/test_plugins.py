@@ -94,7 +94,7 @@ def test_trains_with_a_source_and_a_decoder(site: Path, tmp_path: Path) -> None:
     assert "32 images in 2 classes, stripes:train" in out
     config = yaml.safe_load((tmp_path / "outputs/x/config.yaml").read_text())
     assert config["data"]["count"] == 32
-    assert config["decode"] == {"name": "negative", "max_pixels": 178_956_970, "white": 254}
+    assert config["decode"] == {"name": "negative", "region": False, "max_pixels": 178_956_970, "white": 254}
     assert (tmp_path / "outputs/x/checkpoints/best.ckpt").is_file()
 
 
