@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ class Header:
             disagree on: what a fast decoder may take.
         complete: a cheap look at the end found what ends a file of this format. False also for
             a whole file with bytes behind its end; only decoding tells.
+        frame_at: where a JPEG's frame header (SOFn) starts; 0 for other formats.
     """
 
     format: str
@@ -34,6 +35,7 @@ class Header:
     width: int
     plain: bool
     complete: bool
+    frame_at: int = field(default=0, compare=False)
 
 
 def read_header(data: Encoded) -> Header:
@@ -72,10 +74,10 @@ def extension(data: Encoded) -> str:
     return "jpg" if found == "JPEG" else found.lower()
 
 
-def _header(fmt: str, height: int, width: int, plain: bool, complete: bool) -> Header:
+def _header(fmt: str, height: int, width: int, plain: bool, complete: bool, frame_at: int = 0) -> Header:
     if height < 1 or width < 1:
         raise DataError(f"is a damaged {fmt}: its header says {height} x {width} pixels (height x width)")
-    return Header(fmt, height, width, plain, complete)
+    return Header(fmt, height, width, plain, complete, frame_at)
 
 
 def _not_an_image(data: Encoded) -> DataError:
@@ -97,10 +99,11 @@ _WITHOUT_LENGTH = frozenset({0x01, *range(0xD0, 0xD9)})  # TEM, RST0-7, SOI
 
 
 def _read_jpeg(data: Encoded) -> Header:
-    _, marker, _, bits, height, width, components = _SEGMENT.unpack_from(data, _frame_at(data))
+    at = _frame_at(data)
+    _, marker, _, bits, height, width, components = _SEGMENT.unpack_from(data, at)
     plain = bits == 8 and marker in _SOF_PLAIN and components in (1, 3)
     complete = data[-1] == _EOI and data[-2] == 0xFF
-    return _header("JPEG", height, width, plain, complete)
+    return _header("JPEG", height, width, plain, complete, at)
 
 
 def jpeg_sampling(data: Encoded) -> list[tuple[int, int]]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from effloop.data.header import Encoded
 
-_SOF0, _DHT, _SOS, _DRI = 0xC0, 0xC4, 0xDA, 0xDD
+_SOF0, _DHT, _SOS, _DRI, _APP9 = 0xC0, 0xC4, 0xDA, 0xDD, 0xE9
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,10 @@ class Layout:
         height, width: pixels.
         mcu_height, mcu_width: pixels of what is coded together, a minimum coded unit.
         size_at: where the height stands in the frame header, the width behind it; two bytes each.
-        scan_at: where the entropy-coded data begins.
+        sos_at, scan_at: where the scan's header begins, and its entropy-coded data.
         interval: MCUs between restart markers; 0 is none.
+        lengths_at: where the lengths of the intervals stand, as `with_lengths` puts them there; 0 is nowhere.
+        lengths: how many there are.
     """
 
     height: int
@@ -37,42 +39,77 @@ class Layout:
     mcu_height: int
     mcu_width: int
     size_at: int
+    sos_at: int
     scan_at: int
     interval: int
+    lengths_at: int = 0
+    lengths: int = 0
 
 
 _SEGMENT = struct.Struct(">BBH")
 _FRAME = struct.Struct(">BHHB")
 
 
-def layout_of(data: Encoded) -> Layout | None:
-    """How a JPEG is laid out; None if it isn't baseline, in one scan, of 1 or 3 components."""
-    at, frame_at, interval, unpack = 2, 0, 0, _SEGMENT.unpack_from
+def layout_of(data: Encoded, frame_at: int) -> Layout | None:
+    """How a JPEG is laid out; None if it isn't baseline, in one scan, of 1 or 3 components.
+
+    Args:
+        data: JPEG.
+        frame_at: where its frame header starts, as its `Header` says.
+    """
+    at, interval, lengths_at, lengths, unpack = frame_at, 0, 0, 0, _SEGMENT.unpack_from
     try:
+        if data[at + 1] != _SOF0:
+            return None
         while True:
             prefix, marker, length = unpack(data, at)
             if prefix != 0xFF or marker < 0xC0 or marker == 0xFF:
                 return None
-            if marker == _SOF0:
-                frame_at = at
-            elif marker == _DRI:
-                interval = (data[at + 4] << 8) + data[at + 5]
-            elif marker == _SOS:
+            if marker == _SOS:
                 break
-            elif marker < 0xD0 and marker != _DHT:
-                return None  # another kind of frame, or arithmetic coding
+            if marker == _DRI:
+                interval = (data[at + 4] << 8) + data[at + 5]
+            elif marker == _APP9 and data[at + 4 : at + 4 + len(_NAME)] == _NAME:
+                lengths_at, lengths = at + 4 + len(_NAME), (length - 2 - len(_NAME)) // 2
+            elif marker < 0xD0 and marker != _DHT and at != frame_at:
+                return None  # a second frame, or arithmetic coding
             at += 2 + length
         bits, height, width, components = _FRAME.unpack_from(data, frame_at + 4)
-        if not frame_at or bits != 8 or components not in (1, 3) or data[at + 4] != components:
+        mcu = _mcu_size(data, frame_at, components)
+        if bits != 8 or mcu is None or data[at + 4] != components:
             return None
-        across = down = 1  # a component alone is coded block by block, whatever its factors say
-        if components == 3:
-            across, down = data[frame_at + 11] >> 4, data[frame_at + 11] & 15
-            if data[frame_at + 14] != 0x11 or data[frame_at + 17] != 0x11:
-                return None
-        return Layout(height, width, 8 * down, 8 * across, frame_at + 5, at + 2 + length, interval)
+        return Layout(height, width, *mcu, frame_at + 5, at, at + 2 + length, interval, lengths_at, lengths)
     except (struct.error, IndexError):
         return None
+
+
+def _mcu_size(data: Encoded, frame_at: int, components: int) -> tuple[int, int] | None:
+    """(height, width) in pixels; None if the chroma has several samples in one."""
+    if components == 1:
+        return 8, 8  # coded block by block, whatever its factors say
+    factors = data[frame_at + 11]
+    if components != 3 or data[frame_at + 14] != 0x11 or data[frame_at + 17] != 0x11:
+        return None
+    return 8 * (factors & 15), 8 * (factors >> 4)
+
+
+def with_lengths(data: Encoded, frame_at: int) -> bytes:
+    """The same JPEG with the lengths of its restart intervals in a segment before the scan (APP9 `EffLoop`).
+
+    So that cutting needn't look for the markers: 20 µs of 40 at 62 KB. Two bytes an interval, 0.7 % of a file
+    with an interval of two MCUs. Other programs skip the segment. A file without restart markers, or with
+    an interval of 64 KB, or of which the segment would be, comes back as it is.
+    """
+    layout = layout_of(data, frame_at)
+    if layout is None or not layout.interval or layout.lengths:
+        return bytes(data)
+    ends = _found_ends(data, layout.scan_at)
+    lengths = np.diff(ends, prepend=layout.scan_at)
+    size = 2 + len(_NAME) + 2 * len(lengths)
+    if len(lengths) < 2 or max(size, lengths.max()) > 0xFFFF:
+        return bytes(data)
+    segment = _SEGMENT.pack(0xFF, _APP9, size) + _NAME + lengths.astype(">u2").tobytes()
+    return b"".join((data[: layout.sos_at], segment, data[layout.sos_at :]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +131,6 @@ class Part:
 def cut(data: Encoded, layout: Layout, box: tuple[int, int, int, int]) -> Part | None:
     """A JPEG of the intervals that hold a box and what its chroma is interpolated from.
 
-    Takes 39 µs for 70 KB, half of it to find the markers; decoding these 70 KB takes 750.
-
     Args:
         data: baseline JPEG with restart markers.
         layout: of it.
@@ -105,35 +140,37 @@ def cut(data: Encoded, layout: Layout, box: tuple[int, int, int, int]) -> Part |
         None if the markers don't allow it: not every row begins with an interval, or they aren't where they
         should be.
     """
-    top, left, height, width = box
     columns, rows = -(-layout.width // layout.mcu_width), -(-layout.height // layout.mcu_height)
     interval, scan_at = layout.interval, layout.scan_at
     if not interval or columns % interval:
         return None
     per_row, wide = columns // interval, layout.mcu_width * interval
-    # One more MCU on each side: chroma is interpolated from its neighbours.
-    first_row = max(0, top // layout.mcu_height - 1)
-    last_row = min(rows, -(-(top + height) // layout.mcu_height) + 1)
-    first, last = max(0, left - layout.mcu_width) // wide, min(per_row, -(-(left + width + layout.mcu_width) // wide))
-    ends = _marker_ends(data, scan_at)
-    if len(ends) != rows * per_row:
+    first_row, last_row = _covering(box[0], box[2], layout.mcu_height, layout.mcu_height, rows)
+    first, last = _covering(box[1], box[3], layout.mcu_width, wide, per_row)
+    told = layout.lengths == rows * per_row
+    ends = _told_ends(data, layout) if told else _found_ends(data, scan_at)
+    if len(ends) != rows * per_row or ends[-1] != len(data):
         return None
     # Row by row: from behind the marker before its first interval up to and with the marker of its last.
+    bounds = np.empty((last_row - first_row, last - first + 1), np.int64)
     ends = ends.reshape(rows, per_row)
-    stops = ends[first_row:last_row, last - 1]
+    bounds[:, 1:] = ends[first_row:last_row, first:last]
     if first:
-        starts = ends[first_row:last_row, first - 1]
+        bounds[:, 0] = ends[first_row:last_row, first - 1]
     elif first_row:
-        starts = ends[first_row - 1 : last_row - 1, -1]
+        bounds[:, 0] = ends[first_row - 1 : last_row - 1, -1]
     else:
-        starts = np.concatenate(([scan_at], ends[: last_row - 1, -1]))
+        bounds[0, 0] = scan_at
+        bounds[1:, 0] = ends[: last_row - 1, -1]
+    starts, stops = bounds[:, 0], bounds[:, -1]
     view = memoryview(data)
-    parts = [view[:scan_at], *(view[a:b] for a, b in zip(starts.tolist(), stops.tolist(), strict=True))]
-    out = bytearray().join(parts)
+    out = bytearray().join([view[:scan_at], *map(view.__getitem__, map(slice, starts.tolist(), stops.tolist()))])
     lengths = stops - starts
-    shift = scan_at + np.cumsum(lengths) - lengths - starts
-    numbers = ends[first_row:last_row, first:last] + (shift[:, None] - 1)
-    np.frombuffer(out, np.uint8)[numbers.ravel()] = _RESTARTS[: numbers.size]
+    bounds += (scan_at - 1 + np.cumsum(lengths) - lengths - starts)[:, None]
+    marks, pixels = bounds[:, 1:].ravel(), np.frombuffer(out, np.uint8)
+    if told and not ((pixels[marks - 1] == 0xFF) & (pixels[marks] - np.uint8(0xD0) < _KINDS)).all():
+        return None  # what it says of itself isn't so
+    pixels[marks] = _RESTARTS[: marks.size]
     out[-1] = _EOI
     shown = first_row * layout.mcu_height, first * wide
     size = (
@@ -142,6 +179,21 @@ def cut(data: Encoded, layout: Layout, box: tuple[int, int, int, int]) -> Part |
     )
     _SIZE.pack_into(out, layout.size_at, *size)
     return Part(out, *shown, *size)
+
+
+def _covering(start: int, length: int, mcu: int, unit: int, count: int) -> tuple[int, int]:
+    """First and one past the last of `count` units that hold a stretch of pixels and its neighbours' chroma.
+
+    Chroma of half the resolution is interpolated from the sample to each side, which is two pixels wide.
+    """
+    margin = 0 if mcu == 8 else 2 * (mcu // 16)
+    return max(0, start - margin) // unit, min(count, -(-(start + length + margin) // unit))
+
+
+def _told_ends(data: Encoded, layout: Layout) -> NDArray[np.int64]:
+    """Where the intervals end with their markers, as the file itself says."""
+    lengths = np.frombuffer(data, ">u2", layout.lengths, layout.lengths_at)
+    return layout.scan_at + np.cumsum(lengths, dtype=np.int64)
 
 
 def cut_below(data: Encoded, layout: Layout, bottom: int) -> Part | None:
@@ -158,7 +210,7 @@ def cut_below(data: Encoded, layout: Layout, bottom: int) -> Part | None:
     Returns:
         None if that saves nothing.
     """
-    height = bottom + layout.mcu_height  # chroma is interpolated from the row below
+    height = bottom + 2  # chroma of half the resolution is interpolated from the sample below
     if height >= layout.height:
         return None
     out = bytearray(data)
@@ -166,7 +218,7 @@ def cut_below(data: Encoded, layout: Layout, bottom: int) -> Part | None:
     return Part(out, 0, 0, height, layout.width)
 
 
-def _marker_ends(data: Encoded, scan_at: int) -> NDArray[np.int64]:
+def _found_ends(data: Encoded, scan_at: int) -> NDArray[np.int64]:
     """Where the restart markers and the end marker end; empty if there are others."""
     scan = np.frombuffer(data, np.uint8)[scan_at:]
     behind = np.flatnonzero(scan[:-1] == 0xFF)
@@ -182,6 +234,8 @@ def _marker_ends(data: Encoded, scan_at: int) -> NDArray[np.int64]:
 
 
 _EOI = 0xD9
+_KINDS = np.uint8(_EOI - 0xD0 + 1)  # RST0-7, and EOI behind the last interval
+_NAME = b"EffLoop\0"
 _SIZE = struct.Struct(">HH")
 _ORDER = np.arange(1 << 16, dtype=np.uint8) & 7
 _RESTARTS = _ORDER + np.uint8(0xD0)

@@ -14,7 +14,10 @@ from torch import Tensor
 
 from effloop.batch import Batch
 from effloop.data.augment import Augment
+from effloop.data.augment.base import Draws
 from effloop.data.decode import Decoder
+from effloop.data.decode.base import Seen
+from effloop.data.header import Encoded
 from effloop.data.keyed import Permutation, sample_keys
 from effloop.data.source import Source, Tail
 from effloop.errors import ConfigError, DataError
@@ -73,6 +76,21 @@ class Task:
     epoch: int
     ids: NDArray[np.int64]
     valid: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What is known of a run of N samples before any of their pixels.
+
+    Attributes:
+        encoded: their N encoded images.
+        seen: what the decoder said of each.
+        draws: their crops, flips and keys.
+    """
+
+    encoded: list[Encoded]
+    seen: list[Seen]
+    draws: Draws
 
 
 @dataclass(frozen=True)
@@ -155,24 +173,40 @@ class Plan:
         Raises:
             DataError: a sample can't be read or decoded; the message names it.
         """
-        rows = images.permute(0, 2, 3, 1).numpy()
         ids = task.ids[start : min(stop, int(task.valid.sum()))]
         if not len(ids):
             return
-        self.source.will_need(ids.tolist())
-        encoded = []
-        sizes = np.empty((len(ids), 2), np.int64)
-        for row, sample in enumerate(ids.tolist()):
-            with self.blaming(sample):
-                encoded.append(self.source.read(sample))
-                sizes[row] = self.decoder.size(encoded[row])
-        draws = self.augment.draw(sample_keys(self.seed, task.epoch, ids), sizes)
+        look, rows = self.look(task.epoch, ids), images.permute(0, 2, 3, 1).numpy()[start:]
+        samples, boxes = ids.tolist(), look.draws.boxes.tolist()
         at_least = (self.augment.size, self.augment.size)
-        for row, sample in enumerate(ids.tolist()):
-            top, left, height, width = draws.boxes[row].tolist()
-            with self.blaming(sample):
-                region = self.decoder.decode(encoded[row], (top, left, height, width), at_least)
-            self.augment.apply(region, draws, row, rows[start + row])
+        row = 0
+        try:
+            for row, (data, seen, box) in enumerate(zip(look.encoded, look.seen, boxes, strict=True)):
+                region = self.decoder.decode_seen(data, seen, tuple(box), at_least)
+                self.augment.apply(region, look.draws, row, rows[row])
+        except DataError as error:
+            raise self._blamed(samples[row], error) from error
+
+    def look(self, epoch: int, ids: NDArray[np.int64]) -> Look:
+        """Read samples, and draw what becomes of them in an epoch.
+
+        Args:
+            epoch: counted from 0.
+            ids: (N,) samples, at least one.
+
+        Raises:
+            DataError: a sample can't be read; the message names it.
+        """
+        samples, encoded, seen = ids.tolist(), [], []
+        self.source.will_need(samples)
+        try:
+            for sample in samples:
+                encoded.append(self.source.read(sample))
+                seen.append(self.decoder.look(encoded[-1]))
+        except DataError as error:
+            raise self._blamed(sample, error) from error
+        sizes = np.array([(image.height, image.width) for image in seen], np.int64)
+        return Look(encoded, seen, self.augment.draw(sample_keys(self.seed, epoch, ids), sizes))
 
     @contextmanager
     def blaming(self, sample: int) -> Iterator[None]:
@@ -180,4 +214,7 @@ class Plan:
         try:
             yield
         except DataError as error:
-            raise DataError(f"{self.source.where}/{self.source.key(sample)} {error}") from error
+            raise self._blamed(sample, error) from error
+
+    def _blamed(self, sample: int, error: DataError) -> DataError:
+        return DataError(f"{self.source.where}/{self.source.key(sample)} {error}")

@@ -8,7 +8,8 @@ import pytest
 from images import encode, photo
 
 from effloop.data.decode import Decoder, decoders
-from effloop.data.jpeg import cut, cut_below, layout_of
+from effloop.data.header import read_header
+from effloop.data.jpeg import Layout, cut, cut_below, layout_of, with_lengths
 from effloop.errors import ConfigError, DataError
 
 SIZES = [(67, 53), (128, 96), (33, 176), (200, 272), (16, 16), (1, 1), (250, 7)]
@@ -24,6 +25,17 @@ def jpeg(height: int, width: int, sampling: str, interval: int) -> bytes:
     factors = {"4:4:4": 0x111111, "4:2:2": 0x211111, "4:2:0": 0x221111, "4:4:0": 0x121111}
     options = [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, factors[sampling], cv2.IMWRITE_JPEG_RST_INTERVAL, interval]
     return cv2.imencode(".jpg", pixels, options)[1].tobytes()
+
+
+def laid_out(data: bytes) -> Layout:
+    layout = layout_of(data, read_header(data).frame_at)
+    assert layout is not None
+    return layout
+
+
+def indexed(data: bytes) -> bytes:
+    """With the lengths of its intervals in it."""
+    return with_lengths(data, read_header(data).frame_at)
 
 
 def boxes(height: int, width: int, count: int = 12) -> list[tuple[int, int, int, int]]:
@@ -53,45 +65,79 @@ def decoder(request: pytest.FixtureRequest) -> Decoder:
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_a_region_is_cut_from_the_whole(decoder: Decoder, sampling: str, interval: int) -> None:
     for height, width in SIZES:
-        data = jpeg(height, width, sampling, interval)
-        whole = decoder.decode(data)
+        plain = jpeg(height, width, sampling, interval)
+        whole = decoder.decode(plain)
         assert whole.shape == (height, width, 3)
-        for box in boxes(height, width):
-            top, left, h, w = box
-            np.testing.assert_array_equal(decoder.decode(data, box), whole[top : top + h, left : left + w], str(box))
+        for data in (plain, indexed(plain)):
+            for box in boxes(height, width):
+                top, left, h, w = box
+                np.testing.assert_array_equal(
+                    decoder.decode(data, box), whole[top : top + h, left : left + w], str(box)
+                )
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("interval", [1, 2, 3])
 def test_restart_markers_are_used(sampling: str, interval: int) -> None:
-    """What is cut is small: the box, one MCU around it, and what fills up its intervals."""
+    """What is cut is small: the box, two pixels around it, and what fills up its intervals."""
     data = jpeg(240, 288, sampling, interval)
-    layout = layout_of(data)
-    assert layout is not None
-    part = cut(data, layout, (100, 110, 30, 40))
-    assert part is not None
-    assert part.height <= 30 + 4 * layout.mcu_height
-    assert part.width <= 40 + 2 * (1 + interval) * layout.mcu_width
-    assert len(part.data) < layout.scan_at + (len(data) - layout.scan_at) / 3
+    for cuttable in (data, indexed(data)):
+        layout = laid_out(cuttable)
+        part = cut(cuttable, layout, (100, 110, 30, 40))
+        assert part is not None
+        assert part.height <= 34 + 2 * layout.mcu_height
+        assert part.width <= 44 + 2 * interval * layout.mcu_width
+        assert len(part.data) < layout.scan_at + (len(data) - layout.scan_at) / 3
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_lengths_of_the_intervals_stand_in_the_file(decoder: Decoder, sampling: str) -> None:
+    plain = jpeg(240, 288, sampling, 3)
+    data = indexed(plain)
+    layout = laid_out(data)
+    assert layout.lengths == -(-240 // layout.mcu_height) * (-(-288 // layout.mcu_width) // 3)
+    assert len(data) == len(plain) + 12 + 2 * layout.lengths
+    assert indexed(data) == data
+    for box in boxes(240, 288):
+        told, found = cut(data, layout, box), cut(plain, laid_out(plain), box)
+        assert told is not None
+        assert found is not None
+        assert told.data[layout.scan_at :] == found.data[laid_out(plain).scan_at :]
+    np.testing.assert_array_equal(decoder.decode(data), decoder.decode(plain))
+
+
+def test_files_that_get_no_lengths() -> None:
+    for data in (jpeg(64, 64, "4:2:0", 0), encode(photo(), "JPEG", progressive=True, restart_marker_blocks=1)):
+        assert indexed(data) == data
+
+
+def test_lengths_that_are_wrong_are_not_believed(decoder: Decoder) -> None:
+    plain = jpeg(240, 288, "4:2:0", 3)
+    data, box = bytearray(indexed(plain)), (100, 110, 30, 40)
+    at = laid_out(bytes(data)).lengths_at
+    data[at + 1] += 1  # of the first interval, so that all the rest is shifted
+    assert cut(bytes(data), laid_out(bytes(data)), box) is None
+    data[at + 3] -= 1
+    assert cut(bytes(data), laid_out(bytes(data)), box) is not None  # only intervals that aren't needed
+    np.testing.assert_array_equal(decoder.decode(bytes(data), box), decoder.decode(plain, box))
+    assert cut(bytes(data), laid_out(bytes(data)), (0, 0, 8, 8)) is None
 
 
 def test_intervals_that_do_not_end_with_a_row_are_not_cut() -> None:
     data = jpeg(240, 288, "4:2:0", 5)
-    layout = layout_of(data)
-    assert layout is not None
+    layout = laid_out(data)
     assert layout.interval == 5
     assert cut(data, layout, (0, 0, 8, 8)) is None
 
 
 def test_cut_below() -> None:
     data = jpeg(240, 288, "4:2:0", 0)
-    layout = layout_of(data)
-    assert layout is not None
+    layout = laid_out(data)
     part = cut_below(data, layout, 100)
     assert part is not None
-    assert (part.top, part.left, part.height, part.width) == (0, 0, 116, 288)
+    assert (part.top, part.left, part.height, part.width) == (0, 0, 102, 288)
     assert len(part.data) == len(data)
-    assert cut_below(data, layout, 224) is None
+    assert cut_below(data, layout, 238) is None
 
 
 @pytest.mark.parametrize(
@@ -106,7 +152,7 @@ def test_cut_below() -> None:
     ],
 )
 def test_what_can_not_be_cut(data: bytes) -> None:
-    assert layout_of(data) is None
+    assert layout_of(data, max(2, data.find(b"\xff\xc2"), data.find(b"\xff\xc0"))) is None
 
 
 def test_progressive_and_cmyk_are_decoded_whole(decoder: Decoder) -> None:
@@ -119,8 +165,7 @@ def test_markers_out_of_order_are_left_to_libjpeg(decoder: Decoder) -> None:
     data = bytearray(jpeg(64, 64, "4:2:0", 1))
     at = data.index(b"\xff\xd3")
     data[at + 1] = 0xD5
-    layout = layout_of(data)
-    assert layout is not None
+    layout = laid_out(data)
     assert cut(data, layout, (0, 0, 8, 8)) is None
     assert _outcome(decoder, bytes(data), (0, 0, 8, 8)) == _outcome(decoder, bytes(data), None)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,25 @@ class DecodeConfig(PartConfig):
     def __post_init__(self) -> None:
         if self.max_pixels < 1:
             raise ConfigError(f"decode.max_pixels: {self.max_pixels} is not allowed; set a number above 0")
+
+
+class Seen(Protocol):
+    """What a look at an image's first bytes says: at least its size, maybe more that decoding wants to know again."""
+
+    @property
+    def height(self) -> int:
+        """Rows of the stored image."""
+
+    @property
+    def width(self) -> int:
+        """Columns of the stored image."""
+
+
+class Size(NamedTuple):
+    """The least that a look says."""
+
+    height: int
+    width: int
 
 
 class Decoder(ABC):
@@ -75,6 +95,21 @@ class Decoder(ABC):
             DataError: empty, too large, not an image, or damaged or cut within the header. A file
                 that is cut further behind has a size, and is only refused by `decode`.
         """
+
+    def look(self, data: Encoded) -> Seen:
+        """The size, and what `decode_seen` needs of the header, so that it is read once.
+
+        Raises:
+            DataError: as `size`.
+        """
+        return Size(*self.size(data))
+
+    def decode_seen(
+        self, data: Encoded, seen: Any, box: Box | None = None, at_least: tuple[int, int] | None = None
+    ) -> NDArray[np.uint8]:
+        """`decode` of what this decoder's `look` has seen: `seen` is what it said of these very bytes."""
+        del seen
+        return self.decode(data, box, at_least)
 
 
 decoders: Registry[Decoder] = Registry("decode")

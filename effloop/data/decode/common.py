@@ -35,13 +35,18 @@ class PlainDecoder(Decoder):
     def decode(
         self, data: Encoded, box: Box | None = None, at_least: tuple[int, int] | None = None
     ) -> NDArray[np.uint8]:
-        header = self._header(data)
+        return self.decode_seen(data, self.look(data), box, at_least)
+
+    def decode_seen(
+        self, data: Encoded, seen: Header, box: Box | None = None, at_least: tuple[int, int] | None = None
+    ) -> NDArray[np.uint8]:
+        header = seen
         if box is not None:
             check_box(box, header)
         if header.format == "PNM" and header.plain and header.complete:
             return _raw(data, header, box)
         if box is not None and header.format == "JPEG" and header.plain and header.complete and self.config.region:
-            region = self._region(data, box)
+            region = self._region(data, header, box)
             if region is not None:
                 return region
         pixels = self.fast(data, header) if header.plain and header.complete else None
@@ -53,26 +58,26 @@ class PlainDecoder(Decoder):
         """Like `fast`, for a JPEG whose data goes on behind its last row."""
         return self.fast(data, header)
 
-    def _region(self, data: Encoded, box: Box) -> NDArray[np.uint8] | None:
+    def _region(self, data: Encoded, header: Header, box: Box) -> NDArray[np.uint8] | None:
         """Pixels of a box, by decoding a smaller JPEG; None if the whole one has to be decoded."""
-        layout = layout_of(data)
+        layout = layout_of(data, header.frame_at)
         if layout is None:
             return None
         part = cut(data, layout, box) if layout.interval else cut_below(data, layout, box[0] + box[2])
         if part is None:
             return None
-        header = Header("JPEG", part.height, part.width, True, True)
-        pixels = (self.fast if layout.interval else self.fast_top)(part.data, header)
+        shown = Header("JPEG", part.height, part.width, True, True, header.frame_at)
+        pixels = (self.fast if layout.interval else self.fast_top)(part.data, shown)
         if pixels is None or pixels.shape != (part.height, part.width, 3):
             return None
         top, left, height, width = box
         return _cut_out(pixels, (top - part.top, left - part.left, height, width))
 
     def size(self, data: Encoded) -> tuple[int, int]:
-        header = self._header(data)
+        header = self.look(data)
         return header.height, header.width
 
-    def _header(self, data: Encoded) -> Header:
+    def look(self, data: Encoded) -> Header:
         header = read_header(data)
         pixels, limit = header.height * header.width, self.config.max_pixels
         if pixels > limit:

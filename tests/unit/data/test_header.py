@@ -51,6 +51,12 @@ def test_unusual_images(data: bytes) -> None:
     assert header == Header(header.format, 67, 53, False, True)
 
 
+def test_frame_header_of_a_jpeg() -> None:
+    data = encode(PHOTO, "JPEG")
+    at = read_header(data).frame_at
+    assert data[at : at + 2] == b"\xff\xc0"
+
+
 def test_animation_is_not_plain() -> None:
     assert not read_header(png(7, 5, 8, 2, bytes(105), chunk(b"acTL", bytes(8)))).plain
 
