@@ -69,8 +69,8 @@ def layout_of(data: Encoded, frame_at: int) -> Layout | None:
                 break
             if marker == _DRI:
                 interval = (data[at + 4] << 8) + data[at + 5]
-            elif marker == _APP9 and data[at + 4 : at + 4 + len(_NAME)] == _NAME:
-                lengths_at, lengths = at + 4 + len(_NAME), (length - 2 - len(_NAME)) // 2
+            elif marker == _APP9 and data[at + 4 : at + 12] == _NAME:
+                lengths_at, lengths = at + 12, (length - 10) // 2
             elif marker < 0xD0 and marker != _DHT and at != frame_at:
                 return None  # a second frame, or arithmetic coding
             at += 2 + length
@@ -168,8 +168,8 @@ def cut(data: Encoded, layout: Layout, box: tuple[int, int, int, int]) -> Part |
     lengths = stops - starts
     bounds += (scan_at - 1 + np.cumsum(lengths) - lengths - starts)[:, None]
     marks, pixels = bounds[:, 1:].ravel(), np.frombuffer(out, np.uint8)
-    if told and not ((pixels[marks - 1] == 0xFF) & (pixels[marks] - np.uint8(0xD0) < _KINDS)).all():
-        return None  # what it says of itself isn't so
+    if told and (pixels[marks] & 0xF0 != 0xD0).any():
+        return None  # what it says of itself isn't so: there are no markers (RST0-7, EOI)
     pixels[marks] = _RESTARTS[: marks.size]
     out[-1] = _EOI
     shown = first_row * layout.mcu_height, first * wide
@@ -234,8 +234,7 @@ def _found_ends(data: Encoded, scan_at: int) -> NDArray[np.int64]:
 
 
 _EOI = 0xD9
-_KINDS = np.uint8(_EOI - 0xD0 + 1)  # RST0-7, and EOI behind the last interval
-_NAME = b"EffLoop\0"
+_NAME = b"EffLoop\0"  # 8 bytes
 _SIZE = struct.Struct(">HH")
 _ORDER = np.arange(1 << 16, dtype=np.uint8) & 7
 _RESTARTS = _ORDER + np.uint8(0xD0)

@@ -20,10 +20,24 @@ def resize_into(region: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
         out: (H, W, 3) uint8, contiguous; written.
     """
     if not region.flags.writeable:
-        region = region.copy()  # torch warns about read-only memory that it would never write to
+        region = np.asarray(_Lent(region))
     source = torch.from_numpy(region).permute(2, 0, 1)[None]
     target = torch.from_numpy(out).permute(2, 0, 1)[None]
     torch.ops.aten._upsample_bilinear2d_aa.out(source, list(out.shape[:2]), False, None, None, out=target)
+
+
+class _Lent:
+    """Read-only memory for a reader that asks for writable: torch warns otherwise, though it only reads.
+
+    Takes 4 µs; a copy of a crop from a mapped file takes up to 50, and holds the GIL while pages are fetched.
+    """
+
+    __slots__ = ("__array_interface__", "_array")
+
+    def __init__(self, array: NDArray[np.uint8]) -> None:
+        interface = array.__array_interface__
+        interface["data"] = (interface["data"][0], False)
+        self.__array_interface__, self._array = interface, array
 
 
 def mirror(image: NDArray[np.uint8]) -> None:

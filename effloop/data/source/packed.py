@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import resource
 import sys
 from abc import abstractmethod
 from bisect import bisect_right
@@ -170,6 +171,27 @@ class EndToEnd:
         return len(self._ends)
 
 
+class DiskWaits:
+    """Whether this process has lately waited for a disk to read mapped memory.
+
+    Asking the kernel to fetch what it has in memory takes 12 µs for a raw 500x375, a twentieth of its
+    resizing. So it is asked while there are waits (major page faults), and for a while after.
+    """
+
+    _A_WHILE = 4096  # samples
+
+    def __init__(self) -> None:
+        self._faults, self._left = -1, 0
+
+    def may_come(self, samples: int) -> bool:
+        """Ask before reading this many samples; 1 µs."""
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+        if faults != self._faults:
+            self._faults, self._left = faults, self._A_WHILE
+        self._left -= samples
+        return self._left > 0
+
+
 def _outside(offset: int, size: int, length: int) -> DataError:
     return DataError(f"is damaged: bytes {offset:,} to {offset + size:,} are not inside the {length:,} that are there")
 
@@ -238,6 +260,7 @@ class PackedSource(Source):
         self.labels = packed.labels
         self.about: Mapping[str, Any] = packed.header.get("about", {})
         self._keys, self._key_ends, self._places = packed.keys, packed.key_ends, packed.places
+        self._waits = DiskWaits()
         self._checksums = packed.checksums
         self._compare = self.config.checksums and packed.checksums is not None and self.about.get("payload") != "raw"
         self._fingerprint: dict[str, Any] = packed.header["fingerprint"]
@@ -280,6 +303,8 @@ class PackedSource(Source):
         return self._places.size(index)
 
     def will_need(self, indices: Sequence[int]) -> None:
+        if not self._waits.may_come(len(indices)):
+            return
         with suppress(DataError):  # who reads it will say so, with its key
             for index in indices:
                 self._places.will_need(index)

@@ -21,7 +21,7 @@ from plans import line
 
 from effloop.data.decode import decoders
 from effloop.data.header import read_header
-from effloop.data.recode import Recipe, Recode, is_grey, restart_interval, shrink
+from effloop.data.recode import Recipe, Recode, auto_interval, is_grey, shrink
 from effloop.errors import ConfigError, DataError
 
 DECODER = decoders.build(decoders["auto"].config(name="auto"))
@@ -67,7 +67,7 @@ class TestJpeg:
             made._cv2 = None
         jpeg = made(encode(LARGE, "PNG"))
         columns, rows = 16, 21  # of 16 x 16 pixels, for 250 x 333
-        assert markers(jpeg) == (8, columns * rows // 8 - 1, 0xC0)
+        assert markers(jpeg) == (2, columns * rows // 2 - 1, 0xC0)
         image = opened(jpeg)
         assert (image.size, image.mode) == ((250, 333), "RGB")
         assert JpegImagePlugin.get_sampling(image) == 2  # 4:2:0
@@ -91,7 +91,7 @@ class TestJpeg:
         plain = encode(DECODER.decode(encode(LARGE, "PNG")), "JPEG", quality=90, subsampling=2)
         assert len(recode(encode(LARGE, "PNG"), restart="none")) < len(plain)
 
-    @pytest.mark.parametrize(("restart", "interval"), [("auto", 8), ("none", 0), (1, 1), (3, 2), (500, 16)])
+    @pytest.mark.parametrize(("restart", "interval"), [("auto", 2), ("none", 0), (1, 1), (3, 2), (500, 16)])
     def test_restart(self, restart: int | str, interval: int) -> None:
         found, count, _ = markers(recode(encode(LARGE, "PNG"), restart=restart))
         assert found == interval
@@ -100,7 +100,7 @@ class TestJpeg:
     def test_small_images_are_made_anew_too(self) -> None:
         original = encode(photo(40, 64), "JPEG", quality=90)
         jpeg = recode(original, max_side=500)
-        assert markers(jpeg) == (4, 2, 0xC0)
+        assert markers(jpeg) == (2, 5, 0xC0)
         assert opened(jpeg).size == (64, 40)
 
     def test_progressive_becomes_baseline(self) -> None:
@@ -140,7 +140,7 @@ class TestGrey:
     def test_stays_grey(self, fmt: str, quality: int | str) -> None:
         jpeg = recode(encode(GREY, fmt), quality=quality)
         assert opened(jpeg).mode == "L"
-        assert markers(jpeg) == (8, 32 * 42 // 8 - 1, 0xC0)  # an MCU is 8 x 8 pixels
+        assert markers(jpeg) == (4, 32 * 42 // 4 - 1, 0xC0)  # an MCU is 8 x 8 pixels
         assert psnr(jpeg, encode(GREY, fmt)) > 36
 
     def test_to_rgb(self) -> None:
@@ -188,7 +188,7 @@ class TestRaw:
 
 
 class TestSource:
-    @pytest.mark.parametrize(("subsampling", "interval"), [(0, 8), (1, 8), (2, 8)])
+    @pytest.mark.parametrize(("subsampling", "interval"), [(0, 4), (1, 2), (2, 2)])
     def test_tables_and_subsampling_are_kept(self, subsampling: int, interval: int) -> None:
         original = encode(LARGE, "JPEG", quality=83, subsampling=subsampling)
         jpeg = recode(original, quality="source")
@@ -301,11 +301,11 @@ class TestShrink:
 
 
 @pytest.mark.parametrize(
-    ("columns", "longest", "wanted"),
-    [(16, 8, 8), (12, 8, 6), (25, 8, 5), (34, 8, 2), (31, 8, 31), (7, 8, 7), (1, 8, 1), (31, 1, 1), (16, 100, 16)],
+    ("columns", "mcu_width", "wanted"),
+    [(32, 16, 2), (9, 16, 3), (25, 16, 5), (49, 16, 7), (31, 16, 1), (1, 16, 1), (63, 8, 7), (64, 8, 4), (61, 8, 1)],
 )
-def test_restart_interval(columns: int, longest: int, wanted: int) -> None:
-    assert restart_interval(columns, longest) == wanted
+def test_auto_interval(columns: int, mcu_width: int, wanted: int) -> None:
+    assert auto_interval(columns, mcu_width) == wanted
 
 
 @pytest.mark.parametrize("recipe", [Recipe(max_side=100), Recipe(payload="raw"), Recipe(quality="source")])
