@@ -59,6 +59,8 @@ def build_loader(config: Config, split: str = "train", *, parallel: Parallel | N
         raise ConfigError(f"split: '{split}' is not allowed; take train or val")
     train = split == "train"
     device = find_device(config.device)
+    if config.reuse_memory:
+        keep_freed_memory()
     num_workers = _num_workers(config)
     source = sources.build(config.data, config.data.train_split if train else config.data.val_split)
     order = Order(
@@ -109,8 +111,6 @@ def build_trainer(
         raise ConfigError("resume: goes on in the run's own folder; give run_dir, or set config.resume")
     rng.seed_all(config.seed)
     device = find_device(config.device)
-    if config.reuse_memory and device.type == "cpu":
-        keep_freed_memory()
     parallel = parallels.build(config.parallel)
     assert config.precision is not None  # `finish` decided it
     precision = precisions.build(config.precision, device)

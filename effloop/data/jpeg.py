@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,12 +104,11 @@ def with_lengths(data: Encoded, frame_at: int) -> bytes:
     layout = layout_of(data, frame_at)
     if layout is None or not layout.interval or layout.lengths:
         return bytes(data)
-    ends = _found_ends(data, layout.scan_at)
-    lengths = np.diff(ends, prepend=layout.scan_at)
+    lengths = _found_lengths(data, layout.scan_at)
     size = 2 + len(_NAME) + 2 * len(lengths)
     if len(lengths) < 2 or max(size, lengths.max()) > 0xFFFF:
         return bytes(data)
-    segment = _SEGMENT.pack(0xFF, _APP9, size) + _NAME + lengths.astype(">u2").tobytes()
+    segment = _SEGMENT.pack(0xFF, _APP9, size) + _NAME + lengths.astype("<u2").tobytes()
     return b"".join((data[: layout.sos_at], segment, data[layout.sos_at :]))
 
 
@@ -148,26 +148,26 @@ def cut(data: Encoded, layout: Layout, box: tuple[int, int, int, int]) -> Part |
     first_row, last_row = _covering(box[0], box[2], layout.mcu_height, layout.mcu_height, rows)
     first, last = _covering(box[1], box[3], layout.mcu_width, wide, per_row)
     told = layout.lengths == rows * per_row
-    ends = _told_ends(data, layout) if told else _found_ends(data, scan_at)
-    if len(ends) != rows * per_row or ends[-1] != len(data):
+    lengths = _told_lengths(data, layout) if told else _found_lengths(data, scan_at)
+    if len(lengths) != rows * per_row:
+        return None
+    ends, lengths = lengths.cumsum(dtype=np.int64).reshape(rows, per_row), lengths.reshape(rows, per_row)
+    if scan_at + ends[-1, -1] != len(data):
         return None
     # Row by row: from behind the marker before its first interval up to and with the marker of its last.
-    bounds = np.empty((last_row - first_row, last - first + 1), np.int64)
-    ends = ends.reshape(rows, per_row)
-    bounds[:, 1:] = ends[first_row:last_row, first:last]
+    stops = ends[first_row:last_row, last - 1].tolist()
     if first:
-        bounds[:, 0] = ends[first_row:last_row, first - 1]
+        starts = ends[first_row:last_row, first - 1].tolist()
     elif first_row:
-        bounds[:, 0] = ends[first_row - 1 : last_row - 1, -1]
+        starts = ends[first_row - 1 : last_row - 1, -1].tolist()
     else:
-        bounds[0, 0] = scan_at
-        bounds[1:, 0] = ends[: last_row - 1, -1]
-    starts, stops = bounds[:, 0], bounds[:, -1]
+        starts = [0, *ends[: last_row - 1, -1].tolist()]
     view = memoryview(data)
-    out = bytearray().join([view[:scan_at], *map(view.__getitem__, map(slice, starts.tolist(), stops.tolist()))])
-    lengths = stops - starts
-    bounds += (scan_at - 1 + np.cumsum(lengths) - lengths - starts)[:, None]
-    marks, pixels = bounds[:, 1:].ravel(), np.frombuffer(out, np.uint8)
+    scan = view[scan_at:]
+    out = bytearray().join([view[:scan_at], *map(scan.__getitem__, map(slice, starts, stops))])
+    marks = lengths[first_row:last_row, first:last].cumsum(dtype=np.int64)
+    marks += scan_at - 1
+    pixels = np.frombuffer(out, np.uint8)
     if told and (pixels[marks] & 0xF0 != 0xD0).any():
         return None  # what it says of itself isn't so: there are no markers (RST0-7, EOI)
     pixels[marks] = _RESTARTS[: marks.size]
@@ -190,10 +190,9 @@ def _covering(start: int, length: int, mcu: int, unit: int, count: int) -> tuple
     return max(0, start - margin) // unit, min(count, -(-(start + length + margin) // unit))
 
 
-def _told_ends(data: Encoded, layout: Layout) -> NDArray[np.int64]:
-    """Where the intervals end with their markers, as the file itself says."""
-    lengths = np.frombuffer(data, ">u2", layout.lengths, layout.lengths_at)
-    return layout.scan_at + np.cumsum(lengths, dtype=np.int64)
+def _told_lengths(data: Encoded, layout: Layout) -> NDArray[Any]:
+    """Bytes of each interval with its marker, as the file itself says."""
+    return np.frombuffer(data, "<u2", layout.lengths, layout.lengths_at)
 
 
 def cut_below(data: Encoded, layout: Layout, bottom: int) -> Part | None:
@@ -218,8 +217,8 @@ def cut_below(data: Encoded, layout: Layout, bottom: int) -> Part | None:
     return Part(out, 0, 0, height, layout.width)
 
 
-def _found_ends(data: Encoded, scan_at: int) -> NDArray[np.int64]:
-    """Where the restart markers and the end marker end; empty if there are others."""
+def _found_lengths(data: Encoded, scan_at: int) -> NDArray[Any]:
+    """Bytes of each interval with its marker (the last one's is EOI), by a search; none if there are other markers."""
     scan = np.frombuffer(data, np.uint8)[scan_at:]
     behind = np.flatnonzero(scan[:-1] == 0xFF)
     behind += 1
@@ -229,8 +228,8 @@ def _found_ends(data: Encoded, scan_at: int) -> NDArray[np.int64]:
     # Numbered in their order, and the end at the end: whatever else there is, libjpeg has to judge.
     if not len(ends) or kinds[-1] != _EOI - 0xD0 or not np.array_equal(kinds[:-1], _ORDER[: len(kinds) - 1]):
         return ends[:0]
-    ends += scan_at + 1
-    return ends
+    lengths: NDArray[Any] = np.diff(ends + 1, prepend=0)
+    return lengths
 
 
 _EOI = 0xD9

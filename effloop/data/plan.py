@@ -77,17 +77,24 @@ class Task:
     ids: NDArray[np.int64]
     valid: NDArray[np.bool_]
 
+    @property
+    def filled(self) -> int:
+        """Rows before the padding."""
+        return int(self.valid.sum())
+
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What is known of a run of N samples before any of their pixels.
+    """What is known of N samples before any of their pixels.
 
     Attributes:
+        ids: (N,) which samples.
         encoded: their N encoded images.
         seen: what the decoder said of each.
         draws: their crops, flips and keys.
     """
 
+    ids: NDArray[np.int64]
     encoded: list[Encoded]
     seen: list[Seen]
     draws: Draws
@@ -145,7 +152,7 @@ class Plan:
         labels = self.source.labels[task.ids]
         self._check(labels, task)
         images = torch.empty(self.shape(task), dtype=torch.uint8) if memory is None else memory
-        images[int(task.valid.sum()) :] = 0
+        images[task.filled :] = 0
         return Batch(
             images=images.permute(0, 3, 1, 2),
             targets=torch.from_numpy(native(labels)),
@@ -173,26 +180,16 @@ class Plan:
         Raises:
             DataError: a sample can't be read or decoded; the message names it.
         """
-        ids = task.ids[start : min(stop, int(task.valid.sum()))]
-        if not len(ids):
-            return
-        look, rows = self.look(task.epoch, ids), images.permute(0, 2, 3, 1).numpy()[start:]
-        samples, boxes = ids.tolist(), look.draws.boxes.tolist()
-        at_least = (self.augment.size, self.augment.size)
-        row = 0
-        try:
-            for row, (data, seen, box) in enumerate(zip(look.encoded, look.seen, boxes, strict=True)):
-                region = self.decoder.decode_seen(data, seen, tuple(box), at_least)
-                self.augment.apply(region, look.draws, row, rows[row])
-        except DataError as error:
-            raise self._blamed(samples[row], error) from error
+        ids = task.ids[start : min(stop, task.filled)]
+        if len(ids):
+            self.decode(self.look(task.epoch, ids), images, 0, len(ids), at=start)
 
     def look(self, epoch: int, ids: NDArray[np.int64]) -> Look:
-        """Read samples, and draw what becomes of them in an epoch.
+        """All that is known of (N,) samples in an epoch before their pixels, in one go: `read`, then `draw`."""
+        return self.draw(epoch, ids, *self.read(ids))
 
-        Args:
-            epoch: counted from 0.
-            ids: (N,) samples, at least one.
+    def read(self, ids: NDArray[np.int64]) -> tuple[list[Encoded], list[Seen]]:
+        """Encoded images, and what the decoder says of their headers.
 
         Raises:
             DataError: a sample can't be read; the message names it.
@@ -205,8 +202,39 @@ class Plan:
                 seen.append(self.decoder.look(encoded[-1]))
         except DataError as error:
             raise self._blamed(sample, error) from error
+        return encoded, seen
+
+    def draw(self, epoch: int, ids: NDArray[np.int64], encoded: list[Encoded], seen: list[Seen]) -> Look:
+        """What becomes of samples in an epoch: crops, flips and keys, drawn for all of them at once.
+
+        The more at once the better: 10 µs a sample for 8, 1.5 for 64, all of it with the GIL held.
+        """
         sizes = np.array([(image.height, image.width) for image in seen], np.int64)
-        return Look(encoded, seen, self.augment.draw(sample_keys(self.seed, epoch, ids), sizes))
+        return Look(ids, encoded, seen, self.augment.draw(sample_keys(self.seed, epoch, ids), sizes))
+
+    def decode(self, look: Look, images: Tensor, start: int, stop: int, *, at: int = 0) -> None:
+        """Decode the samples `start`..`stop` of a look, and augment them into rows of a batch.
+
+        Args:
+            look: what was drawn.
+            images: (B, 3, S, S) uint8 channels_last; written.
+            start: the first sample.
+            stop: one past the last.
+            at: the row of the look's first sample.
+
+        Raises:
+            DataError: a sample can't be decoded; the message names it.
+        """
+        rows = images.permute(0, 2, 3, 1).numpy()
+        at_least = (self.augment.size, self.augment.size)
+        boxes = look.draws.boxes[start:stop].tolist()
+        number = start
+        try:
+            for number, box in enumerate(boxes, start):
+                region = self.decoder.decode_seen(look.encoded[number], look.seen[number], tuple(box), at_least)
+                self.augment.apply(region, look.draws, number, rows[at + number])
+        except DataError as error:
+            raise self._blamed(int(look.ids[number]), error) from error
 
     @contextmanager
     def blaming(self, sample: int) -> Iterator[None]:

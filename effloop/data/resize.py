@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any, cast
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -21,8 +26,9 @@ def resize_into(region: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
     """
     if not region.flags.writeable:
         region = np.asarray(_Lent(region))
-    source = torch.from_numpy(region).permute(2, 0, 1)[None]
-    target = torch.from_numpy(out).permute(2, 0, 1)[None]
+    # Views by NumPy: torch lets go of the GIL in each of its own, and then has to wait for it.
+    source = torch.from_numpy(region.transpose(2, 0, 1)[None])
+    target = torch.from_numpy(out.transpose(2, 0, 1)[None])
     torch.ops.aten._upsample_bilinear2d_aa.out(source, list(out.shape[:2]), False, None, None, out=target)
 
 
@@ -41,10 +47,23 @@ class _Lent:
 
 
 def mirror(image: NDArray[np.uint8]) -> None:
-    """Turn left and right about, in place: 16 µs for 224x224 and without the GIL; NumPy takes 239 and holds it.
+    """Turn left and right about, in place and without the GIL, which NumPy holds for 239 µs at 224x224.
 
     Args:
-        image: (H, W, 3) uint8; written.
+        image: (H, W, 3) uint8, contiguous; written.
     """
-    pixels = torch.from_numpy(image)
-    pixels.copy_(pixels.flip(1))
+    flip = _opencv_flip()
+    if flip is not None:
+        flip(image, 1, image)
+    else:
+        pixels = torch.from_numpy(image)
+        pixels.copy_(pixels.flip(1))
+
+
+@functools.cache
+def _opencv_flip() -> Callable[..., Any] | None:
+    """7 µs at 224x224 in one call; torch takes two, and 17."""
+    try:
+        return cast("Callable[..., Any]", importlib.import_module("cv2").flip)
+    except ImportError:  # not installed, or without a system library it needs
+        return None

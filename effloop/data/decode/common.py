@@ -14,6 +14,9 @@ from effloop.data.header import Encoded, Header, pnm_pixels, read_header, size_b
 from effloop.data.jpeg import cut, cut_below, layout_of
 from effloop.errors import DataError
 
+WORTH_CUTTING = 4096
+"""Bytes outside of a box: libjpeg takes 10 µs for a KB of a photograph, cutting 35."""
+
 
 class PlainDecoder(Decoder):
     """A decoder that is fast on plain, whole images and leaves all others to Pillow.
@@ -60,7 +63,8 @@ class PlainDecoder(Decoder):
 
     def _region(self, data: Encoded, header: Header, box: Box) -> NDArray[np.uint8] | None:
         """Pixels of a box, by decoding a smaller JPEG; None if the whole one has to be decoded."""
-        layout = layout_of(data, header.frame_at)
+        outside = 1 - box[2] * box[3] / (header.height * header.width)
+        layout = layout_of(data, header.frame_at) if len(data) * outside > WORTH_CUTTING else None
         if layout is None:
             return None
         part = cut(data, layout, box) if layout.interval else cut_below(data, layout, box[0] + box[2])

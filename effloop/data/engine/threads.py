@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+
+from torch import Tensor
 
 from effloop.batch import Batch
+from effloop.data.decode.base import Seen
 from effloop.data.engine.base import Engine, EngineConfig, engines, fill_whole
 from effloop.data.engine.ring import Ring
-from effloop.data.plan import Plan
+from effloop.data.header import Encoded
+from effloop.data.plan import Look, Plan, Task
 from effloop.errors import ConfigError
 
 
@@ -47,18 +55,13 @@ class ThreadEngine(Engine):
         return self._stream(epoch, samples_seen)
 
     def _stream(self, epoch: int, samples_seen: int) -> Iterator[Batch]:
-        begun: deque[tuple[Batch, list[Future[None]]]] = deque()
+        begun: deque[tuple[Batch, _Filling]] = deque()
         with ThreadPoolExecutor(self.num_workers, thread_name_prefix="effloop-load") as pool:
             try:
                 for task in self.plan.tasks(epoch, samples_seen):
                     batch = self.plan.empty_batch(task, self.ring.take(self.plan.shape(task)))
-                    step = self.config.run_length
-                    runs = [
-                        pool.submit(self.plan.fill, task, batch.images, start, start + step)
-                        for start in range(0, len(batch), step)
-                    ]
-                    begun.append((batch, runs))
-                    del batch, runs  # what is handed on is the loop's alone, and its memory free when the loop drops it
+                    begun.append((batch, _Filling(self.plan, task, batch.images, self.config.run_length, pool)))
+                    del batch  # what is handed on is the loop's alone, and its memory free when the loop drops it
                     if len(begun) > self.config.prefetch:
                         yield _finished(*begun.popleft())
                 while begun:
@@ -67,7 +70,57 @@ class ThreadEngine(Engine):
                 pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _finished(batch: Batch, runs: list[Future[None]]) -> Batch:
-    for run in runs:
-        run.result()
+class _Filling:
+    """One batch on its way: read run by run, drawn all at once, decoded run by run.
+
+    Reading is a queue's length ahead of decoding, so a slow disk is waited for beside it.
+    """
+
+    def __init__(self, plan: Plan, task: Task, images: Tensor, run_length: int, pool: ThreadPoolExecutor) -> None:
+        self.plan, self.task, self.images, self.pool = plan, task, images, pool
+        self.ids = task.ids[: task.filled]
+        self.runs = [slice(start, start + run_length) for start in range(0, len(self.ids), run_length)]
+        self.done: Future[None] = Future()
+        self._found: dict[int, tuple[list[Encoded], list[Seen]]] = {}
+        self._left = len(self.runs)
+        self._lock = threading.Lock()
+        for run in self.runs:
+            pool.submit(self._guarded, self._read, run)
+        if not self.runs:  # a rank's part of a last batch may be nothing but padding
+            self.done.set_result(None)
+
+    def _guarded(self, work: Callable[[slice], None], run: slice) -> None:
+        try:
+            if not self.done.done():  # another run has failed
+                work(run)
+        except BaseException as error:
+            with suppress(InvalidStateError):  # another was faster
+                self.done.set_exception(error)
+
+    def _is_last(self) -> bool:
+        """Whether this was the last run of a stage; the next one has as many."""
+        with self._lock:
+            self._left -= 1
+            last = not self._left
+            if last:
+                self._left = len(self.runs)
+            return last
+
+    def _read(self, run: slice) -> None:
+        self._found[run.start] = self.plan.read(self.ids[run])
+        if self._is_last():
+            found = [self._found.pop(run.start) for run in self.runs]
+            encoded, seen = (list(chain.from_iterable(parts)) for parts in zip(*found, strict=True))
+            look = self.plan.draw(self.task.epoch, self.ids, encoded, seen)
+            for run in self.runs:
+                self.pool.submit(self._guarded, partial(self._decode, look), run)
+
+    def _decode(self, look: Look, run: slice) -> None:
+        self.plan.decode(look, self.images, run.start, min(run.stop, len(self.ids)))
+        if self._is_last():
+            self.done.set_result(None)
+
+
+def _finished(batch: Batch, filling: _Filling) -> Batch:
+    filling.done.result()
     return batch

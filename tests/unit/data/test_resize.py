@@ -7,6 +7,7 @@ from images import photo
 from PIL import Image
 from torchvision.transforms.v2 import functional
 
+from effloop.data import resize
 from effloop.data.resize import mirror, resize_into
 
 
@@ -63,7 +64,10 @@ def test_the_region_is_left_alone() -> None:
     np.testing.assert_array_equal(region, photo(50, 50))
 
 
-def test_mirror() -> None:
+@pytest.mark.parametrize("opencv", [True, False])
+def test_mirror(opencv: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not opencv:
+        monkeypatch.setattr(resize, "_opencv_flip", lambda: None)
     batch = np.random.default_rng(0).integers(0, 256, (3, 5, 7, 3), np.uint8)
     wanted = batch.copy()
     wanted[1] = wanted[1, :, ::-1]
