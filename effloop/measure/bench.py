@@ -174,7 +174,7 @@ def _seeded(call: Callable[[], None]) -> float:
 
 BENCHMARKS = {
     "loop": Benchmark(loop, 25),
-    "loader": Benchmark(loader, 5, {"vs": "torchvision,pillow", "folder": ""}),
+    "loader": Benchmark(loader, 5, {"vs": "torchvision,pillow", "folder": "", "work": ""}),
     "storage": Benchmark(storage, 5, {"formats": "all", "work": ""}),
     "scale": Benchmark(scale, 3, {"samples": "1000000,10000000,100000000", "work": ""}),
 }

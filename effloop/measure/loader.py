@@ -2,63 +2,72 @@
 
 from __future__ import annotations
 
-import itertools
+import multiprocessing
 import os
+import signal
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from effloop.build import build_loader
 from effloop.config import Config
-from effloop.errors import ConfigError, optional_package
-from effloop.hardware import available_cores
-from effloop.measure.turns import take_turns
+from effloop.errors import ConfigError, EffLoopError
+from effloop.hardware import available_cores, keep_freed_memory
+from effloop.measure.memory import memory_of
+from effloop.measure.peers import LOADERS, Epoch, Work
+from effloop.measure.turns import scratch, take_turns
 from effloop.registry import choices
 
-Epoch = Callable[[], tuple[int, float]]
-"""Goes through the data once; returns images and seconds waited for batches."""
+Figures = dict[str, float]
+"""Of an epoch: `per_s` images, `cores_used`, the share of time `waited`, `bytes` of memory."""
 
 
-def loader(config: Config, repeats: int, *, vs: str, folder: str) -> dict[str, Any]:
+def loader(config: Config, repeats: int, *, vs: str, folder: str, work: str) -> dict[str, Any]:
     """Images/s of the configured loader and of its peers, in turns; from the index to the batch in the loop's hands.
 
     The work is the same for all: random-resized-crop to `image_size`, antialiased, and flip; uint8 batches of
-    `batch_size`, but for `pillow`, which normalises to float32 as in torchvision's own reference.
+    `batch_size`, but for `pillow`, which normalises to float32 as in torchvision's own reference, `ffcv`, which
+    resizes by areas, and `simplejpeg`, which only decodes. Each lives in a process of its own.
 
     Args:
         config: whose train split and engine are measured.
         repeats: epochs of each, after one to warm up.
         vs: peers by name, with commas between; `none` for none.
-        folder: the photographs for the peers, ROOT/SPLIT/CLASS/*; empty is `data.root`.
+        folder: the original photographs for the peers, ROOT/SPLIT/CLASS/*; empty is `data.root`.
+        work: where `ffcv` writes its file; empty is the system's place for temporary files.
 
     Raises:
         ConfigError: no such peer, or a package or folder that it needs isn't there.
     """
     wanted = [] if vs == "none" else vs.split(",")
+    peers = [name for name in LOADERS if name != "effloop"]
     for name in wanted:
-        if name not in PEERS:
-            raise ConfigError(f"vs: no peer '{name}'; {choices(name, ['none', *PEERS])}")
+        if name not in peers:
+            raise ConfigError(f"vs: no peer '{name}'; {choices(name, ['none', *peers])}")
     config.data.mean = config.data.std = None
     config.device = "cpu"
     root = Path(folder or config.data.root or "") / config.data.train_split
     if wanted and not root.is_dir():
         raise ConfigError(f"folder: {root} is no folder with a folder for each class, as {vs} needs; set folder=ROOT")
     threads = available_cores() if isinstance(config.num_workers, str) else config.num_workers
-    ours = build_loader(config)
-    runs: dict[str, Epoch] = {"effloop": _epochs(lambda number: (len(batch) for batch in ours.epoch(number)))}
-    for name in wanted:
-        runs[name] = PEERS[name](root, config, threads)
-    turns = take_turns({name: _measured(epoch) for name, epoch in runs.items()}, repeats)
+    ours = build_loader(config)  # says what is wrong with it before any process starts
+    about = ours.describe()
     ours.close()
+    with scratch(work) as place, ExitStack() as stack:
+        todo = Work(config, root, threads, place)
+        runs = {name: stack.enter_context(_process(name, todo)) for name in dict.fromkeys(["effloop", *wanted])}
+        turns = take_turns({name: partial(_epoch_of, name, end) for name, end in runs.items()}, repeats)
     result = {
         "what": "loader",
-        "data": ours.describe(),
+        "data": about,
         "engine": config.engine.name,
         "decode": config.decode.name,
         "batch_size": config.batch_size,
@@ -71,116 +80,110 @@ def loader(config: Config, repeats: int, *, vs: str, folder: str) -> dict[str, A
     return result
 
 
-def _epochs(batches: Callable[[int], Iterator[int]]) -> Epoch:
-    numbers = itertools.count()
+@contextmanager
+def _process(name: str, work: Work) -> Iterator[Connection]:
+    """A process that goes through an epoch whenever it is told to, so that no loader shares another's threads.
 
-    def epoch() -> tuple[int, float]:
-        images, waited, counts = 0, 0.0, batches(next(numbers))
+    Raises:
+        ConfigError: the loader can't be built.
+    """
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_serve, args=(there, name, work), name=f"effloop-bench-{name}")
+    process.start()
+    there.close()
+    try:
+        with suppress(EOFError):
+            line = here.recv()
+            if line:
+                raise ConfigError(line)
+        yield here
+    finally:
+        here.close()
+        process.join(10)
+        process.kill()
+
+
+def _epoch_of(name: str, process: Connection) -> Figures:
+    try:
+        process.send(None)
+        return cast(Figures, process.recv())
+    except (EOFError, OSError):
+        raise ConfigError(f"vs: {name} has ended; what it said of it stands above; leave it out") from None
+
+
+def _serve(orders: Connection, name: str, work: Work) -> None:
+    """What the process does until the other end is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who asks ends this
+    multiprocessing.set_start_method("fork", force=True)  # Linux's own until Python 3.14, for the peers' workers
+    keep_freed_memory()  # for all alike
+    try:
+        epoch = LOADERS[name](work)
+    except EffLoopError as error:
+        orders.send(str(error))
+        return
+    orders.send(None)
+    with suppress(EOFError):
         while True:
-            started = time.perf_counter()
-            count = next(counts, None)
-            waited += time.perf_counter() - started
-            if count is None:
-                return images, waited
-            images += count
-
-    return epoch
+            orders.recv()
+            orders.send(_measured(epoch))
 
 
-def _measured(epoch: Epoch) -> Callable[[], dict[str, float]]:
-    def measure() -> dict[str, float]:
-        started, cpu = time.perf_counter(), _cpu_seconds()
-        images, waited = epoch()
-        seconds = time.perf_counter() - started
-        return {"per_s": images / seconds, "cores_used": (_cpu_seconds() - cpu) / seconds, "waited": waited / seconds}
+def _measured(epoch: Epoch) -> Figures:
+    started, cpu = time.perf_counter(), _cpu_seconds()
+    images, waited = epoch()
+    seconds = time.perf_counter() - started
+    return {
+        "per_s": images / seconds,
+        "cores_used": (_cpu_seconds() - cpu) / seconds,
+        "waited": waited / seconds,
+        "bytes": _bytes(),
+    }
 
-    return measure
+
+def _family() -> list[int]:
+    """This process and its children."""
+    found = [os.getpid()]
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # a thread has just ended
+            found += map(int, (task / "children").read_text().split())
+    return found
 
 
 def _cpu_seconds() -> float:
     """Of this process, its threads, and the children that run."""
-    total, ticks = time.process_time(), os.sysconf("SC_CLK_TCK")
-    for task in Path("/proc/self/task").iterdir():
-        for child in (task / "children").read_text().split():
-            try:
-                fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue  # it has just ended
+    total, ticks = 0.0, os.sysconf("SC_CLK_TCK")
+    for pid in _family():
+        with suppress(OSError):  # it has just ended
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             total += (int(fields[11]) + int(fields[12])) / ticks
     return total
 
 
-def _torchvision(root: Path, config: Config, threads: int) -> Epoch:
-    """ImageFolder and DataLoader with torchvision's v2 transforms on uint8."""
-    from torchvision.datasets import ImageFolder
-    from torchvision.io import decode_image
-    from torchvision.transforms import v2
-
-    transform = v2.Compose([v2.RandomResizedCrop(config.image_size, antialias=True), v2.RandomHorizontalFlip()])
-    data = ImageFolder(root, transform, loader=lambda path: decode_image(path, mode="RGB"))
-    return _data_loader(data, config, threads)
+def _bytes() -> int:
+    """Memory that is of no file, of this process and its children; what they share counts once."""
+    total = 0
+    for pid in _family():
+        with suppress(OSError):
+            total += memory_of(pid)["held"]
+    return total
 
 
-def _pillow(root: Path, config: Config, threads: int) -> Epoch:
-    """ImageFolder and DataLoader with Pillow, as in torchvision's reference scripts."""
-    from torchvision import transforms
-    from torchvision.datasets import ImageFolder
-
-    steps = [transforms.RandomResizedCrop(config.image_size), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
-    steps.append(transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
-    return _data_loader(ImageFolder(root, transforms.Compose(steps)), config, threads)
+_COLUMNS = (
+    *("loader", "images/s", "least", "most", "effloop over it"),
+    *("per core used", "cores used", "waiting", "MB of memory"),
+)
 
 
-def _data_loader(data: Any, config: Config, threads: int) -> Epoch:
-    batches = torch.utils.data.DataLoader(
-        data, config.batch_size, shuffle=True, num_workers=threads, persistent_workers=threads > 0, drop_last=True
-    )
-    return _epochs(lambda _: (len(targets) for _, targets in batches))
-
-
-def _dali(root: Path, config: Config, threads: int) -> Epoch:
-    """DALI on the CPU: region decoding, resize, flip."""
-    dali = optional_package("nvidia.dali", "vs=dali", "effloop[dali]")
-    fn = optional_package("nvidia.dali.fn", "vs=dali", "effloop[dali]")
-    size = config.image_size
-    pipe = dali.Pipeline(batch_size=config.batch_size, num_threads=max(1, threads), device_id=None)
-    with pipe:
-        encoded, labels = fn.readers.file(file_root=str(root), random_shuffle=True, name="reader")
-        images = fn.decoders.image_random_crop(
-            encoded, device="cpu", random_area=[0.08, 1.0], random_aspect_ratio=[3 / 4, 4 / 3]
-        )
-        images = fn.resize(images, size=(size, size))
-        pipe.set_outputs(fn.flip(images, horizontal=fn.random.coin_flip()), labels)
-    pipe.build()
-    batches = pipe.epoch_size("reader") // config.batch_size
-
-    def run() -> int:
-        pipe.run()
-        return config.batch_size
-
-    return _epochs(lambda _: (run() for _ in range(batches)))
-
-
-PEERS: dict[str, Callable[[Path, Config, int], Epoch]] = {
-    "torchvision": _torchvision,
-    "pillow": _pillow,
-    "dali": _dali,
-}
-
-
-def _show(result: dict[str, Any], repeats: int) -> None:
+def _show(result: Mapping[str, Any], repeats: int) -> None:
     table = Table(title=f"{result['data']}; {repeats} epochs each, in turns; {result['num_workers']} workers")
-    for heading in ("loader", "images/s", "per core used", "least", "most", "over it", "cores used", "waiting"):
+    for heading in _COLUMNS:
         table.add_column(heading, justify="left" if heading == "loader" else "right")
     medians = {name: statistics.median(found["per_s"]) for name, found in result["loaders"].items()}
     for name, found in result["loaders"].items():
-        cores = statistics.median(found["cores_used"])
-        numbers = [f"{value:,.0f}" for value in (medians[name], medians[name] / cores, *_spread(found["per_s"]))]
-        ratio = medians["effloop"] / medians[name]
-        table.add_row(name, *numbers, f"{ratio:.2f}", f"{cores:.2f}", f"{statistics.median(found['waited']):.0%}")
-    Console(width=max(100, Console().width)).print(table)
-    print("over it: effloop's median over this one's")
-
-
-def _spread(values: list[float]) -> tuple[float, float]:
-    return min(values), max(values)
+        cores, waited, used = (statistics.median(found[key]) for key in ("cores_used", "waited", "bytes"))
+        speed = [f"{value:,.0f}" for value in (medians[name], min(found["per_s"]), max(found["per_s"]))]
+        rest = [f"{medians[name] / cores:,.0f}", f"{cores:.2f}", f"{waited:.0%}", f"{used / 1e6:,.0f}"]
+        table.add_row(name, *speed, f"{medians['effloop'] / medians[name]:.2f}", *rest)
+    Console(width=max(110, Console().width)).print(table)
+    print("medians; effloop over it: effloop's images/s over this one's")

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-_FIELDS = {"Rss": "rss", "Pss": "pss", "Private_Clean": "private", "Private_Dirty": "private", "Anonymous": "own"}
+_FIELDS = {
+    **{"Rss": "rss", "Pss": "pss", "Private_Clean": "private", "Private_Dirty": "private", "Anonymous": "own"},
+    **{"Pss_Anon": "held", "Pss_Shmem": "held"},
+}
 
 
 def memory_of(pid: int | str = "self") -> dict[str, int]:
@@ -19,7 +22,8 @@ def memory_of(pid: int | str = "self") -> dict[str, int]:
     Returns:
         `rss`, all pages it has mapped; `pss`, each of them divided by how many processes share it;
         `private`, those that no other process has mapped just now, pages of files among them; `own`,
-        those that are of no file: what the kernel can't take back.
+        those that are of no file: what the kernel can't take back; `held`, these and shared memory, each
+        divided by how many processes share it.
     """
     found = dict.fromkeys(_FIELDS.values(), 0)
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
