@@ -151,7 +151,7 @@ def cut(data: Encoded, layout: Layout, box: tuple[int, int, int, int]) -> Part |
     lengths = _told_lengths(data, layout) if told else _found_lengths(data, scan_at)
     if len(lengths) != rows * per_row:
         return None
-    ends, lengths = lengths.cumsum(dtype=np.int64).reshape(rows, per_row), lengths.reshape(rows, per_row)
+    ends, lengths = _summed(lengths).reshape(rows, per_row), lengths.reshape(rows, per_row)
     if scan_at + ends[-1, -1] != len(data):
         return None
     # Row by row: from behind the marker before its first interval up to and with the marker of its last.
@@ -164,11 +164,11 @@ def cut(data: Encoded, layout: Layout, box: tuple[int, int, int, int]) -> Part |
         starts = [0, *ends[: last_row - 1, -1].tolist()]
     view = memoryview(data)
     scan = view[scan_at:]
-    out = bytearray().join([view[:scan_at], *map(scan.__getitem__, map(slice, starts, stops))])
-    marks = lengths[first_row:last_row, first:last].cumsum(dtype=np.int64)
+    out = bytearray().join([view[:scan_at], *[scan[a:b] for a, b in zip(starts, stops, strict=True)]])
+    marks = _summed(lengths[first_row:last_row, first:last].ravel())
     marks += scan_at - 1
     pixels = np.frombuffer(out, np.uint8)
-    if told and (pixels[marks] & 0xF0 != 0xD0).any():
+    if told and pixels[marks].tobytes().translate(None, _MARKERS):
         return None  # what it says of itself isn't so: there are no markers (RST0-7, EOI)
     pixels[marks] = _RESTARTS[: marks.size]
     out[-1] = _EOI
@@ -232,7 +232,14 @@ def _found_lengths(data: Encoded, scan_at: int) -> NDArray[Any]:
     return lengths
 
 
+def _summed(lengths: NDArray[Any]) -> NDArray[np.int64]:
+    """Where pieces of these lengths end, one behind the other."""
+    ends: NDArray[np.int64] = np.add.accumulate(lengths, dtype=np.int64)  # cumsum takes half a µs more
+    return ends
+
+
 _EOI = 0xD9
+_MARKERS = bytes(range(0xD0, 0xDA))  # RST0-7, SOI, EOI
 _NAME = b"EffLoop\0"  # 8 bytes
 _SIZE = struct.Struct(">HH")
 _ORDER = np.arange(1 << 16, dtype=np.uint8) & 7
