@@ -219,7 +219,8 @@ class _Pipeline:
             pixels = from_dlpack(found.as_tensor())
             self._pipeline.release_outputs()
         except RuntimeError as error:  # DALI doesn't say of which sample, and the pipeline is of no more use
-            self.refusal = " ".join(str(error).rpartition("encountered:")[2].split())
+            said = str(error).rpartition("encountered:")[2].partition("Current pipeline")[0]
+            self.refusal = " ".join(said.split())
             self._pipeline, begun = self._built(), list(self._given)
             self._given.clear()
             for given in begun:
