@@ -27,8 +27,11 @@ class DaliConfig(EngineConfig):
     """Fields of `engine=dali`.
 
     DALI decodes what is plain and whole: 8-bit grey and RGB of JPEG, PNG, WebP and BMP. `decode` reads the
-    headers, and decodes all else: CMYK, palettes, alpha, 16 bits, raw pixels. The pixels are 0.2 levels (mean)
-    from the other engines', at most 3 for any pixel of the photographs that were compared.
+    headers, and decodes all else: CMYK, palettes, alpha, 16 bits, raw pixels. Of 768 photographs at 224x224 the
+    pixels are 0.17 levels (mean) from the other engines', 0.20 in the worst of them, at most 9 in any pixel.
+
+    Without a GPU it is slower than threads: 2.1 ms of a core for a photograph of 500x375 and 110 KB instead of
+    1.4, because of its antialiased resize (1.1 ms; decoding just the box takes 0.9).
     """
 
 
