@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from effloop import explain, registry
@@ -206,14 +207,14 @@ def from_dict(plain: Any, overrides: Sequence[str], where: str) -> Config:
             if override.is_sweep_override():
                 raise ConfigError(f"{override.input_line}: several values are a sweep, which only training takes")
         choices = [override for override in parsed if override.key_or_group in Config.GROUPS]
-        composed = compose_tree(Config, [str(override.input_line) for override in choices])
+        chosen = _chosen(choices)
         tree: Any = OmegaConf.structured(Config)
         for group in Config.GROUPS:
             schema = OmegaConf.structured(registry.groups[group][str(plain[group]["name"])].config)
             tree[group] = OmegaConf.merge(schema, plain[group])
         tree = OmegaConf.merge(tree, {key: value for key, value in plain.items() if key not in Config.GROUPS})
-        for override in choices:
-            tree[override.key_or_group] = composed[override.key_or_group]
+        for group, part in chosen.items():
+            tree[group] = part
         for override in parsed:
             if override not in choices:
                 OmegaConf.update(tree, override.key_or_group, override.value())
@@ -223,3 +224,12 @@ def from_dict(plain: Any, overrides: Sequence[str], where: str) -> Config:
                     tree[other] = None
     assert isinstance(tree, DictConfig)
     return finish(tree, overrides)
+
+
+def _chosen(choices: Sequence[Override]) -> dict[str, Any]:
+    """{group: its tree} by overrides `group=choice`; a preset (data=dali) chooses for other groups, too."""
+    if not choices:
+        return {}
+    default, composed = compose_tree(Config, []), compose_tree(Config, [str(each.input_line) for each in choices])
+    named = {each.key_or_group for each in choices}
+    return {group: composed[group] for group in Config.GROUPS if group in named or composed[group] != default[group]}

@@ -50,7 +50,7 @@ def optional_package(module: str, part: str, install: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name != module.split(".")[0]:
+        if not f"{module}.".startswith(f"{error.name}."):  # it is there, and misses something itself
             raise
         raise ConfigError(f"{part} needs the package '{error.name}'; pip install '{install}'") from None
 

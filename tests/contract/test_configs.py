@@ -26,6 +26,7 @@ NEEDS = {
     "model/torchvision": ["model.arch=resnet18"],
     "model/timm": ["model.arch=resnet18"],
     "data/folder": ["data.root=."],
+    "data/dali": ["data.root=."],
     "data/lmdb": ["data.root=."],
     "data/hdf5": ["data.root=."],
     "data/memmap": ["data.root=."],
@@ -57,7 +58,7 @@ def test_groups_and_folders_are_the_same() -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_yaml_says_what_it_is(name: str) -> None:
     lines = (ROOT / f"{name}.yaml").read_text().splitlines()
-    comment = lines[1] if name.startswith(search.EXPERIMENT) else lines[0]
+    comment = lines[1] if lines[0].startswith("# @package") else lines[0]
     assert comment.startswith("# ")
     assert len(comment) <= 90
 

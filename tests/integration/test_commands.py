@@ -14,6 +14,7 @@ import yaml
 from runs import TINY, call, rows, train
 
 import effloop
+from effloop import config as configs
 from effloop.cli import main
 from effloop.config import Config
 
@@ -170,6 +171,16 @@ class TestEval:
         summary = json.loads((finished / "summary.json").read_text())
         assert main(["eval", str(finished), "batch_size=3", f"data.root={photos}", "engine=inline", "amp=false"]) == 0
         assert f"{summary['best']['loss']:.4f}" in capsys.readouterr().out
+
+    def test_a_preset_chooses_other_parts_too(
+        self, finished: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        overrides = ["data=dali", f"data.root={photos}"]
+        saved = configs.load(finished / "config.yaml", overrides)
+        assert (saved.data.name, saved.engine.name, saved.batch_size) == ("folder", "dali", 8)
+        assert configs.load(finished / "config.yaml", [*overrides, "engine=inline"]).engine.name == "inline"
+        assert main(["eval", str(finished), *overrides]) == 0
+        assert "on 13 images" in capsys.readouterr().out
 
     def test_other_split(self, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["eval", str(finished), "data.val_split=train"]) == 0

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from runs import rows, train
+from plans import write_as
+from runs import TINY, call, rows, train
 
 WAYS = {
     "again": (),
@@ -23,6 +24,31 @@ WAYS = {
 def test_same_numbers(way: str, finished: Path, photos: Path, here: Path) -> None:
     assert train(photos, "run=x", "epochs=3", *WAYS[way]) == 0
     assert rows(here / "outputs/x") == rows(finished)
+
+
+def test_same_numbers_by_dali(photos: Path, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Its pixels are its own: the same for any number of threads, wherever the images come from."""
+    pytest.importorskip("nvidia.dali")
+    memmap = write_as("memmap", photos, here / "set.effloop")
+    assert train(photos, "run=x", "data=dali") == 0
+    assert train(photos, "run=y", "engine=dali", "num_workers=2", "engine.prefetch=1") == 0
+    assert train(memmap, "run=z", "engine=dali", "data=memmap", "num_workers=1") == 0
+    assert capfd.readouterr().err == ""
+    wanted = rows(here / "outputs/x")
+    assert rows(here / "outputs/y") == rows(here / "outputs/z") == wanted
+    assert train(photos, "run=threads") == 0
+    other = rows(here / "outputs/threads")
+    assert other != wanted
+    assert other[0]["loss"] == pytest.approx(wanted[0]["loss"], rel=0.02)
+
+
+def test_dali_from_the_command_line(photos: Path, here: Path) -> None:
+    pytest.importorskip("nvidia.dali")
+    args = ["data=dali", f"data.root={photos}", *TINY, "num_workers=2", "run=x"]
+    code, _, err = call(*args, cwd=here)
+    assert (code, err) == (0, "")
+    code, _, err = call("resume", "outputs/x", "epochs=3", cwd=here)
+    assert (code, err) == (0, "")
 
 
 def test_another_seed_gives_others(finished: Path, photos: Path, here: Path) -> None:

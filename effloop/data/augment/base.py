@@ -44,6 +44,14 @@ class Augment(ABC):
 
     size: int
 
+    @property
+    def resizes_and_flips(self) -> bool:
+        """Whether `apply` does this and nothing else: resize (bilinear, antialiased), mirror where `draws.flips`.
+
+        An engine that does so itself, DALI's, can then carry out `draws` without `apply`.
+        """
+        return False
+
     @abstractmethod
     def draw(self, keys: NDArray[np.uint64], sizes: NDArray[np.int64]) -> Draws:
         """Draw for a run of samples, before any of them is decoded.

@@ -54,6 +54,10 @@ class NativeAugment(Augment):
         self.size = size
         self.train = train
 
+    @property
+    def resizes_and_flips(self) -> bool:
+        return type(self).apply is NativeAugment.apply  # what is built on this one may do more
+
     def draw(self, keys: NDArray[np.uint64], sizes: NDArray[np.int64]) -> Draws:
         if not self.train:
             return Draws(keys, center_boxes(sizes, self.config.eval_ratio), np.zeros(len(keys), np.bool_))
