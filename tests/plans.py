@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from effloop.data.augment.native import NativeAugment, NativeConfig
-from effloop.data.decode import decoders
+from effloop.data.decode import Decoder, decoders
 from effloop.data.engine import Engine, engines
 from effloop.data.plan import Order, Plan
 from effloop.data.source import Source, Tail, sources
 from effloop.data.source.writing import SHARD_BYTES, Dataset, Record, writers
+
+READ_BY = {"zarr2": "zarr", "n5": "zarr"}
+"""Where `convert to=A` is read by `data=B`."""
 
 
 def open_source(name: str, root: Path | None = None, split: str = "train", **options: Any) -> Source:
@@ -61,11 +64,24 @@ def write_as(name: str, root: Path, path: Path, shard_bytes: int = SHARD_BYTES) 
     return path
 
 
-def make_plan(source: Source, *, train: bool = True, batch: int = 8, size: int = 24, seed: int = 3) -> Plan:
-    """What `build_loader` would put together for a single rank."""
+def make_decoder(name: str = "auto", *, region: bool = False) -> Decoder:
+    """The decoder that `decode=NAME decode.region=REGION` gives."""
+    return decoders.build(decoders[name].config(name=name, region=region))
+
+
+def make_plan(
+    source: Source,
+    decoder: Decoder | None = None,
+    *,
+    train: bool = True,
+    batch: int = 8,
+    size: int = 24,
+    seed: int = 3,
+) -> Plan:
+    """What `build_loader` would put together for a single rank; `decode=auto` unless it gets a decoder."""
     order = Order(len(source), batch, seed if train else None, Tail.drop if train else Tail.pad)
-    decoder = decoders.build(decoders["auto"].config(name="auto"))
-    return Plan(source, decoder, NativeAugment(NativeConfig(name="native"), size=size, train=train), order, seed)
+    augment = NativeAugment(NativeConfig(name="native"), size=size, train=train)
+    return Plan(source, decoder or make_decoder(), augment, order, seed)
 
 
 def make_engine(name: str, plan: Plan, num_workers: int = 0, *, pin_memory: bool = False, **options: Any) -> Engine:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -34,31 +35,78 @@ class Transfer:
             self._offset = offset.float().reshape(1, 3, 1, 1).to(device)
 
     def stream(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Host batches -> batches on the device, as `Batch` describes them."""
-        copying: deque[tuple[torch.cuda.Event, Batch]] = deque()
+        """Host batches -> batches on the device, as `Batch` describes them.
+
+        On a GPU the next batch is taken, and its copy begun, before one is handed out.
+        """
+        return self._beside(batches) if self.device.type == "cuda" else self._in_turn(batches)
+
+    def _in_turn(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         for batch in batches:
-            moved = self._moved(batch)
-            if self.device.type == "cuda":  # a copy that is under way needs its source
-                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                event.record()
-                copying.append((event, batch))
-                while copying and copying[0][0].query():  # type: ignore[no-untyped-call]
-                    copying.popleft()
+            moved = Batch(self.normalize(batch.images), batch.targets.to(torch.int64), batch.ids, batch.valid)
             del batch  # its memory is free for the next one
             yield moved
             del moved
 
-    def _moved(self, batch: Batch) -> Batch:
-        return Batch(
-            images=self.normalize(batch.images.to(self.device, non_blocking=True)),
-            targets=batch.targets.to(self.device, torch.int64, non_blocking=True),
-            ids=batch.ids,
-            valid=batch.valid.to(self.device, non_blocking=True),
-        )
+    @cached_property
+    def side(self) -> torch.cuda.Stream:
+        """Where copies to a GPU are made. One for all epochs, as torch keeps freed memory stream by stream."""
+        return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+
+    def _beside(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Copies on a stream of their own, one batch ahead, beside the computing on the current one."""
+        copying: deque[tuple[Batch, torch.cuda.Event]] = deque()  # what the GPU may still be reading
+        arriving: deque[tuple[Batch, torch.cuda.Event]] = deque()
+        try:
+            for batch in batches:
+                copy, done = self._copied(batch)
+                copying.append((batch, done))
+                arriving.append((copy, done))
+                del batch, copy  # the deques alone decide how long they stay
+                if len(arriving) > 1:
+                    yield self._arrived(*arriving.popleft())
+                while copying and copying[0][1].query():  # type: ignore[no-untyped-call]
+                    copying.popleft()
+            while arriving:
+                yield self._arrived(*arriving.popleft())
+        finally:  # the loop may leave early, and the next epoch fills the same slots
+            for _, done in copying:
+                done.synchronize()
+
+    def _copied(self, batch: Batch) -> tuple[Batch, torch.cuda.Event]:
+        """A batch on the device, once the event has passed."""
+        with torch.cuda.stream(self.side):
+            # The small ones first, and pinned: from pageable memory the host waits for all that is on the stream.
+            targets, valid = (
+                field.pin_memory().to(self.device, non_blocking=True)
+                for field in (batch.targets.to(torch.int64), batch.valid)
+            )
+            images = batch.images.to(self.device, non_blocking=True)
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record(self.side)
+        return Batch(images, targets, batch.ids, valid), done
+
+    def _arrived(self, batch: Batch, done: torch.cuda.Event) -> Batch:
+        """The same for the current stream, which waits for the copy; the host doesn't."""
+        current = torch.cuda.current_stream(self.device)
+        current.wait_event(done)
+        for field in (batch.images, batch.targets, batch.valid):
+            field.record_stream(current)  # the side stream's next batch mustn't get its memory before this one is used
+        return Batch(self.normalize(batch.images), batch.targets, batch.ids, batch.valid)
 
     def normalize(self, images: Tensor) -> Tensor:
         """(N, 3, S, S) uint8 -> the same as float32, or as it is without mean and std."""
         if self._scale is None:
             return images.contiguous(memory_format=self.memory_format)
-        images = images.to(torch.float32, memory_format=self.memory_format)
-        return torch.addcmul(self._offset, images, self._scale)
+        if images.is_cuda:  # one kernel: it reads uint8 and computes in float32
+            return torch.addcmul(self._offset, images.contiguous(memory_format=self.memory_format), self._scale)
+        # On a CPU that would cast into a tensor of its own first. In place, (64, 3, 224, 224) takes 17 ms on a
+        # core instead of 40, or 4.2 instead of 10.5 where freed memory is kept.
+        pixels = images.to(torch.float32, memory_format=self.memory_format)
+        run, offset, scale = pixels, self._offset, self._scale
+        if self.memory_format == torch.channels_last:  # by whole rows: runs of 3 S numbers vectorise, runs of 3 don't
+            count, channels, height, width = pixels.shape
+            run = pixels.permute(0, 2, 3, 1).view(count, height, width * channels)
+            offset, scale = offset.flatten().repeat(width), scale.flatten().repeat(width)
+        torch.addcmul(offset, run, scale, out=run)
+        return pixels

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from images import encode, exif, photo
-from plans import make_engine, make_plan, open_source, read_bytes, write_as, write_records
+from plans import READ_BY, make_engine, make_plan, open_source, read_bytes, write_as, write_records
 
 from effloop.data.header import pnm_header
 from effloop.data.source import Source, sources
@@ -18,8 +18,6 @@ from effloop.data.source.writing import writers
 from effloop.errors import DataError
 
 FORMATS = pytest.mark.parametrize("name", sorted(writers))
-READ_BY = {"zarr2": "zarr", "n5": "zarr"}
-"""Where `convert to=A` is read by `data=B`."""
 
 
 @pytest.fixture(scope="module")

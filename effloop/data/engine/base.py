@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from effloop.batch import Batch
 from effloop.data.engine.ring import Ring
@@ -29,7 +30,14 @@ class EngineConfig(PartConfig):
 
 
 class Engine(ABC):
-    """Runs one plan. All engines fill the same bytes; they differ in whose hands do it."""
+    """Runs one plan. All engines fill the same bytes; they differ in whose hands do it.
+
+    Attributes:
+        exact: whether the pixels are those of the plan's decoder and augmentation, to the bit. An engine that
+            has a decoder or a resize of its own says False, and is held to a mean difference of 2 levels.
+    """
+
+    exact: ClassVar[bool] = True
 
     @abstractmethod
     def stream(self, epoch: int, samples_seen: int = 0) -> Iterator[Batch]:

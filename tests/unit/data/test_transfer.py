@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -61,3 +64,33 @@ def test_batches_are_taken_one_by_one() -> None:
             yield make_batch()
 
     assert len(next(Transfer(torch.device("cpu"), MEAN, STD, channels_last=True).stream(endless()))) == 2
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize("size", [1, 2, 5, 33, 64])
+@pytest.mark.parametrize("count", [1, 3])
+def test_normalising_any_size(count: int, size: int, channels_last: bool) -> None:
+    images = torch.randint(0, 256, (count, size, size, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
+    before = images.clone()
+    transfer = Transfer(torch.device("cpu"), MEAN, STD, channels_last=channels_last)
+    got = transfer.normalize(images)
+    mean, std = (torch.tensor(values, dtype=torch.float64).reshape(1, 3, 1, 1) for values in (MEAN, STD))
+    torch.testing.assert_close(got.double(), (images.double() / 255 - mean) / std, rtol=1e-6, atol=1e-6)
+    assert got.is_contiguous(memory_format=transfer.memory_format)
+    assert torch.equal(images, before)
+
+
+def test_a_host_batch_is_let_go_before_its_copy_is_handed_out() -> None:
+    seen: list[weakref.ref[torch.Tensor]] = []
+
+    def noted(batch: Batch) -> Batch:
+        seen.append(weakref.ref(batch.images))
+        return batch
+
+    def batches() -> Iterator[Batch]:
+        for _ in range(3):
+            yield noted(make_batch())
+
+    for _ in Transfer(torch.device("cpu"), MEAN, STD, channels_last=True).stream(batches()):
+        assert seen[-1]() is None
+    assert len(seen) == 3

@@ -1,0 +1,158 @@
+"""Every engine with every source and every decoder: the same samples, with the same pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from images import encode, photo
+from plans import READ_BY, make_decoder, make_engine, make_plan, open_source, write_as
+
+from effloop.batch import Batch
+from effloop.data.cache import cached
+from effloop.data.decode import Decoder, decoders
+from effloop.data.engine import engines
+from effloop.data.source import Cache, Source, sources
+from effloop.data.source.writing import writers
+from effloop.errors import ConfigError
+
+KINDS: dict[str, dict[str, Any]] = {
+    "plain.jpg": {"fmt": "JPEG"},
+    "restart.jpg": {"fmt": "JPEG", "restart_marker_blocks": 1},
+    "grey.jpg": {"fmt": "JPEG", "mode": "L"},
+    "progressive.jpg": {"fmt": "JPEG", "progressive": True},
+    "some.png": {"fmt": "PNG"},
+}
+SPLITS = {"train": 45, "val": 11}  # samples; neither is a multiple of the batch
+LEVELS = 2.0  # of 255, mean over an image: what decoders may differ by
+
+every_engine = pytest.mark.parametrize("engine", engines.names())
+every_decoder = pytest.mark.parametrize("decode", decoders.names())
+
+Opened = Callable[[str, str], Source]
+"""(format, split) -> the dataset's split in that format."""
+Epochs = dict[str, list[Batch]]
+"""Split -> the batches of an epoch."""
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images of every kind, 60 to 120 pixels high and wide, in three classes."""
+    root = tmp_path_factory.mktemp("mixed")
+    for split, count in SPLITS.items():
+        for number in range(count):
+            name, options = list(KINDS.items())[number % len(KINDS)]
+            path = root / split / "abc"[number % 3] / f"{number:02}-{name}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pixels = photo(60 + 37 * number % 61, 60 + 23 * number % 61, seed=number + 100 * (split == "val"))
+            path.write_bytes(encode(pixels, **options))
+    return root
+
+
+@pytest.fixture(scope="module")
+def opened(mixed: Path, tmp_path_factory: pytest.TempPathFactory) -> Opened:
+    """Opens the dataset in a format, which is written once."""
+
+    @cache
+    def written(name: str) -> Path:
+        return write_as(name, mixed, tmp_path_factory.mktemp(name) / "written")
+
+    return lambda name, split: open_source(READ_BY.get(name, name), written(name), split)
+
+
+@pytest.fixture(scope="module")
+def wanted(mixed: Path) -> Callable[[str], Epochs]:
+    """Decoder -> what the loop's own thread loads with it from a folder."""
+
+    @cache
+    def reference(decode: str) -> Epochs:
+        folder = {split: open_source("folder", mixed, split) for split in SPLITS}
+        return {split: one_epoch("inline", source, decoder_of(decode), split)[0] for split, source in folder.items()}
+
+    return reference
+
+
+def decoder_of(name: str, **options: bool) -> Decoder:
+    try:
+        return make_decoder(name, **options)
+    except ConfigError as error:
+        pytest.skip(str(error))
+
+
+def one_epoch(engine: str, source: Source, decoder: Decoder, split: str, times: int = 1) -> tuple[list[Batch], bool]:
+    """The batches of epoch 1, by two workers, the last of `times` times; whether the engine is exact."""
+    plan = make_plan(source, decoder, train=split == "train", size=32)
+    with closing(make_engine(engine, plan, 2)) as made:
+        for _ in range(times):
+            batches = list(made.stream(1))
+        return batches, made.exact
+
+
+def assert_same(got: Sequence[Batch], wanted: Sequence[Batch], *, exact: bool = True) -> None:
+    """The same samples; their pixels to the bit, or within 2 levels mean in every image."""
+    for one, other in zip(got, wanted, strict=True):
+        for field in ("ids", "targets", "valid", "images"):
+            a, b = getattr(one, field), getattr(other, field)
+            assert (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride()), field
+            if exact or field != "images":
+                assert a.equal(b), field
+        assert (one.images.float() - other.images.float()).abs().mean((1, 2, 3)).max() <= LEVELS
+
+
+def test_every_source_is_among_them() -> None:
+    assert {READ_BY.get(name, name) for name in writers} == set(sources) - {"auto", "embedded"}
+
+
+@every_engine
+@every_decoder
+@pytest.mark.parametrize("name", sorted(writers))
+def test_every_way_to_the_same_batches(
+    name: str, decode: str, engine: str, opened: Opened, wanted: Callable[[str], Epochs]
+) -> None:
+    for split, batches in wanted(decode).items():
+        got, exact = one_epoch(engine, opened(name, split), decoder_of(decode), split)
+        assert_same(got, batches, exact=exact)
+
+
+def test_the_reference_has_every_sample(wanted: Callable[[str], Epochs]) -> None:
+    """Or the comparisons would be of nothing."""
+    epochs = wanted("pillow")
+    train, val = (torch.cat([batch.ids[batch.valid] for batch in epochs[split]]) for split in SPLITS)
+    assert len(train.unique()) == len(train) == 40
+    assert val.tolist() == list(range(11))
+    for batches in epochs.values():
+        for batch in batches:
+            assert batch.images[batch.valid].float().flatten(1).std(1).min() > 10
+
+
+@every_decoder
+def test_decoders_are_close_to_each_other(decode: str, wanted: Callable[[str], Epochs]) -> None:
+    for split, batches in wanted("pillow").items():
+        assert_same(wanted(decode)[split], batches, exact=False)
+
+
+@every_engine
+@every_decoder
+def test_regions_are_cut_from_the_whole(
+    decode: str, engine: str, opened: Opened, wanted: Callable[[str], Epochs]
+) -> None:
+    for split, batches in wanted(decode).items():
+        got, exact = one_epoch(engine, opened("folder", split), decoder_of(decode, region=True), split)
+        assert_same(got, batches, exact=exact)
+
+
+@every_engine
+@pytest.mark.parametrize("kind", Cache)
+def test_what_is_kept_is_what_is_read(
+    kind: Cache, engine: str, opened: Opened, wanted: Callable[[str], Epochs], tmp_path: Path
+) -> None:
+    decoder = decoder_of("auto")
+    for split, batches in wanted("auto").items():
+        source = cached(opened("memmap", split), kind, decoder, 50e6, folder=tmp_path)
+        got, exact = one_epoch(engine, source, decoder, split, times=2)  # the second time from memory
+        assert_same(got, batches, exact=exact)
