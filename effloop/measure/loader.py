@@ -152,8 +152,8 @@ def _family() -> list[int]:
 
 def _cpu_seconds() -> float:
     """Of this process, its threads, and the children that run."""
-    total, ticks = 0.0, os.sysconf("SC_CLK_TCK")
-    for pid in _family():
+    total, ticks = time.process_time(), os.sysconf("SC_CLK_TCK")
+    for pid in _family()[1:]:
         with suppress(OSError):  # it has just ended
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             total += (int(fields[11]) + int(fields[12])) / ticks

@@ -64,6 +64,8 @@ class _Begun:
 class DaliEngine(Engine):
     """DALI decodes, resizes and flips by our boxes and flips; with a GPU, there."""
 
+    exact = False
+
     def __init__(self, config: DaliConfig, plan: Plan, *, num_workers: int, pin_memory: bool) -> None:
         self.config = config
         self.plan = plan
