@@ -53,5 +53,5 @@ def test_refusals(words: str, wanted: str, here: Path, capsys: pytest.CaptureFix
 
 def test_ffcv_does_the_same_as_we(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "what=loader", "vs=ffcv", f"data.root={photos}", *TINY]) == 2
-    wanted = "vs: ffcv needs data.root to be converted with quality=NUMBER or payload=raw, to do the same"
+    wanted = "vs: ffcv is compared on what was converted with quality=NUMBER or payload=raw; set data.root"
     assert capsys.readouterr().err == f"effloop: {wanted}\n"
