@@ -1,4 +1,4 @@
-"""Benchmarks: `python -m effloop bench what=loop|loader|storage|scale`."""
+"""Benchmarks: `python -m effloop bench what=loop|loader|train|storage|scale`."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from effloop.errors import ConfigError
 from effloop.measure.loader import loader
 from effloop.measure.scale import scale
 from effloop.measure.storage import storage
+from effloop.measure.train import train
 from effloop.measure.turns import seconds_of, take_turns
 from effloop.registry import choices
 from effloop.trainer import Trainer
@@ -175,6 +176,7 @@ def _seeded(call: Callable[[], None]) -> float:
 BENCHMARKS = {
     "loop": Benchmark(loop, 25),
     "loader": Benchmark(loader, 5, {"vs": "torchvision,pillow", "folder": "", "work": ""}),
+    "train": Benchmark(train, 5, {"folder": "", "work": ""}),
     "storage": Benchmark(storage, 5, {"formats": "all", "work": ""}),
     "scale": Benchmark(scale, 3, {"samples": "1000000,10000000,100000000", "work": ""}),
 }

@@ -16,6 +16,7 @@ from effloop.build import build_loader
 from effloop.config import Config
 from effloop.data.source import sources
 from effloop.errors import ConfigError, optional_package
+from effloop.hardware import available_cores
 
 Epoch = Callable[[], tuple[int, float]]
 """Goes through the data once; returns images and seconds waited for batches."""
@@ -28,14 +29,17 @@ class Work:
     Attributes:
         config: of EffLoop's loader; batch size, image size, crop and threads hold for all.
         root: the original photographs, ROOT/CLASS/*.
-        threads: threads or worker processes.
         scratch: an empty folder.
     """
 
     config: Config
     root: Path
-    threads: int
     scratch: Path
+
+    @property
+    def threads(self) -> int:
+        """Threads or worker processes."""
+        return num_workers(self.config)
 
     @property
     def scale(self) -> tuple[float, float]:
@@ -48,6 +52,23 @@ class Work:
         """Smallest and largest width over height of a crop."""
         low, high = getattr(self.config.augment, "ratio", (3 / 4, 4 / 3))
         return low, high
+
+
+def num_workers(config: Config) -> int:
+    """`config.num_workers` as a number."""
+    return available_cores() if isinstance(config.num_workers, str) else config.num_workers
+
+
+def originals(config: Config, folder: str, who: str) -> Path:
+    """Where the photographs of the train split are, for those who read files: ROOT/SPLIT.
+
+    Raises:
+        ConfigError: somebody (`who`, if not empty) needs them, and they aren't there.
+    """
+    root = Path(folder or config.data.root or "") / config.data.train_split
+    if who and not root.is_dir():
+        raise ConfigError(f"folder: {root} is no folder with a folder for each class, as {who} needs; set folder=ROOT")
+    return root
 
 
 def _epochs(batches: Callable[[int], Iterator[int]]) -> Epoch:
@@ -81,11 +102,19 @@ def _torchvision(work: Work) -> Epoch:
 
     crop = v2.RandomResizedCrop(work.config.image_size, scale=work.scale, ratio=work.ratio, antialias=True)
     transform = v2.Compose([crop, v2.RandomHorizontalFlip()])
-    return _data_loader(ImageFolder(work.root, transform, loader=lambda path: decode_image(path, mode="RGB")), work)
+    data = ImageFolder(work.root, transform, loader=lambda path: decode_image(path, mode="RGB"))
+    batches = _data_loader(data, work)
+    return _epochs(lambda _: (len(targets) for _, targets in batches))
 
 
 def _pillow(work: Work) -> Epoch:
     """ImageFolder and DataLoader with Pillow, normalised to float32, as in torchvision's reference scripts."""
+    batches = pillow_batches(work)
+    return _epochs(lambda _: (len(targets) for _, targets in batches))
+
+
+def pillow_batches(work: Work) -> torch.utils.data.DataLoader[Any]:
+    """Batches of (N, 3, S, S) float32 and (N,) int64."""
     from torchvision import transforms
     from torchvision.datasets import ImageFolder
 
@@ -95,8 +124,8 @@ def _pillow(work: Work) -> Epoch:
     return _data_loader(ImageFolder(work.root, transforms.Compose(steps)), work)
 
 
-def _data_loader(data: Any, work: Work) -> Epoch:
-    batches = torch.utils.data.DataLoader(
+def _data_loader(data: Any, work: Work) -> torch.utils.data.DataLoader[Any]:
+    return torch.utils.data.DataLoader(
         data,
         work.config.batch_size,
         shuffle=True,
@@ -104,7 +133,6 @@ def _data_loader(data: Any, work: Work) -> Epoch:
         persistent_workers=work.threads > 0,
         drop_last=True,
     )
-    return _epochs(lambda _: (len(targets) for _, targets in batches))
 
 
 def _dali(work: Work) -> Epoch:
