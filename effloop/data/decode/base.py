@@ -23,6 +23,11 @@ class DecodeConfig(PartConfig):
 
     Attributes:
         max_pixels: an image of more pixels (height x width) is refused before it is decoded.
+        region: decode only what a crop needs of a baseline JPEG: the intervals between its restart markers, as
+            `convert` writes them, or, where it has none, down to the crop's lower edge. The pixels are the same
+            to the bit. What lies outside is not looked at, so damage there is not noticed. At crops of [0.08, 1]
+            of 500x375 and 105 KB, 0.66 ms instead of 1.1 with markers, 0.92 instead of 1.0 without.
+        max_pixels: an image of more pixels (height x width) is refused before it is decoded.
         region: decode only what a crop needs of a baseline JPEG: the intervals between its restart markers,
             or, where it has none, down to the crop's lower edge. The pixels are the same to the bit. What
             lies outside is not looked at. Off, because it doesn't pay yet: at 500x375 and 105 KB one thread
@@ -31,7 +36,7 @@ class DecodeConfig(PartConfig):
             1,380).
     """
 
-    region: bool = False
+    region: bool = True
     max_pixels: int = 178_956_970  # Pillow's own limit for an error, twice its limit for a warning
 
     def __post_init__(self) -> None:

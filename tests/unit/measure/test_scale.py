@@ -40,7 +40,7 @@ def test_one_process(small: Path, tmp_path: Path, engine: str) -> None:
     found = scale._load(config, config, index_path(tmp_path / "big", "train"))
     assert found["open_ms"] > 0
     assert found["first_batch_s"] > 0
-    assert set(found["main"]) == {"rss", "pss", "private", "own"}
+    assert set(found["main"]) == {"rss", "pss", "private", "own", "held"}
     assert found["worker"].get("rss", 0) > 0 if engine == "processes" else found["worker"] == {}
 
 
@@ -53,7 +53,9 @@ def test_figures(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for count, row in result["samples"].items():
         assert row["index_bytes"] > 30 * int(count)
         assert all(row[key] > 0 for key in ("open_ms", "first_batch_s", "cold_open_ms", "cold_first_batch_s"))
-        assert set(row["main"]) == set(row["cold_main"]) == set(row["worker"]) == {"rss", "pss", "private", "own"}
+        assert (
+            set(row["main"]) == set(row["cold_main"]) == set(row["worker"]) == {"rss", "pss", "private", "own", "held"}
+        )
     assert set(result["samples"]["1515"]["main"].values()) == {0}  # what the others are compared with
     assert "4,000" in capsys.readouterr().out
     assert list((here / "work").iterdir()) == []

@@ -23,7 +23,7 @@ def test_figures(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -
             assert len(figures[key]) == 2
             assert all(math.isfinite(value) and value > 0 for value in figures[key])
         assert 0 <= figures["cold_share_left"] <= 1
-        assert set(figures["memory"]) == {"rss", "pss", "private", "own"}
+        assert set(figures["memory"]) == {"rss", "pss", "private", "own", "held"}
         assert figures["bytes"] >= sum(sizes.values())
         assert figures["disk_bytes"] > 0
     files = {name: figures["files"] for name, figures in result["formats"].items()}
@@ -48,7 +48,7 @@ def test_figures(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -
         ("what=scale repeats=0", "repeats: '0' is not allowed; set a whole number above 0"),
         ("what=scale samples=10 out=a/b.json", "out: a/b.json can't be written: No such file or directory; set out="),
         ("what=loop out=.", "out: . can't be written: Is a directory; set out=FILE.json"),
-        ("what=sclae", "what: no benchmark 'sclae'; have loop, loader, storage, scale; did you mean 'scale'?"),
+        ("what=sclae", "what: no benchmark 'sclae'; have loop, loader, train, storage, scale; did you mean 'scale'?"),
     ],
 )
 def test_refusals(words: str, wanted: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
