@@ -26,6 +26,10 @@ class DataError(EffLoopError):
     """A dataset, a file or a sample that can't be read."""
 
 
+class WorkerError(EffLoopError):
+    """A worker process that ended before its work did."""
+
+
 class CheckpointError(EffLoopError):
     """A checkpoint or run folder that can't be written, found or read."""
 

@@ -55,13 +55,15 @@ def interrupt(args: Sequence[str], cwd: Path, run: Path, validations: int) -> tu
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline
             time.sleep(0.005)
-        os.kill(process.pid, signal.SIGINT)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does, so worker processes get it, too
         err = process.communicate(timeout=60)[1]
     return process.returncode, err
 
 
-def test_interrupted_and_resumed(here: Path, photos: Path) -> None:
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_interrupted_and_resumed(here: Path, photos: Path, engine: str) -> None:
     args = [f"data.root={photos}", *TINY, "epochs=40", "num_workers=1", "optim=sgd", "schedule=step", "amp=true"]
+    args.append(f"engine={engine}")
     run = here / "outputs/x"
     code, err = interrupt([*args, "run=x"], here, run, validations=2)
     assert (code, err) == (130, "effloop: interrupted; go on with: python -m effloop resume outputs/x\n")

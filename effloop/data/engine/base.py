@@ -29,6 +29,22 @@ class EngineConfig(PartConfig):
             raise ConfigError(f"engine.prefetch: {self.prefetch} is not allowed; set a number of batches above 0")
 
 
+@dataclass
+class RunsConfig(EngineConfig):
+    """Fields of engines that hand out a batch in runs of samples.
+
+    Attributes:
+        run_length: samples that a worker takes at a time.
+    """
+
+    run_length: int = 8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.run_length < 1:
+            raise ConfigError(f"engine.run_length: {self.run_length} is not allowed; set a number of samples above 0")
+
+
 class Engine(ABC):
     """Runs one plan. All engines fill the same bytes; they differ in whose hands do it.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -30,9 +30,9 @@ class Ring:
     def take(self, shape: tuple[int, int, int, int]) -> Tensor:
         """Memory of this shape; what is in it is left over."""
         with self._lock:
-            for slot, holders in zip(self._slots, _holders(self._slots), strict=True):
-                if holders == _NONE and slot.shape == shape:
-                    return torch.from_numpy(slot)
+            for number in unheld(self._slots):
+                if self._slots[number].shape == shape:
+                    return torch.from_numpy(self._slots[number])
             self._slots = [slot for slot in self._slots if slot.shape == shape]
             self._slots.append(torch.empty(shape, dtype=torch.uint8, pin_memory=self.pin_memory).numpy())
             return torch.from_numpy(self._slots[-1])
@@ -40,6 +40,11 @@ class Ring:
     def __len__(self) -> int:
         """Slots, free or not."""
         return len(self._slots)
+
+
+def unheld(slots: Sequence[object]) -> Iterator[int]:
+    """Which of the slots nobody refers to but this list."""
+    return (number for number, holders in enumerate(_holders(slots)) if holders == _NONE)
 
 
 def _holders(slots: Sequence[object]) -> list[int]:

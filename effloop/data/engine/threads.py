@@ -15,27 +15,15 @@ from torch import Tensor
 
 from effloop.batch import Batch
 from effloop.data.decode.base import Seen
-from effloop.data.engine.base import Engine, EngineConfig, engines, fill_whole
+from effloop.data.engine.base import Engine, RunsConfig, engines, fill_whole
 from effloop.data.engine.ring import Ring
 from effloop.data.header import Encoded
 from effloop.data.plan import Look, Plan, Task
-from effloop.errors import ConfigError
 
 
 @dataclass
-class ThreadsConfig(EngineConfig):
-    """Fields of `engine=threads`.
-
-    Attributes:
-        run_length: samples that a thread takes at a time.
-    """
-
-    run_length: int = 8
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.run_length < 1:
-            raise ConfigError(f"engine.run_length: {self.run_length} is not allowed; set a number of samples above 0")
+class ThreadsConfig(RunsConfig):
+    """Fields of `engine=threads`."""
 
 
 @engines.register("threads", ThreadsConfig)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from plans import line, make_engine, make_plan, open_source
 
-from effloop.data.engine.threads import ThreadsConfig
+from effloop.data.engine import engines
 from effloop.errors import ConfigError, DataError
 
 
@@ -27,6 +27,7 @@ def test_a_bad_sample_in_a_batchs_last_run(photos: Path, tmp_path: Path) -> None
         next(make_engine("threads", plan, 2, run_length=3).stream(0))
 
 
-def test_runs_of_nothing_are_refused() -> None:
+@pytest.mark.parametrize("name", ["threads", "processes"])
+def test_runs_of_nothing_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=line("engine.run_length: 0 is not allowed; set a number of samples above 0")):
-        ThreadsConfig(name="threads", run_length=0)
+        engines[name].config(name=name, run_length=0)

@@ -1,0 +1,404 @@
+from __future__ import annotations
+
+import faulthandler
+import gc
+import itertools
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from dataclasses import replace
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from plans import line, make_engine, make_plan, open_source
+
+import effloop
+from effloop import hardware
+from effloop.batch import Batch
+from effloop.data.augment.native import NativeAugment, NativeConfig
+from effloop.data.engine.processes import ProcessEngine
+from effloop.data.engine.shared import SharedRing, SharedSlots
+from effloop.data.plan import Plan
+from effloop.errors import ConfigError, WorkerError
+
+MEMORY = "effloop-batches"
+"""What the kernel calls the memory of batches."""
+
+
+@pytest.fixture
+def plan(photos: Path) -> Plan:
+    return make_plan(open_source("folder", photos))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind(plan: Plan) -> Iterator[None]:
+    list(make_engine("inline", plan).stream(0))  # opens what stays open
+    gc.collect()
+    before, threads = _open_files(), set(threading.enumerate())
+    yield
+    gc.collect()
+    assert multiprocessing.active_children() == []
+    assert _open_files() <= before
+    assert set(threading.enumerate()) <= threads
+    assert MEMORY not in Path("/proc/self/maps").read_text()
+
+
+def _open_files() -> Counter[str]:
+    """How many, by kind or name."""
+    found: Counter[str] = Counter()
+    for fd in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # that of the folder itself
+            found[os.readlink(fd).partition(":")[0].removesuffix(" (deleted)")] += 1
+    return found
+
+
+def make(plan: Plan, num_workers: int = 2, **options: Any) -> ProcessEngine:
+    engine = make_engine("processes", plan, num_workers, **options)
+    assert isinstance(engine, ProcessEngine)
+    return engine
+
+
+def images(plan: Plan, epoch: int = 0) -> list[torch.Tensor]:
+    return [batch.images for batch in make_engine("inline", plan).stream(epoch)]
+
+
+def assert_right(plan: Plan, batches: Iterator[Batch] | list[Batch], epoch: int = 0) -> None:
+    for batch, wanted in zip(batches, images(plan, epoch), strict=True):
+        assert torch.equal(batch.images, wanted)
+
+
+class Harmful(NativeAugment):
+    """An augmentation that does something to the process that it is in, where that isn't the loop's."""
+
+    def __init__(self, harm: Callable[[], object]) -> None:
+        super().__init__(NativeConfig(name="native"), size=24, train=True)
+        self.harm = harm
+        self.loop = os.getpid()
+
+    def apply(self, *args: Any) -> None:
+        if os.getpid() != self.loop:
+            self.harm()
+        super().apply(*args)
+
+
+def fail() -> None:
+    raise ValueError("no such colour")
+
+
+@pytest.mark.parametrize("run_length", [1, 3, 100])
+def test_runs_of_any_length_fill_the_same(plan: Plan, run_length: int) -> None:
+    with closing(make(plan, run_length=run_length, prefetch=1)) as engine:
+        assert_right(plan, engine.stream(0))
+
+
+def test_more_jobs_than_a_pipe_holds(photos: Path) -> None:
+    plan = make_plan(open_source("folder", photos, "val"), train=False, batch=4000, size=4)
+    with closing(make(plan, run_length=1)) as engine:
+        for _ in range(2):
+            assert_right(plan, engine.stream(0))
+
+
+def test_batches_lie_where_the_workers_wrote_them(plan: Plan) -> None:
+    with closing(make(plan)) as engine:
+        for batch in engine.stream(0):
+            at = batch.images.data_ptr()
+            maps = [row.split() for row in Path("/proc/self/maps").read_text().splitlines() if MEMORY in row]
+            bounds = [[int(bound, 16) for bound in row[0].split("-")] for row in maps]
+            assert any(first <= at and at + batch.images.nbytes <= last for first, last in bounds)
+            del batch
+    assert not list(Path("/dev/shm").glob("*effloop-batches*"))
+
+
+def test_as_many_slots_as_batches_are_under_way(photos: Path) -> None:
+    plan = make_plan(open_source("folder", photos), batch=2)
+    with closing(make(plan, prefetch=3)) as engine:
+        for epoch in range(3):
+            for batch in engine.stream(epoch):
+                assert len(batch) == 2
+                del batch
+        for epoch in range(20):
+            for _ in engine.stream(epoch):
+                break
+        assert engine.pool is not None
+        assert len(engine.pool.ring) <= 3 + 1 + 3 + 1  # an epoch that was left may have workers at it
+
+
+def test_kept_batches_stay_as_they_are_and_open_no_files(photos: Path) -> None:
+    plan = make_plan(open_source("folder", photos), batch=1)
+    with closing(make(plan)) as engine:
+        first = next(batches := engine.stream(0))
+        before = _open_files()
+        kept = [first, *batches]
+        assert _open_files() == before
+        views = [batch.images[0, :, 3:] for batch in kept]
+        del first, kept
+        list(engine.stream(1))
+    for view, wanted in zip(views, images(plan), strict=True):  # nor do they need the engine
+        assert torch.equal(view, wanted[0, :, 3:])
+
+
+def test_left_early_while_workers_write(plan: Plan) -> None:
+    slow = replace(plan, augment=Harmful(lambda: time.sleep(0.002)))
+    with closing(make(slow, prefetch=3, run_length=2)) as engine:
+        kept = []
+        for epoch in range(4):
+            for batch in engine.stream(epoch):
+                kept.append(batch)
+                break
+        assert_right(plan, engine.stream(9), 9)
+    for epoch, batch in enumerate(kept):
+        assert torch.equal(batch.images, images(plan, epoch)[0])
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_worker_that_is_killed_while_idle(plan: Plan, which: int) -> None:
+    with closing(make(plan)) as engine:
+        batches = engine.stream(0)
+        next(batches)
+        process = sorted(multiprocessing.active_children(), key=lambda child: child.pid or 0)[which]
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        connection.wait([process.sentinel])
+        told = (
+            rf"^engine: worker \d of 2 \(pid {process.pid}\) was killed by SIGKILL, the machine may have run out of "
+            r"memory; set num_workers, engine.prefetch or batch_size lower$"
+        )
+        with pytest.raises(WorkerError, match=told):
+            next(batches)
+        assert multiprocessing.active_children() == []
+        assert_right(plan, engine.stream(1), 1)  # by new ones
+
+
+@pytest.mark.parametrize(
+    ("harm", "told"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "was killed by SIGKILL, the machine may have run out of memory"),
+        (
+            lambda: (faulthandler.disable(), os.kill(os.getpid(), signal.SIGSEGV)),
+            "was killed by SIGSEGV; set engine=inline to see where$",
+        ),
+        (lambda: os._exit(3), "ended with exit code 3; set engine=inline to see where$"),
+    ],
+)
+def test_a_worker_that_ends_at_its_work(plan: Plan, harm: Callable[[], object], told: str) -> None:
+    with closing(make(replace(plan, augment=Harmful(harm)))) as engine:
+        with pytest.raises(WorkerError, match=rf"^engine: worker \d of 2 \(pid \d+\) {told}"):
+            next(engine.stream(0))
+        assert multiprocessing.active_children() == []
+
+
+def test_what_is_raised_in_a_worker_comes_with_its_traceback(plan: Plan) -> None:
+    with closing(make(replace(plan, augment=Harmful(fail)))) as engine:
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=r"(?s)worker \d \(pid \d+\):\nTrace.*in fail\n.*no such colour"):
+                next(engine.stream(0))
+
+
+def test_the_engine_goes_and_its_workers_with_it(plan: Plan) -> None:
+    engine = make(plan)
+    next(iter(engine.stream(0)))
+    assert len(multiprocessing.active_children()) == 2
+    del engine
+    gc.collect()
+    assert multiprocessing.active_children() == []
+
+
+def test_interrupted_and_begun_anew(plan: Plan) -> None:
+    slow = replace(plan, augment=Harmful(lambda: time.sleep(0.01)))
+    with closing(make(slow)) as engine:
+        batches = engine.stream(0)
+        next(batches)
+        threading.Timer(0.05, signal.raise_signal, [signal.SIGINT]).start()
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+            for epoch in itertools.count():
+                list(engine.stream(epoch))
+        assert_right(plan, engine.stream(1), 1)
+
+
+def test_closed_in_the_middle(plan: Plan) -> None:
+    engine = make(plan)
+    batches = engine.stream(0)
+    next(batches)
+    engine.close()
+    engine.close()
+    with pytest.raises(WorkerError, match=line("engine: its workers have ended, and this epoch with them; begin anew")):
+        next(batches)
+
+
+def test_a_fork_of_the_loops_process_leaves_the_workers_alone(plan: Plan) -> None:
+    with closing(make(plan)) as engine:
+        batches = engine.stream(0)
+        next(batches)
+        child = multiprocessing.get_context("fork").Process(target=engine.close)
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+        child.close()
+        assert_right(plan, engine.stream(1), 1)
+        assert len(list(batches)) == 4
+
+
+def test_too_little_memory(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = "engine: 13.8 kB of shared memory for a batch can't be had, beside 0 others: {}; "
+    told += "set batch_size or engine.prefetch lower, or keep fewer batches"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with closing(make(plan)) as engine:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        try:
+            with pytest.raises(ConfigError, match=line(told.format("File too large"))):
+                next(engine.stream(0))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        (tmp_path / "meminfo").write_text("MemAvailable: 12 kB\n")
+        with monkeypatch.context() as patch:
+            patch.setattr(hardware, "MEMINFO", tmp_path / "meminfo")
+            with pytest.raises(ConfigError, match=line(told.format("Cannot allocate memory"))):
+                next(engine.stream(0))
+        assert_right(plan, engine.stream(0))
+
+
+def test_a_ring_of_shared_slots() -> None:
+    ring = SharedRing(SharedSlots((2, 4, 4, 3)))
+    number, memory = ring.take()
+    assert (number, memory.shape, memory.dtype) == (0, (2, 4, 4, 3), torch.uint8)
+    memory[:] = 7
+    np.testing.assert_array_equal(ring.slots.map(0), memory)
+    view = memory[1:].permute(0, 3, 1, 2)
+    del memory
+    assert [ring.take()[0] for _ in range(2)] == [1, 1]
+    del view
+    assert ring.take()[0] == 0
+    assert len(ring) == 2
+
+
+class TestProcessesOfTheirOwn:
+    """What becomes of the workers when the loop's process ends."""
+
+    @pytest.fixture
+    def start(self, photos: Path) -> Iterator[Callable[[str], tuple[subprocess.Popen[str], list[int]]]]:
+        started: list[subprocess.Popen[str]] = []
+
+        def begin(body: str) -> tuple[subprocess.Popen[str], list[int]]:
+            script = _SCRIPT.format(photos=str(photos), body=textwrap.indent(textwrap.dedent(body), "    "))
+            path = os.pathsep.join([str(Path(__file__).parents[3]), str(Path(effloop.__file__).parents[1])])
+            process = subprocess.Popen(
+                [sys.executable, "-c", script],
+                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+            started.append(process)
+            assert process.stdout is not None
+            return process, [int(word) for word in process.stdout.readline().split()]
+
+        yield begin
+        for process in started:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+    def test_killed_in_the_middle(self, start: Any) -> None:
+        process, workers = start("for epoch in range(10**9): list(engine.stream(epoch))")
+        assert len(workers) == 4
+        process.kill()
+        wait_for(lambda: all(map(has_ended, workers)))
+
+    def test_killed_while_workers_wait_for_room(self, start: Any) -> None:
+        """Each failure is 10,000 characters: seven fill a pipe that nobody reads from."""
+        process, workers = start(
+            """
+            while True:
+                try:
+                    next(failing.stream(0))
+                except RuntimeError:
+                    pass
+            """
+        )
+        for _ in range(200):  # until it is stopped where it doesn't read
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(0.02)
+            if all("pipe" in Path(f"/proc/{pid}/wchan").read_text() for pid in workers[2:]):
+                break
+            process.send_signal(signal.SIGCONT)
+            time.sleep(0.01)
+        else:
+            pytest.skip("never found both workers waiting; this kernel may not say what they wait for")
+        process.kill()
+        wait_for(lambda: all(map(has_ended, workers)))
+
+    def test_ends_without_closing(self, start: Any) -> None:
+        process, workers = start("batches = engine.stream(0); next(batches)")
+        assert process.communicate(timeout=60) == ("", "")
+        assert process.returncode == 0
+        assert all(map(has_ended, workers))
+
+    def test_interrupted(self, start: Any) -> None:
+        process, workers = start(
+            """
+            try:
+                print("begun", flush=True)
+                for epoch in range(10**9): list(engine.stream(epoch))
+            except KeyboardInterrupt:
+                print("interrupted")
+            """
+        )
+        assert process.stdout.readline() == "begun\n"
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.communicate(timeout=60) == ("interrupted\n", "")
+        assert process.returncode == 0
+        assert all(map(has_ended, workers))
+
+
+_SCRIPT = """
+import multiprocessing
+from dataclasses import replace
+from pathlib import Path
+from plans import make_engine, make_plan, open_source
+from effloop.data.augment.native import NativeAugment, NativeConfig
+
+class Failing(NativeAugment):
+    def apply(self, *args):
+        raise ValueError("x" * 20_000)
+
+if __name__ == "__main__":
+    plan = make_plan(open_source("folder", Path({photos!r})))
+    engine = make_engine("processes", plan, 2)
+    next(engine.stream(0))
+    augment = Failing(NativeConfig(name="native"), size=24, train=True)
+    failing = make_engine("processes", replace(plan, augment=augment), 2, run_length=1, prefetch=4)
+    try:
+        next(failing.stream(0))
+    except RuntimeError:
+        pass
+    print(*sorted(child.pid for child in multiprocessing.active_children()), flush=True)
+{body}
+"""
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or waits for somebody to ask how it ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z")
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    for _ in itertools.takewhile(lambda _: not condition(), range(3000)):
+        time.sleep(0.01)
+    assert condition()
