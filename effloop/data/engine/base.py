@@ -34,15 +34,22 @@ class RunsConfig(EngineConfig):
     """Fields of engines that hand out a batch in runs of samples.
 
     Attributes:
-        run_length: samples that a worker takes at a time.
+        run_length: samples that a worker takes at a time. null is its share of a batch, from 4 to 32: drawing
+            crops takes 10 µs a sample in a run of 8, and 2.7 in one of 32.
     """
 
-    run_length: int = 8
+    run_length: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.run_length < 1:
-            raise ConfigError(f"engine.run_length: {self.run_length} is not allowed; set a number of samples above 0")
+        if self.run_length is not None and self.run_length < 1:
+            raise ConfigError(
+                f"engine.run_length: {self.run_length} is not allowed; set a number of samples above 0, or null"
+            )
+
+    def samples_of_a_run(self, batch: int, num_workers: int) -> int:
+        """`run_length`, decided for batches of this many samples."""
+        return self.run_length or min(32, max(4, -(-batch // num_workers)))
 
 
 class Engine(ABC):

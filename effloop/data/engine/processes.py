@@ -71,7 +71,8 @@ class ProcessEngine(Engine):
             config, plan, size = self.config, self.plan, self.plan.augment.size
             slots = SharedSlots((plan.order.batch_per_rank, size, size, 3))
             ring = SharedRing(slots, pin_memory=self.pin_memory)
-            self.pool = Pool(plan, ring, self.num_workers, config.start_method.value, config.run_length)
+            run_length = config.samples_of_a_run(plan.order.batch_per_rank, self.num_workers)
+            self.pool = Pool(plan, ring, self.num_workers, config.start_method.value, run_length)
             self._stop = weakref.finalize(self, self.pool.stop)
         return self.pool
 

@@ -44,11 +44,12 @@ class ThreadEngine(Engine):
 
     def _stream(self, epoch: int, samples_seen: int) -> Iterator[Batch]:
         begun: deque[tuple[Batch, _Filling]] = deque()
+        run_length = self.config.samples_of_a_run(self.plan.order.batch_per_rank, self.num_workers)
         with ThreadPoolExecutor(self.num_workers, thread_name_prefix="effloop-load") as pool:
             try:
                 for task in self.plan.tasks(epoch, samples_seen):
                     batch = self.plan.empty_batch(task, self.ring.take(self.plan.shape(task)))
-                    begun.append((batch, _Filling(self.plan, task, batch.images, self.config.run_length, pool)))
+                    begun.append((batch, _Filling(self.plan, task, batch.images, run_length, pool)))
                     del batch  # what is handed on is the loop's alone, and its memory free when the loop drops it
                     if len(begun) > self.config.prefetch:
                         yield _finished(*begun.popleft())
