@@ -24,7 +24,7 @@ def loader(config: Config, repeats: int, *, vs: str, folder: str, work: str) -> 
     Args:
         config: whose train split and engine are measured.
         repeats: epochs of each, after one to warm up.
-        vs: peers by name, with commas between; `none` for none.
+        vs: peers by name, with commas between; `none` for none, `processes` is this package's other engine.
         folder: the original photographs for the peers, ROOT/SPLIT/CLASS/*; empty is `data.root`.
         work: where `ffcv` writes its file; empty is the system's place for temporary files.
 

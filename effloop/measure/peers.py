@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from effloop import config as configs
 from effloop.build import build_loader
 from effloop.config import Config
 from effloop.data.source import sources
@@ -92,6 +93,12 @@ def _effloop(work: Work) -> Epoch:
     """This package, as configured."""
     loader = build_loader(work.config)
     return _epochs(lambda number: (len(batch) for batch in loader.epoch(number)))
+
+
+def _processes(work: Work) -> Epoch:
+    """This package with engine=processes."""
+    work.config.engine = configs.compose(["engine=processes"]).engine
+    return _effloop(work)
 
 
 def _torchvision(work: Work) -> Epoch:
@@ -214,6 +221,7 @@ def _simplejpeg(work: Work) -> Epoch:
 
 LOADERS: dict[str, Callable[[Work], Epoch]] = {
     "effloop": _effloop,
+    "processes": _processes,
     "torchvision": _torchvision,
     "pillow": _pillow,
     "dali": _dali,

@@ -11,7 +11,7 @@ from effloop.cli import main
 
 def test_figures(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [
-        "vs=torchvision,dali,simplejpeg",
+        "vs=processes,torchvision,dali,simplejpeg",
         "repeats=2",
         "out=result.json",
         f"data.root={photos}",
@@ -21,7 +21,7 @@ def test_figures(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(["bench", "what=loader", *words]) == 0
     result = json.loads((here / "result.json").read_text())
     assert (result["batch_size"], result["image_size"], result["num_workers"]) == (8, 16, 1)
-    assert list(result["loaders"]) == ["effloop", "torchvision", "dali", "simplejpeg"]
+    assert list(result["loaders"]) == ["effloop", "processes", "torchvision", "dali", "simplejpeg"]
     for figures in result["loaders"].values():
         assert len(figures["per_s"]) == 2
         assert min(figures["per_s"]) > 0
@@ -38,7 +38,7 @@ def test_figures(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -
     [
         (
             "vs=torchvison",
-            "vs: no peer 'torchvison'; have none, torchvision, pillow, dali, ffcv, simplejpeg; did",
+            "vs: no peer 'torchvison'; have none, processes, torchvision, pillow, dali, ffcv, simplejpeg; did",
         ),
         ("vs=pillow", "folder: train is no folder with a folder for each class, as pillow needs; set folder=ROOT"),
         ("vs=dali folder=nowhere", "folder: nowhere/train is no folder with a folder for each class, as dali needs"),

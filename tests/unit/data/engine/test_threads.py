@@ -29,5 +29,14 @@ def test_a_bad_sample_in_a_batchs_last_run(photos: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["threads", "processes"])
 def test_runs_of_nothing_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=line("engine.run_length: 0 is not allowed; set a number of samples above 0")):
+    wanted = "engine.run_length: 0 is not allowed; set a number of samples above 0, or null"
+    with pytest.raises(ConfigError, match=line(wanted)):
         engines[name].config(name=name, run_length=0)
+
+
+def test_a_run_is_a_workers_share_of_a_batch() -> None:
+    config = engines["threads"].config()
+    assert [config.samples_of_a_run(batch, workers) for batch, workers in ((64, 2), (256, 2), (64, 16), (8, 3))] == [
+        *(32, 32, 4, 4)
+    ]
+    assert engines["threads"].config(run_length=7).samples_of_a_run(64, 2) == 7
