@@ -119,13 +119,15 @@ class Part:
     Attributes:
         data: the JPEG.
         top, left, height, width: pixels.
+        goes_on: whether there is data behind its last row.
     """
 
-    data: bytearray
+    data: Encoded
     top: int
     left: int
     height: int
     width: int
+    goes_on: bool = False
 
 
 def cut(data: Encoded, layout: Layout, box: tuple[int, int, int, int]) -> Part | None:
@@ -214,7 +216,7 @@ def cut_below(data: Encoded, layout: Layout, bottom: int) -> Part | None:
         return None
     out = bytearray(data)
     _SIZE.pack_into(out, layout.size_at, height, layout.width)
-    return Part(out, 0, 0, height, layout.width)
+    return Part(out, 0, 0, height, layout.width, goes_on=True)
 
 
 def _found_lengths(data: Encoded, scan_at: int) -> NDArray[Any]:

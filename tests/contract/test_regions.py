@@ -10,6 +10,7 @@ from images import encode, photo
 from effloop.data.decode import Decoder, common, decoders
 from effloop.data.header import read_header
 from effloop.data.jpeg import Layout, cut, cut_below, layout_of, with_lengths
+from effloop.data.resize import resize_into
 from effloop.errors import ConfigError, DataError
 
 SIZES = [(67, 53), (128, 96), (33, 176), (200, 272), (16, 16), (1, 1), (250, 7)]
@@ -212,3 +213,33 @@ def _outcome(decoder: Decoder, data: bytes, box: tuple[int, int, int, int] | Non
             raise
         return str(error)
     return pixels.shape if box else (8, 8, 3)
+
+
+class TestDctScaling:
+    """Permission to decode at a smaller scale: never smaller than what is wanted, and nearly the same picture."""
+
+    @pytest.mark.parametrize("region", [True, False])
+    @pytest.mark.parametrize("interval", [0, 2])
+    @pytest.mark.parametrize("sampling", SAMPLINGS)
+    @pytest.mark.parametrize("name", decoders.names())
+    def test_nearly_the_same(self, name: str, sampling: str, interval: int, region: bool) -> None:
+        exact, scaled = (decoders.build(decoders[name].config(dct_scaling=on, region=region)) for on in (False, True))
+        data = jpeg(410, 523, sampling, interval)
+        for box, wanted in (((0, 0, 410, 523), (50, 60)), ((37, 41, 300, 401), (100, 100)), ((9, 8, 89, 77), (9, 9))):
+            whole, region_ = exact.decode(data, box, wanted), scaled.decode(data, box, wanted)
+            assert region_.shape[0] >= wanted[0]
+            assert region_.shape[1] >= wanted[1]
+            assert region_.size < whole.size / 3 or name in ("opencv", "pillow")
+            one, other = np.empty((*wanted, 3), np.uint8), np.empty((*wanted, 3), np.uint8)
+            resize_into(np.ascontiguousarray(whole), one)
+            resize_into(np.ascontiguousarray(region_), other)
+            assert np.abs(one.astype(float) - other).mean() < 4
+
+    def test_not_below_what_is_wanted(self) -> None:
+        scaled = decoders.build(decoders["turbojpeg"].config(dct_scaling=True))
+        data = jpeg(200, 272, "4:2:0", 0)
+        np.testing.assert_array_equal(scaled.decode(data, (0, 0, 200, 272), (101, 100)), scaled.decode(data))
+        np.testing.assert_array_equal(scaled.decode(data, (0, 0, 200, 272)), scaled.decode(data))
+        assert scaled.decode(data, (0, 0, 200, 272), (100, 136)).shape == (100, 136, 3)
+        for top in range(8):
+            assert scaled.decode(data, (top, 0, 192, 272), (24, 24)).shape == (24, 34, 3)

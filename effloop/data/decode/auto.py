@@ -49,5 +49,8 @@ class AutoDecoder(PlainDecoder):
     def fast(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
         return (self.jpeg if header.format == "JPEG" else self.other).fast(data, header)
 
+    def fast_shrunk(self, data: Encoded, header: Header, factor: int, *, top: bool) -> NDArray[np.uint8] | None:
+        return self.jpeg.fast_shrunk(data, header, factor, top=top)
+
     def fast_top(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
         return self.jpeg.fast_top(data, header)

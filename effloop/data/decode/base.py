@@ -22,6 +22,10 @@ class DecodeConfig(PartConfig):
     """Fields that every decoder has.
 
     Attributes:
+        dct_scaling: decode a JPEG at 1/2, 1/4 or 1/8 of its size where the crop stays at least as large as the
+            image that is wanted; by libjpeg-turbo only, others ignore it. At crops of [0.08, 1] to 224 pixels, of
+            1600x1200 in 2.4 ms instead of 4.8, of 4000x3000 in 8.8 instead of 28, with the resize. Off, because
+            the pixels differ: by 1.3 levels (mean) of what the whole photograph gives, 3.3 in the worst crop.
         max_pixels: an image of more pixels (height x width) is refused before it is decoded.
         region: decode only what a crop needs of a baseline JPEG: the intervals between its restart markers, as
             `convert` writes them, or, where it has none, down to the crop's lower edge. The pixels are the same
@@ -37,6 +41,7 @@ class DecodeConfig(PartConfig):
     """
 
     region: bool = True
+    dct_scaling: bool = False
     max_pixels: int = 178_956_970  # Pillow's own limit for an error, twice its limit for a warning
 
     def __post_init__(self) -> None:

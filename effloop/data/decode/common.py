@@ -11,7 +11,7 @@ from PIL import BmpImagePlugin, Image, ImageFile, JpegImagePlugin, PngImagePlugi
 
 from effloop.data.decode.base import Box, DecodeConfig, Decoder
 from effloop.data.header import Encoded, Header, pnm_pixels, read_header, size_by_header
-from effloop.data.jpeg import cut, cut_below, layout_of
+from effloop.data.jpeg import Part, cut, cut_below, layout_of
 from effloop.errors import DataError
 
 WORTH_CUTTING = 4096
@@ -48,8 +48,8 @@ class PlainDecoder(Decoder):
             check_box(box, header)
         if header.format == "PNM" and header.plain and header.complete:
             return _raw(data, header, box)
-        if box is not None and header.format == "JPEG" and header.plain and header.complete and self.config.region:
-            region = self._region(data, header, box)
+        if box is not None and header.format == "JPEG" and header.plain and header.complete:
+            region = self._region(data, header, box, at_least)
             if region is not None:
                 return region
         pixels = self.fast(data, header) if header.plain and header.complete else None
@@ -61,21 +61,27 @@ class PlainDecoder(Decoder):
         """Like `fast`, for a JPEG whose data goes on behind its last row."""
         return self.fast(data, header)
 
-    def _region(self, data: Encoded, header: Header, box: Box) -> NDArray[np.uint8] | None:
-        """Pixels of a box, by decoding a smaller JPEG; None if the whole one has to be decoded."""
-        outside = 1 - box[2] * box[3] / (header.height * header.width)
-        layout = layout_of(data, header.frame_at) if len(data) * outside > WORTH_CUTTING else None
-        if layout is None:
+    def fast_shrunk(self, data: Encoded, header: Header, factor: int, *, top: bool) -> NDArray[np.uint8] | None:
+        """Like `fast` or `fast_top`, for a JPEG, at 1 / `factor` (2, 4, 8) of its size, rounded up."""
+        return None
+
+    def _region(
+        self, data: Encoded, header: Header, box: Box, at_least: tuple[int, int] | None
+    ) -> NDArray[np.uint8] | None:
+        """Pixels of a box, by decoding a smaller JPEG, or to a smaller size; None if the whole has to be decoded."""
+        factor = _shrinking(box, at_least) if at_least is not None and self.config.dct_scaling else 1
+        part = _part_of(data, header, box) if self.config.region else None
+        if part is None and factor == 1:
             return None
-        part = cut(data, layout, box) if layout.interval else cut_below(data, layout, box[0] + box[2])
-        if part is None:
-            return None
+        part = part or Part(data, 0, 0, header.height, header.width)
         shown = Header("JPEG", part.height, part.width, True, True, header.frame_at)
-        pixels = (self.fast if layout.interval else self.fast_top)(part.data, shown)
-        if pixels is None or pixels.shape != (part.height, part.width, 3):
-            return None
-        top, left, height, width = box
-        return _cut_out(pixels, (top - part.top, left - part.left, height, width))
+        inside = box[0] - part.top, box[1] - part.left, box[2], box[3]
+        if factor > 1:
+            pixels = self.fast_shrunk(part.data, shown, factor, top=part.goes_on)
+            if pixels is not None and pixels.shape == (-(-part.height // factor), -(-part.width // factor), 3):
+                return _cut_out(pixels, _shrunk(inside, factor))
+        pixels = (self.fast_top if part.goes_on else self.fast)(part.data, shown)
+        return _cut_out(pixels, inside) if pixels is not None and pixels.shape == (part.height, part.width, 3) else None
 
     def size(self, data: Encoded) -> tuple[int, int]:
         header = self.look(data)
@@ -90,6 +96,29 @@ class PlainDecoder(Decoder):
                 f"allowed are {limit:,}; if it is meant to be so, set decode.max_pixels={pixels}"
             )
         return header
+
+
+def _part_of(data: Encoded, header: Header, box: Box) -> Part | None:
+    """A smaller JPEG that holds a box, where that saves anything and the file allows it."""
+    outside = 1 - box[2] * box[3] / (header.height * header.width)
+    layout = layout_of(data, header.frame_at) if len(data) * outside > WORTH_CUTTING else None
+    if layout is None:
+        return None
+    return cut(data, layout, box) if layout.interval else cut_below(data, layout, box[0] + box[2])
+
+
+def _shrinking(box: Box, at_least: tuple[int, int]) -> int:
+    """The largest of 8, 4, 2, 1 by which a box may be shrunk."""
+    most = min(box[2] // at_least[0], box[3] // at_least[1])
+    return next((factor for factor in (8, 4, 2) if factor <= most), 1)
+
+
+def _shrunk(box: Box, factor: int) -> Box:
+    """The box in an image of 1 / `factor` of the size, its edges rounded; never less than its size over the factor."""
+    top, left, height, width = box
+    ends = (top + height + factor // 2) // factor, (left + width + factor // 2) // factor
+    top, left = (top + factor // 2) // factor, (left + factor // 2) // factor
+    return top, left, ends[0] - top, ends[1] - left
 
 
 def _cut_out(pixels: NDArray[np.uint8], box: Box) -> NDArray[np.uint8]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,8 +40,12 @@ class TurboJPEGDecoder(PlainDecoder):
     def fast_top(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
         return self._decode(data, strict=False)
 
-    def _decode(self, data: Encoded, *, strict: bool) -> NDArray[np.uint8] | None:
+    def fast_shrunk(self, data: Encoded, header: Header, factor: int, *, top: bool) -> NDArray[np.uint8] | None:
+        height, width = -(-header.height // factor), -(-header.width // factor)
+        return self._decode(data, strict=not top, min_height=height, min_width=width, min_factor=factor)
+
+    def _decode(self, data: Encoded, **options: Any) -> NDArray[np.uint8] | None:
         try:
-            return cast(NDArray[np.uint8], self._simplejpeg.decode_jpeg(data, strict=strict))
+            return cast(NDArray[np.uint8], self._simplejpeg.decode_jpeg(data, **options))
         except ValueError:
             return None
