@@ -40,15 +40,16 @@ EffLoop trains image models on PyTorch as fast as the machine allows.
       [quality=90|source|lossless] [payload=original|jpeg|raw] [restart=auto]
   python -m effloop verify [data=NAME] data.root=PATH   look at every sample
   python -m effloop list [GROUP]               all that can be chosen
-  python -m effloop bench what=loop            what the loop costs; or loader
-                                               (with peers), storage, scale
+  python -m effloop bench what=loop            what the loop costs; or loader,
+                                          train (with peers), storage, scale
 
 Parts, each chosen by GROUP=NAME:
   data       where images come from: auto, folder, lmdb, tar, tfrecord, hdf5,
-             recordio, pth, zarr, memmap, embedded; in memory by data.cache
+             recordio, pth, zarr, memmap, embedded, dali (folder by DALI);
+             in memory by data.cache
   decode     who decodes: auto, turbojpeg, opencv, pillow
   augment    native
-  engine     whose hands: threads, processes, inline
+  engine     whose hands: threads, processes, dali, inline
   model      cnn, small_resnet, timm, resnet50 or any of torchvision
   optim      sgd, adamw
   schedule   cosine, step, constant

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -218,8 +218,8 @@ class Plan:
             for sample in samples:
                 encoded.append(self.source.read(sample))
                 seen.append(self.decoder.look(encoded[-1]))
-        except DataError as error:
-            raise self._blamed(sample, error) from error
+        except Exception as error:
+            self._blame(sample, error)
         return encoded, seen
 
     def draw(self, epoch: int, ids: NDArray[np.int64], encoded: list[Encoded], seen: list[Seen]) -> Look:
@@ -251,16 +251,20 @@ class Plan:
             for number, box in enumerate(boxes, start):
                 region = self.decoder.decode_seen(look.encoded[number], look.seen[number], tuple(box), at_least)
                 self.augment.apply(region, look.draws, number, rows[at + number])
-        except DataError as error:
-            raise self._blamed(int(look.ids[number]), error) from error
+        except Exception as error:
+            self._blame(int(look.ids[number]), error)
 
     @contextmanager
     def blaming(self, sample: int) -> Iterator[None]:
-        """Around what is done to one sample: a `DataError` gets the sample's name in front."""
+        """Around what is done to one sample: a `DataError` gets the sample's name in front, any other a note."""
         try:
             yield
-        except DataError as error:
-            raise self._blamed(sample, error) from error
+        except Exception as error:
+            self._blame(sample, error)
 
-    def _blamed(self, sample: int, error: DataError) -> DataError:
-        return DataError(f"{self.source.where}/{self.source.key(sample)} {error}")
+    def _blame(self, sample: int, error: Exception) -> NoReturn:
+        name = f"{self.source.where}/{self.source.key(sample)}"
+        if isinstance(error, DataError):
+            raise DataError(f"{name} {error}") from error
+        error.add_note(f"while {name} was loaded")
+        raise error

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import multiprocessing
+import re
 import shutil
 import threading
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-from plans import line, make_engine, make_plan, open_source
+from plans import line, make_decoder, make_engine, make_plan, open_source
 
 from effloop.batch import Batch
 from effloop.data.engine import engines
@@ -202,6 +204,25 @@ def test_global_generators_are_left_alone(train_plan: Plan, name: str, num_worke
         for epoch in (0, 1):
             list(engine.stream(epoch))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+class _Broken(type(make_decoder("auto"))):  # type: ignore[misc]
+    """As a plugin's decoder may be."""
+
+    def decode_seen(self, data, seen, box=None, at_least=None):  # type: ignore[no-untyped-def]
+        raise ZeroDivisionError("no pixels at all")
+
+
+@every_engine
+def test_any_error_says_which_sample(photos: Path, name: str, num_workers: int) -> None:
+    if name in OWN_PIXELS:
+        pytest.skip("this decoder isn't asked")
+    plan = make_plan(open_source("folder", photos), _Broken(make_decoder("auto").config))
+    with nothing_left_behind(), closing(make_engine(name, plan, num_workers)) as engine:
+        with pytest.raises((ZeroDivisionError, RuntimeError)) as caught:
+            next(iter(engine.stream(0)))
+        told = "".join(traceback.format_exception(caught.value))
+        assert re.search(f"while {re.escape(plan.source.where)}/.+ was loaded", told)
 
 
 @pytest.mark.gpu
