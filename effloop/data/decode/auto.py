@@ -45,6 +45,7 @@ class AutoDecoder(PlainDecoder):
             self.jpeg = TurboJPEGDecoder(TurboJPEGConfig())
         except (ConfigError, ImportError):
             self.jpeg = self.other
+        self.decodes_tops = self.jpeg.decodes_tops
 
     def fast(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
         return (self.jpeg if header.format == "JPEG" else self.other).fast(data, header)

@@ -23,7 +23,12 @@ class PlainDecoder(Decoder):
 
     So every decoder takes and refuses the same files, and gives the same pixels for whatever is
     unusual: a subclass only says in `fast` how it decodes what is usual.
+
+    Attributes:
+        decodes_tops: whether it takes a JPEG whose data goes on behind its last row, in silence.
     """
+
+    decodes_tops = True
 
     def __init__(self, config: DecodeConfig) -> None:
         self.config = config
@@ -70,7 +75,7 @@ class PlainDecoder(Decoder):
     ) -> NDArray[np.uint8] | None:
         """Pixels of a box, by decoding a smaller JPEG, or to a smaller size; None if the whole has to be decoded."""
         factor = _shrinking(box, at_least) if at_least is not None and self.config.dct_scaling else 1
-        part = _part_of(data, header, box) if self.config.region else None
+        part = _part_of(data, header, box, tops=self.decodes_tops) if self.config.region else None
         if part is None and factor == 1:
             return None
         part = part or Part(data, 0, 0, header.height, header.width)
@@ -98,13 +103,15 @@ class PlainDecoder(Decoder):
         return header
 
 
-def _part_of(data: Encoded, header: Header, box: Box) -> Part | None:
+def _part_of(data: Encoded, header: Header, box: Box, *, tops: bool) -> Part | None:
     """A smaller JPEG that holds a box, where that saves anything and the file allows it."""
     outside = 1 - box[2] * box[3] / (header.height * header.width)
     layout = layout_of(data, header.frame_at) if len(data) * outside > WORTH_CUTTING else None
     if layout is None:
         return None
-    return cut(data, layout, box) if layout.interval else cut_below(data, layout, box[0] + box[2])
+    if layout.interval:
+        return cut(data, layout, box)
+    return cut_below(data, layout, box[0] + box[2]) if tops else None
 
 
 def _shrinking(box: Box, at_least: tuple[int, int]) -> int:

@@ -34,6 +34,8 @@ class OpenCVDecoder(PlainDecoder):
     Where damage must not pass, let the source check a checksum.
     """
 
+    decodes_tops = False  # it does, but libjpeg prints a line to stderr for each
+
     def __init__(self, config: OpenCVConfig) -> None:
         super().__init__(config)
         self._cv2 = optional_package("cv2", "decode=opencv", "opencv-python-headless")

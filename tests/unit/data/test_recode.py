@@ -302,7 +302,10 @@ class TestShrink:
 
 @pytest.mark.parametrize(
     ("columns", "mcu_width", "wanted"),
-    [(32, 16, 2), (9, 16, 3), (25, 16, 5), (49, 16, 7), (31, 16, 1), (1, 16, 1), (63, 8, 7), (64, 8, 4), (61, 8, 1)],
+    [
+        *((32, 16, 2), (9, 16, 3), (25, 16, 5), (49, 16, 7), (31, 16, 1), (1, 16, 1), (11, 16, 1)),
+        *((63, 8, 7), (64, 8, 4), (61, 8, 61), (46, 8, 23), (3, 8, 3)),
+    ],
 )
 def test_auto_interval(columns: int, mcu_width: int, wanted: int) -> None:
     assert auto_interval(columns, mcu_width) == wanted
