@@ -44,8 +44,8 @@ class Config:
         amp: true is short for precision=amp, false for precision=fp32; null leaves it to `precision`.
         compile: compile the model with torch.compile.
         channels_last: memory layout of images and weights.
-        reuse_memory: on a CPU, keep freed memory for the next step instead of giving it back; from the
-            first run that sets it, for as long as the process lives.
+        reuse_memory: keep freed memory for the next step and the next image instead of giving it back; from the
+            first loader or run that sets it, for as long as the process lives. Worker processes always do.
         accumulate: batches whose gradients make one update.
         image_size: height and width of what the model sees, in pixels.
         device: auto, cpu, cuda or cuda:N.

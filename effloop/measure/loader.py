@@ -38,7 +38,7 @@ def loader(config: Config, repeats: int, *, vs: str, folder: str, work: str) -> 
             raise ConfigError(f"vs: no peer '{name}'; {choices(name, ['none', *peers])}")
     config.data.mean = config.data.std = None
     config.device = "cpu"
-    root = originals(config, folder, vs if wanted else "")
+    root = originals(config, folder, ",".join(name for name in wanted if name != "processes"))
     ours = build_loader(config)  # says what is wrong with it before any process starts
     about = ours.describe()
     ours.close()

@@ -170,9 +170,7 @@ def _ffcv(work: Work) -> Epoch:
     about = getattr(sources.build(work.config.data, work.config.data.train_split), "about", {})
     quality, kind = about.get("quality"), about.get("payload")
     if kind != "raw" and not isinstance(quality, int):
-        raise ConfigError(
-            "vs: ffcv is compared on what was converted with quality=NUMBER or payload=raw; set data.root"
-        )
+        raise ConfigError("it is compared on what was converted with quality=NUMBER or payload=raw; set data.root")
     optional_package("ffcv", "vs=ffcv", "ffcv")
     from ffcv.fields import IntField, RGBImageField
     from ffcv.fields.basics import IntDecoder

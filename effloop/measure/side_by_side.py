@@ -46,7 +46,7 @@ def served(name: str, build: Callable[[Work], Epoch], work: Work) -> Iterator[Ro
         with suppress(EOFError):
             line = here.recv()
             if line:
-                raise ConfigError(line)
+                raise ConfigError(f"vs: {name}: {line}")
         yield partial(_epoch_of, name, here)
     finally:
         here.close()
@@ -69,14 +69,23 @@ def _serve(orders: Connection, build: Callable[[Work], Epoch], work: Work) -> No
     keep_freed_memory()  # for all alike
     try:
         epoch = build(work)
-    except EffLoopError as error:
-        orders.send(str(error))
+    except Exception as error:  # of a peer's, any
+        orders.send(str(error) if isinstance(error, EffLoopError) else f"{type(error).__name__}: {error}")
         return
     orders.send(None)
-    with suppress(EOFError):
-        while True:
-            orders.recv()
-            orders.send(_measured(epoch))
+    while _told(orders):
+        figures = _measured(epoch)
+        with suppress(OSError):  # nobody waits for them any more
+            orders.send(figures)
+
+
+def _told(orders: Connection) -> bool:
+    """Wait for an order; False if none will come."""
+    try:
+        orders.recv()
+    except (EOFError, OSError):
+        return False
+    return True
 
 
 def _measured(epoch: Epoch) -> Figures:
@@ -92,11 +101,12 @@ def _measured(epoch: Epoch) -> Figures:
 
 
 def _family() -> list[int]:
-    """This process and its children."""
+    """This process, its children and theirs."""
     found = [os.getpid()]
-    for task in Path("/proc/self/task").iterdir():
-        with suppress(OSError):  # a thread has just ended
-            found += map(int, (task / "children").read_text().split())
+    for pid in found:  # grows as their children are found
+        with suppress(OSError):  # it has just ended
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                found += map(int, (task / "children").read_text().split())
     return found
 
 

@@ -19,6 +19,7 @@ from effloop.measure.peers import Epoch, Work, originals, pillow_batches
 from effloop.measure.side_by_side import Row, result_of, served, show
 from effloop.measure.turns import scratch, take_turns
 from effloop.optim import optimizers
+from effloop.precision import precisions
 
 T = TypeVar("T")
 
@@ -26,8 +27,8 @@ T = TypeVar("T")
 def train(config: Config, repeats: int, *, folder: str, work: str) -> dict[str, Any]:
     """Images/s of training epochs: this package, with all that a run does, beside the loop that PyTorch's docs show.
 
-    Both train the same model with the same optimizer at the same sizes; `bare` takes its images from ImageFolder
-    and DataLoader with Pillow, as torchvision's reference scripts do, and keeps no score.
+    Both train the same model with the same optimizer in the same precision and layout; `bare` takes its
+    images from ImageFolder and DataLoader with Pillow, as torchvision's reference scripts do, and keeps no score.
 
     Args:
         config: what is trained; its schedule is constant and no checkpoint is written.
@@ -73,15 +74,19 @@ def _bare(work: Work) -> Epoch:
     batches = pillow_batches(work)
     model = build_model(config, batches.dataset.classes, device)  # type: ignore[attr-defined]
     optimizer, loss_of = optimizers.build(config.optim, model.parameters()), nn.CrossEntropyLoss()
+    assert config.precision is not None  # `compose` decided it
+    precision = precisions.build(config.precision, device)
+    layout = torch.channels_last if config.channels_last else torch.contiguous_format
 
     def epoch() -> tuple[int, float]:
         model.train()
         count, clock = 0, Clock()
         for images, targets in clock.over(batches):
             optimizer.zero_grad()
-            loss = loss_of(model(images.to(device)), targets.to(device))
-            loss.backward()
-            optimizer.step()
+            with precision.autocast():
+                loss = loss_of(model(images.to(device, memory_format=layout)), targets.to(device))
+            precision.backward(loss)
+            precision.step(optimizer)
             count += len(images)
         if device.type == "cuda":
             torch.cuda.synchronize()

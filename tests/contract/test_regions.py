@@ -186,8 +186,51 @@ def test_cut_files_are_refused_as_ever(decoder: Decoder) -> None:
             decoder.decode(data, (0, 0, 8, 8))
 
 
+@pytest.mark.parametrize("factors", [0x00, 0x20, 0x02])
+def test_blocks_of_no_size_are_damage(decoder: Decoder, factors: int) -> None:
+    for interval in (0, 1):
+        data = bytearray(jpeg(200, 272, "4:2:0", interval))
+        data[read_header(bytes(data)).frame_at + 11] = factors
+        assert layout_of(bytes(data), read_header(bytes(data)).frame_at) is None
+        with pytest.raises(DataError, match="is a damaged JPEG"):
+            decoder.decode(bytes(data), (9, 8, 30, 20))
+
+
+def test_stray_markers_above_the_lower_edge_are_damage(decoder: Decoder) -> None:
+    """Where decoding the whole refuses them, decoding its top must, too."""
+    plain = decoders.build(type(decoder.config)(region=False))  # type: ignore[attr-defined]
+    data, rng = jpeg(200, 272, "4:2:0", 0), np.random.default_rng(0)
+    refused = 0
+    for at in rng.integers(laid_out(data).scan_at, len(data) - 400, 60).tolist():
+        damaged = bytearray(data)
+        damaged[at : at + 2] = 0xFF, int(rng.integers(1, 255))
+        outcome = _outcome(plain, bytes(damaged), (0, 0, 150, 100))
+        assert _outcome(decoder, bytes(damaged), (0, 0, 150, 100)) == outcome
+        refused += isinstance(outcome, str)
+    assert refused > 20
+
+
+@pytest.mark.parametrize("width", [*range(481, 486), *range(177, 183)])
+def test_a_narrow_right_edge(decoder: Decoder, width: int) -> None:
+    """libjpeg doesn't interpolate chroma of one or two samples."""
+    data = jpeg(40, width, "4:2:0", 1)
+    whole = decoder.decode(data)
+    for left in range(width - 6, width):
+        box = (5, left, 30, width - left)
+        np.testing.assert_array_equal(decoder.decode(data, box), whole[5:35, left:])
+
+
+def test_opencv_says_nothing_of_healthy_files(capfd: pytest.CaptureFixture[str]) -> None:
+    decoder = decoders.build(decoders["opencv"].config())
+    data = encode(photo(400, 500), "JPEG", quality=95)
+    assert len(data) > 4 * common.WORTH_CUTTING
+    for top in range(0, 200, 40):
+        decoder.decode(data, (top, 3, 60, 80))
+    assert capfd.readouterr() == ("", "")
+
+
 def test_off(decoder: Decoder) -> None:
-    plain = decoders.build(type(decoder.config)())  # type: ignore[attr-defined]
+    plain = decoders.build(type(decoder.config)(region=False))  # type: ignore[attr-defined]
     data = jpeg(200, 272, "4:2:0", 1)
     np.testing.assert_array_equal(plain.decode(data, (9, 8, 30, 20)), decoder.decode(data, (9, 8, 30, 20)))
 

@@ -94,7 +94,8 @@ def test_trains_with_a_source_and_a_decoder(site: Path, tmp_path: Path) -> None:
     assert "32 images in 2 classes, stripes:train" in out
     config = yaml.safe_load((tmp_path / "outputs/x/config.yaml").read_text())
     assert config["data"]["count"] == 32
-    assert config["decode"] == {"name": "negative", "region": False, "max_pixels": 178_956_970, "white": 254}
+    common = {"region": True, "dct_scaling": False, "max_pixels": 178_956_970}
+    assert config["decode"] == {"name": "negative", "white": 254, **common}
     assert (tmp_path / "outputs/x/checkpoints/best.ckpt").is_file()
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -28,7 +27,10 @@ class ThreadsConfig(RunsConfig):
 
 @engines.register("threads", ThreadsConfig)
 class ThreadEngine(Engine):
-    """Threads fill batches ahead of the loop; no pickling, no shared memory, no collating."""
+    """Threads fill batches ahead of the loop; no pickling, no shared memory, no collating.
+
+    The encoded images of two batches are in memory, where the source doesn't just map them.
+    """
 
     def __init__(self, config: ThreadsConfig, plan: Plan, *, num_workers: int, pin_memory: bool) -> None:
         self.config = config
@@ -45,24 +47,59 @@ class ThreadEngine(Engine):
     def _stream(self, epoch: int, samples_seen: int) -> Iterator[Batch]:
         begun: deque[tuple[Batch, _Filling]] = deque()
         run_length = self.config.samples_of_a_run(self.plan.order.batch_per_rank, self.num_workers)
-        with ThreadPoolExecutor(self.num_workers, thread_name_prefix="effloop-load") as pool:
-            try:
-                for task in self.plan.tasks(epoch, samples_seen):
-                    batch = self.plan.empty_batch(task, self.ring.take(self.plan.shape(task)))
-                    begun.append((batch, _Filling(self.plan, task, batch.images, run_length, pool)))
-                    del batch  # what is handed on is the loop's alone, and its memory free when the loop drops it
-                    if len(begun) > self.config.prefetch:
+        try:
+            with ThreadPoolExecutor(self.num_workers, thread_name_prefix="effloop-load") as pool:
+                queue = _Queue()
+                try:
+                    for task in self.plan.tasks(epoch, samples_seen):
+                        batch = self.plan.empty_batch(task, self.ring.take(self.plan.shape(task)))
+                        begun.append((batch, _Filling(self.plan, task, batch.images, run_length, pool)))
+                        queue.add(begun[-1][1])
+                        del batch  # what is handed on is the loop's alone, and its memory free when the loop drops it
+                        if len(begun) > self.config.prefetch:
+                            yield _finished(*begun.popleft())
+                    while begun:
                         yield _finished(*begun.popleft())
-                while begun:
-                    yield _finished(*begun.popleft())
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
+                finally:
+                    pool.shutdown(wait=False, cancel_futures=True)
+        finally:
+            for _, filling in begun:
+                filling.forget()
+
+
+class _Queue:
+    """Lets two batches be under way at a time, so that no more than two batches' encoded images are in memory."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[_Filling] = deque()
+        self._places = 2
+        self._lock = threading.Lock()
+
+    def add(self, filling: _Filling) -> None:
+        """Begin with a batch when it is its turn."""
+        filling.done.add_done_callback(self._ended)
+        with self._lock:
+            self._waiting.append(filling)
+        self._next()
+
+    def _ended(self, _: Future[None]) -> None:
+        with self._lock:
+            self._places += 1
+        self._next()
+
+    def _next(self) -> None:
+        with self._lock:
+            if not (self._waiting and self._places):
+                return
+            self._places -= 1
+            filling = self._waiting.popleft()
+        filling.begin()
 
 
 class _Filling:
     """One batch on its way: read run by run, drawn all at once, decoded run by run.
 
-    Reading is a queue's length ahead of decoding, so a slow disk is waited for beside it.
+    Reading is a batch ahead of decoding, so a slow disk is waited for beside it.
     """
 
     def __init__(self, plan: Plan, task: Task, images: Tensor, run_length: int, pool: ThreadPoolExecutor) -> None:
@@ -71,45 +108,67 @@ class _Filling:
         self.runs = [slice(start, start + run_length) for start in range(0, len(self.ids), run_length)]
         self.done: Future[None] = Future()
         self._found: dict[int, tuple[list[Encoded], list[Seen]]] = {}
-        self._left = len(self.runs)
+        self._failed: tuple[int, BaseException] | None = None  # the first run that failed, whoever was faster
+        self._left = 0
         self._lock = threading.Lock()
-        for run in self.runs:
-            pool.submit(self._guarded, self._read, run)
-        if not self.runs:  # a rank's part of a last batch may be nothing but padding
+
+    def begin(self) -> None:
+        """Read, draw, decode; `done` says when, and how it went."""
+        if self.runs:
+            self._spread(self._read, self._draw)
+        else:  # a rank's part of a last batch may be nothing but padding
             self.done.set_result(None)
 
-    def _guarded(self, work: Callable[[slice], None], run: slice) -> None:
-        try:
-            if not self.done.done():  # another run has failed
-                work(run)
-        except BaseException as error:
-            with suppress(InvalidStateError):  # another was faster
-                self.done.set_exception(error)
+    def forget(self) -> None:
+        """Let go of what it holds: an error's traceback would keep it, and so itself."""
+        self.done = Future()
+        self._failed = None
 
-    def _is_last(self) -> bool:
-        """Whether this was the last run of a stage; the next one has as many."""
+    def _spread(self, work: Callable[[slice], None], then: Callable[[], None]) -> None:
+        """Have every run worked on by a thread, and go on when all are done."""
+        self._left = len(self.runs)
+        try:
+            for run in self.runs:
+                self.pool.submit(self._guarded, work, run, then)
+        except RuntimeError as error:  # the loop has left
+            self.done.set_exception(error)
+
+    def _guarded(self, work: Callable[[slice], None], run: slice, then: Callable[[], None]) -> None:
+        try:
+            work(run)
+        except BaseException as error:
+            with self._lock:
+                if self._failed is None or run.start < self._failed[0]:
+                    self._failed = run.start, error
         with self._lock:
             self._left -= 1
-            last = not self._left
-            if last:
-                self._left = len(self.runs)
-            return last
+            if self._left:
+                return
+        if self._failed is not None:
+            self.done.set_exception(self._failed[1])
+        else:
+            then()
 
     def _read(self, run: slice) -> None:
         self._found[run.start] = self.plan.read(self.ids[run])
-        if self._is_last():
-            found = [self._found.pop(run.start) for run in self.runs]
-            encoded, seen = (list(chain.from_iterable(parts)) for parts in zip(*found, strict=True))
+
+    def _draw(self) -> None:
+        found = [self._found.pop(run.start) for run in self.runs]
+        encoded, seen = (list(chain.from_iterable(parts)) for parts in zip(*found, strict=True))
+        try:
             look = self.plan.draw(self.task.epoch, self.ids, encoded, seen)
-            for run in self.runs:
-                self.pool.submit(self._guarded, partial(self._decode, look), run)
+        except BaseException as error:
+            self.done.set_exception(error)
+        else:
+            self._spread(partial(self._decode, look), partial(self.done.set_result, None))
 
     def _decode(self, look: Look, run: slice) -> None:
         self.plan.decode(look, self.images, run.start, min(run.stop, len(self.ids)))
-        if self._is_last():
-            self.done.set_result(None)
 
 
 def _finished(batch: Batch, filling: _Filling) -> Batch:
-    filling.done.result()
+    error = filling.done.exception()
+    if error is not None:
+        filling.forget()
+        raise error
     return batch
