@@ -206,6 +206,21 @@ def test_global_generators_are_left_alone(train_plan: Plan, name: str, num_worke
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@every_engine
+def test_of_several_bad_samples_the_first_is_named(photos: Path, tmp_path: Path, name: str, num_workers: int) -> None:
+    shutil.copytree(photos, tmp_path / "photos")
+    for number, file in enumerate(sorted((tmp_path / "photos/train").rglob("*.jpg"))):
+        if number % 3:
+            file.write_bytes(file.read_bytes()[:-200])
+    plan = make_plan(open_source("folder", tmp_path / "photos"))
+    with pytest.raises(DataError) as wanted:
+        inline(plan, 0)
+    for _ in range(5):
+        with closing(make_engine(name, plan, num_workers)) as engine, pytest.raises(DataError) as got:
+            list(engine.stream(0))
+        assert str(got.value) == str(wanted.value)
+
+
 class _Broken(type(make_decoder("auto"))):  # type: ignore[misc]
     """As a plugin's decoder may be."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import select
@@ -56,6 +57,7 @@ class Worker:
 
     def run(self) -> None:
         """Fill what is asked for, until told to stop or the process that started this one has ended."""
+        gc.freeze()  # what was forked along isn't this process's to end: a pipeline of DALI's would crash it
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the loop's to handle
         threading.Thread(target=_end_with_parent, daemon=True).start()
         torch.set_num_threads(1)
