@@ -5,11 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import select
-import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,11 +18,23 @@ from multiprocessing.process import BaseProcess
 
 from effloop.batch import Batch
 from effloop.data.engine.shared import SharedRing
-from effloop.data.engine.worker import ANSWER, BAD_SAMPLE, FILLED, JOB, STOP, Worker, read_job
+from effloop.data.engine.worker import (
+    ANSWER,
+    EXPLAINED,
+    FAILED,
+    FILLED,
+    JOB,
+    STOP,
+    Worker,
+    how_ended,
+    interrupts_held_back,
+    read_job,
+)
 from effloop.data.plan import Plan, Task
-from effloop.errors import DataError, WorkerError
+from effloop.errors import WorkerError
 
 _PATIENCE_S = 5  # for a worker to end the run it is at
+_LOOK_UP_MS = 100  # while nothing comes: another thread may have stopped the workers
 
 
 @dataclass(slots=True)
@@ -54,11 +65,12 @@ class Pool:
         run_length: samples of a job.
 
     Attributes:
-        ended: whether its workers have ended; it is of no use then.
+        ended: whether its workers have ended, or are about to; it is of no use then.
     """
 
     def __init__(self, plan: Plan, ring: SharedRing, num_workers: int, start_method: str, run_length: int) -> None:
         self.ended = False
+        self._asked = False  # whether the workers were asked to end
         self.ring = ring
         self._plan, self._run_length = plan, run_length
         self._under_way: dict[int, Filling] = {}  # by slot
@@ -73,7 +85,7 @@ class Pool:
         self._answers: dict[int, Connection] = {}  # by descriptor
         self._workers: dict[int, tuple[int, BaseProcess]] = {}  # number and process, by sentinel
         try:
-            with _interrupts_held_back(start_method):
+            with interrupts_held_back(start_method):
                 for number in range(num_workers):
                     self._start(context, number)
         except BaseException:
@@ -84,12 +96,18 @@ class Pool:
         answers, theirs = context.Pipe(duplex=False)
         self._answers[answers.fileno()] = answers
         with theirs:
-            worker = Worker(number, self._plan, self.ring.slots, self._taken_from, theirs)
+            by_server = context.get_start_method() == "forkserver"
+            worker = Worker(number, self._plan, self.ring.slots, self._taken_from, theirs, by_server)
             process: BaseProcess = context.Process(target=worker.run, daemon=True)  # type: ignore[attr-defined]
             process.start()
         self._workers[process.sentinel] = number, process
         self._poll.register(answers, select.POLLIN)
         self._poll.register(process.sentinel, select.POLLIN)
+
+    @property
+    def mine(self) -> bool:
+        """Whether this process has started the workers; one that was forked off may not speak to them."""
+        return os.getpid() == self._pid
 
     def begin(self, task: Task, number: int) -> Filling:
         """Have a batch filled.
@@ -101,7 +119,7 @@ class Pool:
         Raises:
             ConfigError: there is no memory for it.
             DataError: a sample's label is none of a class.
-            WorkerError: a worker has ended.
+            WorkerError: a worker has ended, or the workers are another process's.
         """
         with self._alone():
             self._receive_all()
@@ -121,31 +139,49 @@ class Pool:
 
         Raises:
             DataError: a sample can't be read or decoded; the message names it.
+            EffLoopError: another failure in a worker that one line explains.
             RuntimeError: anything else that was raised in a worker; the message has its traceback.
-            WorkerError: a worker has ended.
+            WorkerError: a worker has ended, or the workers are another process's.
         """
         with self._alone():
             self._receive_all()
             self._send()
             while filling.runs_left:
-                self._receive(None)
+                self._receive(_LOOK_UP_MS)
                 self._send()
         if filling.failure:
             _, kind, text = filling.failure
-            raise DataError(text) if kind == BAD_SAMPLE else RuntimeError(text)
+            raise RuntimeError(text) if kind == FAILED else EXPLAINED[kind](text)
         return filling.batch
+
+    def leave(self, fillings: Iterable[Filling]) -> None:
+        """Have batches filled no further, at the latest from the next `begin` on; runs that workers are at go on."""
+        for filling in fillings:
+            filling.wanted = False
+        if self.mine and not self._lock.locked():  # perhaps by this thread, beneath the garbage collector
+            with suppress(WorkerError), self._alone():
+                self._withdraw()
+                self._send()
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
+        if not self.mine:
+            raise WorkerError(f"engine: its workers, and this epoch with them, are process {self._pid}'s; begin anew")
+        self._check_not_ended()
         with self._lock:
+            self._check_not_ended()
             try:
                 yield
             except KeyboardInterrupt:  # anywhere: a job may have been given and not be noted
-                self.stop()
+                self._end()
                 raise
 
+    def _check_not_ended(self) -> None:
+        if self.ended:
+            raise WorkerError("engine: its workers have ended, and this epoch with them; begin anew")
+
     def _send(self) -> None:
-        """Give jobs to the workers, as many as the pipe has room for: 1,638, of 8 samples each as a rule."""
+        """Give jobs to the workers, as many as the pipe has room for: 1,632, of 4 to 32 samples each."""
         with suppress(BlockingIOError):
             while self._waiting:
                 os.write(self._given_to.fileno(), self._waiting[0])
@@ -177,11 +213,10 @@ class Pool:
         while self._receive(0):
             pass
 
-    def _receive(self, timeout_ms: int | None) -> bool:
+    def _receive(self, timeout_ms: int) -> bool:
         """Take up to one answer of each worker; whether there was any."""
-        if self.ended:
-            raise WorkerError("engine: its workers have ended, and this epoch with them; begin anew")
         ready = [fd for fd, _ in self._poll.poll(timeout_ms)]
+        self._check_not_ended()
         for fd in ready:
             if fd in self._workers:
                 raise self._lost(*self._workers[fd])
@@ -201,30 +236,43 @@ class Pool:
         """End all workers, because one has ended."""
         process.join(_PATIENCE_S)
         who, code = f"engine: worker {number} of {len(self._workers)} (pid {process.pid})", process.exitcode
-        self.stop()
-        if code == -signal.SIGKILL:
-            return WorkerError(
-                f"{who} was killed by SIGKILL, the machine may have run out of memory; "
-                "set num_workers, engine.prefetch or batch_size lower"
-            )
-        how = f"was killed by {_signal_name(-code)}" if code and code < 0 else f"ended with exit code {code}"
-        return WorkerError(f"{who} {how}; set engine=inline to see where")
+        self._end()
+        return how_ended(who, code)
 
     def stop(self) -> None:
-        """End the workers, after the runs that they are at; a process that was forked off leaves them alone."""
-        if self.ended or os.getpid() != self._pid:
+        """End the workers, after the runs that they are at; a process that was forked off leaves them alone.
+
+        Any thread may call it, and again: a later call ends what an interrupt has left.
+        """
+        if not self.mine:
             return
-        self.ended = True
-        self._untaken()
-        with suppress(BlockingIOError):  # for want of room; who isn't told is killed
-            for _ in self._workers:
-                os.write(self._given_to.fileno(), STOP)
-        self._await_ends(time.monotonic() + _PATIENCE_S)
+        self.ended = True  # a thread that waits for a batch gives up
+        held = self._lock.acquire(timeout=_PATIENCE_S)  # in vain beneath a signal's handler that stopped the holder
+        try:
+            self._end()
+        finally:
+            if held:
+                self._lock.release()
+
+    def _end(self) -> None:
+        self.ended, asked, self._asked = True, self._asked, True
+        try:
+            if not asked:
+                self._untaken()
+                with suppress(BlockingIOError):  # for want of room; who isn't told is killed
+                    for _ in self._workers:
+                        os.write(self._given_to.fileno(), STOP)
+                self._await_ends(time.monotonic() + _PATIENCE_S)
+        finally:  # without more patience after another Ctrl-C
+            self._kill()
+
+    def _kill(self) -> None:
+        """End the workers that still run, and close everything; may be called again."""
         for _, process in self._workers.values():
-            if process.exitcode is None:
-                process.kill()
-                process.join(_PATIENCE_S)
-            with suppress(ValueError):  # not even a kill ends it while it waits for a disk
+            with suppress(ValueError):  # closed, or not even a kill ends it while it waits for a disk
+                if process.exitcode is None:
+                    process.kill()
+                    process.join(_PATIENCE_S)
                 process.close()
         for end in (self._taken_from, self._given_to, *self._answers.values()):
             end.close()
@@ -232,33 +280,15 @@ class Pool:
 
     def _await_ends(self, deadline: float) -> None:
         """Wait for the workers, and take what they still say: one may wait for room in its pipe."""
-        running = set(self._workers)
+        running, said = set(self._workers), select.poll()  # not the loop's: this thread may be within it, in a handler
+        for fd in (*self._workers, *self._answers):
+            said.register(fd, select.POLLIN)
         while running and (left := deadline - time.monotonic()) > 0:
-            for fd, _ in self._poll.poll(1000 * left):
+            for fd, _ in said.poll(1000 * left):
                 try:
                     self._answers[fd].recv_bytes()
                 except (KeyError, EOFError, OSError):  # KeyError: a sentinel
-                    self._poll.unregister(fd)
+                    said.unregister(fd)
                     running.discard(fd)
         for _, process in self._workers.values():
             process.join(0)
-
-
-@contextmanager
-def _interrupts_held_back(start_method: str) -> Iterator[None]:
-    """Ctrl-C comes after this; a worker is started with it held back, until it says that it ignores it."""
-    if start_method == "forkserver":  # would pass it on to what others start by it
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -44,7 +44,7 @@ class ProcessEngine(Engine):
         self.num_workers = num_workers
         self.pin_memory = pin_memory
         self.pool: Pool | None = None
-        self._stop: Callable[[], object] | None = None
+        self._stop: weakref.finalize[[], ProcessEngine] | None = None
 
     def stream(self, epoch: int, samples_seen: int = 0) -> Iterator[Batch]:
         if self.num_workers == 0:
@@ -62,11 +62,10 @@ class ProcessEngine(Engine):
             while begun:
                 yield pool.finished(begun.popleft())
         finally:
-            for filling in begun:
-                filling.wanted = False
+            pool.leave(begun)
 
     def _started(self) -> Pool:
-        if self.pool is None or self.pool.ended:
+        if self.pool is None or self.pool.ended or not self.pool.mine:
             self.close()
             config, plan, size = self.config, self.plan, self.plan.augment.size
             slots = SharedSlots((plan.order.batch_per_rank, size, size, 3))
@@ -77,6 +76,8 @@ class ProcessEngine(Engine):
         return self.pool
 
     def close(self) -> None:
-        if self._stop is not None:
-            self._stop()
+        if self.pool is not None:
+            self.pool.stop()
+        if self._stop is not None:  # not called: it does nothing a second time, and an interrupt may end the first
+            self._stop.detach()
         self.pool = self._stop = None

@@ -207,6 +207,19 @@ def test_what_is_raised_in_a_worker_comes_with_its_traceback(plan: Plan) -> None
                 next(engine.stream(0))
 
 
+def explain() -> None:
+    raise ConfigError("augment: needs the package 'colours'; pip install 'colours'")
+
+
+def test_what_a_line_explains_comes_as_that_line(plan: Plan) -> None:
+    told = line("augment: needs the package 'colours'; pip install 'colours'")
+    with (
+        closing(make(replace(plan, augment=Harmful(explain)))) as engine,
+        pytest.raises(ConfigError, match=told),
+    ):
+        next(engine.stream(0))
+
+
 def test_the_engine_goes_and_its_workers_with_it(plan: Plan) -> None:
     engine = make(plan)
     next(iter(engine.stream(0)))
@@ -249,6 +262,76 @@ def test_a_fork_of_the_loops_process_leaves_the_workers_alone(plan: Plan) -> Non
         child.close()
         assert_right(plan, engine.stream(1), 1)
         assert len(list(batches)) == 4
+
+
+def test_a_fork_of_the_loops_process_has_workers_of_its_own(plan: Plan) -> None:
+    with closing(make(plan)) as engine:
+        batches = engine.stream(0)
+        held = next(batches)
+
+        def use() -> None:
+            told = line(f"engine: its workers, and this epoch with them, are process {os.getppid()}'s; begin anew")
+            with pytest.raises(WorkerError, match=told):
+                next(batches)
+            for epoch in (2, 3):
+                assert_right(plan, engine.stream(epoch), epoch)
+            engine.close()
+
+        child = multiprocessing.get_context("fork").Process(target=use)
+        child.start()
+        assert_right(plan, engine.stream(1), 1)
+        child.join()
+        assert child.exitcode == 0
+        child.close()
+        assert_right(plan, [held, *batches])
+
+
+def test_what_was_asked_for_is_withdrawn_when_the_loop_leaves(plan: Plan, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+
+    def note() -> None:
+        with begun.open("ab") as file:
+            file.write(b".")
+        time.sleep(0.02)
+
+    with closing(make(replace(plan, augment=Harmful(note)), prefetch=3, run_length=1)) as engine:
+        for _ in engine.stream(0):
+            break
+        before = begun.stat().st_size
+        time.sleep(0.3)
+        assert begun.stat().st_size <= before + 2  # one of each worker
+
+
+def test_closed_by_another_thread_while_the_loop_waits(plan: Plan) -> None:
+    slow = replace(plan, augment=Harmful(lambda: time.sleep(0.1)))
+    with closing(make(slow, run_length=2)) as engine:
+        closer = threading.Timer(0.2, engine.close)
+        closer.start()
+        with pytest.raises(
+            WorkerError, match=line("engine: its workers have ended, and this epoch with them; begin anew")
+        ):
+            list(engine.stream(0))
+        closer.join()
+        assert multiprocessing.active_children() == []
+
+
+def test_interrupted_twice(plan: Plan, tmp_path: Path) -> None:
+    """The second time while the workers are waited for, which then end at once."""
+    slow = tmp_path / "slow"
+    harm = Harmful(lambda: slow.exists() and time.sleep(10))
+    with closing(make(replace(plan, augment=harm))) as engine:
+        list(engine.stream(0))
+        slow.touch()
+        timers = [threading.Timer(at, os.kill, [os.getpid(), signal.SIGINT]) for at in (0.2, 0.7)]
+        for timer in timers:
+            timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            next(engine.stream(1))
+        assert multiprocessing.active_children() == []
+        for timer in timers:
+            timer.join()
+        slow.unlink()
+        assert_right(plan, engine.stream(2), 2)
 
 
 def test_too_little_memory(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,6 +424,38 @@ class TestProcessesOfTheirOwn:
         process.kill()
         wait_for(lambda: all(map(has_ended, workers)))
 
+    def test_killed_while_another_fork_of_it_lives(self, start: Any) -> None:
+        process, workers = start(
+            """
+            if os.fork() == 0:
+                time.sleep(100)
+                os._exit(0)
+            print("forked", flush=True)
+            for epoch in range(10**9): list(engine.stream(epoch))
+            """
+        )
+        assert process.stdout.readline() == "forked\n"
+        process.kill()
+        wait_for(lambda: all(map(has_ended, workers)))
+
+    def test_interrupts_are_held_back_while_workers_are_spawned(self, start: Any) -> None:
+        """The first that is spawned starts a process of Python's own, which lets them through."""
+        process, _ = start(
+            """
+            class Sent(NativeAugment):
+                def __reduce__(self):
+                    print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []), flush=True)
+                    return partial(NativeAugment, NativeConfig(name="native"), size=24, train=True), ()
+
+            sent = Sent(NativeConfig(name="native"), size=24, train=True)
+            spawned = make_engine("processes", replace(plan, augment=sent), 2, start_method=StartMethod.spawn)
+            next(spawned.stream(0))
+            print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+            spawned.close()
+            """
+        )
+        assert process.communicate(timeout=60) == ("True\nTrue\nFalse\n", "")
+
     def test_ends_without_closing(self, start: Any) -> None:
         process, workers = start("batches = engine.stream(0); next(batches)")
         assert process.communicate(timeout=60) == ("", "")
@@ -366,10 +481,15 @@ class TestProcessesOfTheirOwn:
 
 _SCRIPT = """
 import multiprocessing
+import os
+import signal
+import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from plans import make_engine, make_plan, open_source
 from effloop.data.augment.native import NativeAugment, NativeConfig
+from effloop.data.engine.processes import StartMethod
 
 class Failing(NativeAugment):
     def apply(self, *args):
