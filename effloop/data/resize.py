@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from effloop.errors import optional_package
+
 
 def resize_into(region: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
     """Resize with an antialiased bilinear filter, 0.02 levels (mean) from Pillow's, the width first.
@@ -30,6 +32,33 @@ def resize_into(region: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
     source = torch.from_numpy(region.transpose(2, 0, 1)[None])
     target = torch.from_numpy(out.transpose(2, 0, 1)[None])
     torch.ops.aten._upsample_bilinear2d_aa.out(source, list(out.shape[:2]), False, None, None, out=target)
+
+
+class FastResize:
+    """Resizes by OpenCV's bilinear filter, which is not antialiased: 61 µs instead of 87 where a crop of 256x192 is
+    enlarged to 224x224, 109 instead of 182 where one of 500x375 is shrunk.
+
+    It is 0.2 levels (mean) from `resize_into` where a crop is enlarged; 2.1, and 6.7 in the worst of 60, where it is
+    shrunk from up to 500x375; and beyond half the size the same, because that is what is done there.
+
+    Raises:
+        ConfigError: OpenCV isn't installed.
+    """
+
+    def __init__(self) -> None:
+        self._cv2 = optional_package("cv2", "augment.resize=fast", "opencv-python-headless")
+        self._cv2.setNumThreads(0)  # as for decoding: EffLoop brings the threads
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FastResize, ()
+
+    def __call__(self, region: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
+        """As `resize_into`."""
+        (height, width), (rows, columns) = region.shape[:2], out.shape[:2]
+        if height > 2 * rows or width > 2 * columns:
+            resize_into(region, out)
+        else:
+            self._cv2.resize(region, (columns, rows), out, interpolation=self._cv2.INTER_LINEAR)
 
 
 class _Lent:

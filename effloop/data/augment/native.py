@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from effloop.data.augment.base import Augment, AugmentConfig, Draws, augments
 from effloop.data.keyed import uniforms
-from effloop.data.resize import mirror, resize_into
+from effloop.data.resize import FastResize, mirror, resize_into
 from effloop.errors import ConfigError
 
 _ATTEMPTS = 10  # torchvision's
+
+
+class Resize(Enum):
+    """How crops are resized."""
+
+    exact = "exact"
+    fast = "fast"
 
 
 @dataclass
@@ -25,12 +33,15 @@ class NativeConfig(AugmentConfig):
         ratio: smallest and largest width over height of the training crop.
         flip: probability that a training image is mirrored left to right.
         eval_ratio: side of the centre crop for evaluation, as a share of the image's shorter side.
+        resize: `exact` is antialiased, within 0.1 levels of Pillow's; `fast` takes two thirds of the time and is
+            not antialiased: 0.2 levels (mean) from `exact` where a crop is enlarged, 2.1 where it is shrunk.
     """
 
     scale: list[float] = field(default_factory=lambda: [0.08, 1.0])
     ratio: list[float] = field(default_factory=lambda: [3 / 4, 4 / 3])
     flip: float = 0.5
     eval_ratio: float = 0.875
+    resize: Resize = Resize.exact
 
     def __post_init__(self) -> None:
         for key, values, top in (("scale", self.scale, 1.0), ("ratio", self.ratio, math.inf)):
@@ -53,6 +64,7 @@ class NativeAugment(Augment):
         self.config = config
         self.size = size
         self.train = train
+        self.resize = FastResize() if config.resize is Resize.fast else resize_into
 
     @property
     def resizes_and_flips(self) -> bool:
@@ -66,7 +78,7 @@ class NativeAugment(Augment):
         return Draws(keys, boxes, numbers[:, 0] < self.config.flip)
 
     def apply(self, region: NDArray[np.uint8], draws: Draws, row: int, out: NDArray[np.uint8]) -> None:
-        resize_into(region, out)
+        self.resize(region, out)
         if draws.flips[row]:
             mirror(out)
 

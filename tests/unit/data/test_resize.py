@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from PIL import Image
 from torchvision.transforms.v2 import functional
 
 from effloop.data import resize
-from effloop.data.resize import mirror, resize_into
+from effloop.data.resize import FastResize, mirror, resize_into
 
 
 def resized(region: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -73,3 +75,17 @@ def test_mirror(opencv: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted[1] = wanted[1, :, ::-1]
     mirror(batch[1])
     np.testing.assert_array_equal(batch, wanted)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", REGIONS)
+@pytest.mark.parametrize("size", [(64, 64), (224, 224), (33, 57), (1, 1)])
+def test_fast(name: str, size: tuple[int, int]) -> None:
+    region, batch = REGIONS[name], np.full((3, *size, 3), 99, np.uint8)
+    pickle.loads(pickle.dumps(FastResize()))(region, batch[1])
+    assert (batch[[0, 2]] == 99).all()
+    exact = resized(region, *size)
+    difference = np.abs(batch[1].astype(float) - exact).mean()
+    enlarged = region.shape[0] <= size[0] and region.shape[1] <= size[1]
+    far_shrunk = region.shape[0] > 2 * size[0] or region.shape[1] > 2 * size[1]
+    assert difference <= (0.0 if far_shrunk else 0.3 if enlarged else 8)
