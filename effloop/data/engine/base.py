@@ -34,8 +34,8 @@ class RunsConfig(EngineConfig):
     """Fields of engines that hand out a batch in runs of samples.
 
     Attributes:
-        run_length: samples that a worker takes at a time. null is its share of a batch, from 4 to 32: drawing
-            crops takes 10 µs a sample in a run of 8, and 2.7 in one of 32.
+        run_length: samples that a worker takes at a time. null is its share of a batch, from 4 to 32:
+            processes draw crops run by run, which takes 10 µs a sample in a run of 8, and 2.7 in one of 32.
     """
 
     run_length: int | None = None
