@@ -99,9 +99,9 @@ def _mcu_size(data: Encoded, frame_at: int, components: int) -> tuple[int, int] 
 def with_lengths(data: Encoded, frame_at: int) -> bytes:
     """The same JPEG with the lengths of its restart intervals in a segment before the scan (APP9 `EffLoop`).
 
-    So that cutting needn't look for the markers: 20 µs of 40 at 62 KB. Two bytes an interval, 0.7 % of a file
-    with an interval of two MCUs. Other programs skip the segment. A file without restart markers, or with
-    an interval of 64 KB, or of which the segment would be, comes back as it is.
+    So that cutting needn't look for the markers, which takes 16 to 22 µs at 62 KB. Two bytes an interval, 0.7 % of
+    a file of 104 KB with an interval of two MCUs. Other programs skip the segment. A file without restart markers,
+    or with an interval of 64 KB, or of which the segment would be, comes back as it is.
     """
     layout = layout_of(data, frame_at)
     if layout is None or not layout.interval or layout.lengths:

@@ -46,7 +46,7 @@ def served(name: str, build: Callable[[Work], Epoch], work: Work) -> Iterator[Ro
         with suppress(EOFError):
             line = here.recv()
             if line:
-                raise ConfigError(f"vs: {name}: {line}")
+                raise ConfigError(line if name == "effloop" else f"{name}: {line}")
         yield partial(_epoch_of, name, here)
     finally:
         here.close()

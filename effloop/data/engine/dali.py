@@ -31,7 +31,8 @@ class DaliConfig(EngineConfig):
     pixels are 0.17 levels (mean) from the other engines', 0.20 in the worst of them, at most 9 in any pixel.
 
     Without a GPU it is slower than threads: 2.1 ms of a core for a photograph of 500x375 and 110 KB instead of
-    1.4, because of its antialiased resize (1.1 ms; decoding just the box takes 0.9).
+    1.4, because of its antialiased resize (1.1 ms; decoding just the box takes 0.9). `augment.resize` and
+    `decode`'s other keys have no effect on what DALI decodes.
     """
 
 

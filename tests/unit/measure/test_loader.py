@@ -54,4 +54,4 @@ def test_refusals(words: str, wanted: str, here: Path, capsys: pytest.CaptureFix
 def test_ffcv_does_the_same_as_we(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "what=loader", "vs=ffcv", f"data.root={photos}", *TINY]) == 2
     wanted = "it is compared on what was converted with quality=NUMBER or payload=raw; set data.root"
-    assert capsys.readouterr().err == f"effloop: vs: ffcv: {wanted}\n"
+    assert capsys.readouterr().err == f"effloop: ffcv: {wanted}\n"
