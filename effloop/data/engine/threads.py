@@ -160,10 +160,14 @@ class _Filling:
         except BaseException as error:
             self.done.set_exception(error)
         else:
-            self._spread(partial(self._decode, look), partial(self.done.set_result, None))
+            self._spread(partial(self._decode, look), self._finish)
 
     def _decode(self, look: Look, run: slice) -> None:
         self.plan.decode(look, self.images, run.start, min(run.stop, len(self.ids)))
+
+    def _finish(self) -> None:
+        del self.images  # the thread may hold this object a while longer, and the slot must be the loop's alone
+        self.done.set_result(None)
 
 
 def _finished(batch: Batch, filling: _Filling) -> Batch:
