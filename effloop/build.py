@@ -15,6 +15,7 @@ from effloop import snapshot
 from effloop.checkpoint import files, keepers, rng
 from effloop.config import Config
 from effloop.data.augment import augments
+from effloop.data.augment.mix import Mix
 from effloop.data.cache import cached
 from effloop.data.check import check_samples
 from effloop.data.decode import decoders
@@ -87,7 +88,14 @@ def build_loader(config: Config, split: str = "train", *, parallel: Parallel | N
     )
     check_samples(plan, config.data.check, num_workers)
     engine = engines.build(config.engine, plan, num_workers=num_workers, pin_memory=device.type == "cuda")
-    transfer = Transfer(device, config.data.mean, config.data.std, channels_last=config.channels_last)
+    transfer = Transfer(
+        device,
+        config.data.mean,
+        config.data.std,
+        channels_last=config.channels_last,
+        augment=plan.augment,
+        mix=Mix(config.augment.mixup, config.augment.cutmix, len(source.classes)) if train else None,
+    )
     return Loader(plan, engine, transfer)
 
 

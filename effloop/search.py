@@ -81,6 +81,7 @@ def prepare(root: type, overrides: Sequence[str] = ()) -> None:
         for name in parts:
             node = OmegaConf.structured(parts[name].config)
             node.name = name
+            _open(node)
             # `name_schema` is what a YAML file of the same name builds on; `name` serves where a
             # part ships no YAML.
             store.store(group=group, name=f"{name}_schema", node=node)
@@ -89,6 +90,14 @@ def prepare(root: type, overrides: Sequence[str] = ()) -> None:
         for name in _asked_for(group, overrides):
             if name not in parts and not _has_yaml(group, name) and name in parts.shelf():
                 store.store(group=group, name=name, node=OmegaConf.structured(parts.shelf()[name]))
+
+
+def _open(node: DictConfig) -> None:
+    """Let overrides add to what is a dict in a part's dataclass, such as the operations of a recipe, without a `+`."""
+    for key in node:
+        child = node._get_node(key)
+        if isinstance(child, DictConfig) and OmegaConf.get_type(child) is dict:
+            OmegaConf.set_struct(child, False)
 
 
 def _asked_for(group: str, overrides: Sequence[str]) -> list[str]:

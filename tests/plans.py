@@ -80,8 +80,14 @@ def make_plan(
 ) -> Plan:
     """What `build_loader` would put together for a single rank; `decode=auto` unless it gets a decoder."""
     order = Order(len(source), batch, seed if train else None, Tail.drop if train else Tail.pad)
-    augment = NativeAugment(NativeConfig(name="native"), size=size, train=train)
+    augment = NativeAugment(native_config(), size=size, train=train)
     return Plan(source, decoder or make_decoder(), augment, order, seed)
+
+
+def native_config(**options: Any) -> NativeConfig:
+    """Random-resized-crop and flip, by EffLoop's own operations."""
+    ops = {"crop": {"op": "RandomResizedCrop"}, "flip": {"op": "RandomHorizontalFlip"}}
+    return NativeConfig(name="native", **{"ops": ops, **options})
 
 
 def make_engine(name: str, plan: Plan, num_workers: int = 0, *, pin_memory: bool = False, **options: Any) -> Engine:

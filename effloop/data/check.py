@@ -22,21 +22,24 @@ def check_samples(plan: Plan, limit: int, num_threads: int) -> None:
 
     Raises:
         DataError: a sample can't be used; the message names it. Of several it is the first.
+        ConfigError: an image is too small for the recipe that augments it.
     """
     count = len(plan.source)
     ids = np.unique(np.linspace(0, count - 1, min(limit, count)).astype(np.int64))
 
-    def check(sample: int) -> None:
+    def check(sample: int) -> tuple[int, int]:
         with plan.blaming(sample):
             data = plan.source.read(sample)
             plan.source.verify(sample)
-            plan.decoder.size(data)
+            size = plan.decoder.size(data)
             if not read_header(data).complete:
                 plan.decoder.decode(data)
+            return size
 
     with ThreadPoolExecutor(max(1, num_threads), thread_name_prefix="effloop-check") as pool:
         try:
-            for _ in pool.map(check, ids.tolist()):
-                pass
+            sizes = list(pool.map(check, ids.tolist()))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+    if sizes:
+        plan.augment.check(np.unique(np.array(sizes, np.int64), axis=0))

@@ -17,7 +17,7 @@ Uint64s = NDArray[np.uint64]
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
-_ORDER, _SAMPLE = 1, 2  # what a key is for, so that order and pixels never share numbers
+_ORDER, _SAMPLE, _STREAM = 1, 2, 3  # what a key is for, so that order and pixels never share numbers
 
 
 def _mix(x: Uint64s) -> Uint64s:
@@ -38,6 +38,11 @@ def derive(*parts: int) -> int:
 def sample_keys(seed: int, epoch: int, ids: NDArray[np.int64]) -> Uint64s:
     """(N,) ids -> (N,) uint64, the key of each sample's random numbers in this epoch."""
     return _mix(_mix(ids.astype(np.uint64) + np.uint64(1)) ^ np.uint64(derive(_SAMPLE, seed, epoch)))
+
+
+def stream(keys: Uint64s, salt: int) -> Uint64s:
+    """(N,) keys -> (N,) keys of other random numbers for the same samples; each salt gives others."""
+    return _mix(keys ^ np.uint64(derive(_STREAM, salt)))
 
 
 def uniforms(keys: Uint64s, count: int) -> NDArray[np.float64]:

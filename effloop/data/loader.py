@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import numpy as np
 
 from effloop.batch import Batch
 from effloop.data.cache import CachedSource
 from effloop.data.engine import Engine
-from effloop.data.plan import Plan
+from effloop.data.plan import Plan, Task
 from effloop.data.transfer import Transfer
 
 
@@ -62,7 +65,24 @@ class Loader:
             ConfigError: `samples_seen` is inside a batch.
             DataError: a sample can't be read or decoded; the message names it.
         """
-        return self.transfer.stream(self.engine.stream(epoch, samples_seen))
+        return self.transfer.stream(self.engine.stream(epoch, samples_seen), partial(self.plan.keys, epoch))
+
+    def samples(self, ids: Sequence[int], epoch: int = 0) -> Batch:
+        """Some samples as the model sees them in an epoch, loaded by the thread that asks.
+
+        Args:
+            ids: their numbers in the source.
+            epoch: counted from 0.
+
+        Raises:
+            DataError: a sample can't be read or decoded; the message names it.
+        """
+        numbers = np.array(ids, np.int64)
+        task = Task(epoch, numbers, np.ones(len(numbers), np.bool_))
+        batch = self.plan.empty_batch(task)
+        self.plan.fill(task, batch.images, 0, len(batch))
+        (moved,) = self.transfer.stream([batch], partial(self.plan.keys, epoch))
+        return moved
 
     def close(self) -> None:
         """End the workers that outlive an epoch; for when the loader is no longer needed."""

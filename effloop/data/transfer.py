@@ -1,15 +1,22 @@
-"""Host -> device, and what happens to a batch there: casting and normalising."""
+"""Host -> device, and what happens to a batch there: augmenting, casting, normalising, mixing."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from effloop.batch import Batch
+from effloop.data.augment import Augment
+from effloop.data.augment.mix import Mix
+
+KeysOf = Callable[[NDArray[np.int64]], NDArray[np.uint64]]
+"""(N,) ids of samples -> (N,) uint64 that their random numbers come from."""
 
 
 class Transfer:
@@ -19,12 +26,23 @@ class Transfer:
         device: where the batches go.
         mean, std: three numbers each, in units of 0-1; both None leave the images uint8.
         channels_last: memory layout of the images that come out.
+        augment: what is left to do on the device, before normalising; None is nothing.
+        mix: mixes the images of a batch with each other, after normalising; None doesn't.
     """
 
     def __init__(
-        self, device: torch.device, mean: Sequence[float] | None, std: Sequence[float] | None, *, channels_last: bool
+        self,
+        device: torch.device,
+        mean: Sequence[float] | None,
+        std: Sequence[float] | None,
+        *,
+        channels_last: bool,
+        augment: Augment | None = None,
+        mix: Mix | None = None,
     ) -> None:
         self.device = device
+        self.augment = augment
+        self.mix = mix
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self._scale: Tensor | None = None
         if mean is not None and std is not None:
@@ -34,19 +52,32 @@ class Transfer:
             self._scale = scale.float().reshape(1, 3, 1, 1).to(device)
             self._offset = offset.float().reshape(1, 3, 1, 1).to(device)
 
-    def stream(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+    def stream(self, batches: Iterable[Batch], keys_of: KeysOf | None = None) -> Iterator[Batch]:
         """Host batches -> batches on the device, as `Batch` describes them.
 
         On a GPU the next batch is taken, and its copy begun, before one is handed out.
-        """
-        return self._beside(batches) if self.device.type == "cuda" else self._in_turn(batches)
 
-    def _in_turn(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        for batch in batches:
-            moved = Batch(self.normalize(batch.images), batch.targets.to(torch.int64), batch.ids, batch.valid)
+        Args:
+            batches: from an engine.
+            keys_of: the epoch's; needed to augment or mix here.
+        """
+        beside = self.device.type == "cuda"
+        for batch in self._beside(batches) if beside else batches:
+            keys = None if keys_of is None else keys_of(batch.ids.numpy())
+            finished = self._finished(batch, keys)
             del batch  # its memory is free for the next one
-            yield moved
-            del moved
+            yield finished
+            del finished
+
+    def _finished(self, batch: Batch, keys: NDArray[np.uint64] | None) -> Batch:
+        """What is done to a batch on its device; nothing here waits for it."""
+        images, targets = batch.images, batch.targets.to(torch.int64)
+        if self.augment is not None and keys is not None:
+            images = self.augment.on_device(images, keys)
+        images = self.normalize(images)
+        if self.mix is not None and keys is not None:
+            images, targets = self.mix(images, targets, keys)
+        return Batch(images, targets, batch.ids, batch.valid)
 
     @cached_property
     def side(self) -> torch.cuda.Stream:
@@ -92,7 +123,7 @@ class Transfer:
         current.wait_event(done)
         for field in (batch.images, batch.targets, batch.valid):
             field.record_stream(current)  # the side stream's next batch mustn't get its memory before this one is used
-        return Batch(self.normalize(batch.images), batch.targets, batch.ids, batch.valid)
+        return batch
 
     def normalize(self, images: Tensor) -> Tensor:
         """(N, 3, S, S) uint8 -> the same as float32, or as it is without mean and std."""

@@ -45,14 +45,19 @@ class Work:
     @property
     def scale(self) -> tuple[float, float]:
         """Smallest and largest area of a crop, as a share of the image."""
-        low, high = getattr(self.config.augment, "scale", (0.08, 1.0))
+        low, high = self._crop.get("scale", (0.08, 1.0))
         return low, high
 
     @property
     def ratio(self) -> tuple[float, float]:
         """Smallest and largest width over height of a crop."""
-        low, high = getattr(self.config.augment, "ratio", (3 / 4, 4 / 3))
+        low, high = self._crop.get("ratio", (3 / 4, 4 / 3))
         return low, high
+
+    @property
+    def _crop(self) -> dict[str, Any]:
+        """The recipe's crop, as the user wrote it."""
+        return getattr(self.config.augment, "ops", {}).get("crop") or {}
 
 
 def num_workers(config: Config) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from images import photo
 
+import effloop
 from effloop.data.augment import Augment, augments
 from effloop.data.keyed import sample_keys
 
@@ -20,7 +21,7 @@ SIDE = 24
 
 @pytest.fixture(params=augments.names())
 def build(request: pytest.FixtureRequest) -> Build:
-    config = augments[request.param].config(name=request.param)
+    config = effloop.compose([f"augment={request.param}"]).augment
     return lambda train: augments.build(config, size=SIDE, train=train)
 
 

@@ -79,9 +79,9 @@ class TestUsersConfigs:
         assert effloop.compose([chosen]).model.name == "torchvision"
 
     def test_part(self, here: Path) -> None:
-        _write(here / "configs/augment/weak.yaml", "defaults: [native_schema, _self_]\nscale: [0.9, 1.0]\n")
+        _write(here / "configs/augment/weak.yaml", "defaults: [native, _self_]\nops: {crop: {scale: [0.9, 1.0]}}\n")
         augment = effloop.compose(["augment=weak"]).augment
-        assert (augment.name, augment.scale) == ("native", [0.9, 1.0])
+        assert (augment.name, augment.ops["crop"]["scale"]) == ("native", [0.9, 1.0])
 
     def test_packaged_file_wins(self, here: Path) -> None:
         _write(here / "configs/optim/sgd.yaml", "defaults: [sgd_schema, _self_]\nmomentum: 0.123\n")

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from torch import Tensor
 
-from effloop.data.augment.base import Augment, AugmentConfig, Draws, augments
-from effloop.data.keyed import uniforms
-from effloop.data.resize import FastResize, mirror, resize_into
-from effloop.errors import ConfigError
+from effloop.data.augment import recipe
+from effloop.data.augment.base import Augment, Device, Draws, RecipeConfig, augments
+from effloop.data.augment.flips import RandomHorizontalFlip
+from effloop.data.augment.frames import CentralSquare, RandomResizedCrop, Whole
+from effloop.data.augment.framing import Image, Sizes, inside, place, reframed
+from effloop.data.augment.operation import Keys, Operation, Reframe, operations
+from effloop.data.augment.recipe import Step
+from effloop.data.resize import FastResize, resize_into
 
-_ATTEMPTS = 10  # torchvision's
+Steps = Sequence[Step[Operation]]
+
+_PROBES = np.array([[1_000_003, 1_000_033], [1_000_003, 2_000_003], [3_000_017, 1_000_003]])
+"""Sizes that no crop is too large for, to see what becomes of images of several sizes."""
 
 
 class Resize(Enum):
@@ -25,101 +33,117 @@ class Resize(Enum):
 
 
 @dataclass
-class NativeConfig(AugmentConfig):
+class NativeConfig(RecipeConfig):
     """Fields of `augment=native`.
 
     Attributes:
-        scale: smallest and largest area of the training crop, as a share of the image.
-        ratio: smallest and largest width over height of the training crop.
-        flip: probability that a training image is mirrored left to right.
-        eval_ratio: side of the centre crop for evaluation, as a share of the image's shorter side.
         resize: `exact` is antialiased, within 0.1 levels of Pillow's; `fast` takes two thirds of the time and is
-            not antialiased: 0.2 levels (mean) from `exact` where a crop is enlarged, 2.1 where it is shrunk.
+            not antialiased: 0.2 levels (mean) from `exact` where a crop is enlarged, 2.1 where it is shrunk. On a
+            GPU it is always `exact`.
     """
 
-    scale: list[float] = field(default_factory=lambda: [0.08, 1.0])
-    ratio: list[float] = field(default_factory=lambda: [3 / 4, 4 / 3])
-    flip: float = 0.5
-    eval_ratio: float = 0.875
     resize: Resize = Resize.exact
-
-    def __post_init__(self) -> None:
-        for key, values, top in (("scale", self.scale, 1.0), ("ratio", self.ratio, math.inf)):
-            if len(values) != 2 or not 0 < values[0] <= values[1] <= top or math.isinf(values[1]):
-                raise ConfigError(
-                    f"augment.{key}: {values} is not allowed; set [smallest, largest] above 0"
-                    + (" and at most 1" if top == 1 else "")
-                )
-        if not 0 <= self.flip <= 1:
-            raise ConfigError(f"augment.flip: {self.flip} is not allowed; set a probability from 0 to 1")
-        if not 0 < self.eval_ratio <= 1:
-            raise ConfigError(f"augment.eval_ratio: {self.eval_ratio} is not allowed; set a share above 0, at most 1")
 
 
 @augments.register("native", NativeConfig)
 class NativeAugment(Augment):
-    """Random-resized-crop and flip for training, centre crop for evaluation; antialiased."""
+    """EffLoop's own operations, drawn for many samples at once; on the host or, by batches, on the device."""
 
     def __init__(self, config: NativeConfig, *, size: int, train: bool) -> None:
         self.config = config
-        self.size = size
-        self.train = train
         self.resize = FastResize() if config.resize is Resize.fast else resize_into
+        steps = _steps(config, size, train=train)
+        ends = [_sizes_after(steps[:count], _PROBES) for count in range(1, len(steps) + 1)]
+        recipe.check_end(ends[-1], size)
+        # From the first on that gives all images one size, the rest can be done to a batch.
+        alike = next(count for count, end in enumerate(ends, 1) if (end == end[0, 0]).all())
+        count = alike if config.device is Device.gpu else len(steps)
+        self.host, self.device = steps[:count], steps[count:]
+        self.size = int(ends[count - 1][0, 0])
+        self._last_frame = max(n for n, step in enumerate(self.host) if isinstance(step.made, Reframe))
+
+    @property
+    def first(self) -> Reframe:
+        """What the boxes to decode come from."""
+        first = self.host[0].made
+        assert isinstance(first, Reframe)
+        return first
+
+    @property
+    def at_least(self) -> tuple[int, int] | None:
+        return self.first.target if self.first.resizes else None
 
     @property
     def resizes_and_flips(self) -> bool:
-        return type(self).apply is NativeAugment.apply  # what is built on this one may do more
+        whole = type(self).apply is NativeAugment.apply  # what is built on this one may do more
+        resizes = self.first.resizes and not getattr(self.first, "padding", 0)
+        return whole and resizes and [type(step.made) for step in self.host[1:]] in ([], [RandomHorizontalFlip])
 
-    def draw(self, keys: NDArray[np.uint64], sizes: NDArray[np.int64]) -> Draws:
-        if not self.train:
-            return Draws(keys, center_boxes(sizes, self.config.eval_ratio), np.zeros(len(keys), np.bool_))
-        numbers = uniforms(keys, 2 * _ATTEMPTS + 3)
-        boxes = random_resized_boxes(numbers[:, 1:], sizes, self.config.scale, self.config.ratio)
-        return Draws(keys, boxes, numbers[:, 0] < self.config.flip)
+    def draw(self, keys: Keys, sizes: Sizes) -> Draws:
+        drawn = _drawn(self.host, keys, sizes)
+        flips = drawn[1] if self.resizes_and_flips and len(drawn) > 1 else np.zeros(len(keys), np.bool_)
+        return Draws(keys, inside(drawn[0][:, :4], sizes), flips, drawn)
 
-    def apply(self, region: NDArray[np.uint8], draws: Draws, row: int, out: NDArray[np.uint8]) -> None:
-        self.resize(region, out)
-        if draws.flips[row]:
-            mirror(out)
+    def apply(self, region: Image, draws: Draws, row: int, out: Image) -> None:
+        box = draws.drawn[0][row].tolist()
+        image = out if self._last_frame == 0 else np.empty((*box[4:], 3), np.uint8)
+        place(region, box, image, self.resize)
+        for number in range(1, len(self.host)):
+            target = out if number == self._last_frame else None
+            image = self.host[number].made.host(image, draws.drawn[number], row, target, self.resize)
+
+    def on_device(self, images: Tensor, keys: Keys) -> Tensor:
+        drawn = _drawn(self.device, keys, np.full((len(keys), 2), self.size))
+        made = [step.made for step in self.device]
+        number = 0
+        while number < len(made):
+            now, after = made[number], made[number + 1 : number + 2]
+            if isinstance(now, Reframe) and after and isinstance(after[0], RandomHorizontalFlip):
+                images = reframed(images, drawn[number], drawn[number + 1])  # both in one kernel
+                number += 2
+            else:
+                images = now.batch(images, drawn[number])
+                number += 1
+        return images
+
+    def check(self, sizes: Sizes) -> None:
+        recipe.check_end(_sizes_after(self.host, sizes), self.size)
 
 
-def random_resized_boxes(
-    numbers: NDArray[np.float64], sizes: NDArray[np.int64], scale: list[float], ratio: list[float]
-) -> NDArray[np.int64]:
-    """Crop boxes by the law of torchvision's RandomResizedCrop, for many images at once.
+def _steps(config: NativeConfig, size: int, *, train: bool) -> Steps:
+    """A recipe's operations, the first of which cuts."""
+    if not train:
+        return [Step("eval_ratio", "CentralSquare", CentralSquare(size, config.eval_ratio), 0)]
+    steps = recipe.read(config, operations, size)
+    whole = Step[Operation]("whole", "Whole", Whole(), 0)
+    return steps if isinstance(steps[0].made, Reframe) else [whole, *steps]
 
-    Args:
-        numbers: (N, 22) in [0, 1): ten areas, ten ratios, top, left.
-        sizes: (N, 2) height and width.
-        scale: smallest and largest share of the area.
-        ratio: smallest and largest width over height, drawn evenly in its logarithm.
 
-    Returns:
-        (N, 4) top, left, height, width. Where no attempt fits, the largest centred box of a ratio
-        that is allowed.
+def _drawn(steps: Steps, keys: Keys, sizes: Sizes) -> tuple[Any, ...]:
+    """What each step draws for (N,) samples whose images have these sizes.
+
+    Raises:
+        ConfigError: a crop is larger than an image.
     """
-    height, width = sizes[:, 0], sizes[:, 1]
-    area = (height * width)[:, None] * (scale[0] + (scale[1] - scale[0]) * numbers[:, :_ATTEMPTS])
-    low, high = math.log(ratio[0]), math.log(ratio[1])
-    aspect = np.exp(low + (high - low) * numbers[:, _ATTEMPTS : 2 * _ATTEMPTS])
-    w = np.rint(np.sqrt(area * aspect)).astype(np.int64)
-    h = np.rint(np.sqrt(area / aspect)).astype(np.int64)
-    fits = (w > 0) & (w <= width[:, None]) & (h > 0) & (h <= height[:, None])
-    rows, first = np.arange(len(sizes)), fits.argmax(axis=1)
-    found = fits[rows, first]
-    w = np.where(found, w[rows, first], np.minimum(width, np.maximum(np.rint(height * ratio[1]), 1)).astype(np.int64))
-    h = np.where(found, h[rows, first], np.minimum(height, np.maximum(np.rint(width / ratio[0]), 1)).astype(np.int64))
-    top = np.where(found, numbers[:, -2] * (height - h + 1), (height - h) // 2).astype(np.int64)
-    left = np.where(found, numbers[:, -1] * (width - w + 1), (width - w) // 2).astype(np.int64)
-    return np.stack([top, left, h, w], axis=1)
+    found = []
+    for step in steps:
+        with recipe.blaming(step):
+            found.append(step.made.draw(keys if step.salt in _SHARED else step.keys(keys), sizes))
+        sizes = step.made.out_sizes(sizes)
+    return tuple(found)
 
 
-def center_boxes(sizes: NDArray[np.int64], share: float) -> NDArray[np.int64]:
-    """(N, 2) sizes -> (N, 4) centred squares whose side is `share` of the shorter side.
+def _sizes_after(steps: Steps, sizes: Sizes) -> Sizes:
+    """(N, 2) sizes of images -> those after some steps.
 
-    Cutting first and resizing after gives what resizing the shorter side to `size / share` and
-    cutting the centre gives, up to rounding, and needs only that part of the image decoded.
+    Raises:
+        ConfigError: a crop is larger than an image.
     """
-    side = np.maximum(np.rint(sizes.min(axis=1) * share), 1).astype(np.int64)
-    corner = (sizes - side[:, None]) // 2
-    return np.concatenate([corner, side[:, None], side[:, None]], axis=1)
+    for step in steps:
+        with recipe.blaming(step):
+            sizes = step.made.out_sizes(sizes)
+    return sizes
+
+
+_SHARED = {recipe.salt(kind.__name__, 0) for kind in (RandomResizedCrop, RandomHorizontalFlip)}
+"""The first of these take their numbers from the samples' own streams, and no number that the other takes."""

@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from effloop.data.augment.framing import Image, ResizeInto, Sizes, inside, place, reframed, to_device
 from effloop.data.keyed import uniforms
 
 Keys = NDArray[np.uint64]
-Sizes = NDArray[np.int64]
-Image = NDArray[np.uint8]
 
 
 class BadParameterError(ValueError):
@@ -41,14 +39,6 @@ class Operation(ABC):
             What the other methods take as `drawn`; row i of it depends on keys[i] and sizes[i] alone.
         """
 
-
-class Reframe(Operation):
-    """Cuts a box out of an image and resizes it; the box is known before the image is decoded."""
-
-    @abstractmethod
-    def draw(self, keys: Keys, sizes: Sizes) -> NDArray[np.int64]:
-        """(N, 4) top, left, height, width of the boxes."""
-
     @abstractmethod
     def out_sizes(self, sizes: Sizes) -> Sizes:
         """(N, 2) sizes that come in -> (N, 2) that go out.
@@ -56,6 +46,70 @@ class Reframe(Operation):
         Raises:
             BadParameterError: an image is too small.
         """
+
+    @abstractmethod
+    def host(self, image: Image, drawn: Any, row: int, out: Image | None, resize: ResizeInto) -> Image:
+        """Do it to one image on the host.
+
+        Args:
+            image: (H, W, 3) uint8 RGB, contiguous; may be written.
+            drawn: what `draw` returned.
+            row: the image's place in it.
+            out: where the image goes if this is the last to change its size.
+            resize: how.
+
+        Returns:
+            The image, in `out` if there is one.
+        """
+
+    @abstractmethod
+    def batch(self, images: Tensor, drawn: Any) -> Tensor:
+        """Do it to a batch on its device, each image by its own row of `drawn`; within 1 level of `host`.
+
+        Nothing in it waits for the device.
+
+        Args:
+            images: (N, 3, H, W) uint8, channels_last; may be written.
+            drawn: what `draw` returned for these N.
+
+        Returns:
+            (N, 3, h, w) uint8.
+        """
+
+
+class Reframe(Operation):
+    """Cuts a box out of an image and resizes it; the box is known before the image is decoded.
+
+    A box may reach beyond the image, and is black there; then it has the size that comes out.
+
+    Attributes:
+        target: height and width of what comes out, or of the smallest.
+        resizes: whether a decoder may shrink the box, as long as it isn't smaller than `target`.
+    """
+
+    target: tuple[int, int]
+    resizes: ClassVar[bool] = True
+
+    @abstractmethod
+    def boxes(self, keys: Keys, sizes: Sizes) -> NDArray[np.int64]:
+        """(N, 4) top, left, height, width."""
+
+    def draw(self, keys: Keys, sizes: Sizes) -> NDArray[np.int64]:
+        """(N, 6): top, left, height, width, and the height and width it comes out with."""
+        return np.concatenate([self.boxes(keys, sizes), self.out_sizes(sizes)], axis=1)
+
+    def out_sizes(self, sizes: Sizes) -> Sizes:
+        return np.tile(self.target, (len(sizes), 1))
+
+    def host(self, image: Image, drawn: NDArray[np.int64], row: int, out: Image | None, resize: ResizeInto) -> Image:
+        box = drawn[row].tolist()
+        top, left, height, width = inside(drawn[row : row + 1, :4], np.array([image.shape[:2]]))[0].tolist()
+        target = np.empty((*box[4:], 3), np.uint8) if out is None else out
+        place(image[top : top + height, left : left + width], box, target, resize)
+        return target
+
+    def batch(self, images: Tensor, drawn: NDArray[np.int64]) -> Tensor:
+        return reframed(images, drawn, np.zeros(len(drawn), np.bool_))
 
 
 class Touch(Operation):
@@ -71,23 +125,19 @@ class Touch(Operation):
             row: the image's place in it.
         """
 
-    @abstractmethod
-    def batch(self, images: Tensor, drawn: Any) -> Tensor:
-        """Change a batch on its device, each image by its own row of `drawn`; within 1 level of `one`.
+    def out_sizes(self, sizes: Sizes) -> Sizes:
+        return sizes
 
-        Nothing in it waits for the device.
-
-        Args:
-            images: (N, 3, H, W) uint8, channels_last; may be written.
-            drawn: what `draw` returned for these N.
-
-        Returns:
-            (N, 3, H, W) uint8.
-        """
+    def host(self, image: Image, drawn: Any, row: int, out: Image | None, resize: ResizeInto) -> Image:
+        del out, resize
+        self.one(image, drawn, row)
+        return image
 
 
 operations: dict[str, type[Operation]] = {}
 """The native operations, by the names that recipes call them."""
+
+__all__ = ["Image", "Keys", "Operation", "Reframe", "Sizes", "Touch", "operation", "operations", "to_device"]
 
 Kind = TypeVar("Kind", bound=type[Operation])
 
@@ -101,12 +151,6 @@ def operation(kind: Kind) -> Kind:
 def chosen(keys: Keys, p: float) -> NDArray[np.bool_]:
     """(N,) bool, True with probability p. Takes the first random number of each key."""
     return uniforms(keys, 1)[:, 0] < p
-
-
-def to_device(array: NDArray[Any], images: Tensor) -> Tensor:
-    """What was drawn, where the images are; the host doesn't wait for the copy."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return tensor.pin_memory().to(images.device, non_blocking=True) if images.is_cuda else tensor
 
 
 def rows_by(choice: NDArray[np.int64]) -> Mapping[int, NDArray[np.int64]]:
@@ -125,16 +169,17 @@ def check_probability(name: str, value: object) -> float:
     return float(value)  # type: ignore[arg-type]
 
 
-def check_range(name: str, value: object, low: float, high: float) -> tuple[float, float]:
-    """[smallest, largest], both from `low` to `high`.
+def check_range(name: str, value: object, low: float, high: float, *, above: bool = False) -> tuple[float, float]:
+    """[smallest, largest], both from `low` to `high`, or `above` it.
 
     Raises:
         BadParameterError: it isn't.
     """
     pair = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
-    if len(pair) != 2 or not all(map(_is_number, pair)) or not low <= pair[0] <= pair[1] <= high:
-        bound = f"from {low:g} to {high:g}" if high < math.inf else f"of at least {low:g}"
-        raise BadParameterError(f"{name}: {value} is not allowed; set [smallest, largest], {bound}")
+    fits = len(pair) == 2 and all(map(_is_number, pair)) and low <= pair[0] <= pair[1] <= high
+    if not fits or (above and pair[0] == low):
+        bounds = f"{'above' if above else 'at least'} {low:g}" + (f" and at most {high:g}" if high < math.inf else "")
+        raise BadParameterError(f"{name}: {value} is not allowed; set [smallest, largest], {bounds}")
     return float(pair[0]), float(pair[1])
 
 

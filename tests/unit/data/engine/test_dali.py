@@ -10,11 +10,11 @@ import pytest
 import torch
 from images import encode, exif, photo, png
 from numpy.typing import NDArray
-from plans import line, make_engine, make_plan, open_source, write_records
+from plans import line, make_engine, make_plan, native_config, open_source, write_records
 
 from effloop.batch import Batch
 from effloop.data.augment.base import Draws
-from effloop.data.augment.native import NativeAugment, NativeConfig
+from effloop.data.augment.native import NativeAugment
 from effloop.data.cache import cached
 from effloop.data.engine import Engine
 from effloop.data.engine.dali import DaliConfig, DaliEngine
@@ -166,7 +166,7 @@ class Inverted(NativeAugment):
 
 def test_an_augmentation_that_does_more_is_refused(photos: Path) -> None:
     plan = make_plan(open_source("folder", photos))
-    more = replace(plan, augment=Inverted(NativeConfig(name="inverted"), size=24, train=True))
+    more = replace(plan, augment=Inverted(native_config(), size=24, train=True))
     wanted = "engine: dali can only crop, resize and flip, and Inverted does more or something else; "
     with pytest.raises(ConfigError, match=line(f"{wanted}set engine=threads or augment=native")):
         make_engine("dali", more)

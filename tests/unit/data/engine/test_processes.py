@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from plans import line, make_engine, make_plan, open_source
+from plans import line, make_engine, make_plan, native_config, open_source
 
 import effloop
 from effloop import hardware
 from effloop.batch import Batch
-from effloop.data.augment.native import NativeAugment, NativeConfig
+from effloop.data.augment.native import NativeAugment
 from effloop.data.engine.processes import ProcessEngine
 from effloop.data.engine.shared import SharedRing, SharedSlots
 from effloop.data.plan import Plan
@@ -84,7 +84,7 @@ class Harmful(NativeAugment):
     """An augmentation that does something to the process that it is in, where that isn't the loop's."""
 
     def __init__(self, harm: Callable[[], object]) -> None:
-        super().__init__(NativeConfig(name="native"), size=24, train=True)
+        super().__init__(native_config(), size=24, train=True)
         self.harm = harm
         self.loop = os.getpid()
 
@@ -445,9 +445,9 @@ class TestProcessesOfTheirOwn:
             class Sent(NativeAugment):
                 def __reduce__(self):
                     print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []), flush=True)
-                    return partial(NativeAugment, NativeConfig(name="native"), size=24, train=True), ()
+                    return partial(NativeAugment, native_config(), size=24, train=True), ()
 
-            sent = Sent(NativeConfig(name="native"), size=24, train=True)
+            sent = Sent(native_config(), size=24, train=True)
             spawned = make_engine("processes", replace(plan, augment=sent), 2, start_method=StartMethod.spawn)
             next(spawned.stream(0))
             print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
@@ -487,8 +487,8 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from plans import make_engine, make_plan, open_source
-from effloop.data.augment.native import NativeAugment, NativeConfig
+from plans import make_engine, make_plan, native_config, open_source
+from effloop.data.augment.native import NativeAugment
 from effloop.data.engine.processes import StartMethod
 
 class Failing(NativeAugment):
@@ -499,7 +499,7 @@ if __name__ == "__main__":
     plan = make_plan(open_source("folder", Path({photos!r})))
     engine = make_engine("processes", plan, 2)
     next(engine.stream(0))
-    augment = Failing(NativeConfig(name="native"), size=24, train=True)
+    augment = Failing(native_config(), size=24, train=True)
     failing = make_engine("processes", replace(plan, augment=augment), 2, run_length=1, prefetch=4)
     try:
         next(failing.stream(0))
