@@ -1,0 +1,134 @@
+"""Recipes of another library's operations: one sample at a time, each operation with random numbers of its own."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from effloop.data.augment import recipe
+from effloop.data.augment.base import Augment, Device, Draws, RecipeConfig
+from effloop.data.augment.framing import Image, Sizes
+from effloop.data.augment.operation import Keys
+from effloop.data.augment.recipe import Step
+from effloop.errors import ConfigError, DataError
+
+T = TypeVar("T")
+
+_PROBES = np.array([[1031, 1033], [1033, 1607], [1609, 1031]])
+"""Sizes that hardly a crop is too large for, to see what becomes of images of several sizes."""
+
+
+class LibraryAugment(Augment, Generic[T]):
+    """What augmentations by other libraries share: operations are run one by one, each with a key of its own.
+
+    Where a recipe begins with a random-resized-crop, its box is drawn before the image is decoded; else the
+    whole image is decoded.
+
+    Args:
+        steps: the recipe's operations.
+        config: says where they run.
+        image_size: height and width of what comes out, in pixels.
+
+    Raises:
+        ConfigError: the recipe gives images of several sizes, or of another than `image_size`.
+    """
+
+    def __init__(self, steps: Sequence[Step[T]], config: RecipeConfig, image_size: int) -> None:
+        self.config = config
+        self.crops_first = self.is_crop(steps[0].made)
+        sizes = [_PROBES]
+        for step in steps:
+            sizes.append(self._sizes_after(step, sizes[-1]))
+        recipe.check_end(sizes[-1], image_size)
+        # From the first on that gives all images one size, the rest can be done to a batch.
+        alike = next(count for count, found in enumerate(sizes) if (found == found[0, 0]).all())
+        count = alike if config.device is Device.gpu else len(steps)
+        self.host, self.device = list(steps[:count]), list(steps[count:])
+        self.size = int(sizes[count][0, 0])
+
+    @abstractmethod
+    def is_crop(self, made: T) -> bool:
+        """Whether it is the library's random-resized-crop, whose `box` can be asked for."""
+
+    @abstractmethod
+    def box(self, made: T, key: int, height: int, width: int) -> tuple[int, int, int, int]:
+        """What the library's random-resized-crop draws for an image: top, left, height, width."""
+
+    @abstractmethod
+    def resize(self, made: T, region: Image) -> Image:
+        """What the library's random-resized-crop makes of the box, once that is cut out: (h, w, 3) of its size."""
+
+    @abstractmethod
+    def run(self, made: T, key: int, image: Image) -> Image:
+        """Do an operation to an image on the host, by the random numbers of `key` and no others.
+
+        Args:
+            made: the operation.
+            key: from 0 to 2**64 - 1.
+            image: (H, W, 3) uint8, contiguous; may be read-only, and may not be written.
+
+        Returns:
+            (h, w, 3) uint8.
+        """
+
+    @property
+    def at_least(self) -> tuple[int, int] | None:
+        return (self.size, self.size) if self.crops_first else None
+
+    def draw(self, keys: Keys, sizes: Sizes) -> Draws:
+        boxes = np.concatenate([np.zeros_like(sizes), sizes], axis=1)
+        drawn = tuple(step.keys(keys).tolist() for step in self.host)
+        if self.crops_first:
+            crop, found = self.host[0].made, zip(drawn[0], sizes.tolist(), strict=True)
+            boxes = np.array([self.box(crop, key, *size) for key, size in found], np.int64)
+        return Draws(keys, boxes, np.zeros(len(keys), np.bool_), drawn)
+
+    def apply(self, region: Image, draws: Draws, row: int, out: Image) -> None:
+        image = region
+        for number, (step, keys) in enumerate(zip(self.host, draws.drawn, strict=True)):
+            try:
+                if number == 0 and self.crops_first:
+                    image = self.resize(step.made, image)
+                else:
+                    image = self.run(step.made, keys[row], image)
+            except (ValueError, TypeError, RuntimeError) as error:
+                raise DataError(f"can't be augmented: {_line(step, error)}") from error
+        if image.shape != out.shape:
+            height, width = image.shape[:2]
+            raise DataError(
+                f"is {height}x{width} pixels after augment.ops, and not {self.size}x{self.size} as all in a batch; "
+                "end the recipe with a crop"
+            )
+        np.copyto(out, image)
+
+    def check(self, sizes: Sizes) -> None:
+        height, width = sizes.T
+        some = sizes[[height.argmin(), width.argmin(), (height / width).argmin(), (height / width).argmax()]]
+        for step in self.host:
+            some = self._sizes_after(step, some)
+        recipe.check_end(some, self.size)
+
+    def _sizes_after(self, step: Step[T], sizes: Sizes) -> Sizes:
+        """(N, 2) sizes of images -> those after an operation, by trying it on black ones.
+
+        Raises:
+            ConfigError: it fails.
+        """
+        try:
+            images = [
+                self.run(step.made, key, np.zeros((*size, 3), np.uint8)) for key, size in enumerate(sizes.tolist())
+            ]
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise ConfigError(f"{_line(step, error)}; {_dimensions(sizes)} are to be augmented") from error
+        return np.array([image.shape[:2] for image in images], np.int64)
+
+
+def _line(step: Step[T], error: Exception) -> str:
+    return f"{step.where}: {step.name} fails: {' '.join(str(error).split())[:300]}"
+
+
+def _dimensions(sizes: Sizes) -> str:
+    return "images of " + ", ".join(f"{height}x{width}" for height, width in sizes.tolist())
