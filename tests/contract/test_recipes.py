@@ -1,0 +1,130 @@
+"""Every recipe that comes along, on either device: the same sample every time, whoever loads it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from runs import make_photos
+
+import effloop
+from effloop import search
+from effloop.batch import Batch
+from effloop.data.engine import engines
+from effloop.data.loader import Loader
+from effloop.errors import ConfigError
+
+RECIPES = sorted(path.stem for path in (search.config_root() / "augment").glob("*.yaml"))
+LEVELS = 0.5  # of 255, mean over a batch: what rounding on the way may come to, where an operation enlarges it
+
+every_recipe = pytest.mark.parametrize("recipe", RECIPES)
+every_device = pytest.mark.parametrize("device", ["cpu", "gpu"])
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_photos(tmp_path_factory.mktemp("photos"), train=16, val=3)
+
+
+def make(root: Path, recipe: str, device: str = "cpu", *overrides: str) -> Loader:
+    """The loader of a recipe; skips what can't be had."""
+    some = [f"data.root={root}", "image_size=24", "batch_size=8", "num_workers=0", "device=cpu"]
+    config = effloop.compose([*some, f"augment={recipe}", f"augment.device={device}", *overrides])
+    try:
+        return effloop.build_loader(config)
+    except ConfigError as error:
+        if "albumentations" in str(error) or "dali can only" in str(error):
+            pytest.skip(str(error))
+        raise
+
+
+def epoch(loader: Loader, number: int = 1) -> list[Batch]:
+    with closing(loader):
+        return list(loader.epoch(number))
+
+
+def assert_equal(got: list[Batch], wanted: list[Batch]) -> None:
+    for one, other in zip(got, wanted, strict=True):
+        assert torch.equal(one.ids, other.ids)
+        assert torch.equal(one.targets, other.targets)
+        assert torch.equal(one.images, other.images)
+
+
+@contextmanager
+def global_generators_untouched() -> Iterator[None]:
+    torch.manual_seed(5)
+    np.random.seed(5)  # noqa: NPY002
+    random.seed(5)
+    before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
+    yield
+    assert torch.equal(torch.get_rng_state(), before[0])
+    np.testing.assert_array_equal(np.random.get_state()[1], before[1])  # noqa: NPY002
+    assert random.getstate() == before[2]
+
+
+@every_recipe
+@every_device
+@pytest.mark.parametrize("engine", engines.names())
+def test_the_same_samples_by_every_engine(root: Path, recipe: str, device: str, engine: str) -> None:
+    with global_generators_untouched():
+        wanted = epoch(make(root, recipe, device))
+        assert len(wanted) == 2
+        for workers in (1, 2):
+            loader = make(root, recipe, device, f"engine={engine}", f"num_workers={workers}", "engine.prefetch=1")
+            got = epoch(loader)
+            if loader.engine.exact:
+                assert_equal(got, wanted)
+
+
+@every_recipe
+@every_device
+def test_the_same_sample_alone_and_among_others(root: Path, recipe: str, device: str) -> None:
+    loader = make(root, recipe, device)
+    for batch in epoch(loader):
+        again = loader.samples(batch.ids.tolist()[::-1], 1)
+        assert torch.equal(again.images.flip(0), batch.images)
+        for sample, image in zip(batch.ids.tolist()[:3], batch.images, strict=False):
+            assert torch.equal(loader.samples([sample], 1).images[0], image)
+
+
+@every_recipe
+@every_device
+def test_the_same_sample_whatever_the_rank(root: Path, recipe: str, device: str) -> None:
+    """One rank's batch of 8 is a batch of 8; two ranks with 4 each see the same eight images."""
+    whole = make(root, recipe, device)
+    half = make(root, recipe, device, "batch_size=4")
+    for one, (first, second) in zip(epoch(whole), zip(*[iter(epoch(half))] * 2, strict=True), strict=True):
+        assert torch.equal(one.images, torch.cat([first.images, second.images]))
+
+
+@every_recipe
+@every_device
+def test_each_epoch_and_sample_has_its_own_look(root: Path, recipe: str, device: str) -> None:
+    loader = make(root, recipe, device)
+    first, second = (loader.samples([3, 5], number).images for number in (0, 1))
+    assert (first != second).flatten(1).any(1).all()
+    other = make(root, recipe, device, "seed=1").samples([3, 5], 0).images
+    assert (first != other).flatten(1).any(1).all()
+
+
+@every_recipe
+def test_the_same_sample_on_either_device(root: Path, recipe: str) -> None:
+    std = 0.25 * 255  # no channel's is smaller
+    for one, other in zip(epoch(make(root, recipe)), epoch(make(root, recipe, "gpu")), strict=True):
+        assert torch.equal(one.ids, other.ids)
+        assert (one.images - other.images).abs().mean() * std < LEVELS
+
+
+@every_recipe
+def test_evaluation_is_every_recipes(root: Path, recipe: str) -> None:
+    some = [f"data.root={root}", "image_size=24", "batch_size=8", "num_workers=0", "device=cpu"]
+    native, other = (
+        effloop.build_loader(effloop.compose([*some, f"augment={name}", "augment.eval_ratio=0.9"]), "val")
+        for name in ("native", recipe)
+    )
+    assert_equal(list(other.epoch(0)), list(native.epoch(0)))

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from images import photo
+from torchvision.transforms.v2 import functional as v2
+
+from effloop.data.augment import framing
+from effloop.data.resize import resize_into
+
+N, HEIGHT, WIDTH = 5, 61, 47
+
+
+@pytest.fixture
+def images() -> torch.Tensor:
+    """(5, 3, 61, 47) uint8, channels_last."""
+    batch = np.stack([photo(HEIGHT, WIDTH, seed=number) for number in range(N)])
+    return torch.from_numpy(batch).permute(0, 3, 1, 2)
+
+
+def boxes(height: int, width: int) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    corners = rng.integers(0, [HEIGHT - height + 1, WIDTH - width + 1], (N, 2))
+    return np.concatenate([corners, np.tile([height, width], (N, 1))], axis=1)
+
+
+def with_target(boxes: np.ndarray, height: int, width: int) -> np.ndarray:
+    return np.concatenate([boxes, np.tile([height, width], (N, 1))], axis=1)
+
+
+FLIPS = np.array([True, False, False, True, True])
+
+
+@pytest.mark.parametrize("size", [(32, 24), (61, 47), (1, 1)])
+def test_both_ways_to_cut_a_batch(images: torch.Tensor, size: tuple[int, int]) -> None:
+    where = boxes(*size)
+    pixels = images.permute(0, 2, 3, 1)
+    got = [framing.gathered(pixels, where, FLIPS), framing.copied(pixels, where, FLIPS)]
+    for image, (top, left, height, width), flip, *cut in zip(pixels, where.tolist(), FLIPS, *got, strict=True):
+        wanted = image[top : top + height, left : left + width]
+        for one in cut:
+            assert torch.equal(one, wanted.flip(1) if flip else wanted)
+
+
+def test_reframed_cuts_and_mirrors_in_one(images: torch.Tensor) -> None:
+    where = boxes(20, 30)
+    got = framing.reframed(images, with_target(where, 20, 30), FLIPS)
+    assert got.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(got, framing.cut_batch(images, where, FLIPS))
+
+
+def test_beyond_the_image_it_is_black(images: torch.Tensor) -> None:
+    corners = [[-4, -3], [50, 40], [0, 0], [-2, 30], [20, -19]]
+    where = with_target(np.array([[*corner, 20, 20] for corner in corners]), 20, 20)
+    got = framing.reframed(images, where, np.zeros(N, np.bool_))
+    for image, box, one in zip(images, where.tolist(), got, strict=True):
+        padded = v2.pad(image, [25, 25, 25, 25])
+        assert torch.equal(one, v2.crop(padded, box[0] + 25, box[1] + 25, 20, 20))
+        canvas = np.full((20, 20, 3), 99, np.uint8)
+        sizes = np.array([[HEIGHT, WIDTH]])
+        top, left, height, width = framing.inside(np.array([box[:4]]), sizes)[0]
+        region = image.permute(1, 2, 0).numpy()[top : top + height, left : left + width]
+        framing.place(region, box, canvas, resize_into)
+        np.testing.assert_array_equal(canvas, one.permute(1, 2, 0))
+
+
+@pytest.mark.parametrize("size", [(32, 24), (61, 47), (7, 40), (9, 9)])
+@pytest.mark.parametrize("target", [(16, 16), (64, 48), (24, 24)])
+def test_resized_is_torchvisions_within_a_level(
+    images: torch.Tensor, size: tuple[int, int], target: tuple[int, int]
+) -> None:
+    where = boxes(*size)
+    got = framing.reframed(images, with_target(where, *target), FLIPS)
+    assert got.is_contiguous(memory_format=torch.channels_last)
+    for image, box, flip, one in zip(images, where.tolist(), FLIPS, got, strict=True):
+        wanted = v2.resized_crop(image, *box, list(target), antialias=True)
+        wanted = wanted.flip(2) if flip else wanted
+        assert (one.int() - wanted.int()).abs().max() <= 1
+        assert (one.int() - wanted.int()).abs().float().mean() < 0.05
+
+
+def test_shares_of_a_line_add_up_and_stay_in_the_box() -> None:
+    shares = framing.weights(np.array([3, 0, 10]), np.array([9, 40, 30]), 40, 16)
+    np.testing.assert_allclose(shares.sum(axis=2), 1, atol=1e-6)
+    assert not shares[0][:, :3].any()
+    assert not shares[0][:, 12:].any()

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from plans import line
+
+from effloop.data.augment import recipe
+from effloop.data.augment.base import RecipeConfig
+from effloop.data.augment.operation import BadParameterError
+from effloop.errors import ConfigError
+
+
+class Grow:
+    def __init__(self, size: int, by: float = 2.0) -> None:
+        if by <= 0:
+            raise BadParameterError(f"by: {by} is not allowed; set a number above 0")
+        self.size, self.by = size, by
+
+
+class Turn:
+    def __init__(self, degrees: int = 90) -> None:
+        self.degrees = 90 / degrees
+
+
+OPERATIONS = {"Grow": Grow, "Turn": Turn}
+
+
+def read(ops: dict[str, Any], order: list[str] | None = None) -> list[recipe.Step[Any]]:
+    return recipe.read(RecipeConfig(name="some", ops=ops, order=order), OPERATIONS, 32)
+
+
+def test_the_order_is_the_recipes() -> None:
+    steps = read({"turn": {"op": "Turn"}, "Grow": {}, "more": {"op": "Grow", "size": 7, "by": 3.0}})
+    assert [(step.label, step.name) for step in steps] == [("turn", "Turn"), ("Grow", "Grow"), ("more", "Grow")]
+    assert [(step.made.size, step.made.by) for step in steps[1:]] == [(32, 2.0), (7, 3.0)]
+
+
+def test_null_leaves_out_and_order_reorders() -> None:
+    ops = {"turn": {"op": "Turn"}, "Grow": None, "more": {"op": "Grow"}}
+    assert [step.label for step in read(ops)] == ["turn", "more"]
+    assert [step.label for step in read(ops, ["more", "turn"])] == ["more", "turn"]
+    assert [step.label for step in read(ops, ["more"])] == ["more"]
+
+
+def test_random_numbers_are_an_operations_own_wherever_it_stands() -> None:
+    keys = np.arange(9, dtype=np.uint64)
+    first, second, third = read({"a": {"op": "Turn"}, "b": {"op": "Grow"}, "c": {"op": "Grow"}})
+    streams = [step.keys(keys) for step in (first, second, third)]
+    assert len(np.unique(np.concatenate(streams))) == 27
+    (alone,) = read({"b": {"op": "Grow"}})
+    np.testing.assert_array_equal(alone.keys(keys), second.keys(keys))
+    np.testing.assert_array_equal(second.keys(keys)[3:4], second.keys(keys[3:4]))
+
+
+@pytest.mark.parametrize(
+    ("ops", "order", "message"),
+    [
+        ({"a": {"op": "Trun"}}, None, "augment.ops.a: no operation 'Trun'; have Grow, Turn; did you mean 'Turn'?"),
+        ({"a": {"op": "os.system"}}, None, "augment.ops.a: no operation 'os.system'; have Grow, Turn"),
+        ({"grow": {}}, None, "augment.ops.grow: no operation 'grow'; have Grow, Turn; did you mean 'Grow'?"),
+        (
+            {"a": {"op": "Turn", "degree": 3}},
+            None,
+            "augment.ops.a: Turn has no parameter 'degree'; have degrees; did you mean 'degrees'?",
+        ),
+        ({"a": {"op": "Grow", "by": -1}}, None, "augment.ops.a.by: -1 is not allowed; set a number above 0"),
+        (
+            {"a": {"op": "Turn", "degrees": "x"}},
+            None,
+            "augment.ops.a: Turn can't take its parameters: unsupported operand type(s) for /: 'int' and 'str'; "
+            "have degrees",
+        ),
+        (
+            {"a": 3},
+            None,
+            "augment.ops.a: 3 is not allowed; write {op: NAME, PARAMETER: VALUE}, or null to leave it out",
+        ),
+        (
+            {"a": {"op": "Turn"}},
+            ["b"],
+            "augment.order: no operation is called 'b'; have a",
+        ),
+        (
+            {"a": {"op": "Turn"}},
+            ["a", "a"],
+            "augment.order: 'a' stands in it twice; name each operation once",
+        ),
+        (
+            {"a": None},
+            None,
+            "augment.ops: the recipe is empty; choose one that comes along (python -m effloop list augment), or set "
+            "augment.ops.crop={op:RandomResizedCrop}",
+        ),
+    ],
+)
+def test_refuses(ops: dict[str, Any], order: list[str] | None, message: str) -> None:
+    with pytest.raises(ConfigError, match=line(message)):
+        read(ops, order)
+
+
+def test_what_comes_out_has_one_size() -> None:
+    recipe.check_end(np.array([[32, 32], [32, 32]]), 32)
+    with pytest.raises(ConfigError, match="leaves images of several sizes"):
+        recipe.check_end(np.array([[32, 32], [32, 40]]), 32)
+    with pytest.raises(ConfigError, match="gives images of 40x40, and image_size is 32; set image_size=40, or leave"):
+        recipe.check_end(np.array([[40, 40]]), 32)
+    with pytest.raises(ConfigError, match="gives images of 32x40, and image_size is 32; leave the size"):
+        recipe.check_end(np.array([[32, 40]]), 32)
