@@ -18,7 +18,7 @@ class Objective:
         self.label_smoothing = label_smoothing
 
     def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """(N, K) logits, (N,) int64 -> () mean loss of a training batch."""
+        """(N, K) logits, (N,) int64 or (N, K) float32 shares of the classes -> () mean loss of a training batch."""
         return F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
 
     def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:

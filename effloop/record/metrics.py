@@ -16,7 +16,8 @@ class Totals:
 
     Attributes:
         loss: summed losses.
-        top1, top5: samples whose class is the first, or among the first five, of the logits.
+        top1, top5: samples whose class is the first, or among the first five, of the logits; of a
+            mixed sample, the share that its classes there have.
         samples: how many were counted.
     """
 
@@ -39,6 +40,8 @@ class Totals:
 class Metrics:
     """Running sums on one device. Counts are exact up to 2**53 samples; updating never syncs.
 
+    Mixed samples count as MixUp's authors count them: a hit is worth the share that the class has.
+
     Attributes:
         sums: (7,) float64: loss, samples, and hits at ranks 1 to 5 of the logits.
     """
@@ -56,10 +59,11 @@ class Metrics:
         Args:
             losses: (N,) per sample, or () the batch's mean.
             logits: (N, K).
-            targets: (N,) int64.
+            targets: (N,) int64, or (N, K) float32 shares of the classes.
             valid: (N,) bool; False is not counted.
         """
-        hits = logits.topk(min(_RANKS, logits.shape[1]), dim=1).indices == targets[:, None]
+        ranked = logits.topk(min(_RANKS, logits.shape[1]), dim=1).indices
+        hits = ranked == targets[:, None] if targets.ndim == 1 else targets.gather(1, ranked)
         losses = losses.double().expand(len(valid))
         rows = torch.cat([losses[:, None], torch.ones_like(losses)[:, None], hits], dim=1)
         self.sums[: rows.shape[1]] += rows.masked_fill(~valid[:, None], 0).sum(dim=0)

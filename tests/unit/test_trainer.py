@@ -15,6 +15,8 @@ import effloop
 from effloop.batch import Batch
 from effloop.checkpoint import CheckpointConfig, Checkpoints
 from effloop.config import to_dict
+from effloop.data.augment.mix import Mix
+from effloop.data.keyed import sample_keys
 from effloop.errors import ConfigError
 from effloop.measure.bench import Preloaded
 from effloop.optim import Objective
@@ -56,6 +58,27 @@ def test_padding_cannot_spoil_the_sums() -> None:
     assert metrics.read().scores() == {"loss": 0.5, "top1": 1.0, "top5": 1.0}
 
 
+@pytest.mark.parametrize("classes", [2, 5, 20])
+def test_metrics_of_mixed_samples(classes: int) -> None:
+    """MixUp's authors weigh a hit of either class by its share."""
+    torch.manual_seed(classes)
+    logits, first, second = torch.randn(50, classes), torch.randint(classes, (50,)), torch.randint(classes, (50,))
+    lam, losses, valid = torch.rand(50, 1), torch.rand(50), torch.rand(50) < 0.7
+    shares = lam * nn.functional.one_hot(first, classes) + (1 - lam) * nn.functional.one_hot(second, classes)
+    metrics, hard = Metrics(CPU), Metrics(CPU)
+    for part in torch.arange(50).split(8):
+        metrics.update(losses[part], logits[part], shares[part], valid[part])
+        hard.update(losses[part], logits[part], nn.functional.one_hot(first, classes).float()[part], valid[part])
+    rows = [(row, weight) for row in valid.nonzero()[:, 0].tolist() for weight in (lam[row, 0], 1 - lam[row, 0])]
+    both = [each[row] for row in valid.nonzero()[:, 0].tolist() for each in (first, second)]
+    for name, among in (("top1", 1), ("top5", 5)):
+        best = logits.argsort(dim=1, descending=True)[:, :among].tolist()
+        hits = sum(float(weight) for (row, weight), label in zip(rows, both, strict=True) if int(label) in best[row])
+        assert metrics.read().scores()[name] == pytest.approx(hits / int(valid.sum()))
+    assert metrics.read().samples == int(valid.sum())
+    assert hard.read().scores() == pytest.approx(naive_scores(losses[valid].tolist(), logits[valid], first[valid]))
+
+
 def test_a_finished_trainer_has_nothing_left_to_do(photos: Path, here: Path) -> None:
     trainer = effloop.build_trainer(effloop.compose([f"data.root={photos}", *TINY, "epochs=1"]))
     trainer.fit()
@@ -80,6 +103,21 @@ def test_label_smoothing_is_for_training_only() -> None:
     assert smooth(logits, targets) != plain(logits, targets)
     assert torch.equal(smooth.per_sample(logits, targets), plain.per_sample(logits, targets))
     assert smooth.per_sample(logits, targets).mean() == pytest.approx(float(plain(logits, targets)))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_loss_of_shares_is_the_classes_losses_by_their_shares(smoothing: float, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    objective, logits = Objective(smoothing), torch.randn(6, 4).to(dtype).float()
+    first, second, lam = torch.randint(4, (6,)), torch.randint(4, (6,)), torch.rand(6, 1)
+    shares = lam * nn.functional.one_hot(first, 4) + (1 - lam) * nn.functional.one_hot(second, 4)
+    rows = zip(logits[:, None], first[:, None], second[:, None], lam[:, 0], strict=True)
+    wanted = torch.stack([weight * objective(row, a) + (1 - weight) * objective(row, b) for row, a, b, weight in rows])
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
+        loss = objective(logits.to(dtype), shares)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, wanted.mean())
 
 
 def build(photos: Path, *overrides: str) -> Trainer:
@@ -136,6 +174,33 @@ def test_accumulating_two_batches_is_one_of_twice_the_size() -> None:
         assert (trainer.progress.step, trainer.progress.epoch) == (2, 1)
         weights.append([parameter.detach() for parameter in trainer.model.parameters()])
     torch.testing.assert_close(*weights)
+
+
+@pytest.mark.parametrize(("mixup", "cutmix"), [(0.4, 0.0), (0.0, 1.0), (0.4, 1.0)])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_training_on_mixed_images(mixup: float, cutmix: float, dtype: torch.dtype | None) -> None:
+    mix, trainer = Mix(mixup, cutmix, 5), plain_trainer(10, accumulate=1)
+    trainer.precision = Precision(CPU, dtype)
+    trainer.train = Preloaded(
+        [
+            Batch(*mix(batch.images, batch.targets, sample_keys(0, 0, batch.ids.numpy())), batch.ids, batch.valid)
+            for batch in trainer.val.epoch(0)
+        ],
+        10,
+    )
+    seen = []
+    for epoch in range(4):
+        trainer.progress.samples_seen = 0
+        trainer.train_epoch(trainer.train.epoch(epoch))
+        seen.append(trainer.metrics.read())
+    assert [each.samples for each in seen] == [40] * 4
+    losses = [each.scores()["loss"] for each in seen]
+    assert losses == sorted(losses, reverse=True)
+    assert seen[-1].top1 != round(seen[-1].top1)  # shares, not hits
+    assert 0 < seen[-1].top1 < 40
+    assert seen[-1].top5 == pytest.approx(40)  # of five classes all that there is
+    before = seen[0].scores()["loss"]
+    assert trainer.evaluate(trainer.val.epoch(0))["loss"] < before  # on whole images and hard targets
 
 
 def test_a_short_group_is_dropped() -> None:

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from effloop.data.augment.operation import to_device
-from effloop.data.keyed import derive, uniforms
+from effloop.data.keyed import stream, uniforms
 
-_OWN = np.uint64(derive(int.from_bytes(b"mix")))  # a sample's key gives its crop too; mixing mustn't hang on that
+_SALT = int.from_bytes(b"mixing")  # more than the 32 bits of operations' salts, so that none is the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,8 @@ class Mix:
 
     def draw(self, keys: NDArray[np.uint64], height: int, width: int) -> MixDraws:
         """(N,) keys of images of one size -> what becomes of them; row i depends on keys[i] alone."""
-        # Row by row in memory: NumPy's last bits differ between columns (strided) and a single number (not).
-        numbers = np.ascontiguousarray(uniforms(keys ^ _OWN, 5).T)
+        # Contiguous, as NumPy may take other loops, with other last bits, for strided numbers than for a single one.
+        numbers = np.ascontiguousarray(uniforms(stream(keys, _SALT), 5).T)
         cut = numbers[0] < (0.5 if self.mixup and self.cutmix else float(self.cutmix > 0))
         shares = symmetric_beta(np.where(cut, self.cutmix, self.mixup), numbers[1:3])
         boxes = np.where(cut[:, None], cut_boxes(shares, numbers[3:], height, width), 0)

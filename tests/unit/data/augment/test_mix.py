@@ -1,0 +1,271 @@
+"""MixUp and CutMix against torchvision's, by hand, and against the laws they follow."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from plans import line
+from torch import Tensor
+from torchvision.transforms import v2
+
+from effloop.data.augment.base import AugmentConfig
+from effloop.data.augment.mix import Mix, MixDraws, symmetric_beta
+from effloop.data.keyed import sample_keys, uniforms
+from effloop.errors import ConfigError
+
+CLASSES = 7
+LAYOUTS = [torch.channels_last, torch.contiguous_format]
+KINDS = {"mixup": (0.4, 0.0), "cutmix": (0.0, 1.0), "both": (0.4, 1.0)}
+
+
+def keys(count: int, epoch: int = 0) -> np.ndarray:
+    return sample_keys(0, epoch, np.arange(count))
+
+
+def batch(
+    count: int = 32, size: tuple[int, int] = (24, 20), layout: Any = torch.channels_last
+) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(count)
+    images = torch.randn(count, 3, *size, generator=generator).contiguous(memory_format=layout)
+    return images, torch.randint(CLASSES, (count,), generator=generator)
+
+
+def torchvisions(images: Tensor, targets: Tensor, draws: MixDraws) -> tuple[Tensor, Tensor]:
+    """What torchvision makes of each image with its own parameters, picked from batches that all have them."""
+    mixup, cutmix = v2.MixUp(num_classes=CLASSES), v2.CutMix(num_classes=CLASSES)
+    rows = []
+    for row, (cut, share, box) in enumerate(zip(draws.cut, draws.shares.tolist(), draws.boxes.tolist(), strict=True)):
+        transform, given = (cutmix, {"box": box, "lam_adjusted": share}) if cut else (mixup, {"lam": share})
+        params = {"labels": targets, "batch_size": len(images), **given}
+        rows.append([transform.transform(part, params)[row] for part in (images, targets)])
+    return torch.stack([row[0] for row in rows]), torch.stack([row[1] for row in rows])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_pixels_and_shares_are_torchvisions(kind: str, layout: torch.memory_format) -> None:
+    mix = Mix(*KINDS[kind], CLASSES)
+    images, targets = batch(layout=layout)
+    before = images.clone()
+    mixed, shares = mix(images, targets, keys(32))
+    draws = mix.draw(keys(32), 24, 20)
+    wanted_images, wanted_shares = torchvisions(images, targets, draws)
+    torch.testing.assert_close(mixed, wanted_images, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(shares, wanted_shares, rtol=1e-6, atol=1e-7)
+    assert torch.equal(mixed[draws.cut], wanted_images[draws.cut])  # nothing is computed there
+    assert {"mixup": {False}, "cutmix": {True}, "both": {False, True}}[kind] == set(draws.cut.tolist())
+    assert mixed.is_contiguous(memory_format=layout)
+    assert torch.equal(images, before)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_pixels_by_hand(layout: torch.memory_format) -> None:
+    images, targets = batch(6, (8, 8), layout)
+    mix = Mix(0.4, 1.0, CLASSES)
+    draws = mix.draw(keys(6), 8, 8)
+    mixed, shares = mix(images, targets, keys(6))
+    assert len(set(draws.cut)) == 2
+    for row in range(6):
+        left, top, right, bottom = draws.boxes[row]
+        for y, x in np.ndindex(8, 8):
+            inside = top <= y < bottom and left <= x < right
+            stays = (0.0 if inside else 1.0) if draws.cut[row] else draws.shares[row]
+            wanted = stays * images[row, :, y, x] + (1 - stays) * images[row - 1, :, y, x]
+            torch.testing.assert_close(mixed[row, :, y, x], wanted, rtol=1e-6, atol=1e-6)
+        wanted = torch.zeros(CLASSES)
+        wanted[targets[row]] += draws.shares[row]
+        wanted[targets[row - 1]] += 1 - draws.shares[row]
+        torch.testing.assert_close(shares[row], wanted)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_uint8_is_rounded(kind: str) -> None:
+    mix = Mix(*KINDS[kind], CLASSES)
+    images = torch.randint(256, (32, 3, 9, 9), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images = images.contiguous(memory_format=torch.channels_last)
+    targets = torch.zeros(32, dtype=torch.int64)
+    mixed, shares = mix(images, targets, keys(32))
+    exact, same_shares = mix(images.float(), targets, keys(32))
+    assert mixed.dtype == torch.uint8
+    assert mixed.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(mixed.float(), exact.round())
+    assert torch.equal(shares, same_shares)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shares_sum_to_one(kind: str) -> None:
+    images, targets = batch(1000, (4, 4))
+    shares = Mix(*KINDS[kind], CLASSES)(images, targets, keys(1000))[1]
+    assert shares.dtype == torch.float32
+    assert shares.min() >= 0
+    torch.testing.assert_close(shares.sum(dim=1), torch.ones(1000), rtol=0, atol=2e-7)
+    same = (targets == targets.roll(1)).nonzero()[:, 0]
+    torch.testing.assert_close(shares[same, targets[same]], torch.ones(len(same)), rtol=0, atol=2e-7)
+
+
+@pytest.mark.parametrize("size", [(24, 24), (17, 40)])
+def test_the_share_is_the_area_that_stayed(size: tuple[int, int]) -> None:
+    mix = Mix(0.0, 1.0, 1000)
+    images = torch.arange(1000.0)[:, None, None, None].expand(1000, 3, *size).contiguous()
+    mixed, shares = mix(images, torch.arange(1000), keys(1000))
+    stayed = (mixed == images).float().mean(dim=(1, 2, 3))
+    torch.testing.assert_close(shares.diagonal(), stayed, rtol=0, atol=1e-6)
+    torch.testing.assert_close(mix.draw(keys(1000), *size).shares, stayed.double().numpy(), rtol=0, atol=1e-6)
+    assert (stayed == 1).any()  # a box may be empty
+    assert (stayed < 0.2).any()
+
+
+def law_distance(got: np.ndarray, wanted: np.ndarray) -> float:
+    """Kolmogorov and Smirnov's: the largest distance between the two distributions."""
+    values = np.sort(np.concatenate([got, wanted]))
+    shares = [np.searchsorted(np.sort(part), values, side="right") / len(part) for part in (got, wanted)]
+    return float(np.abs(shares[0] - shares[1]).max())
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.2, 0.4, 0.5, 1.0, 3.0])
+def test_shares_follow_numpys_beta_law(alpha: float) -> None:
+    shares = Mix(alpha, 0.0, CLASSES).draw(keys(10_000), 8, 8).shares
+    wanted = np.random.default_rng(0).beta(alpha, alpha, 1_000_000)
+    # 1.63 / sqrt(N) is what one sample in a hundred exceeds.
+    # Rounded, as an eighth of alpha 0.05 lies where float64 has few numbers left, or one: next to 1.
+    assert law_distance(shares.round(12), wanted.round(12)) < 1.63 / np.sqrt(10_000)
+    assert np.quantile(shares, [0, 1]) == pytest.approx(np.quantile(wanted[:10_000], [0, 1]), abs=0.05)
+    assert np.abs(np.corrcoef(shares[:-1], shares[1:])[0, 1]) < 0.03  # neighbours have nothing to do with each other
+
+
+@pytest.mark.parametrize("alpha", [0.2, 1.0])
+def test_shares_follow_torchvisions_law(alpha: float) -> None:
+    torch.manual_seed(0)
+    transform = v2.MixUp(alpha=alpha, num_classes=CLASSES)
+    wanted = np.array([transform.make_params([])["lam"] for _ in range(10_000)])
+    shares = Mix(alpha, 0.0, CLASSES).draw(keys(10_000), 8, 8).shares
+    assert law_distance(shares, wanted) < 1.63 * np.sqrt(2 / 10_000)
+
+
+@pytest.mark.parametrize("alpha", [0.3, 1.0])
+def test_boxes_follow_torchvisions_law(alpha: float) -> None:
+    torch.manual_seed(0)
+    transform = v2.CutMix(alpha=alpha, num_classes=CLASSES)
+    image = torch.empty(1, 3, 200, 300)
+    drawn = [transform.make_params([image]) for _ in range(10_000)]
+    draws = Mix(0.0, alpha, CLASSES).draw(keys(10_000), 200, 300)
+    assert law_distance(draws.shares, np.array([each["lam_adjusted"] for each in drawn])) < 1.63 * np.sqrt(2 / 10_000)
+    for ours, theirs in zip(draws.boxes.T, np.array([each["box"] for each in drawn]).T, strict=True):
+        assert law_distance(ours, theirs) < 1.63 * np.sqrt(2 / 10_000)
+
+
+def test_boxes_are_cut_off_at_the_edges() -> None:
+    """torchvision's own arithmetic, number by number."""
+    mix, height, width = Mix(0.0, 0.7, CLASSES), 30, 50
+    draws = mix.draw(keys(500), height, width)
+    whole = Mix(0.7, 0.0, CLASSES).draw(keys(500), height, width).shares  # the same numbers, before cutting
+    sides = draws.boxes[:, 2:] - draws.boxes[:, :2]
+    halves = np.stack([(0.5 * np.sqrt(1 - whole) * side).astype(int) for side in (width, height)], axis=1)
+    assert (draws.boxes[:, :2] >= 0).all()
+    assert (draws.boxes[:, 2:] <= [width, height]).all()
+    free = (draws.boxes[:, :2] > 0) & (draws.boxes[:, 2:] < [width, height])
+    np.testing.assert_array_equal(sides[free], 2 * halves[free])
+    assert (sides <= 2 * halves).all()
+    assert (sides >= halves).all()  # the centre is in the image
+
+
+@pytest.mark.parametrize("alpha", [1e-300, 5e-324, 1e-3, 1e6, 1e300])
+def test_extreme_alphas(alpha: float) -> None:
+    numbers = np.concatenate(
+        [uniforms(keys(1000), 2).T, [[0.0, 0.0, 1 - 2**-53, 1 - 2**-53], [0, 0.25, 0.25, 0.75]]], 1
+    )
+    with np.errstate(all="raise", under="ignore"):
+        shares = symmetric_beta(np.full(1004, alpha), numbers)
+    assert ((shares >= 0) & (shares <= 1)).all()
+    assert np.abs(shares - 0.5)[:1000].mean() == pytest.approx(0.5 if alpha < 1 else 0, abs=0.01)
+
+
+def test_half_of_the_images_take_each() -> None:
+    draws = Mix(0.2, 1.0, CLASSES).draw(keys(10_000), 224, 224)
+    assert draws.cut.mean() == pytest.approx(0.5, abs=0.015)
+    mixup, cutmix = (Mix(*alphas, CLASSES).draw(keys(10_000), 224, 224) for alphas in ((0.2, 0.0), (0.0, 1.0)))
+    np.testing.assert_array_equal(draws.shares, np.where(draws.cut, cutmix.shares, mixup.shares))
+    np.testing.assert_array_equal(draws.boxes, np.where(draws.cut[:, None], cutmix.boxes, 0))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_draw_depends_on_its_key_only(kind: str) -> None:
+    mix = Mix(*KINDS[kind], CLASSES)
+    together = mix.draw(keys(67), 224, 200)
+    order = np.random.default_rng(0).permutation(67)
+    shuffled = mix.draw(keys(67)[order], 224, 200)
+    for name in ("cut", "shares", "boxes"):
+        np.testing.assert_array_equal(getattr(together, name)[order], getattr(shuffled, name))
+        for row in range(67):
+            alone = mix.draw(keys(67)[row : row + 1], 224, 200)
+            np.testing.assert_array_equal(getattr(alone, name)[0], getattr(together, name)[row])
+    assert len(set(together.shares)) > 60
+    assert not np.array_equal(together.shares, mix.draw(keys(67, epoch=1), 224, 200).shares)
+
+
+def test_mixing_hangs_on_nothing_else_that_a_key_draws() -> None:
+    draws = Mix(0.4, 1.0, CLASSES).draw(keys(10_000), 224, 224)
+    crop = uniforms(keys(10_000), 23)  # of native's flip and box
+    for ours in (draws.cut, draws.shares, draws.boxes[:, 0], draws.boxes[:, 1]):
+        found = [np.corrcoef(ours, theirs)[0, 1] for theirs in crop.T]
+        assert np.abs(found).max() < 0.04
+
+
+def test_draws_are_what_they_always_were() -> None:
+    """Changing these values changes everybody's batches: it needs a new major version."""
+    draws = Mix(0.2, 1.0, CLASSES).draw(keys(6), 224, 224)
+    assert draws.cut.tolist() == [True, True, True, True, False, False]
+    assert draws.shares == pytest.approx([0.50562022, 0.39660395, 0.90704719, 0.68650351, 0.0, 0.6390146], abs=1e-7)
+    assert draws.boxes.tolist() == [
+        [67, 66, 224, 224],
+        [47, 14, 221, 188],
+        [171, 4, 224, 92],
+        [0, 61, 121, 191],
+        [0, 0, 0, 0],
+        [0, 0, 0, 0],
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_image_alone_stays(kind: str) -> None:
+    images, targets = batch(1)
+    mixed, shares = Mix(*KINDS[kind], CLASSES)(images, targets, keys(1))
+    assert torch.equal(mixed, images)
+    torch.testing.assert_close(shares, torch.eye(CLASSES)[targets])
+
+
+def test_the_partner_is_the_image_before() -> None:
+    images = torch.zeros(4, 3, 8, 8)
+    images[1] = 1.0
+    mixed, shares = Mix(1.0, 0.0, 4)(images, torch.arange(4), keys(4))
+    assert mixed.flatten(1).any(dim=1).tolist() == [False, True, True, False]
+    assert (shares > 0).nonzero().tolist() == [[0, 0], [0, 3], [1, 0], [1, 1], [2, 1], [2, 2], [3, 2], [3, 3]]
+
+
+def test_both_off_leaves_the_batch() -> None:
+    images, targets = batch()
+    mixed, same = Mix(0.0, 0.0, CLASSES)(images, targets, keys(32))
+    assert mixed is images
+    assert same is targets
+
+
+def test_global_generators_are_left_alone() -> None:
+    def states() -> list[Any]:
+        return [torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()]  # noqa: NPY002
+
+    before = states()
+    Mix(0.2, 1.0, CLASSES)(*batch(), keys(32))
+    assert states() == before
+
+
+@pytest.mark.parametrize("key", ["mixup", "cutmix"])
+@pytest.mark.parametrize("alpha", [-0.1, math.inf, math.nan])
+def test_config_refuses(key: str, alpha: float) -> None:
+    message = f"augment.{key}: {alpha} is not allowed; set a number above 0, or 0 for none"
+    with pytest.raises(ConfigError, match=line(message)):
+        AugmentConfig(**{"name": "native", key: alpha})
