@@ -216,14 +216,29 @@ def from_dict(plain: Any, overrides: Sequence[str], where: str) -> Config:
         for group, part in chosen.items():
             tree[group] = part
         for override in parsed:
-            if override not in choices:
-                OmegaConf.update(tree, override.key_or_group, override.value())
+            if override.is_delete():
+                _delete(tree, override)
+            elif override not in choices:
+                OmegaConf.update(tree, override.key_or_group, override.value(), merge=True)
             # The saved half of a pair must not speak against the new one.
             for key, other in (("amp", "precision"), ("precision", "amp"), ("optim", "lr"), ("optim.lr", "lr")):
                 if override.key_or_group == key:
                     tree[other] = None
     assert isinstance(tree, DictConfig)
     return finish(tree, overrides)
+
+
+def _delete(tree: Any, override: Override) -> None:
+    """Carry out `~KEY`.
+
+    Raises:
+        ConfigError: nothing is there.
+    """
+    parent, _, key = override.key_or_group.rpartition(".")
+    node = OmegaConf.select(tree, parent)
+    if not isinstance(node, DictConfig) or key not in node or OmegaConf.get_type(node) is not dict:
+        raise ConfigError(f"{override.input_line}: there is no such entry to delete; ~augment.ops.LABEL deletes one")
+    del node[key]
 
 
 def _chosen(choices: Sequence[Override]) -> dict[str, Any]:

@@ -76,8 +76,8 @@ class DaliEngine(Engine):
         self._spare: list[_Pipeline] = []  # building one takes 12 ms, the first in a process 190
         if not plan.augment.resizes_and_flips:
             raise ConfigError(
-                f"engine: dali can only crop, resize and flip, and {type(plan.augment).__name__} does more or "
-                "something else; set engine=threads or augment=native"
+                "engine: dali can only crop, resize and flip, and this augmentation does more or something else on "
+                "the host; set engine=threads, augment=native or augment.device=gpu"
             )
         optional_package("nvidia.dali", "engine=dali", "effloop[dali]")
 

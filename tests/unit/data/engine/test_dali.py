@@ -167,8 +167,12 @@ class Inverted(NativeAugment):
 def test_an_augmentation_that_does_more_is_refused(photos: Path) -> None:
     plan = make_plan(open_source("folder", photos))
     more = replace(plan, augment=Inverted(native_config(), size=24, train=True))
-    wanted = "engine: dali can only crop, resize and flip, and Inverted does more or something else; "
-    with pytest.raises(ConfigError, match=line(f"{wanted}set engine=threads or augment=native")):
+    wanted = (
+        "engine: dali can only crop, resize and flip, and this augmentation does more or something else on the host; "
+    )
+    with pytest.raises(
+        ConfigError, match=line(f"{wanted}host; set engine=threads, augment=native or augment.device=gpu")
+    ):
         make_engine("dali", more)
 
 
