@@ -12,7 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-_RED, _GREEN, _BLUE = 0.2989, 0.587, 0.114  # torchvision's shares of luma; they add up to 0.9999
+LUMA = (0.2989, 0.587, 0.114)  # torchvision's shares of red, green and blue; they add up to 0.9999
+TOP = 255.999  # what it scales [0, 1] by before it cuts off
 
 
 def brightness(images: Tensor, factor: Tensor) -> Tensor:
@@ -22,12 +23,12 @@ def brightness(images: Tensor, factor: Tensor) -> Tensor:
 
 def contrast(images: Tensor, factor: Tensor) -> Tensor:
     """Each image blended with its mean luma: (N,) float32 factor, 0 is flat, 1 is the image."""
-    return _blend(images, _luma(images).floor_().mean((1, 2, 3), keepdim=True), factor)
+    return _blend(images, luma(images).floor_().mean((1, 2, 3), keepdim=True), factor)
 
 
 def saturation(images: Tensor, factor: Tensor) -> Tensor:
     """Each image blended with its luma: (N,) float32 factor, 0 is grey, 1 is the image."""
-    return _blend(images, _luma(images).floor_(), factor)
+    return _blend(images, luma(images).floor_(), factor)
 
 
 def sharpness(images: Tensor, factor: Tensor) -> Tensor:
@@ -57,7 +58,7 @@ def hue(images: Tensor, shift: Tensor) -> Tensor:
     )
     # Where there is no hue, 0 / 0 leaves no number, and nothing to take off.
     sector = sector.nan_to_num_(0.0).add_(6 * shift.view(-1, 1, 1))
-    scale = 255.999 / 255  # torchvision cuts off what it scaled by 255.999
+    scale = TOP / 255
     top, depth = high * scale, span.mul_(scale)
     out = torch.empty_like(images)
     for channel, turn in enumerate((5, 3, 1)):
@@ -90,22 +91,32 @@ def equalize(images: Tensor) -> Tensor:
     """Each channel of each image with its histogram flattened, by Pillow's rule; a channel of one value stays."""
     values = images.flatten(2).to(torch.int64)
     counts = values.new_zeros((*values.shape[:2], 256)).scatter_add_(2, values, values.new_ones(1).expand_as(values))
-    upto = counts.cumsum(2)
-    last = counts.gather(2, upto.argmax(2, keepdim=True))
-    step = (upto[..., -1:] - last) // 255
-    table = ((upto - counts + step // 2) // step.clamp(min=1)).clamp_(max=255)
-    table = torch.where(step == 0, torch.arange(256, device=images.device), table).to(torch.uint8)
-    return table.gather(2, values).view(images.shape).contiguous(memory_format=_layout(images))
+    return equalizing(counts).gather(2, values).view(images.shape).contiguous(memory_format=_layout(images))
 
 
 def grayscale(images: Tensor) -> Tensor:
     """Each pixel's luma, three times."""
-    return torch.empty_like(images).copy_(_luma(images))
+    return torch.empty_like(images).copy_(luma(images))
 
 
 def invert(images: Tensor) -> Tensor:
     """255 less each value."""
     return ~images
+
+
+def luma(images: Tensor) -> Tensor:
+    """(N, 3, H, W) uint8 -> (N, 1, H, W) float32."""
+    red, green, blue = images.unsqueeze(1).unbind(2)
+    return red.mul(LUMA[0]).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2])
+
+
+def equalizing(counts: Tensor) -> Tensor:
+    """(N, C, 256) int64, how often each value comes -> (N, C, 256) uint8, what `equalize` makes of each."""
+    upto = counts.cumsum(2)
+    last = counts.gather(2, upto.argmax(2, keepdim=True))
+    step = (upto[..., -1:] - last) // 255
+    table = ((upto - counts + step // 2) // step.clamp(min=1)).clamp_(max=255)
+    return torch.where(step == 0, torch.arange(256, device=counts.device), table).to(torch.uint8)
 
 
 def on_rows(images: Tensor, rows: Tensor, kernel: Callable[..., Tensor], *parameters: Tensor) -> Tensor:
@@ -129,12 +140,6 @@ def _each(values: Tensor) -> Tensor:
 
 def _to_uint8(values: Tensor) -> Tensor:
     return values.clamp_(0, 255).to(torch.uint8)
-
-
-def _luma(images: Tensor) -> Tensor:
-    """(N, 3, H, W) uint8 -> (N, 1, H, W) float32."""
-    red, green, blue = images.unsqueeze(1).unbind(2)
-    return red.mul(_RED).add_(green, alpha=_GREEN).add_(blue, alpha=_BLUE)
 
 
 def _blend(images: Tensor, other: Tensor, factor: Tensor) -> Tensor:
