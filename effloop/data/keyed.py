@@ -18,14 +18,15 @@ from torch import Tensor
 Uint64s = NDArray[np.uint64]
 
 _GOLDEN = 0x9E3779B97F4A7C15
+_MIXING = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _MASK = (1 << 64) - 1
 _ORDER, _SAMPLE, _STREAM = 1, 2, 3  # what a key is for, so that order and pixels never share numbers
 
 
 def _mix(x: Uint64s) -> Uint64s:
     """SplitMix64's finaliser, element by element: every input bit changes half of the output's."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    for shift, factor in _MIXING:
+        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
     return x ^ (x >> np.uint64(31))
 
 
@@ -62,7 +63,7 @@ def words_on_device(keys: Tensor, first: int, count: int) -> Tensor:
     """`words` where the keys are: (N,) int64 of the same bits -> (N, count) int64 of the same bits."""
     steps = torch.arange(first + 1, first + count + 1, device=keys.device) * _signed(_GOLDEN)
     x = keys[:, None] + steps
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+    for shift, factor in _MIXING:
         x = (x ^ _shifted(x, shift)) * _signed(factor)
     return x ^ _shifted(x, 31)
 

@@ -120,14 +120,16 @@ def equalizing(counts: Tensor) -> Tensor:
 
 
 def on_rows(images: Tensor, rows: Tensor, kernel: Callable[..., Tensor], *parameters: Tensor) -> Tensor:
-    """`kernel(images, *parameters)` for some images; the others stay. `images` is written and returned.
+    """`kernel(images, *parameters)` for some images; the others stay. `images` may be written and returned.
 
     Args:
         images: (N, 3, H, W) uint8.
-        rows: (M,) int64 on the images' device, each once.
+        rows: (M,) int64 on the images' device, ascending, each once.
         kernel: a function of this module.
         parameters: (M,) each, on the images' device.
     """
+    if len(rows) == len(images):
+        return kernel(images, *parameters)
     pixels = images.movedim(1, -1)  # indexed so, what is taken out of channels_last is channels_last
     some = pixels.index_select(0, rows).movedim(-1, 1)
     pixels.index_copy_(0, rows, kernel(some, *parameters).movedim(1, -1))
