@@ -11,19 +11,22 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 Uint64s = NDArray[np.uint64]
 
 _GOLDEN = 0x9E3779B97F4A7C15
+_MIXING = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _MASK = (1 << 64) - 1
 _ORDER, _SAMPLE, _STREAM = 1, 2, 3  # what a key is for, so that order and pixels never share numbers
 
 
 def _mix(x: Uint64s) -> Uint64s:
     """SplitMix64's finaliser, element by element: every input bit changes half of the output's."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    for shift, factor in _MIXING:
+        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
     return x ^ (x >> np.uint64(31))
 
 
@@ -46,10 +49,33 @@ def stream(keys: Uint64s, salt: int) -> Uint64s:
     return _mix(keys ^ np.uint64(derive(_STREAM, salt)))
 
 
+def words(keys: Uint64s, first: int, count: int) -> Uint64s:
+    """(N,) keys -> (N, count) uint64, number `first` and on of each key; row i depends on keys[i] alone."""
+    steps = np.arange(first + 1, first + count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+    return _mix(keys[:, None] + steps)
+
+
 def uniforms(keys: Uint64s, count: int) -> NDArray[np.float64]:
-    """(N,) keys -> (N, count) float64 in [0, 1). Row i depends on keys[i] alone."""
-    steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
-    return (_mix(keys[:, None] + steps) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    """(N,) keys -> (N, count) float64 in [0, 1), the first of each key's stream."""
+    return (words(keys, 0, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def words_on_device(keys: Tensor, first: int, count: int) -> Tensor:
+    """`words` where the keys are: (N,) int64 of the same bits -> (N, count) int64 of the same bits."""
+    steps = torch.arange(first + 1, first + count + 1, device=keys.device) * _signed(_GOLDEN)
+    x = keys[:, None] + steps
+    for shift, factor in _MIXING:
+        x = (x ^ _shifted(x, shift)) * _signed(factor)
+    return x ^ _shifted(x, 31)
+
+
+def _signed(bits: int) -> int:
+    return bits - (1 << 64) if bits >> 63 else bits
+
+
+def _shifted(x: Tensor, by: int) -> Tensor:
+    """int64 shifted right as if it had no sign."""
+    return (x >> by) & ((1 << (64 - by)) - 1)
 
 
 @dataclass(frozen=True)

@@ -81,12 +81,21 @@ def mirror(image: NDArray[np.uint8]) -> None:
     Args:
         image: (H, W, 3) uint8, contiguous; written.
     """
+    _flip(image, 1)
+
+
+def overturn(image: NDArray[np.uint8]) -> None:
+    """As `mirror`, top and bottom."""
+    _flip(image, 0)
+
+
+def _flip(image: NDArray[np.uint8], axis: int) -> None:
     flip = _opencv_flip()
     if flip is not None:
-        flip(image, 1, image)
+        flip(image, axis, image)
     else:
         pixels = torch.from_numpy(image)
-        pixels.copy_(pixels.flip(1))
+        pixels.copy_(pixels.flip(axis))
 
 
 @functools.cache

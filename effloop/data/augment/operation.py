@@ -183,5 +183,17 @@ def check_range(name: str, value: object, low: float, high: float, *, above: boo
     return float(pair[0]), float(pair[1])
 
 
+def check_number(name: str, value: object, low: float, high: float) -> float:
+    """The same number.
+
+    Raises:
+        BadParameterError: it is none from `low` to `high`.
+    """
+    if not _is_number(value) or not low <= value <= high:  # type: ignore[operator]
+        bound = f"from {low:g} to {high:g}" if high < math.inf else f"of at least {low:g}"
+        raise BadParameterError(f"{name}: {value} is not allowed; set a number {bound}")
+    return float(value)  # type: ignore[arg-type]
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,161 @@
+"""Colour operations on a batch, each image by a parameter of its own; on any device, and nothing waits for it.
+
+The arithmetic is that of torchvision's functions on one uint8 image, rounding by rounding (float32, cut off and not
+rounded where it goes back to uint8), so the pixels are the same to the bit on a CPU; `hue` is the one that may differ.
+Images are (N, 3, H, W) uint8, best in channels_last; what comes out is new, and laid out as what came in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+LUMA = (0.2989, 0.587, 0.114)  # torchvision's shares of red, green and blue; they add up to 0.9999
+TOP = 255.999  # what it scales [0, 1] by before it cuts off
+
+
+def brightness(images: Tensor, factor: Tensor) -> Tensor:
+    """Each image times its (N,) float32 factor, at least 0."""
+    return _to_uint8(images.mul(_each(factor)))
+
+
+def contrast(images: Tensor, factor: Tensor) -> Tensor:
+    """Each image blended with its mean luma: (N,) float32 factor, 0 is flat, 1 is the image."""
+    return _blend(images, luma(images).floor_().mean((1, 2, 3), keepdim=True), factor)
+
+
+def saturation(images: Tensor, factor: Tensor) -> Tensor:
+    """Each image blended with its luma: (N,) float32 factor, 0 is grey, 1 is the image."""
+    return _blend(images, luma(images).floor_(), factor)
+
+
+def sharpness(images: Tensor, factor: Tensor) -> Tensor:
+    """Each image blended with itself smoothed: (N,) float32 factor, 0 is smooth, 1 is the image; its rim stays."""
+    if min(images.shape[-2:]) <= 2:
+        return images.clone()
+    sharp = images.to(torch.float32)
+    inner = sharp[..., 1:-1, 1:-1]
+    # Thirteenths of a whole number are never halves, so every way of summing rounds alike.
+    smooth = _sum_of_nine(images.to(torch.int16)).add_(images[..., 1:-1, 1:-1], alpha=4).mul(1 / 13).round_()
+    inner.addcmul_(smooth.sub_(inner), 1 - _each(factor))
+    return _to_uint8(sharp)
+
+
+def hue(images: Tensor, shift: Tensor) -> Tensor:
+    """Each image's hues turned by its (N,) float32 shift, -0.5 to 0.5 of the circle.
+
+    At most 1 level from torchvision's, in fewer than one value of 100,000.
+    """
+    high, low = images.amax(1), images.amin(1)
+    span = (high - low).to(torch.float32)
+    red, green, blue = images.to(torch.int16).unbind(1)
+    sector = torch.where(
+        red == high,
+        (green - blue) / span,
+        torch.where(green == high, (blue - red) / span + 2, (red - green) / span + 4),
+    )
+    # Where there is no hue, 0 / 0 leaves no number, and nothing to take off.
+    sector = sector.nan_to_num_(0.0).add_(6 * shift.view(-1, 1, 1))
+    scale = TOP / 255
+    top, depth = high * scale, span.mul_(scale)
+    out = torch.empty_like(images)
+    for channel, turn in enumerate((5, 3, 1)):
+        place = (sector + turn).remainder_(6)
+        share = torch.minimum(place, 4 - place).clamp_(0, 1)
+        out[:, channel] = torch.addcmul(top, depth, share, value=-1).clamp_(min=0)
+    return out
+
+
+def posterize(images: Tensor, bits: Tensor) -> Tensor:
+    """Each value's highest bits: (N,) int64, 0 to 8."""
+    return images & (256 - (256 >> _each(bits))).clamp_(max=255).to(torch.uint8)
+
+
+def solarize(images: Tensor, threshold: Tensor) -> Tensor:
+    """Each image's values inverted from its (N,) float32 threshold on."""
+    return torch.where(images >= _each(threshold), ~images, images)
+
+
+def autocontrast(images: Tensor) -> Tensor:
+    """Each channel of each image stretched to 0..255; a channel of one value stays."""
+    low = images.amin((2, 3), keepdim=True).to(torch.float32)
+    span = images.amax((2, 3), keepdim=True) - low
+    flat = span == 0
+    scale = span.mul_(1 / 255).masked_fill_(flat, 1)
+    return _to_uint8(images.sub(low.masked_fill_(flat, 0)).div_(scale))
+
+
+def equalize(images: Tensor) -> Tensor:
+    """Each channel of each image with its histogram flattened, by Pillow's rule; a channel of one value stays."""
+    values = images.flatten(2).to(torch.int64)
+    counts = values.new_zeros((*values.shape[:2], 256)).scatter_add_(2, values, values.new_ones(1).expand_as(values))
+    return equalizing(counts).gather(2, values).view(images.shape).contiguous(memory_format=_layout(images))
+
+
+def grayscale(images: Tensor) -> Tensor:
+    """Each pixel's luma, three times."""
+    return torch.empty_like(images).copy_(luma(images))
+
+
+def invert(images: Tensor) -> Tensor:
+    """255 less each value."""
+    return ~images
+
+
+def luma(images: Tensor) -> Tensor:
+    """(N, 3, H, W) uint8 -> (N, 1, H, W) float32."""
+    red, green, blue = images.unsqueeze(1).unbind(2)
+    return red.mul(LUMA[0]).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2])
+
+
+def equalizing(counts: Tensor) -> Tensor:
+    """(N, C, 256) int64, how often each value comes -> (N, C, 256) uint8, what `equalize` makes of each."""
+    upto = counts.cumsum(2)
+    last = counts.gather(2, upto.argmax(2, keepdim=True))
+    step = (upto[..., -1:] - last) // 255
+    table = ((upto - counts + step // 2) // step.clamp(min=1)).clamp_(max=255)
+    return torch.where(step == 0, torch.arange(256, device=counts.device), table).to(torch.uint8)
+
+
+def on_rows(images: Tensor, rows: Tensor, kernel: Callable[..., Tensor], *parameters: Tensor) -> Tensor:
+    """`kernel(images, *parameters)` for some images; the others stay. `images` may be written and returned.
+
+    Args:
+        images: (N, 3, H, W) uint8.
+        rows: (M,) int64 on the images' device, ascending, each once.
+        kernel: a function of this module.
+        parameters: (M,) each, on the images' device.
+    """
+    if len(rows) == len(images):
+        return kernel(images, *parameters)
+    pixels = images.movedim(1, -1)  # indexed so, what is taken out of channels_last is channels_last
+    some = pixels.index_select(0, rows).movedim(-1, 1)
+    pixels.index_copy_(0, rows, kernel(some, *parameters).movedim(1, -1))
+    return images
+
+
+def _each(values: Tensor) -> Tensor:
+    return values.view(-1, 1, 1, 1)
+
+
+def _to_uint8(values: Tensor) -> Tensor:
+    return values.clamp_(0, 255).to(torch.uint8)
+
+
+def _blend(images: Tensor, other: Tensor, factor: Tensor) -> Tensor:
+    factor = _each(factor)
+    # addcmul, as torchvision's add with alpha, rounds once; a product and a sum would round twice.
+    return _to_uint8(torch.addcmul(images.mul(factor), other, 1 - factor))
+
+
+def _sum_of_nine(values: Tensor) -> Tensor:
+    """(N, C, H, W) -> (N, C, H - 2, W - 2), sums of 3x3."""
+    values = values[..., :-2, :] + values[..., 1:-1, :] + values[..., 2:, :]
+    return values[..., :-2] + values[..., 1:-1] + values[..., 2:]
+
+
+def _layout(images: Tensor) -> torch.memory_format:
+    last = images.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if last else torch.contiguous_format
