@@ -119,8 +119,8 @@ def refused(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> Ref
         pytest.param("augment.ops.flip=3", "augment.ops.flip: 3 {op: NAME", id="augment-no-operation"),
         pytest.param("augment.ops.crop=null", "augment.ops: several sizes end it with a crop", id="augment-sizes"),
         pytest.param(
-            "augment.ops.crop=null augment.ops.RandomCrop.size=[30,16]",
-            "augment.ops.RandomCrop.size: 30x16 is more than the 28x30 pixels",
+            "augment.ops.crop=null augment.ops.RandomCrop={} image_size=40",
+            "augment.ops.RandomCrop.size: 40x40 is more than the 28x30 pixels resize before",
             id="augment-crop-too-large",
         ),
         pytest.param(
