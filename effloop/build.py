@@ -15,6 +15,7 @@ from effloop import snapshot
 from effloop.checkpoint import files, keepers, rng
 from effloop.config import Config
 from effloop.data.augment import augments
+from effloop.data.augment.base import Device
 from effloop.data.augment.mix import Mix
 from effloop.data.cache import cached
 from effloop.data.check import check_samples
@@ -25,7 +26,7 @@ from effloop.data.plan import Order, Plan
 from effloop.data.source import Cache, Source, Tail, sources
 from effloop.data.source.base import check_same_classes
 from effloop.data.transfer import Transfer
-from effloop.errors import ConfigError, DataError, EffLoopError
+from effloop.errors import ConfigError, DataError, EffLoopError, warn
 from effloop.hardware import available_cores, find_device, keep_freed_memory
 from effloop.model import models
 from effloop.optim import Objective, optimizers, schedules
@@ -86,6 +87,8 @@ def build_loader(config: Config, split: str = "train", *, parallel: Parallel | N
         order=order,
         seed=config.seed,
     )
+    if device.type == "cpu" and getattr(config.augment, "device", None) is Device.gpu:
+        warn("augment.device=gpu: the model is on the CPU; batches are augmented there, in the loop's own thread")
     check_samples(plan, config.data.check, num_workers)
     engine = engines.build(config.engine, plan, num_workers=num_workers, pin_memory=device.type == "cuda")
     transfer = Transfer(
