@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +31,7 @@ from effloop.data.keyed import uniforms
 Range = float | list[float]
 
 _HOST = (host.brightness, host.contrast, host.saturation, host.hue)
-_BATCH = (kernels.brightness, kernels.contrast, kernels.saturation, kernels.hue)
+_BATCH: tuple[Callable[..., Tensor], ...] = (kernels.brightness, kernels.contrast, kernels.saturation, kernels.hue)
 _NONE = len(_HOST)
 
 

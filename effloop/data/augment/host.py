@@ -30,23 +30,23 @@ def brightness(image: Image, factor: float) -> None:
     _write(image, floats.clamp_(max=255) if factor > 1 else floats)
 
 
-def contrast(image: Image, factor: float) -> None:
+def contrast(image: Image, factor: float, rest: float | None = None) -> None:
     """As `kernels.contrast`."""
     floats = _floats(image)
-    _blend(image, floats, _luma(image, floats).mean(), factor)
+    _blend(image, floats, _luma(image, floats).mean(), factor, rest)
 
 
-def saturation(image: Image, factor: float) -> None:
+def saturation(image: Image, factor: float, rest: float | None = None) -> None:
     """As `kernels.saturation`."""
     floats = _floats(image)
     luma = _luma(image, floats)
     cv2 = opencv()
     # Three in a row: torch takes 84 µs to add one plane to three at 224x224, OpenCV 11 to repeat it.
     other = torch.from_numpy(cv2.cvtColor(luma.numpy(), cv2.COLOR_GRAY2RGB)) if cv2 else luma.unsqueeze(2)
-    _blend(image, floats, other, factor)
+    _blend(image, floats, other, factor, rest)
 
 
-def sharpness(image: Image, factor: float) -> None:
+def sharpness(image: Image, factor: float, rest: float | None = None) -> None:
     """As `kernels.sharpness`."""
     height, width = image.shape[:2]
     if min(height, width) <= 2:
@@ -65,7 +65,7 @@ def sharpness(image: Image, factor: float) -> None:
     change = np.zeros(image.shape, np.int16)
     np.subtract(nine.view(np.int16), inner.view(np.int16), out=change.reshape(-1)[row + 3 : -row - 3])
     change[:, 0] = change[:, -1] = 0
-    weight = 1 - float(np.float32(factor))
+    weight = 1 - float(np.float32(factor)) if rest is None else rest
     floats = _floats(image).add_(torch.from_numpy(change).to(torch.float32), alpha=weight)
     _write(image, floats.clamp_(0, 255) if factor > 1 else floats)
 
@@ -162,9 +162,9 @@ def _luma(image: Image, floats: Tensor) -> Tensor:
     return torch.from_numpy(cv2.transform(floats.numpy(), _LUMA)).add_(5e-5).floor_()
 
 
-def _blend(image: Image, floats: Tensor, other: Tensor, factor: float) -> None:
+def _blend(image: Image, floats: Tensor, other: Tensor, factor: float, rest: float | None) -> None:
     factor = float(np.float32(factor))
-    floats.mul_(factor).add_(other, alpha=1 - factor)
+    floats.mul_(factor).add_(other, alpha=1 - factor if rest is None else rest)
     _write(image, floats.clamp_(0, 255) if factor > 1 else floats)
 
 

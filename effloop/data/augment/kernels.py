@@ -2,6 +2,8 @@
 
 The arithmetic is that of torchvision's functions on one uint8 image, rounding by rounding (float32, cut off and not
 rounded where it goes back to uint8), so the pixels are the same to the bit on a CPU; `hue` is the one that may differ.
+A blend's `rest` is what 1 - factor is before the factor was rounded to float32, where that is known; torchvision has
+both from one float64, and one level of up to 0.7% of the values hangs on it.
 Images are (N, 3, H, W) uint8, best in channels_last; what comes out is new, and laid out as what came in.
 """
 
@@ -21,17 +23,17 @@ def brightness(images: Tensor, factor: Tensor) -> Tensor:
     return _to_uint8(images.mul(_each(factor)))
 
 
-def contrast(images: Tensor, factor: Tensor) -> Tensor:
+def contrast(images: Tensor, factor: Tensor, rest: Tensor | None = None) -> Tensor:
     """Each image blended with its mean luma: (N,) float32 factor, 0 is flat, 1 is the image."""
-    return _blend(images, luma(images).floor_().mean((1, 2, 3), keepdim=True), factor)
+    return _blend(images, luma(images).floor_().mean((1, 2, 3), keepdim=True), factor, rest)
 
 
-def saturation(images: Tensor, factor: Tensor) -> Tensor:
+def saturation(images: Tensor, factor: Tensor, rest: Tensor | None = None) -> Tensor:
     """Each image blended with its luma: (N,) float32 factor, 0 is grey, 1 is the image."""
-    return _blend(images, luma(images).floor_(), factor)
+    return _blend(images, luma(images).floor_(), factor, rest)
 
 
-def sharpness(images: Tensor, factor: Tensor) -> Tensor:
+def sharpness(images: Tensor, factor: Tensor, rest: Tensor | None = None) -> Tensor:
     """Each image blended with itself smoothed: (N,) float32 factor, 0 is smooth, 1 is the image; its rim stays."""
     if min(images.shape[-2:]) <= 2:
         return images.clone()
@@ -39,7 +41,7 @@ def sharpness(images: Tensor, factor: Tensor) -> Tensor:
     inner = sharp[..., 1:-1, 1:-1]
     # Thirteenths of a whole number are never halves, so every way of summing rounds alike.
     smooth = _sum_of_nine(images.to(torch.int16)).add_(images[..., 1:-1, 1:-1], alpha=4).mul(1 / 13).round_()
-    inner.addcmul_(smooth.sub_(inner), 1 - _each(factor))
+    inner.addcmul_(smooth.sub_(inner), _rest(factor, rest))
     return _to_uint8(sharp)
 
 
@@ -144,10 +146,13 @@ def _to_uint8(values: Tensor) -> Tensor:
     return values.clamp_(0, 255).to(torch.uint8)
 
 
-def _blend(images: Tensor, other: Tensor, factor: Tensor) -> Tensor:
-    factor = _each(factor)
+def _rest(factor: Tensor, rest: Tensor | None) -> Tensor:
+    return 1 - _each(factor) if rest is None else _each(rest)
+
+
+def _blend(images: Tensor, other: Tensor, factor: Tensor, rest: Tensor | None) -> Tensor:
     # addcmul, as torchvision's add with alpha, rounds once; a product and a sum would round twice.
-    return _to_uint8(torch.addcmul(images.mul(factor), other, 1 - factor))
+    return _to_uint8(torch.addcmul(images.mul(_each(factor)), other, _rest(factor, rest)))
 
 
 def _sum_of_nine(values: Tensor) -> Tensor:
