@@ -71,15 +71,14 @@ def sharpness(image: Image, factor: float, rest: float | None = None) -> None:
 
 
 def hue(image: Image, shift: float) -> None:
-    """As `kernels.hue`, at most 1 level from it, in fewer than one value of 100,000."""
+    """As `kernels.hue`."""
     cv2 = opencv()
     if cv2 is None:
         _by_kernel(image, kernels.hue, np.float32(shift))
         return
-    turn = np.array([[1, 0, 0, float(np.float32(shift)) % 1 * 360], [0, 1, 0, 0], [0, 0, kernels.TOP / 255, 0]])
-    colours = cv2.cvtColor(_floats(image).numpy(), cv2.COLOR_RGB2HSV)
-    cv2.cvtColor(cv2.transform(colours, turn, colours), cv2.COLOR_HSV2RGB, colours)
-    _write(image, torch.from_numpy(colours))
+    planes = (torch.from_numpy(plane[None]) for plane in cv2.split(image))
+    values = kernels.turned(*planes, torch.full((1, 1, 1), float(np.float32(shift))))
+    cv2.merge([plane[0].numpy().astype(np.uint8) for plane in values], image)
 
 
 def posterize(image: Image, bits: int) -> None:

@@ -48,26 +48,35 @@ def sharpness(images: Tensor, factor: Tensor, rest: Tensor | None = None) -> Ten
 def hue(images: Tensor, shift: Tensor) -> Tensor:
     """Each image's hues turned by its (N,) float32 shift, -0.5 to 0.5 of the circle.
 
-    At most 1 level from torchvision's, in fewer than one value of 100,000.
+    At most 1 level from torchvision's, in about one value of 100,000: that goes by more steps, and rounds at each.
     """
-    high, low = images.amax(1), images.amin(1)
-    span = (high - low).to(torch.float32)
-    red, green, blue = images.to(torch.int16).unbind(1)
-    sector = torch.where(
-        red == high,
-        (green - blue) / span,
-        torch.where(green == high, (blue - red) / span + 2, (red - green) / span + 4),
-    )
-    # Where there is no hue, 0 / 0 leaves no number, and nothing to take off.
-    sector = sector.nan_to_num_(0.0).add_(6 * shift.view(-1, 1, 1))
-    scale = TOP / 255
-    top, depth = high * scale, span.mul_(scale)
     out = torch.empty_like(images)
-    for channel, turn in enumerate((5, 3, 1)):
-        place = (sector + turn).remainder_(6)
-        share = torch.minimum(place, 4 - place).clamp_(0, 1)
-        out[:, channel] = torch.addcmul(top, depth, share, value=-1).clamp_(min=0)
+    planes = images.contiguous().unbind(1)  # 100 µs for an image of 224x224 on a CPU, and each pass reads whole runs
+    for channel, values in enumerate(turned(*planes, shift.view(-1, 1, 1))):
+        out[:, channel] = values
     return out
+
+
+def turned(red: Tensor, green: Tensor, blue: Tensor, shift: Tensor) -> list[Tensor]:
+    """(N, H, W) uint8 each, (N, 1, 1) float32 -> (N, H, W) float32 each, to be cut off: what `hue` makes of them."""
+    high, low = red.maximum(green).maximum(blue), red.minimum(green).minimum(blue)
+    span = high - low
+    # All bits where it is the highest, so that & and ^ select: 12 µs at 224x224 on a CPU, where() takes 42.
+    in_red, in_green = ((channel == high).to(torch.int16).neg_() for channel in (red, green))
+    red, green, blue = (channel.to(torch.int16) for channel in (red, green, blue))
+    side, in_second, in_first = red - green, blue - red, green - blue
+    side ^= in_second.bitwise_xor_(side).bitwise_and_(in_green)
+    side ^= in_first.bitwise_xor_(side).bitwise_and_(in_red)
+    # Hue is 0 at red, 2 at green, 4 at blue.
+    start = in_green.bitwise_and_(-2).add_(4).bitwise_and_(in_red.bitwise_not_())
+    place = side.to(torch.float32).div_(span.clamp(min=1).to(torch.float32))  # where there is no hue, 0 / 1
+    place.add_(start.to(torch.float32)).add_(6 * shift)
+    place.sub_(place.mul(1 / 6).floor_(), alpha=6)
+    top, depth = high.to(torch.float32).mul_(TOP / 255), span.to(torch.float32).mul_(TOP / 255)
+    reds = (place - 3).abs_().sub_(2).clamp_(-1, 0)
+    greens = (place - 2).abs_().sub_(1).clamp_(0, 1).neg_()
+    blues = place.sub_(4).abs_().sub_(1).clamp_(0, 1).neg_()
+    return [torch.addcmul(top, depth, share, out=share) for share in (reds, greens, blues)]
 
 
 def posterize(images: Tensor, bits: Tensor) -> Tensor:
