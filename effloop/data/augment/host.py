@@ -77,7 +77,7 @@ def hue(image: Image, shift: float) -> None:
         _by_kernel(image, kernels.hue, np.float32(shift))
         return
     planes = (torch.from_numpy(plane[None]) for plane in cv2.split(image))
-    values = kernels.turned(*planes, torch.full((1, 1, 1), float(np.float32(shift))))
+    values = kernels.turned(planes, torch.full((1, 1, 1), float(np.float32(shift))))
     cv2.merge([plane[0].numpy().astype(np.uint8) for plane in values], image)
 
 
