@@ -58,7 +58,7 @@ def hue(images: Tensor, shift: Tensor) -> Tensor:
 
 
 def turned(planes: Iterable[Tensor], shift: Tensor) -> list[Tensor]:
-    """Three of (N, H, W) uint8, (N, 1, 1) float32 -> (N, H, W) float32 each, to be cut off: what `hue` makes of them."""
+    """Three (N, H, W) uint8, (N, 1, 1) float32 -> three (N, H, W) float32, to be cut off: what `hue` makes of them."""
     red, green, blue = planes
     high, low = red.maximum(green).maximum(blue), red.minimum(green).minimum(blue)
     span = high - low
