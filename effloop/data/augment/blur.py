@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from effloop.data.augment.host import opencv
+from effloop.data.augment.kernels import on_all
 from effloop.data.augment.operation import (
     BadParameterError,
     Image,
@@ -86,7 +87,7 @@ class GaussianBlur(Touch):
         cv2.convertScaleAbs(values, image)  # rounds
 
     def batch(self, images: Tensor, drawn: Blurs) -> Tensor:
-        return _blurred(images, to_device(drawn.across, images), to_device(drawn.down, images))
+        return on_all(images, _blurred, to_device(drawn.across, images), to_device(drawn.down, images))
 
 
 def _kernel_size(value: object) -> list[int]:

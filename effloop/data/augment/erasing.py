@@ -76,11 +76,12 @@ class RandomErasing(Touch):
 
     def one(self, image: Image, drawn: Erased, row: int) -> None:
         top, left, height, width = drawn.boxes[row].tolist()
-        box = image[top : top + height, left : left + width]
+        lines = image.reshape(len(image), -1)[top : top + height]  # each written at once: 50 µs at 224x224 where not
         if self.value is not None:
-            box[:] = self.value
+            lines[:, 3 * left : 3 * (left + width)] = np.tile(self.value, width)
         elif height:
-            box[:] = _noise(drawn.keys[row : row + 1], image.shape[1], top, height)[:, left : left + width]
+            noise = _noise(drawn.keys[row : row + 1], image.shape[1], top, height)
+            lines[:, 3 * left : 3 * (left + width)] = noise[:, 3 * left : 3 * (left + width)]
 
     def batch(self, images: Tensor, drawn: Erased) -> Tensor:
         if not drawn.boxes[:, 2].any():
@@ -137,13 +138,13 @@ def _colour(value: object) -> NDArray[np.uint8] | None:
     raise BadParameterError(f"value: {value} is not allowed; set a number from 0 to 255, three of them, or random")
 
 
-def _noise(keys: Keys, width: int, top: int, height: int) -> Image:
-    """(1,) key -> (height, width, 3), those rows of the image's noise."""
+def _noise(keys: Keys, width: int, top: int, height: int) -> NDArray[np.uint8]:
+    """(1,) key -> (height, 3 * width), those rows of the image's noise."""
     first, end = top * width * 3, (top + height) * width * 3
     start = first // _WORD
     numbers = words(keys, _NUMBERS + start, -(-end // _WORD) - start)
-    found: Image = numbers.astype("<u8").view(np.uint8)[0]
-    return found[first - start * _WORD : end - start * _WORD].reshape(height, width, 3)
+    found: NDArray[np.uint8] = numbers.astype("<u8").view(np.uint8)[0]
+    return found[first - start * _WORD : end - start * _WORD].reshape(height, 3 * width)
 
 
 def _noise_on_device(keys: Keys, images: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ Images are (N, 3, H, W) uint8, best in channels_last; what comes out is new, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -131,20 +131,50 @@ def equalizing(counts: Tensor) -> Tensor:
     return torch.where(step == 0, torch.arange(256, device=counts.device), table).to(torch.uint8)
 
 
+def on_all(images: Tensor, kernel: Callable[..., Tensor], *parameters: Tensor) -> Tensor:
+    """`kernel(images, *parameters)`, on a CPU image by image; `images` may be written and returned.
+
+    One image's floats stay in a CPU's cache: the brightness of 16 at 224x224 takes 280 µs each, all at once 780.
+
+    Args:
+        images: (N, 3, H, W) uint8.
+        kernel: a function of this module.
+        parameters: (N,) or (N, k) each, on the images' device.
+    """
+    if images.device.type == "cpu":
+        return _one_by_one(images, range(len(images)), kernel, parameters)
+    return kernel(images, *parameters)
+
+
 def on_rows(images: Tensor, rows: Tensor, kernel: Callable[..., Tensor], *parameters: Tensor) -> Tensor:
-    """`kernel(images, *parameters)` for some images; the others stay. `images` may be written and returned.
+    """`on_all` for some images; the others stay. `images` may be written and returned.
 
     Args:
         images: (N, 3, H, W) uint8.
         rows: (M,) int64 on the images' device, ascending, each once.
         kernel: a function of this module.
-        parameters: (M,) each, on the images' device.
+        parameters: (M,) or (M, k) each, on the images' device.
     """
+    if images.device.type == "cpu":
+        return _one_by_one(images, rows.tolist(), kernel, parameters)
+    return _taken_out(images, rows, kernel, parameters)
+
+
+def _taken_out(images: Tensor, rows: Tensor, kernel: Callable[..., Tensor], parameters: Sequence[Tensor]) -> Tensor:
     if len(rows) == len(images):
         return kernel(images, *parameters)
     pixels = images.movedim(1, -1)  # indexed so, what is taken out of channels_last is channels_last
     some = pixels.index_select(0, rows).movedim(-1, 1)
     pixels.index_copy_(0, rows, kernel(some, *parameters).movedim(1, -1))
+    return images
+
+
+def _one_by_one(
+    images: Tensor, rows: Sequence[int], kernel: Callable[..., Tensor], parameters: Sequence[Tensor]
+) -> Tensor:
+    for place, row in enumerate(rows):
+        image = images[row : row + 1]
+        image.copy_(kernel(image, *(values[place : place + 1] for values in parameters)))
     return images
 
 

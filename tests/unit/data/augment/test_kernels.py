@@ -135,12 +135,14 @@ def test_an_image_depends_on_its_own_parameter_alone() -> None:
         np.testing.assert_array_equal(together, np.stack(alone), err_msg=name)
 
 
-def test_on_rows() -> None:
-    pixels = images((6, 7))
-    rows, factors = torch.tensor([1, 3, 4]), torch.tensor([0.5, 1.5, 0.2])
+@pytest.mark.parametrize("way", [kernels.on_rows, kernels._taken_out], ids=["one by one", "as on a GPU"])
+@pytest.mark.parametrize("chosen", [[1, 3, 4], [0, 1, 2, 3, 4]])
+def test_on_rows(way: Callable[..., Tensor], chosen: list[int]) -> None:
+    pixels, rows, factors = images((6, 7)), torch.tensor(chosen), torch.linspace(0.2, 1.5, len(chosen))
     wanted = pixels.copy()
-    wanted[rows] = by_batch("contrast", pixels[rows], factors.tolist())
-    got = kernels.on_rows(batched(pixels), rows, kernels.contrast, factors)
+    wanted[chosen] = by_batch("contrast", pixels[chosen], factors.tolist())
+    given = [factors] if way is kernels.on_rows else [[factors]]
+    got = way(batched(pixels), rows, kernels.contrast, *given)
     np.testing.assert_array_equal(got.permute(0, 2, 3, 1), wanted)
     assert got.is_contiguous(memory_format=torch.channels_last)
 
