@@ -170,9 +170,7 @@ def test_an_augmentation_that_does_more_is_refused(photos: Path) -> None:
     wanted = (
         "engine: dali can only crop, resize and flip, and this augmentation does more or something else on the host; "
     )
-    with pytest.raises(
-        ConfigError, match=line(f"{wanted}host; set engine=threads, augment=native or augment.device=gpu")
-    ):
+    with pytest.raises(ConfigError, match=line(f"{wanted}set engine=threads, augment=native or augment.device=gpu")):
         make_engine("dali", more)
 
 
