@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import re
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 
@@ -25,6 +27,29 @@ def available_cores() -> int:
     except (OSError, ValueError):
         pass  # no cgroup v2 here: no quota to heed
     return cores
+
+
+def set_own_threads(count: int) -> int:
+    """Have torch run its operations for this thread, and no other, on `count` threads; says how many they were.
+
+    0.2 µs. `torch.set_num_threads` takes 7, and is what threads that start later begin with. Where torch isn't
+    built on OpenMP, nothing changes.
+    """
+    before = torch.get_num_threads()  # a thread's first call takes torch's own number, which would undo this one
+    if before != count:
+        _openmp()(count)
+    return before
+
+
+@functools.cache
+def _openmp() -> Callable[[int], Any]:
+    """The function behind it, of the library that torch computes with."""
+    try:
+        own = ctypes.CDLL(None).omp_set_num_threads
+    except (AttributeError, OSError):
+        return lambda count: None
+    own.argtypes, own.restype = [ctypes.c_int], None
+    return cast("Callable[[int], Any]", own)
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's <malloc.h>

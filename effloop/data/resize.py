@@ -26,10 +26,8 @@ def resize_into(region: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
         region: (h, w, 3) uint8, maybe a view.
         out: (H, W, 3) uint8, contiguous; written.
     """
-    if not region.flags.writeable:
-        region = np.asarray(_Lent(region))
     # Views by NumPy: torch lets go of the GIL in each of its own, and then has to wait for it.
-    source = torch.from_numpy(region.transpose(2, 0, 1)[None])
+    source = torch.from_numpy(readable(region).transpose(2, 0, 1)[None])
     target = torch.from_numpy(out.transpose(2, 0, 1)[None])
     torch.ops.aten._upsample_bilinear2d_aa.out(source, list(out.shape[:2]), False, None, None, out=target)
 
@@ -59,6 +57,11 @@ class FastResize:
             resize_into(region, out)
         else:
             self._cv2.resize(region, (columns, rows), out, interpolation=self._cv2.INTER_LINEAR)
+
+
+def readable(array: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The same memory for a reader that asks for writable, as torch does; it must not write."""
+    return array if array.flags.writeable else np.asarray(_Lent(array))
 
 
 class _Lent:

@@ -43,6 +43,7 @@ class LibraryAugment(Augment, Generic[T]):
         for step in steps:
             sizes.append(self._sizes_after(step, sizes[-1]))
         recipe.check_end(sizes[-1], image_size)
+        self._first_size = int(sizes[1][0, 0]), int(sizes[1][0, 1])
         # From the first on that gives all images one size, the rest can be done to a batch.
         alike = next(count for count, found in enumerate(sizes) if (found == found[0, 0]).all())
         count = alike if config.device is Device.gpu else len(steps)
@@ -74,9 +75,17 @@ class LibraryAugment(Augment, Generic[T]):
             (h, w, 3) uint8.
         """
 
+    def sizes_after(self, made: T, sizes: Sizes) -> Sizes:
+        """(N, 2) sizes of images -> (M, 2), all that an operation makes of them, by trying it on black ones.
+
+        It is done to each, however seldom it is done in training; what it raises is a recipe's error.
+        """
+        black = [np.zeros((*size, 3), np.uint8) for size in sizes.tolist()]
+        return np.array([self.run(made, key, image).shape[:2] for key, image in enumerate(black)], np.int64)
+
     @property
     def at_least(self) -> tuple[int, int] | None:
-        return (self.size, self.size) if self.crops_first else None
+        return self._first_size if self.crops_first else None
 
     def draw(self, keys: Keys, sizes: Sizes) -> Draws:
         boxes = np.concatenate([np.zeros_like(sizes), sizes], axis=1)
@@ -112,18 +121,15 @@ class LibraryAugment(Augment, Generic[T]):
         recipe.check_end(some, self.size)
 
     def _sizes_after(self, step: Step[T], sizes: Sizes) -> Sizes:
-        """(N, 2) sizes of images -> those after an operation, by trying it on black ones.
+        """As `sizes_after`.
 
         Raises:
             ConfigError: it fails.
         """
         try:
-            images = [
-                self.run(step.made, key, np.zeros((*size, 3), np.uint8)) for key, size in enumerate(sizes.tolist())
-            ]
+            return self.sizes_after(step.made, sizes)
         except (ValueError, TypeError, RuntimeError) as error:
             raise ConfigError(f"{_line(step, error)}; {_dimensions(sizes)} are to be augmented") from error
-        return np.array([image.shape[:2] for image in images], np.int64)
 
 
 def _line(step: Step[T], error: Exception) -> str:
@@ -131,4 +137,5 @@ def _line(step: Step[T], error: Exception) -> str:
 
 
 def _dimensions(sizes: Sizes) -> str:
-    return "images of " + ", ".join(f"{height}x{width}" for height, width in sizes.tolist())
+    some = [f"{height}x{width}" for height, width in sizes[:4].tolist()]
+    return "images of " + ", ".join(some) + (", …" if len(sizes) > len(some) else "")
