@@ -43,6 +43,7 @@ class LibraryAugment(Augment, Generic[T]):
         for step in steps:
             sizes.append(self._sizes_after(step, sizes[-1]))
         recipe.check_end(sizes[-1], image_size)
+        self._first_size = int(sizes[1][0, 0]), int(sizes[1][0, 1])
         # From the first on that gives all images one size, the rest can be done to a batch.
         alike = next(count for count, found in enumerate(sizes) if (found == found[0, 0]).all())
         count = alike if config.device is Device.gpu else len(steps)
@@ -76,7 +77,7 @@ class LibraryAugment(Augment, Generic[T]):
 
     @property
     def at_least(self) -> tuple[int, int] | None:
-        return (self.size, self.size) if self.crops_first else None
+        return self._first_size if self.crops_first else None
 
     def draw(self, keys: Keys, sizes: Sizes) -> Draws:
         boxes = np.concatenate([np.zeros_like(sizes), sizes], axis=1)

@@ -62,17 +62,10 @@ def read(config: RecipeConfig, operations: Mapping[str, Callable[..., T]], size:
     steps: list[Step[T]] = []
     seen: dict[str, int] = {}
     for label in _labels(config):
-        given = config.ops[label]
-        if given is None:
+        if config.ops[label] is None:
             continue
-        if not isinstance(given, Mapping):
-            raise ConfigError(
-                f"augment.ops.{label}: {given!r} is not allowed; write {{op: NAME, PARAMETER: VALUE}}, "
-                "or null to leave it out"
-            )
-        parameters = dict(given)
-        name = str(parameters.pop("op", label))
-        made = make(name, parameters, operations, f"augment.ops.{label}", size)
+        name, parameters = named(label, config.ops[label], where := f"augment.ops.{label}")
+        made = make(name, parameters, operations, where, size)
         number = seen[name] = seen.get(name, -1) + 1
         steps.append(Step(label, name, made, salt(name, number)))
     if not steps:
@@ -108,6 +101,25 @@ def _labels(config: RecipeConfig) -> Sequence[str]:
     return config.order
 
 
+def named(label: str, given: Any, where: str) -> tuple[str, dict[str, Any]]:
+    """An entry of a recipe, {op: NAME, parameter: value, ...} -> the operation's name and its parameters.
+
+    Args:
+        label: what the recipe calls it; the name, if there is no `op`.
+        given: the entry.
+        where: of the config, for error lines.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"{where}: {given!r} is not allowed; write {{op: NAME, PARAMETER: VALUE}}, or null to leave it out"
+        )
+    parameters = dict(given)
+    return str(parameters.pop("op", label)), parameters
+
+
 def make(name: str, parameters: dict[str, Any], operations: Mapping[str, Callable[..., T]], where: str, size: int) -> T:
     """One operation of a library, by its name.
 
@@ -129,8 +141,9 @@ def make(name: str, parameters: dict[str, Any], operations: Mapping[str, Callabl
         if parameter not in allowed:
             takes = choices(str(parameter), allowed) if allowed else "it takes none"
             raise ConfigError(f"{where}: {name} has no parameter '{parameter}'; {takes}")
-    if signature.get("size") is not None and signature["size"].default in (inspect.Parameter.empty, None):
-        parameters = {"size": size, **parameters}
+    for side in ("size", "height", "width"):
+        if side in signature and signature[side].default in (inspect.Parameter.empty, None):
+            parameters = {side: size, **parameters}
     try:
         return operations[name](**parameters)
     except BadParameterError as error:
