@@ -1,6 +1,6 @@
 """What happens to a sample between decoding and the batch."""
 
-from effloop.data.augment import affine, blur, colour, erasing, native, policy, torchvision
+from effloop.data.augment import affine, albumentations, blur, colour, erasing, native, policy, torchvision
 from effloop.data.augment.base import Augment, AugmentConfig, Draws, augments
 
 __all__ = [
@@ -8,6 +8,7 @@ __all__ = [
     "AugmentConfig",
     "Draws",
     "affine",
+    "albumentations",
     "augments",
     "blur",
     "colour",
