@@ -49,4 +49,4 @@ def look(
     encoded = grid.png(picture)
     path.write_bytes(encoded)
     tiles = f"{num_samples} x {num_epochs} images of {config.image_size} pixels"
-    print(f"{path}: {tiles}, with names {picture.width} x {picture.height}, {len(encoded) / 1e6:.1f} MB")
+    print(f"{path}: {tiles}, with names {picture.width} x {picture.height}, {len(encoded) / 1000:,.0f} KB")
