@@ -1,9 +1,11 @@
-"""The parcel that the data path hands to the loop."""
+"""The parcels that the data path hands to the loop."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -27,3 +29,18 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """Some samples in some epochs, as the model sees them, for people to look at.
+
+    Attributes:
+        images: (R, C, S, S, 3) uint8 RGB, a row for each sample, a column for each epoch.
+        rows: R names; a name may have several lines.
+        columns: C names.
+    """
+
+    images: NDArray[np.uint8]
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -24,6 +25,7 @@ from effloop.data.decode import decoders
 from effloop.data.source import Source, sources
 from effloop.errors import CheckpointError, ConfigError, DataError, EffLoopError, InterruptedRunError
 from effloop.hardware import available_cores
+from effloop.look import look
 from effloop.measure import bench
 from effloop.registry import choices
 from effloop.trainer import Trainer
@@ -39,6 +41,7 @@ EffLoop trains image models on PyTorch as fast as the machine allows.
   python -m effloop convert to=lmdb out=PATH data.root=PATH [max_side=500]
       [quality=90|source|lossless] [payload=original|jpeg|raw] [restart=auto]
   python -m effloop verify [data=NAME] data.root=PATH   look at every sample
+  python -m effloop show [split=val] [samples=8] [epochs=8]  what a model sees
   python -m effloop list [GROUP]               all that can be chosen
   python -m effloop bench what=loop            what the loop costs; or loader,
                                           train (with peers), storage, scale
@@ -112,6 +115,7 @@ def _dispatch(args: list[str]) -> int:
         "resume": resume,
         "convert": convert_data,
         "verify": verify_data,
+        "show": show_samples,
         "list": list_choices,
         "bench": bench.main,
     }
@@ -215,18 +219,7 @@ def convert_data(args: list[str]) -> int:
 
 def verify_data(args: list[str]) -> int:
     """`verify [split=train|val|both] [out=FILE] [OVERRIDE ...]`: every sample of the data; 1 if anything is wrong."""
-    options: dict[str, str] = {}
-    overrides = []
-    for arg in args:
-        key, _, value = arg.partition("=")
-        if key not in ("split", "out"):
-            overrides.append(arg)
-        elif value:
-            options[key] = value
-        else:
-            raise ConfigError(
-                f"verify: '{arg}' has no value; set {key}={'FILE' if key == 'out' else 'train'} or drop it"
-            )
+    options, overrides = _options("verify", args, {"split": "train", "out": "FILE"})
     splits = parse_splits("split", options["split"]) if "split" in options else SPLITS
     config = configs.compose(overrides)
     num_threads = available_cores() if isinstance(config.num_workers, str) else config.num_workers
@@ -235,6 +228,36 @@ def verify_data(args: list[str]) -> int:
         reports = verify.verify(opened, decoders.build(config.decode), num_threads, problems)
     verify.show(reports, problems)
     return 1 if problems.count else 0
+
+
+def show_samples(args: list[str]) -> int:
+    """`show [split=train] [samples=8] [epochs=8] [OVERRIDE ...]`: a picture of what the model will see."""
+    options, overrides = _options("show", args, {"split": "train", "samples": "8", "epochs": "8"})
+    split = options.get("split", "train")
+    if split not in SPLITS:
+        raise ConfigError(f"split: no split '{split}'; {choices(split, SPLITS)}")
+    # Evaluation shows the same image in every epoch.
+    wanted = {"samples": "8", "epochs": "8" if split == "train" else "1", **options}
+    for key in ("samples", "epochs"):
+        if wanted[key] not in map(str, range(1, 65)):
+            raise ConfigError(f"{key}: '{wanted[key]}' is not allowed; set a whole number from 1 to 64")
+    launch.launch(overrides, partial(look, split, int(wanted["samples"]), int(wanted["epochs"])))
+    return 0
+
+
+def _options(command: str, args: list[str], examples: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """A command's own `KEY=VALUE`, for the keys of `examples`; and the rest, which are overrides."""
+    options: dict[str, str] = {}
+    overrides = []
+    for arg in args:
+        key, _, value = arg.partition("=")
+        if key not in examples:
+            overrides.append(arg)
+        elif value:
+            options[key] = value
+        else:
+            raise ConfigError(f"{command}: '{arg}' has no value; set {key}={examples[key]} or drop it")
+    return options, overrides
 
 
 def _opened(config: Config, splits: Sequence[str]) -> dict[str, Source]:

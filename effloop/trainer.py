@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from effloop.batch import Batch
+from effloop.batch import Batch, Preview
 from effloop.checkpoint import Checkpoints, rng
 from effloop.errors import ConfigError
 from effloop.optim import Objective, go_on
@@ -34,6 +34,9 @@ class BatchStream(Protocol):
 
     def epoch(self, epoch: int, samples_seen: int = 0) -> Iterable[Batch]:
         """The batches of one epoch, from a position on."""
+
+    def preview(self, num_samples: int, num_epochs: int) -> Preview:
+        """Some samples in the first epochs, for people; may be none."""
 
     def close(self) -> None:
         """End what loads them."""
@@ -102,6 +105,8 @@ class Trainer:
             raise ConfigError(f"epochs: {self.loop.epochs} are done; build a trainer with resume=RUN and more epochs")
         scores: dict[str, float] = {}
         with self.recorder, closing(self.train), closing(self.val):
+            if not self.progress.step:  # a run that goes on has been looked at
+                self.recorder.images("samples", self.train.preview)
             while self.progress.epoch < self.loop.epochs:
                 self.train_epoch(self.train.epoch(self.progress.epoch, self.progress.samples_seen))
                 scores = self.evaluate(self.val.epoch(0))

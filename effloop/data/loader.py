@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from effloop.batch import Batch
+from effloop.batch import Batch, Preview
 from effloop.data.cache import CachedSource
 from effloop.data.engine import Engine
 from effloop.data.plan import Plan, Task
@@ -83,6 +83,27 @@ class Loader:
         self.plan.fill(task, batch.images, 0, len(batch))
         (moved,) = self.transfer.stream([batch], partial(self.plan.keys, epoch))
         return moved
+
+    def preview(self, num_samples: int, num_epochs: int) -> Preview:
+        """Samples spread evenly over the split, in the first epochs, as the model sees them.
+
+        Mixed images have the sample of the row above for their other one, not a neighbour in the epoch.
+
+        Args:
+            num_samples: how many; all that there are, if these are fewer.
+            num_epochs: how many.
+
+        Raises:
+            DataError: a sample can't be read or decoded; the message names it.
+        """
+        source = self.plan.source
+        ids = np.unique(np.linspace(0, len(source) - 1, min(num_samples, len(source))).astype(np.int64)).tolist()
+        columns = [self.transfer.pixels(self.samples(ids, epoch).images) for epoch in range(num_epochs)]
+        return Preview(
+            images=np.stack([column.permute(0, 2, 3, 1).cpu().numpy() for column in columns], axis=1),
+            rows=tuple(f"{source.classes[source.labels[sample]]}\n{source.key(sample)}" for sample in ids),
+            columns=tuple(f"epoch {epoch}" for epoch in range(num_epochs)),
+        )
 
     def close(self) -> None:
         """End the workers that outlive an epoch; for when the loader is no longer needed."""

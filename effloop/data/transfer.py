@@ -125,6 +125,12 @@ class Transfer:
             field.record_stream(current)  # the side stream's next batch mustn't get its memory before this one is used
         return batch
 
+    def pixels(self, images: Tensor) -> Tensor:
+        """Images as `stream` hands them out -> (N, 3, S, S) uint8 again, rounded where they were mixed."""
+        if self._scale is None:
+            return images
+        return ((images - self._offset) / self._scale).round_().clamp_(0, 255).to(torch.uint8)
+
     def normalize(self, images: Tensor) -> Tensor:
         """(N, 3, S, S) uint8 -> the same as float32, or as it is without mean and std."""
         if self._scale is None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from effloop.batch import Batch
+from effloop.batch import Batch, Preview
+from effloop.errors import ConfigError
+from effloop.record import grid
 from effloop.record.base import Moment, RecordConfig, Recorder, recorders
 from effloop.record.clock import Clock, Span
 from effloop.record.metrics import Metrics, Totals
@@ -26,10 +28,20 @@ class RunConfig(RecordConfig):
     Attributes:
         tensorboard: write curves to `tensorboard/` in the run folder.
         console: show progress on the standard output.
+        samples: so many training samples, each in its first epochs, are a picture in TensorBoard; 0 is none.
     """
 
     tensorboard: bool = True
     console: bool = True
+    samples: int = 8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.samples <= 64:
+            raise ConfigError(f"record.samples: {self.samples} is not allowed; set a number from 0 (none) to 64")
+
+
+_PREVIEW_EPOCHS = 4
 
 
 @recorders.register("run", RunConfig)
@@ -64,6 +76,15 @@ class RunRecorder(Recorder):
     def note(self, line: str) -> None:
         for sink in self._sinks:
             sink.note(line)
+
+    def images(self, name: str, preview: Callable[[int, int], Preview]) -> None:
+        if not (self.config.samples and self.config.tensorboard):
+            return
+        found = preview(self.config.samples, _PREVIEW_EPOCHS)
+        if found.rows:
+            picture = grid.draw(found)
+            for sink in self._sinks:
+                sink.images(name, picture)
 
     def wait(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         self._clock = Clock()

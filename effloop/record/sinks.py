@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from PIL import Image
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from effloop.record.base import Moment
 from effloop.record.clock import Span
+from effloop.record.grid import png
 
 Scores = Mapping[str, float]
 
@@ -61,6 +63,9 @@ class Sink:
 
     def note(self, line: str) -> None:
         """Something worth a line, for people."""
+
+    def images(self, name: str, picture: Image.Image) -> None:
+        """A picture of what is trained on; RGB."""
 
     def train(self, report: Report) -> None:
         """Some updates were done."""
@@ -147,7 +152,7 @@ def _step(line: str) -> float:
 
 
 class TensorBoardSink(Sink):
-    """Curves for TensorBoard: train/*, val/*, perf/*.
+    """Curves for TensorBoard: train/*, val/*, perf/*; and a picture of samples.
 
     Written where it happens, all curves of a report as one event. TensorBoard's own SummaryWriter has a
     thread for that, which takes a core from the step, and which Ctrl-C at the wrong moment leaves waiting.
@@ -164,6 +169,14 @@ class TensorBoardSink(Sink):
         self._write(0, file_version="brain.Event:2")
         if first_step:  # curves of updates that a resumed run does again are hidden from here on
             self._write(first_step, session_log=SessionLog(status=SessionLog.START))
+
+    def images(self, name: str, picture: Image.Image) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        width, height = picture.size
+        image = Summary.Image(width=width, height=height, colorspace=3, encoded_image_string=png(picture))
+        self._write(0, summary=Summary(value=[Summary.Value(tag=name, image=image)]))
+        self._file.flush()
 
     def train(self, report: Report) -> None:
         values = {f"train/{name}": value for name, value in report.now.items()}

@@ -30,6 +30,14 @@ def test_batches_arrive_normalised_and_as_on_the_cpu(here: Path, photos: Path) -
     assert torch.equal(ours.ids, theirs.ids)
 
 
+def test_a_preview_is_that_of_the_cpu(here: Path, photos: Path) -> None:
+    found = []
+    for device in ("cpu", "cuda"):
+        config = effloop.compose([f"data.root={photos}", *TINY, f"device={device}"])
+        found.append(effloop.build_loader(config).preview(8, 3).images)
+    assert (found[0] == found[1]).all()
+
+
 def test_host_batches_are_pinned(here: Path, photos: Path) -> None:
     for engine in ("threads", "processes", "inline"):
         config = effloop.compose([f"data.root={photos}", *TINY, "device=cuda", f"engine={engine}", "num_workers=1"])

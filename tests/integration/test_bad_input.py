@@ -75,6 +75,8 @@ def refused(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> Ref
         pytest.param("optim.lr=inf", "optim.lr: inf set a finite number above 0", id="11-infinite"),
         pytest.param("optim.weight_decay=-1", "optim.weight_decay: -1.0 at least 0", id="11-weight-decay"),
         pytest.param("schedule.warmup_ratio=2", "schedule.warmup_ratio: 2.0 a share from 0 to below 1", id="11-warmup"),
+        pytest.param("record.samples=-1", "record.samples: -1 set a number from 0 (none) to 64", id="11-samples"),
+        pytest.param("record.samples=65", "record.samples: 65 set a number from 0 (none) to 64", id="11-many-samples"),
         pytest.param("seed=-1", "seed: -1 from 0 to", id="11-seed"),
         pytest.param("-m seed=range(0,0)", "seed=range(0,0): 0 values give at least one", id="12-empty-range"),
         pytest.param("-m seed=choice()", "seed=choice(): 0 values give at least one", id="12-empty-choice"),

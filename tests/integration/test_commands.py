@@ -24,7 +24,7 @@ def test_help_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 80
-    for command in ("train", "eval", "resume", "list", "bench"):
+    for command in ("train", "eval", "resume", "list", "bench", "show"):
         assert command in "".join(lines)
 
 

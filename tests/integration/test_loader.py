@@ -14,6 +14,7 @@ import torch
 from plans import line, write_as
 
 import effloop
+from effloop.checkpoint import rng
 from effloop.data.engine import engines
 from effloop.data.loader import Loader
 from effloop.errors import ConfigError, DataError
@@ -122,6 +123,67 @@ def test_global_generators_neither_matter_nor_change(photos: Path, engine: str) 
         assert after == before
     assert torch.equal(*seen)
     one.close()
+
+
+@pytest.mark.parametrize("engine", [name for name in engines if name != "dali"])
+@pytest.mark.parametrize(
+    "overrides",
+    [(), ("augment.device=gpu",), ("data.mean=null", "data.std=null"), ("channels_last=false", "data.cache=bytes")],
+    ids=["", "gpu", "uint8", "cached"],
+)
+def test_a_preview_shows_what_epochs_show(photos: Path, engine: str, overrides: tuple[str, ...]) -> None:
+    one = loader(photos, f"engine={engine}", *overrides)
+    seen = {
+        (sample, epoch): one.transfer.pixels(image[None])[0].permute(1, 2, 0).numpy()
+        for epoch in range(2)
+        for batch in one.epoch(epoch)
+        for sample, image in zip(batch.ids.tolist(), batch.images, strict=True)
+    }
+    got = one.preview(4, 2)
+    one.close()
+    assert got.images.shape == (4, 2, 16, 16, 3)
+    assert got.images.dtype == np.uint8
+    for row, sample in enumerate((0, 13, 26, 39)):
+        assert all(np.array_equal(got.images[row, epoch], seen[sample, epoch]) for epoch in range(2))
+        name = f"{'abc'[one.plan.source.labels[sample]]}\n{one.plan.source.key(sample)}"
+        assert got.rows[row] == name
+    assert got.columns == ("epoch 0", "epoch 1")
+    assert len(set(one.plan.source.labels[[0, 13, 26, 39]].tolist())) == 3
+
+
+def test_a_preview_mixes(photos: Path) -> None:
+    one = loader(photos, "augment.cutmix=1", "augment.mixup=1")
+    images = one.samples([0, 13, 26, 39], epoch=1).images
+    mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+    wanted = ((images * std + mean) * 255).permute(0, 2, 3, 1).numpy()
+    got = one.preview(4, 2).images[:, 1]
+    assert np.abs(got - wanted).max() <= 0.501
+    assert not np.array_equal(got, loader(photos).preview(4, 2).images[:, 1])
+
+
+def test_a_preview_of_evaluation(photos: Path) -> None:
+    got = loader(photos, split="val").preview(100, 2)
+    assert got.images.shape == (13, 2, 16, 16, 3)
+    assert np.array_equal(got.images[:, 0], got.images[:, 1])
+
+
+@pytest.mark.parametrize("engine", engines.names())
+def test_a_preview_changes_nothing(photos: Path, engine: str) -> None:
+    one, other = loader(photos, f"engine={engine}"), loader(photos, f"engine={engine}")
+    before = rng.capture()
+    first = one.preview(8, 3)
+    for number, (got, wanted) in enumerate(zip(one.epoch(0), other.epoch(0), strict=True)):
+        assert torch.equal(got.ids, wanted.ids)
+        assert torch.equal(got.images, wanted.images)
+        if number == 2:  # in the middle of an epoch
+            assert np.array_equal(one.preview(8, 3).images, first.images)
+    after = rng.capture()
+    assert before["python"] == after["python"]
+    assert str(before["numpy"]) == str(after["numpy"])
+    assert torch.equal(before["numpy"][1], after["numpy"][1])
+    assert torch.equal(before["torch"], after["torch"])
+    one.close()
+    other.close()
 
 
 def test_uint8_on_request(photos: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -10,14 +11,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
+from PIL import Image
 from runs import TINY, rows, train
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator, ImageEvent
 
 import effloop
+from effloop import config as configs
 from effloop.checkpoint import files
+from effloop.cli import main
+from effloop.measure.bench import Preloaded
+from effloop.record import grid
 
 NUMBER = r"-?\d+\.\d+"
 PAIR = rf"{NUMBER} \({NUMBER}\)"
@@ -97,6 +104,53 @@ def test_tensorboard(finished: Path) -> None:
         (row["step"], pytest.approx(row["top1"])) for row in validation
     ]
     assert [event.step for event in curves.Scalars("train/lr")] == [2, 4, 5, 7, 9, 10, 12, 14, 15]
+
+
+def pictures(run: Path) -> list[ImageEvent]:
+    """The pictures of samples that TensorBoard finds in a run folder."""
+    events = EventAccumulator(str(run / "tensorboard"))
+    events.Reload()
+    tags = events.Tags()["images"]
+    assert set(tags) <= {"samples"}
+    return events.Images("samples") if tags else []
+
+
+def test_samples_in_tensorboard(finished: Path) -> None:
+    (event,) = pictures(finished)
+    shown = effloop.build_loader(configs.load(finished / "config.yaml")).preview(8, 4)
+    picture = np.asarray(Image.open(io.BytesIO(event.encoded_image_string)))
+    layout = grid.Layout.of(shown)
+    for row in range(8):
+        for column in range(4):
+            x, y = layout.corner(row, column)
+            assert np.array_equal(picture[y : y + 16, x : x + 16], shown.images[row, column])
+    assert np.array_equal(picture, np.asarray(grid.draw(shown)))
+    assert (event.step, event.height, event.width) == (0, *picture.shape[:2])
+
+
+def test_samples_are_shown_once(here: Path, photos: Path) -> None:
+    assert train(photos, "run=x", "epochs=1", "record.samples=3") == 0
+    first = pictures(here / "outputs/x")
+    assert main(["resume", "outputs/x", "epochs=2"]) == 0
+    assert len(list((here / "outputs/x/tensorboard").iterdir())) == 2
+    assert pictures(here / "outputs/x") == first
+    assert train(photos, "run=y", "epochs=2", "resume=outputs/x/checkpoints/best.ckpt") == 0
+    assert pictures(here / "outputs/y") == []
+
+
+def test_samples_change_no_number(here: Path, photos: Path) -> None:
+    for run, samples in (("x", 0), ("y", 64)):
+        assert train(photos, f"run={run}", f"record.samples={samples}", "augment.mixup=0.5") == 0
+    assert pictures(here / "outputs/x") == []
+    assert len(pictures(here / "outputs/y")) == 1
+    assert rows(here / "outputs/x") == rows(here / "outputs/y")
+
+
+def test_batches_in_memory_have_no_samples_to_show(here: Path, photos: Path) -> None:
+    trainer = effloop.build_trainer(effloop.compose([f"data.root={photos}", *TINY, "run=x"]))
+    trainer.train = Preloaded(list(trainer.train.epoch(0)), 8)
+    trainer.fit()
+    assert pictures(here / "outputs/x") == []
 
 
 def test_summary_has_best_and_last(finished: Path) -> None:

@@ -40,6 +40,27 @@ def test_normalising(mean: list[float], std: list[float], channels_last: bool) -
     assert got.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 
 
+@pytest.mark.parametrize(("mean", "std"), [(MEAN, STD), ([0.0] * 3, [1.0] * 3), ([0.1, 0.5, 0.9], [0.01, 1.0, 7.0])])
+def test_pixels_of_what_was_normalised(mean: list[float], std: list[float]) -> None:
+    batch, transfer = make_batch(), Transfer(torch.device("cpu"), mean, std, channels_last=True)
+    got = transfer.pixels(transfer.normalize(batch.images))
+    assert got.dtype == torch.uint8
+    assert torch.equal(got, batch.images)
+    (scale,) = transfer.normalize(torch.full((1, 3, 1, 1), 255, dtype=torch.uint8)) - transfer.normalize(
+        torch.zeros((1, 3, 1, 1), dtype=torch.uint8)
+    )
+    for shift in (-0.4, 0.4):  # levels, as mixed images have them
+        shifted = transfer.normalize(batch.images) + shift / 255 * scale
+        assert torch.equal(transfer.pixels(shifted), batch.images)
+    far = torch.tensor([-1e6, 1e6]).reshape(2, 1, 1, 1).expand(2, 3, 2, 2)
+    assert transfer.pixels(far).flatten(1).unique(dim=1).tolist() == [[0], [255]]
+
+
+def test_pixels_without_mean_and_std() -> None:
+    batch, transfer = make_batch(), Transfer(torch.device("cpu"), None, None, channels_last=True)
+    assert torch.equal(transfer.pixels(transfer.normalize(batch.images)), batch.images)
+
+
 @pytest.mark.parametrize("channels_last", [True, False])
 def test_without_mean_and_std_images_stay_uint8(channels_last: bool) -> None:
     batch = make_batch()

@@ -1,0 +1,165 @@
+"""`python -m effloop show`: a picture of what the model will see."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from numpy.typing import NDArray
+from PIL import Image
+from runs import call, make_photos
+
+import effloop
+from effloop.batch import Preview
+from effloop.cli import main
+from effloop.data.loader import Loader
+from effloop.record.grid import Layout
+
+MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+
+
+def show(photos: Path, *args: str) -> int:
+    return main(["show", f"data.root={photos}", "image_size=40", "batch_size=8", "num_workers=0", *args])
+
+
+def picture(run: Path) -> NDArray[np.uint8]:
+    with Image.open(run / "samples.png") as image:
+        assert (image.format, image.mode) == ("PNG", "RGB")
+        return np.asarray(image)
+
+
+def loader(photos: Path, *overrides: str, split: str = "train") -> Loader:
+    return effloop.build_loader(
+        effloop.compose([f"data.root={photos}", "image_size=40", "batch_size=8", *overrides]), split
+    )
+
+
+def check_tiles(found: NDArray[np.uint8], shown: Loader, samples: list[int], epochs: int) -> None:
+    """Every tile is what the model sees of that sample in that epoch."""
+    source = shown.plan.source
+    names = tuple(f"{source.classes[source.labels[sample]]}\n{source.key(sample)}" for sample in samples)
+    heads = tuple(f"epoch {epoch}" for epoch in range(epochs))
+    layout = Layout.of(Preview(np.empty((len(samples), epochs, 40, 40, 3), np.uint8), names, heads))
+    assert found.shape == (*layout.size[::-1], 3)
+    for epoch in range(epochs):
+        images = shown.samples(samples, epoch).images.permute(0, 2, 3, 1).numpy()
+        wanted = np.rint((images * STD + MEAN) * 255)
+        for row in range(len(samples)):
+            x, y = layout.corner(row, epoch)
+            assert np.array_equal(found[y : y + 40, x : x + 40], wanted[row])
+
+
+def test_a_run_folder_of_its_own(here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert show(photos, "run=a/x", "seed=5") == 0
+    run = here / "outputs/a/x"
+    assert sorted(path.name for path in run.iterdir()) == [
+        "config.yaml",
+        "data.json",
+        "environment.json",
+        "overrides.yaml",
+        "samples.png",
+    ]
+    found = picture(run)
+    check_tiles(found, loader(photos, "seed=5"), [0, 5, 11, 16, 22, 27, 33, 39], 8)
+    out = capsys.readouterr().out
+    assert out.startswith(f"outputs/a/x/samples.png: 8 x 8 images of 40 pixels, with names {found.shape[1]} x ")
+    assert out.count("\n") == 1
+    assert yaml.safe_load((run / "config.yaml").read_text())["seed"] == 5
+    assert yaml.safe_load((run / "overrides.yaml").read_text())[-1] == "seed=5"
+    data = json.loads((run / "data.json").read_text())
+    assert (data["classes"], data["train"]["samples"]) == (["a", "b", "c"], 40)
+
+
+@pytest.mark.parametrize(
+    "override", ["augment.ops.flip.p=1", "augment.device=gpu", "engine=processes", "decode=pillow", "data.mean=[0,0,0]"]
+)
+def test_overrides(here: Path, photos: Path, override: str) -> None:
+    assert show(photos, "run=x", "samples=3", "epochs=2", override) == 0
+    overrides = [override] if "mean" not in override else []
+    check_tiles(picture(here / "outputs/x"), loader(photos, *overrides), [0, 19, 39], 2)
+
+
+def test_mixed(here: Path, photos: Path) -> None:
+    mixing = ("augment.mixup=0.4", "augment.cutmix=1")
+    assert show(photos, "run=x", "samples=4", "epochs=3", *mixing) == 0
+    check_tiles(picture(here / "outputs/x"), loader(photos, *mixing), [0, 13, 26, 39], 3)
+
+
+def test_evaluation(here: Path, photos: Path) -> None:
+    assert show(photos, "run=x", "split=val", "samples=3") == 0
+    check_tiles(picture(here / "outputs/x"), loader(photos, split="val"), [0, 6, 12], 1)
+
+
+def test_all_samples_where_there_are_no_more(here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert show(photos, "run=x", "split=val", "samples=64", "epochs=2") == 0
+    check_tiles(picture(here / "outputs/x"), loader(photos, split="val"), list(range(13)), 2)
+    assert ": 13 x 2 images" in capsys.readouterr().out
+
+
+def test_the_same_every_time(here: Path, photos: Path) -> None:
+    args = ("samples=3", "epochs=3", "augment.mixup=1")
+    for run in ("x", "y"):
+        assert show(photos, *args, f"run={run}") == 0
+    code, out, err = call("show", f"data.root={photos}", "image_size=40", "run=z", "num_workers=2", *args, cwd=here)
+    assert (code, err) == (0, "")
+    assert out.startswith("outputs/z/samples.png: 3 x 3 images of 40 pixels")
+    found = [(here / "outputs" / run / "samples.png").read_bytes() for run in "xyz"]
+    assert found[0] == found[1] == found[2]
+
+
+def test_one_picture_for_each_job_of_a_sweep(here: Path, photos: Path) -> None:
+    assert show(photos, "-m", "run=x", "samples=2", "epochs=2", "augment.ops.flip.p=0,1") == 0
+    for job, chance in enumerate((0, 1)):
+        check_tiles(
+            picture(here / f"outputs/multirun/x/{job}"), loader(photos, f"augment.ops.flip.p={chance}"), [0, 39], 2
+        )
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["split=tran"], "split: no split 'tran'; have train, val; did you mean 'train'?"),
+        (["split="], "show: 'split=' has no value; set split=train or drop it"),
+        (["samples"], "show: 'samples' has no value; set samples=8 or drop it"),
+        (["samples=0"], "samples: '0' is not allowed; set a whole number from 1 to 64"),
+        (["samples=65"], "samples: '65' is not allowed; set a whole number from 1 to 64"),
+        (["samples=2.5"], "samples: '2.5' is not allowed; set a whole number from 1 to 64"),
+        (["epochs=-1"], "epochs: '-1' is not allowed; set a whole number from 1 to 64"),
+        (["epochs=all"], "epochs: 'all' is not allowed; set a whole number from 1 to 64"),
+        (["sampels=3"], "'sampels'"),
+        (["augment.ops.flip.pp=1"], "pp"),
+        (
+            ["image_size=600", "samples=64", "epochs=64"],
+            "samples: 40 x 64 epochs of image_size=600 are 922 million pixels; at most 80 are allowed",
+        ),
+    ],
+)
+def test_refusals(here: Path, photos: Path, args: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert show(photos, *args) == 2
+    out, err = capsys.readouterr()
+    assert words in err
+    assert err.count("\n") == 1
+    assert out == ""
+    assert not (here / "outputs").exists()
+
+
+def test_a_name_that_is_taken(here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert show(photos, "run=x", "samples=2") == 0
+    before = picture(here / "outputs/x")
+    assert show(photos, "run=x", "samples=3") == 2
+    assert "outputs/x holds a run already" in capsys.readouterr().err
+    assert np.array_equal(picture(here / "outputs/x"), before)
+
+
+def test_a_sample_that_cannot_be_decoded(here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = make_photos(tmp_path / "photos", train=9)
+    bad = root / "train/c/008.jpg"
+    bad.write_bytes(bad.read_bytes()[:200])
+    assert show(root, "data.check=0") == 2
+    err = capsys.readouterr().err
+    assert str(bad) in err
+    assert err.count("\n") == 1
+    assert not (here / "outputs").exists()
