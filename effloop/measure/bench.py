@@ -1,4 +1,4 @@
-"""Benchmarks: `python -m effloop bench what=loop|loader|train|storage|scale`."""
+"""Benchmarks: `python -m effloop bench what=loop|loader|train|storage|scale|augment`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,6 +24,8 @@ from effloop.build import build_trainer
 from effloop.checkpoint import rng
 from effloop.config import Config
 from effloop.errors import ConfigError
+from effloop.measure.augment import augment
+from effloop.measure.augment_tables import GRID, files
 from effloop.measure.loader import loader
 from effloop.measure.scale import scale
 from effloop.measure.storage import storage
@@ -40,11 +43,13 @@ class Benchmark:
         call: takes the config, the number of repeats and the options, prints a table, returns what goes to JSON.
         repeats: unless `repeats=N` is given.
         options: the words it takes beside, with what they are unless given.
+        files: writes more of the result beside its JSON file; then there are files without `out=`, too.
     """
 
     call: Callable[..., dict[str, Any]]
     repeats: int
     options: Mapping[str, str] = field(default_factory=dict)
+    files: Callable[[Mapping[str, Any], Path], None] | None = None
 
 
 def main(words: list[str]) -> int:
@@ -61,16 +66,39 @@ def main(words: list[str]) -> int:
     options = {"what": what, "repeats": str(benchmark.repeats), "out": "", **benchmark.options}
     overrides = [word for word, key, _ in pairs if key not in options]
     options |= {key: value for _, key, value in pairs if key in options}
-    repeats, out = options["repeats"], options["out"]
+    repeats, out = options["repeats"], _out(options["out"], what)
     if not repeats.isdigit() or int(repeats) < 1:
         raise ConfigError(f"repeats: '{repeats}' is not allowed; set a whole number above 0")
-    if out:
-        _check_writable(Path(out))
     own = {key: options[key] for key in benchmark.options}
     result = benchmark.call(configs.compose(overrides), int(repeats), **own)
     if out:
-        Path(out).write_text(json.dumps(result, indent=2) + "\n")
+        out.parent.mkdir(parents=True, exist_ok=True)  # there, unless it is the default
+        out.write_text(json.dumps(result, indent=2) + "\n")
+    if out and benchmark.files:
+        benchmark.files(result, out)
+        print(f"figures: {out} and what is beside it")
     return 0
+
+
+def _out(word: str, what: str) -> Path | None:
+    """Where the figures go, if anywhere; that they can is known before minutes of work.
+
+    Raises:
+        ConfigError: they can't be written there.
+    """
+    more = BENCHMARKS[what].files is not None
+    if not word:
+        if not more:
+            return None
+        folder = Path("outputs") / "bench" / time.strftime(f"{what}-%Y-%m-%d-%H-%M-%S")
+        _check_writable(next(path for path in folder.parents if path.exists()) / f"{folder.name}.tmp")
+        return folder / f"{what}.json"
+    out = Path(word)
+    if more and out.suffix != ".json":
+        raise ConfigError(f"out: {out} is not allowed, as a .csv and a .png are written beside it; set out=FILE.json")
+    for path in [out, out.with_suffix(".csv"), out.with_suffix(".png")] if more else [out]:
+        _check_writable(path)
+    return out
 
 
 def _check_writable(out: Path) -> None:
@@ -184,4 +212,5 @@ BENCHMARKS = {
     "train": Benchmark(train, 5, {"folder": "", "work": ""}),
     "storage": Benchmark(storage, 5, {"formats": "all", "work": ""}),
     "scale": Benchmark(scale, 3, {"samples": "1000000,10000000,100000000", "work": ""}),
+    "augment": Benchmark(augment, 3, {"table": "both", "limit": "all", "grid": GRID}, files),
 }
