@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from effloop.data.augment import recipe
+from effloop.data.augment.albumentations_set import Made, operations
 from effloop.data.augment.base import Augment, Device, RecipeConfig, augments
 from effloop.data.augment.framing import Image, Sizes
 from effloop.data.augment.library import LibraryAugment
 from effloop.data.augment.native import NativeAugment, NativeConfig
 from effloop.data.augment.recipe import Step
-from effloop.data.augment.albumentations_set import Made, operations
 from effloop.errors import ConfigError
 
 

@@ -19,8 +19,8 @@ from plans import line
 
 import effloop
 from effloop.data.augment import Augment, augments, recipe
-from effloop.data.augment.generators import KeyedRandom
 from effloop.data.augment.albumentations_set import CONTAINERS, LEFT_OUT, library, names, operations
+from effloop.data.augment.generators import KeyedRandom
 from effloop.data.keyed import sample_keys
 from effloop.errors import ConfigError, DataError
 
