@@ -26,9 +26,10 @@ def show(words: Sequence[str]) -> None:
         for group in words or names
         for name, summary in sorted(_choices(group, whole=bool(words)).items())
     ]
-    widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
+    widest = max((len(group) for group, *_ in rows), default=0)
+    names = {group: max(len(name) for other, name, _ in rows if other == group) for group, *_ in rows}
     for group, name, summary in rows:
-        print(f"{group:<{widths[0]}}  {name:<{widths[1]}}  {summary}")
+        print(f"{group:<{widest}}  {name:<{names[group]}}  {summary}")
 
 
 def _choices(group: str, *, whole: bool) -> dict[str, str]:

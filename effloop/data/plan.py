@@ -22,6 +22,7 @@ from effloop.data.header import Encoded
 from effloop.data.keyed import Permutation, sample_keys
 from effloop.data.source import Source, Tail
 from effloop.errors import ConfigError, DataError
+from effloop.hardware import set_own_threads
 
 
 @dataclass(frozen=True)
@@ -253,6 +254,7 @@ class Plan:
         at_least = self.augment.at_least
         boxes = look.draws.boxes[start:stop].tolist()
         number = start
+        threads = set_own_threads(1)  # the engine brings its own, and no sum depends on how many there are
         try:
             for number, box in enumerate(boxes, start):
                 data, look.encoded[number] = look.encoded[number], b""  # not in memory until the last one is decoded
@@ -260,6 +262,8 @@ class Plan:
                 self.augment.apply(region, look.draws, number, rows[at + number])
         except Exception as error:
             self._blame(int(look.ids[number]), error)
+        finally:
+            set_own_threads(threads)
 
     @contextmanager
     def blaming(self, sample: int) -> Iterator[None]:
