@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,7 +12,6 @@ from effloop.data.augment.base import Augment, Device, RecipeConfig, augments
 from effloop.data.augment.framing import Image, Sizes
 from effloop.data.augment.library import LibraryAugment
 from effloop.data.augment.native import NativeAugment, NativeConfig
-from effloop.data.augment.recipe import Step
 from effloop.errors import ConfigError
 
 
@@ -57,9 +56,7 @@ class AlbumentationsAugment(LibraryAugment[Made]):
     def run(self, made: Made, key: int, image: Image) -> Image:
         return made(key, image)
 
-    def _sizes_after(self, step: Step[Made], sizes: Sizes) -> Sizes:
-        """As in the base class, and with the operation done whatever its probability is."""
-        by_chance = super()._sizes_after(step, sizes)
-        always = Made(step.made.name, step.made.parameters, always=True)
-        done = super()._sizes_after(replace(step, made=always), sizes)
-        return np.unique(np.concatenate([by_chance, done]), axis=0)
+    def sizes_after(self, made: Made, sizes: Sizes) -> Sizes:
+        always = Made(made.name, made.parameters, always=True)
+        found = [super(AlbumentationsAugment, self).sizes_after(one, sizes) for one in (made, always)]
+        return np.unique(np.concatenate(found), axis=0)

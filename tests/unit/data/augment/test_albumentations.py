@@ -128,7 +128,7 @@ RECIPES = {
             fourteen(5.14, {"translate_percent": 0.136}, 9, 0.27, 0.0208, 0.4, 7, 0.7), n=2, replace=True, p=1
         ),
     ],
-    "albumentations_resize_crop": lambda: [*resize_and_crop(), A.RandomBrightnessContrast(0.2, 0.2, p=0.5)],
+    "albumentations_resize_crop": lambda: [*resize_and_crop(), A.RandomBrightnessContrast(0.2, 0.2, p=0.2)],
     "albumentations_resize_crop_jitter": lambda: [*resize_and_crop(), jitter(0.2, 0.2)],
 }
 
