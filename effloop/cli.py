@@ -51,7 +51,7 @@ Parts, each chosen by GROUP=NAME:
              recordio, pth, zarr, memmap, embedded, dali (folder by DALI);
              in memory by data.cache
   decode     who decodes: auto, turbojpeg, opencv, pillow
-  augment    native
+  augment    native, torchvision, albumentations; native_rand: see list augment
   engine     whose hands: threads, processes, dali, inline
   model      cnn, small_resnet, timm, resnet50 or any of torchvision
   optim      sgd, adamw
