@@ -62,7 +62,12 @@ def test_on_the_host_and_by_batches_the_same(name: str, size: tuple[int, int]) -
     operation = operations[name](**PARAMETERS[name])
     found, pixels = drawn(operation, COUNT, size), images(size)
     one = by_one(operation, pixels, found)
-    np.testing.assert_array_equal(one, by_batch(operation, pixels, found))
+    difference = np.abs(one.astype(int) - by_batch(operation, pixels, found))
+    if "hue" in PARAMETERS[name]:  # a level of difference, which what comes after it may stretch
+        assert difference.max() <= 3
+        assert (difference > 0).mean() < 1e-3
+    else:
+        assert not difference.any()
     assert 0 < (one != pixels).any(axis=(1, 2, 3)).mean() <= 1
 
 
