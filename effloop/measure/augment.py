@@ -28,8 +28,13 @@ from effloop.measure.side_by_side import Figures, Row, served
 from effloop.measure.turns import take_turns
 from effloop.registry import choices
 
-LIBRARIES = {"albumentations": ("cpu",), "torchvision": ("cpu", "gpu"), "native": ("cpu", "gpu")}
-"""What there are recipes of, and where they can run."""
+LIBRARIES = {
+    "albumentations": ("cpu",),
+    "torchvision": ("cpu", "gpu"),
+    "native": ("cpu", "gpu"),
+    "native fast": ("cpu",),
+}
+"""What there are recipes of, and where they can run. `fast` doesn't antialias, and Albumentations doesn't either."""
 
 _OPTIONAL = ("albumentations",)
 """Libraries that don't come along; each has an extra of its name."""
@@ -136,7 +141,9 @@ def _first_look(config: Config, cases: Iterable[Case]) -> tuple[str, int]:
 
 def _config(base: Config, case: Case) -> Config:
     """The user's config, with a case's recipe."""
-    words = [f"augment={case.library}_{case.kind.recipe}", f"augment.device={case.device}"]
+    library, _, resize = case.library.partition(" ")
+    words = [f"augment={library}_{case.kind.recipe}", f"augment.device={case.device}"]
+    words += [f"augment.resize={resize}"] if resize else []
     return replace(
         base,
         augment=configs.compose([*words, f"image_size={case.kind.image_size}"]).augment,

@@ -1,9 +1,9 @@
-"""The operations of `kernels`, for one image on the host, in place; the same arithmetic and so the same pixels.
+"""The operations of `kernels`, for one image on the host, in place: the same pixels, but for `hue` with OpenCV.
 
 An image is (H, W, 3) uint8 RGB, contiguous; it is written. Every pass over the pixels lets go of the GIL and takes one
 thread; the fewer the better, as each has to wait for the GIL again: 45 short ones took 403 µs an image by one thread
-and 624 by two. Passes over floats are torch's where they multiply and add (it rounds once, as `kernels` do), NumPy's where
-they go to uint8: 12 µs at 224x224, torch takes 81; OpenCV's where it has what they haven't.
+and 624 by two. Passes over floats are torch's where they multiply and add (it rounds once, as `kernels` do), NumPy's
+where they go to uint8: 12 µs at 224x224, torch takes 81; OpenCV's where it has what they haven't.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def brightness(image: Image, factor: float) -> None:
 def contrast(image: Image, factor: float, rest: float | None = None) -> None:
     """As `kernels.contrast`."""
     factor = float(np.float32(factor))
-    mean = float(_luma(image, _floats(image)).mean())
+    mean = float(_luma(image, _floats(image)).mean(dtype=torch.float64).to(torch.float32))
     _look_up(image, torch.arange(256.0).mul_(factor).add_(mean, alpha=1 - factor if rest is None else rest))
 
 

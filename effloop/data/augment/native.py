@@ -129,7 +129,7 @@ def _drawn(steps: Steps, keys: Keys, sizes: Sizes) -> tuple[Any, ...]:
     for step in steps:
         with recipe.blaming(step):
             found.append(step.made.draw(keys if step.salt in _SHARED else step.keys(keys), sizes))
-        sizes = step.made.out_sizes(sizes)
+            sizes = step.made.out_sizes(sizes)
     return tuple(found)
 
 

@@ -64,7 +64,8 @@ class Operation(ABC):
 
     @abstractmethod
     def batch(self, images: Tensor, drawn: Any) -> Tensor:
-        """Do it to a batch on its device, each image by its own row of `drawn`; within 1 level of `host`.
+        """Do it to a batch on its device, each image by its own row of `drawn`; within 1 level of `host` (an operation behind it may
+        stretch that).
 
         Nothing in it waits for the device.
 

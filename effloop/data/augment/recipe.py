@@ -30,7 +30,8 @@ class Step(Generic[T]):
         name: what its library calls it.
         made: the library's object.
         salt: tells its random numbers from those of the other operations. It depends on the name, and on how many
-            of the same name stand before, so leaving one out or moving it changes no other's numbers.
+            of that name stand before it in `ops`; so `order` changes no numbers, nor does leaving out one of another
+            name.
     """
 
     label: str
@@ -59,25 +60,26 @@ def read(config: RecipeConfig, operations: Mapping[str, Callable[..., T]], size:
     Raises:
         ConfigError: no such operation or parameter, the nearest is named; or a value that it can't take.
     """
-    steps: list[Step[T]] = []
+    labels = _labels(config)
+    steps: dict[str, Step[T]] = {}
     seen: dict[str, int] = {}
-    for label in _labels(config):
-        if config.ops[label] is None:
+    for label, entry in config.ops.items():
+        if entry is None:
             continue
-        name, parameters = named(label, config.ops[label], where := f"augment.ops.{label}")
-        made = make(name, parameters, operations, where, size)
+        name, parameters = named(label, entry, where := f"augment.ops.{label}")
         number = seen[name] = seen.get(name, -1) + 1
-        steps.append(Step(label, name, made, salt(name, number)))
+        if label in labels:
+            steps[label] = Step(label, name, make(name, parameters, operations, where, size), salt(name, number))
     if not steps:
         raise ConfigError(
             "augment.ops: the recipe is empty; choose one that comes along (python -m effloop list augment), or set "
             "augment.ops.crop={op:RandomResizedCrop}"
         )
-    return steps
+    return [steps[label] for label in labels if label in steps]
 
 
 def salt(name: str, number: int) -> int:
-    """Of the operation of this name that has `number` others of it before."""
+    """Of the operation of this name that has `number` others of that name before."""
     return zlib.crc32(f"{name} {number}".encode())
 
 

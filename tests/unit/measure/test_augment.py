@@ -83,7 +83,8 @@ def test_figures(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -
     result = json.loads((here / "result.json").read_text())
     assert (result["what"], result["images"], result["repeats"]) == ("augment", 20, 2)
     assert result["gpu_ran_on"].startswith("the CPU")
-    libraries = ["albumentations"] * (find_spec("albumentations") is not None) + ["torchvision", "native"]
+    libraries = ["albumentations"] if find_spec("albumentations") else []
+    libraries += ["torchvision", "native", "native fast"]
     rows = result["rows"]
     by_library = [row for row in rows if row["table"] == "libraries"]
     assert [row["library"] for row in by_library] == libraries
@@ -129,7 +130,7 @@ def test_what_is_not_installed(here: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert folder.name.startswith("augment-20")
     assert sorted(path.name for path in folder.iterdir()) == ["augment.csv", "augment.json"]
     rows = json.loads((folder / "augment.json").read_text())["rows"]
-    assert [row["library"] for row in rows] == ["torchvision", "native"]
+    assert [row["library"] for row in rows] == ["torchvision", "native", "native fast"]
 
 
 @pytest.mark.parametrize(
