@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,16 +64,14 @@ class TorchvisionAugment(LibraryAugment[Any]):
         if not self.device:
             return images
         steps = [(step.made, step.keys(keys).tolist()) for step in self.device]
-        out: Tensor | None = None
-        for row, image in enumerate(images):
-            for made, own in steps:
-                with seeded(own[row]):
-                    image = made(image)
-            if out is None:
-                out = image.new_empty((len(images), *image.shape)).to(memory_format=torch.channels_last)
-            out[row].copy_(image)
-        assert out is not None
-        return out
+        done: list[Tensor] = []
+        with _places_exact():
+            for row, image in enumerate(images):
+                for made, own in steps:
+                    with seeded(own[row]):
+                        image = made(image)
+                done.append(image)
+        return _batch(done)
 
     def sizes_after(self, made: Any, sizes: Sizes) -> Sizes:
         always = vision.with_chance(made, math.ceil)
@@ -86,6 +86,27 @@ class TorchvisionAugment(LibraryAugment[Any]):
 
 _TRIES = 64
 """Of an operation that makes several sizes of one: takes 0.1 s for each size that it is tried on."""
+
+
+@contextmanager
+def _places_exact() -> Iterator[None]:
+    """For affine warps, where a product of matrices says which pixel goes where: with precision=tf32, some would be
+    the neighbours.
+    """
+    usual = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(usual)
+
+
+def _batch(images: list[Tensor]) -> Tensor:
+    """(3, h, w) each -> (N, 3, h, w), channels_last."""
+    out = images[0].new_empty((len(images), *images[0].shape[1:], 3)).permute(0, 3, 1, 2)
+    for target, image in zip(out, images, strict=True):
+        target.copy_(image)
+    return out
 
 
 def _tensor(image: Image) -> Tensor:

@@ -105,11 +105,12 @@ class Maker:
 
     def _nested(self, given: Any) -> list[Any]:
         """{label: {op: NAME, parameter: value}} -> operations."""
-        given = {label: entry for label, entry in given.items() if entry is not None} if _is_mapping(given) else {}
-        if not given:
+        entries = given if isinstance(given, Mapping) else {}
+        kept = {f"transforms.{label}": (label, entry) for label, entry in entries.items() if entry is not None}
+        if not kept:
             raise BadParameterError("transforms: it has none; write {LABEL: {op: NAME, PARAMETER: VALUE}, ...}")
         try:
-            named = {where: recipe.named(label, given[label], where) for label in given for where in [_inside(label)]}
+            named = {where: recipe.named(*entry, where) for where, entry in kept.items()}
             return [recipe.make(*entry, self.siblings, where, self.size) for where, entry in named.items()]
         except ConfigError as error:  # the line gets what is around it in front
             raise BadParameterError(str(error)) from error
@@ -132,14 +133,6 @@ def sizes_differ(made: Any) -> bool:
     if hasattr(made, "transforms"):
         return any(type(nested).__name__ in _FRAMES.split() or sizes_differ(nested) for nested in made.transforms)
     return type(made).__name__ in _SIZES_DIFFER or getattr(made, "expand", False)
-
-
-def _inside(label: Any) -> str:
-    return f"transforms.{label}"
-
-
-def _is_mapping(value: Any) -> bool:
-    return isinstance(value, Mapping)
 
 
 def _check_together(values: Mapping[str, Any]) -> None:
@@ -242,9 +235,8 @@ def _weights(name: str, value: Any) -> Any:
 
 _FRAME_FILTERS = ("bilinear", "nearest", "nearest-exact", "bicubic")  # the others aren't on every device
 _WARP_FILTERS = ("nearest", "bilinear")
-_ANY = _number(-math.inf)
+_ANY, _POSITIVE = _number(-math.inf), _between(0, above=True)
 _FACTORS, _HUES = _between(0), _between(-0.5, 0.5)
-_POSITIVE = _between(0, above=True)
 
 _OF_ALL: Mapping[str, Check] = {
     "all_ops": _flag,

@@ -34,7 +34,7 @@ PLAIN: dict[str, list[Any]] = {
     "torchvision_colour": [CROP(), v2.RandomHorizontalFlip(), v2.ColorJitter(0.2, 0.2, 0.2, 0.05)],
     "torchvision_trivial": [CROP(), v2.RandomHorizontalFlip(), v2.TrivialAugmentWide()],
     "torchvision_rand": [CROP(), v2.RandomHorizontalFlip(), v2.RandAugment()],
-    "torchvision_resize_crop": [*RESIZE(), v2.RandomApply([v2.ColorJitter(0.2, 0.2)], p=0.5)],
+    "torchvision_resize_crop": [*RESIZE(), v2.RandomApply([v2.ColorJitter(0.2, 0.2)], p=0.2)],
     "torchvision_resize_crop_jitter": [*RESIZE(), v2.ColorJitter(0.2, 0.2)],
 }
 
