@@ -27,7 +27,9 @@ def show(words: Sequence[str]) -> None:
         for name, summary in sorted(_choices(group, whole=bool(words)).items())
     ]
     widest = max((len(group) for group, *_ in rows), default=0)
-    names = {group: max(len(name) for other, name, _ in rows if other == group) for group, *_ in rows}
+    names: dict[str, int] = {}
+    for group, name, _ in rows:
+        names[group] = max(names.get(group, 0), len(name))
     for group, name, summary in rows:
         print(f"{group:<{widest}}  {name:<{names[group]}}  {summary}")
 

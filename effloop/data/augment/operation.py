@@ -64,8 +64,9 @@ class Operation(ABC):
 
     @abstractmethod
     def batch(self, images: Tensor, drawn: Any) -> Tensor:
-        """Do it to a batch on its device, each image by its own row of `drawn`; within 1 level of `host` (an operation behind it may
-        stretch that).
+        """Do it to a batch on its device, each image by its own row of `drawn`.
+
+        Within 1 level of `host`, which an operation behind it may stretch.
 
         Nothing in it waits for the device.
 
