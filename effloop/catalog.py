@@ -27,11 +27,11 @@ def show(words: Sequence[str]) -> None:
         for name, summary in sorted(_choices(group, whole=bool(words)).items())
     ]
     widest = max((len(group) for group, *_ in rows), default=0)
-    names: dict[str, int] = {}
+    wide: dict[str, int] = {}
     for group, name, _ in rows:
-        names[group] = max(names.get(group, 0), len(name))
+        wide[group] = max(wide.get(group, 0), len(name))
     for group, name, summary in rows:
-        print(f"{group:<{widest}}  {name:<{names[group]}}  {summary}")
+        print(f"{group:<{widest}}  {name:<{wide[group]}}  {summary}")
 
 
 def _choices(group: str, *, whole: bool) -> dict[str, str]:
