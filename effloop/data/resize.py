@@ -1,11 +1,10 @@
-"""Antialiased resizing, straight into the batch, and mirroring there."""
+"""Antialiased resizing, straight into the batch, and mirroring there; OpenCV, where it is."""
 
 from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -93,18 +92,20 @@ def overturn(image: NDArray[np.uint8]) -> None:
 
 
 def _flip(image: NDArray[np.uint8], axis: int) -> None:
-    flip = _opencv_flip()
-    if flip is not None:
-        flip(image, axis, image)
+    cv2 = opencv()
+    if cv2 is not None:
+        cv2.flip(image, axis, image)  # 7 µs at 224x224 in one call; torch takes two, and 17
     else:
         pixels = torch.from_numpy(image)
         pixels.copy_(pixels.flip(axis))
 
 
 @functools.cache
-def _opencv_flip() -> Callable[..., Any] | None:
-    """7 µs at 224x224 in one call; torch takes two, and 17."""
+def opencv() -> Any:
+    """The module, or None where it isn't installed or lacks a system library."""
     try:
-        return cast("Callable[..., Any]", importlib.import_module("cv2").flip)
-    except ImportError:  # not installed, or without a system library it needs
+        cv2 = importlib.import_module("cv2")
+    except ImportError:
         return None
+    cv2.setNumThreads(0)  # EffLoop brings the threads
+    return cv2

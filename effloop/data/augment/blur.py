@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from effloop.data.augment.host import opencv
 from effloop.data.augment.kernels import on_all
 from effloop.data.augment.operation import (
     BadParameterError,
@@ -26,6 +25,7 @@ from effloop.data.augment.operation import (
     to_device,
 )
 from effloop.data.keyed import uniforms
+from effloop.data.resize import opencv
 
 
 @dataclass(frozen=True)

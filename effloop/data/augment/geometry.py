@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from effloop.data.augment.host import opencv
 from effloop.data.augment.operation import BadParameterError, Image, to_device
+from effloop.data.resize import opencv
 
 Floats = NDArray[np.float64]
 Matrices = NDArray[np.float32]

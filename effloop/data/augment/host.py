@@ -8,8 +8,6 @@ where they go to uint8: 12 µs at 224x224, torch takes 81; OpenCV's where it has
 
 from __future__ import annotations
 
-import functools
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from effloop.data.augment import kernels
+from effloop.data.resize import opencv
 
 Image = NDArray[np.uint8]
 
@@ -142,17 +141,6 @@ def grayscale(image: Image) -> None:
 def invert(image: Image) -> None:
     """As `kernels.invert`."""
     np.invert(image, out=image)
-
-
-@functools.cache
-def opencv() -> Any:
-    """The module, or None where it isn't installed or lacks a system library."""
-    try:
-        cv2 = importlib.import_module("cv2")
-    except ImportError:
-        return None
-    cv2.setNumThreads(0)  # EffLoop brings the threads
-    return cv2
 
 
 def _floats(image: Image) -> Tensor:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -69,12 +71,22 @@ def test_the_region_is_left_alone() -> None:
 @pytest.mark.parametrize("opencv", [True, False])
 def test_mirror(opencv: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not opencv:
-        monkeypatch.setattr(resize, "_opencv_flip", lambda: None)
+        monkeypatch.setattr(resize, "opencv", lambda: None)
     batch = np.random.default_rng(0).integers(0, 256, (3, 5, 7, 3), np.uint8)
     wanted = batch.copy()
     wanted[1] = wanted[1, :, ::-1]
     mirror(batch[1])
     np.testing.assert_array_equal(batch, wanted)
+
+
+def test_mirroring_leaves_opencv_no_threads() -> None:
+    """In a process of its own: here another part may have asked for the module."""
+    code = (
+        "import numpy, cv2; cv2.setNumThreads(3); from effloop.data.resize import mirror; "
+        "mirror(numpy.zeros((9, 9, 3), numpy.uint8)); print(cv2.getNumThreads())"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.strip() == "1"
 
 
 @pytest.mark.filterwarnings("error")

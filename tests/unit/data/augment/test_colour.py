@@ -188,7 +188,7 @@ def test_global_generators_are_left_alone(name: str) -> None:
 @pytest.mark.parametrize("opencv", [True, False])
 def test_vertical_flip(opencv: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not opencv:
-        monkeypatch.setattr("effloop.data.resize._opencv_flip", lambda: None)
+        monkeypatch.setattr("effloop.data.resize.opencv", lambda: None)
     operation, pixels = flips.RandomVerticalFlip(p=1), images((7, 5))
     np.testing.assert_array_equal(by_one(operation, pixels, drawn(operation, COUNT)), pixels[:, ::-1])
 
