@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from effloop.data.augment.geometry import Matrices, Sampling, inverse_matrices, warp, warp_one
 from effloop.data.augment.operation import (
+    RATIOS,
     BadParameterError,
     Image,
     Keys,
@@ -66,7 +66,7 @@ class RandomAffine(_Warp):
     Args:
         degrees: [smallest, largest], clockwise; a number is [-number, number].
         translate: largest move to either side as a share of the width, and of the height.
-        scale: [smallest, largest], above 0.
+        scale: [smallest, largest], 0.001 to 1,000.
         shear: [smallest, largest] in degrees along x, two more along y; a number is [-number, number] along x.
         interpolation: `nearest` or `bilinear`.
         fill: a level of 0..255, or three.
@@ -83,7 +83,7 @@ class RandomAffine(_Warp):
     ) -> None:
         self._degrees = _angles("degrees", degrees)
         self._translate = _shares(translate)
-        self._scale = (1.0, 1.0) if scale is None else check_range("scale", scale, 0, math.inf, above=True)
+        self._scale = (1.0, 1.0) if scale is None else check_range("scale", scale, *RATIOS)
         self._shear_x, self._shear_y = _shears(shear)
         self._sampling = Sampling.of(interpolation, fill)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from effloop.data.augment.kernels import on_all
 from effloop.data.augment.operation import (
+    MOST_SIDE,
     BadParameterError,
     Image,
     Keys,
@@ -26,6 +27,8 @@ from effloop.data.augment.operation import (
 )
 from effloop.data.keyed import uniforms
 from effloop.data.resize import opencv
+
+_SIGMAS = (1e-3, 1e4)  # in pixels; 0.001 is the image as it is, and below 1e-45, 0 in float32, it would be black
 
 
 @dataclass(frozen=True)
@@ -51,13 +54,14 @@ class GaussianBlur(Touch):
 
     Args:
         kernel_size: how many pixels' weights are reckoned with, odd; or [across, down].
-        sigma: width of the blur in pixels, or [smallest, largest], from which it is drawn evenly.
+        sigma: width of the blur in pixels, 0.001 to 10,000, or [smallest, largest], from which it is drawn
+            evenly.
     """
 
     def __init__(self, kernel_size: int | Sequence[int], sigma: float | Sequence[float] = (0.1, 2.0)) -> None:
         self.across, self.down = _kernel_size(kernel_size)
         pair = [sigma, sigma] if isinstance(sigma, int | float) else sigma
-        self.sigma = check_range("sigma", pair, 0, math.inf, above=True)
+        self.sigma = check_range("sigma", pair, *_SIGMAS)
 
     def out_sizes(self, sizes: Sizes) -> Sizes:
         height, width = sizes.min(axis=0).tolist()
@@ -98,12 +102,12 @@ def _kernel_size(value: object) -> list[int]:
     """
     pair = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value, value]
     try:
-        sizes = [int(check_number("kernel_size", size, 1, math.inf)) for size in pair]
+        sizes = [int(check_number("kernel_size", size, 1, MOST_SIDE)) for size in pair]
     except BadParameterError:
         sizes = []
     if len(sizes) != 2 or sizes != pair or not all(size % 2 for size in sizes):
         raise BadParameterError(
-            f"kernel_size: {value} is not allowed; set an odd number of at least 1, or two: [across, down]"
+            f"kernel_size: {value} is not allowed; set an odd number from 1 to {MOST_SIDE - 1}, or two: [across, down]"
         )
     return sizes
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from effloop.data.augment import host, kernels
 from effloop.data.augment.operation import (
+    MOST_FACTOR,
     BadParameterError,
     Image,
     Keys,
@@ -55,7 +55,7 @@ class ColorJitter(Touch):
 
     Args:
         brightness: the factor is drawn evenly from [max(0, 1 - brightness), 1 + brightness], or from the
-            [smallest, largest] that is given. 0 leaves it as it is.
+            [smallest, largest] that is given, at most 10,000. 0 leaves it as it is.
         contrast: likewise.
         saturation: likewise.
         hue: hues are turned by [-hue, hue] of the circle, at most 0.5, or by the [smallest, largest] that is given.
@@ -66,7 +66,7 @@ class ColorJitter(Touch):
         self, brightness: Range = 0, contrast: Range = 0, saturation: Range = 0, hue: Range = 0, p: float = 1
     ) -> None:
         factors = {"brightness": brightness, "contrast": contrast, "saturation": saturation}
-        ranges = [_range(name, value, 1, 0, math.inf) for name, value in factors.items()]
+        ranges = [_range(name, value, 1, 0, MOST_FACTOR) for name, value in factors.items()]
         self.ranges = np.array([*ranges, _range("hue", hue, 0, -0.5, 0.5)])
         self.given = np.flatnonzero((self.ranges != [[1], [1], [1], [0]]).any(1))
         self.p = check_probability("p", p)
@@ -110,10 +110,9 @@ def _range(name: str, value: object, center: float, low: float, high: float) -> 
             return max(low, center - spread), center + spread
         return check_range(name, value, low, high)
     except BadParameterError:
-        most = f" and at most {high:g}" if high < math.inf else ""
         raise BadParameterError(
-            f"{name}: {value} is not allowed; set a number of at least 0{most}, "
-            f"or [smallest, largest] of at least {low:g}{most}"
+            f"{name}: {value} is not allowed; set a number from 0 to {high:g}, "
+            f"or [smallest, largest] from {low:g} to {high:g}"
         ) from None
 
 
@@ -244,13 +243,13 @@ class RandomAdjustSharpness(Sometimes):
     """Sharper or smoother.
 
     Args:
-        sharpness_factor: at least 0, which is smooth; 1 leaves the image as it is.
+        sharpness_factor: 0, which is smooth, to 10,000; 1 leaves the image as it is.
         p: how probable that is.
     """
 
     def __init__(self, sharpness_factor: float, p: float = 0.5) -> None:
         super().__init__(p)
-        self.factor = check_number("sharpness_factor", sharpness_factor, 0, math.inf)
+        self.factor = check_number("sharpness_factor", sharpness_factor, 0, MOST_FACTOR)
 
     def change(self, image: Image) -> None:
         host.sharpness(image, self.factor)

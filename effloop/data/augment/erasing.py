@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from effloop.data.augment.operation import (
+    RATIOS,
     BadParameterError,
     Image,
     Keys,
@@ -51,8 +52,8 @@ class RandomErasing(Touch):
         p: how probable that is.
         scale: smallest and largest area of the box, as a share of the image.
         ratio: smallest and largest height over width of the box, drawn evenly in its logarithm.
-        value: what stands in the box: a number of 0 to 255, three of them for red, green and blue, or "random": each
-            value drawn evenly from 0 to 255, as in the paper. (torchvision draws from a normal distribution,
+        value: what stands in the box: a whole number of 0 to 255, three of them for red, green and blue, or "random":
+            each value drawn evenly from 0 to 255, as in the paper. (torchvision draws from a normal distribution,
             for images that are normalised already.)
     """
 
@@ -61,11 +62,11 @@ class RandomErasing(Touch):
         p: float = 0.5,
         scale: Sequence[float] = (0.02, 0.33),
         ratio: Sequence[float] = (0.3, 3.3),
-        value: float | Sequence[float] | str = 0,
+        value: int | Sequence[int] | str = 0,
     ) -> None:
         self.p = check_probability("p", p)
         self.scale = check_range("scale", scale, 0, 1)
-        self.ratio = check_range("ratio", ratio, 0, np.inf, above=True)
+        self.ratio = check_range("ratio", ratio, *RATIOS)
         self.value = _colour(value)
 
     def draw(self, keys: Keys, sizes: Sizes) -> Erased:
@@ -131,11 +132,14 @@ def _colour(value: object) -> NDArray[np.uint8] | None:
         return None
     parts = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value] * 3
     try:
-        if len(parts) == 3:
-            return np.array([check_number("value", part, 0, 255) for part in parts]).astype(np.uint8)
+        levels = [int(check_number("value", part, 0, 255)) for part in parts]
     except BadParameterError:
-        pass
-    raise BadParameterError(f"value: {value} is not allowed; set a number from 0 to 255, three of them, or random")
+        levels = []
+    if len(levels) != 3 or levels != parts:
+        raise BadParameterError(
+            f"value: {value} is not allowed; set a whole number from 0 to 255, three of them, or random"
+        )
+    return np.array(levels, np.uint8)
 
 
 def _noise(keys: Keys, width: int, top: int, height: int) -> NDArray[np.uint8]:

@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from effloop.data.augment.operation import BadParameterError, Keys, Reframe, Sizes, check_range, operation
+from effloop.data.augment.operation import (
+    MOST_SIDE,
+    RATIOS,
+    BadParameterError,
+    Keys,
+    Reframe,
+    Sizes,
+    check_range,
+    operation,
+)
 from effloop.data.keyed import uniforms
 
 _ATTEMPTS = 10  # torchvision's
@@ -28,7 +37,7 @@ class RandomResizedCrop(Reframe):
     def __init__(self, size: object, scale: object = (0.08, 1.0), ratio: object = (3 / 4, 4 / 3)) -> None:
         self.target = check_size("size", size)
         self.scale = check_range("scale", scale, 0, 1, above=True)
-        self.ratio = check_range("ratio", ratio, 0, math.inf, above=True)
+        self.ratio = check_range("ratio", ratio, *RATIOS)
 
     def boxes(self, keys: Keys, sizes: Sizes) -> NDArray[np.int64]:
         # The first number is RandomHorizontalFlip's.
@@ -68,7 +77,7 @@ class RandomCrop(Reframe):
 
     def __init__(self, size: object, padding: int = 0) -> None:
         self.target = check_size("size", size)
-        if not isinstance(padding, int) or not 0 <= padding < min(self.target):
+        if type(padding) is not int or not 0 <= padding < min(self.target):
             raise BadParameterError(
                 f"padding: {padding} is not allowed; set a number of pixels, at least 0 and less than size"
             )
@@ -147,8 +156,10 @@ def check_size(name: str, value: object) -> tuple[int, int]:
         BadParameterError: it is neither.
     """
     pair: list[Any] = list(value) if isinstance(value, list | tuple) else [value, value]
-    if len(pair) != 2 or not all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in pair):
-        raise BadParameterError(f"{name}: {value} is not allowed; set a number of pixels above 0, or [height, width]")
+    if len(pair) != 2 or not all(type(side) is int and 0 < side <= MOST_SIDE for side in pair):
+        raise BadParameterError(
+            f"{name}: {value} is not allowed; set a number of pixels from 1 to {MOST_SIDE}, or [height, width]"
+        )
     return pair[0], pair[1]
 
 

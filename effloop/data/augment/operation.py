@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
@@ -15,6 +16,15 @@ from effloop.data.augment.framing import Image, ResizeInto, Sizes, inside, place
 from effloop.data.keyed import uniforms
 
 Keys = NDArray[np.uint64]
+
+MOST_FACTOR = 1e4
+"""The largest factor of colours or sharpness. 1e39 isn't a number in float32, and made images black."""
+
+MOST_SIDE = 16_384
+"""The largest height or width of what an operation makes, in pixels: 800 MB an image."""
+
+RATIOS = (1e-3, 1e3)
+"""The smallest and largest ratio of two lengths. Beyond, nothing is left to see; by 1e-320, numbers overflow."""
 
 
 class BadParameterError(ValueError):
@@ -198,4 +208,5 @@ def check_number(name: str, value: object, low: float, high: float) -> float:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    # No isfinite: it can't take a whole number beyond a float.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

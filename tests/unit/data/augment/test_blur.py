@@ -51,6 +51,15 @@ def test_sigma_follows_torchvisions_law() -> None:
     assert (drawn(GaussianBlur(5, 0.8)).sigma == np.float32(0.8)).all()
 
 
+@pytest.mark.parametrize("kernel", [1, 3, 23])
+def test_the_narrowest_is_the_image_and_the_widest_a_mean(kernel: int) -> None:
+    pixels = photo(64, 48)[None]
+    tensors = torch.from_numpy(pixels.copy()).permute(0, 3, 1, 2)
+    operation = GaussianBlur(kernel, 1e-3)
+    assert torch.equal(operation.batch(tensors, drawn(operation, 1)), tensors)
+    assert np.ptp(drawn(GaussianBlur(kernel, 1e4), 1).across) < 1e-6
+
+
 def test_images_may_be_as_small_as_the_kernel_reaches() -> None:
     assert GaussianBlur(7).out_sizes(np.array([[4, 4], [9, 5]])).tolist() == [[4, 4], [9, 5]]
     with pytest.raises(BadParameterError, match=r"^kernel_size: \[7, 7\] is not allowed where images are 4x3; set at"):
@@ -67,6 +76,11 @@ def test_images_may_be_as_small_as_the_kernel_reaches() -> None:
         ({"kernel_size": "large"}, "kernel_size: large is not"),
         ({"kernel_size": 3, "sigma": 0}, "sigma: "),
         ({"kernel_size": 3, "sigma": [2, 1]}, "sigma: [2, 1] is not"),
+        (
+            {"kernel_size": 3, "sigma": 1e-300},
+            "sigma: [1e-300, 1e-300] is not allowed; set [smallest, largest], at least 0.001 and",
+        ),
+        ({"kernel_size": 3, "sigma": [1, 1e5]}, "sigma: [1, 100000.0] is not"),
     ],
 )
 def test_bad_parameters(given: dict[str, Any], start: str) -> None:

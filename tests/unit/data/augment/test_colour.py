@@ -185,6 +185,24 @@ def test_global_generators_are_left_alone(name: str) -> None:
     np.testing.assert_array_equal(numpys, np.random.get_state()[1])  # noqa: NPY002
 
 
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("ColorJitter", {"brightness": [1e4, 1e4]}),
+        ("ColorJitter", {"contrast": [1e4, 1e4]}),
+        ("ColorJitter", {"saturation": [1e4, 1e4]}),
+        ("RandomAdjustSharpness", {"sharpness_factor": 1e4, "p": 1}),
+    ],
+)
+def test_the_largest_factors_are_torchvisions(name: str, given: dict[str, Any]) -> None:
+    operation, pixels = operations[name](**given), images((64, 48))
+    found = drawn(operation, COUNT)
+    tensors = torch.from_numpy(pixels.copy()).permute(0, 3, 1, 2)
+    wanted = getattr(T, name)(**given)(tensors).permute(0, 2, 3, 1).numpy()
+    np.testing.assert_array_equal(by_batch(operation, pixels, found), wanted)
+    np.testing.assert_array_equal(by_one(operation, pixels, found), wanted)
+
+
 @pytest.mark.parametrize("opencv", [True, False])
 def test_vertical_flip(opencv: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not opencv:
@@ -203,21 +221,29 @@ def test_functions_of_one_image_are_those_that_batches_have() -> None:
 @pytest.mark.parametrize(
     ("name", "given", "start"),
     [
-        ("ColorJitter", {"brightness": -0.1}, "brightness: -0.1 is not allowed; set a number of at least 0, or ["),
+        ("ColorJitter", {"brightness": -0.1}, "brightness: -0.1 is not allowed; set a number from 0 to 10000, or ["),
         ("ColorJitter", {"contrast": [1.2, 0.8]}, "contrast: [1.2, 0.8] is not allowed; set a number"),
         ("ColorJitter", {"saturation": [-1, 1]}, "saturation: [-1, 1] is not"),
         ("ColorJitter", {"saturation": "much"}, "saturation: much is not"),
         ("ColorJitter", {"brightness": True}, "brightness: True is not"),
         ("ColorJitter", {"brightness": float("nan")}, "brightness: nan is not"),
-        ("ColorJitter", {"hue": 0.6}, "hue: 0.6 is not allowed; set a number of at least 0 and at most 0.5, or ["),
+        ("ColorJitter", {"hue": 0.6}, "hue: 0.6 is not allowed; set a number from 0 to 0.5, or ["),
+        (
+            "ColorJitter",
+            {"contrast": 1e39},
+            "contrast: 1e+39 is not allowed; set a number from 0 to 10000, or [",
+        ),
+        ("ColorJitter", {"contrast": [1e39, 1e39]}, "contrast: [1e+39, 1e+39] is not"),
         ("ColorJitter", {"hue": [-0.7, 0.1]}, "hue: [-0.7, 0.1] is not"),
         ("ColorJitter", {"p": 2}, "p: 2 is not allowed; set a probability"),
         ("RandomGrayscale", {"p": -1}, "p: -1 is not"),
         ("RandomSolarize", {"threshold": 256}, "threshold: 256 is not allowed; set a number from 0 to 255"),
         ("RandomPosterize", {"bits": 9}, "bits: 9 is not allowed; set a number from 0 to 8"),
         ("RandomPosterize", {"bits": 3.5}, "bits: 3.5 is not allowed; set a whole number"),
-        ("RandomAdjustSharpness", {"sharpness_factor": -1}, "sharpness_factor: -1 is not allowed; set a number of at"),
+        ("RandomAdjustSharpness", {"sharpness_factor": -1}, "sharpness_factor: -1 is not allowed; set a number from"),
+        ("RandomAdjustSharpness", {"sharpness_factor": 1e39}, "sharpness_factor: 1e+39 is not"),
         ("RandomVerticalFlip", {"p": "half"}, "p: half is not"),
+        ("RandomVerticalFlip", {"p": 10**320}, "p: 1000"),
     ],
 )
 def test_bad_parameters(name: str, given: dict[str, Any], start: str) -> None:

@@ -27,6 +27,7 @@ def torchvisions(size: tuple[int, int], **given: Any) -> np.ndarray:
         ((224, 224), {}),
         ((64, 200), {}),
         ((40, 30), {"scale": [0.3, 0.9], "ratio": [0.1, 2.0]}),
+        ((224, 224), {"scale": [0.001, 0.1], "ratio": [1e-3, 1e3]}),
         ((20, 400), {"scale": [0.7, 0.95], "ratio": [0.8, 1.2]}),  # never fits
     ],
 )
@@ -60,7 +61,7 @@ def erased(operation: RandomErasing, found: Erased, pixels: np.ndarray) -> tuple
 
 
 @pytest.mark.parametrize("size", [(64, 48), (37, 51)])
-@pytest.mark.parametrize(("value", "colour"), [(0, [0, 0, 0]), (99.7, [99, 99, 99]), ([1, 2, 3], [1, 2, 3])])
+@pytest.mark.parametrize(("value", "colour"), [(0, [0, 0, 0]), (99.0, [99, 99, 99]), ([1, 2, 3], [1, 2, 3])])
 def test_the_box_takes_the_value(size: tuple[int, int], value: Any, colour: list[int]) -> None:
     operation = RandomErasing(p=0.7, value=value)
     found, pixels = drawn(operation, 12, size), np.full((12, *size, 3), 200, np.uint8)
@@ -111,7 +112,15 @@ def test_words_are_the_same_on_the_device() -> None:
         ({"scale": [0.5, 0.1]}, "scale: [0.5, 0.1] is not"),
         ({"scale": [0.1, 1.1]}, "scale: [0.1, 1.1] is not"),
         ({"ratio": [0, 1]}, "ratio: [0, 1] is not"),
-        ({"value": 256}, "value: 256 is not allowed; set a number from 0 to 255, three of them, or random"),
+        (
+            {"ratio": [1e-320, 1]},
+            "ratio: [1e-320, 1] is not allowed; set [smallest, largest], at least 0.001",
+        ),
+        ({"value": 256}, "value: 256 is not allowed; set a whole number from 0 to 255, three of them, or random"),
+        ({"value": 127.9}, "value: 127.9 is not"),
+        ({"value": [0, 0, 0.5]}, "value: [0, 0, 0.5] is not"),
+        ({"value": True}, "value: True is not"),
+        ({"value": 10**320}, "value: 1000"),
         ({"value": [1, 2]}, "value: [1, 2] is not"),
         ({"value": "noise"}, "value: noise is not"),
         ({"value": None}, "value: None is not"),

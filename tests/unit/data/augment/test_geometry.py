@@ -189,6 +189,17 @@ def test_rows_are_drawn_by_their_own_keys() -> None:
     assert len(np.unique(whole[:, 0, 0])) == 50
 
 
+@pytest.mark.parametrize("how", ["nearest", "bilinear"])
+@pytest.mark.parametrize("scale", [1e-3, 1e3])
+def test_the_largest_and_smallest_scale(scale: float, how: str) -> None:
+    affine, pixels = RandomAffine(0, scale=[scale, scale], interpolation=how), photo(64, 48)
+    found = affine.draw(keys(1), np.array([[64, 48]]))
+    batch = affine.batch(torch.from_numpy(pixels.copy())[None].permute(0, 3, 1, 2), found)
+    affine.one(pixels, found, 0)
+    np.testing.assert_array_equal(batch[0].permute(1, 2, 0), pixels)
+    assert (pixels == 0).all() == (scale < 1)  # smaller than a pixel; or four pixels, and no black
+
+
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
@@ -204,6 +215,8 @@ def test_rows_are_drawn_by_their_own_keys() -> None:
         (RandomAffine, {"translate": 0.1}),
         (RandomAffine, {"translate": [0.1, 1.1]}),
         (RandomAffine, {"scale": [0, 1]}),
+        (RandomAffine, {"scale": [5e-324, 5e-324]}),
+        (RandomAffine, {"scale": [1, 1e4]}),
         (RandomAffine, {"scale": 2}),
         (RandomAffine, {"shear": -3}),
         (RandomAffine, {"shear": [1, 2, 3]}),

@@ -73,6 +73,13 @@ def test_boxes_lie_inside(size: tuple[int, int]) -> None:
     assert (left + width).max() <= size[1]
 
 
+@pytest.mark.parametrize("ratio", [[1e-3, 1e-3], [1e3, 1e3], [1e-3, 1e3]])
+def test_at_the_largest_ratios_boxes_lie_inside(ratio: list[float]) -> None:
+    found = boxes((400, 533), 2000, SCALE, ratio)
+    assert found.min(axis=0)[2:].min() >= 1
+    assert (found[:, :2] + found[:, 2:] <= (400, 533)).all()
+
+
 def test_every_position_is_reached() -> None:
     found = boxes((12, 12), 20_000, [0.4, 0.6], [1.0, 1.0])
     nines = found[found[:, 2] == 9]
