@@ -46,6 +46,7 @@ _SHEAR_X, _SHEAR_Y, _MOVE_X, _MOVE_Y, _ROTATE = range(1, 6)
 _BLENDS = range(6, 10)  # their factor is 1 + magnitude
 _POSTERIZE, _SOLARIZE = 10, 11
 _SIGNED = 9  # 1 to 9 go both ways
+_MOST_BINS = 1000  # torchvision's is 31; each operation and each size of images keeps a table of them
 
 # On a batch: (images, (N,) float32 level, (N,) float32 1 - level) -> images; on one in place, with two floats. The five
 # that warp are not here.
@@ -146,9 +147,9 @@ class RandAugment(_Policy):
     """`num_ops` operations of 14, drawn evenly and with replacement, all of one magnitude (Cubuk et al. 2019).
 
     Args:
-        num_ops: how many an image gets.
+        num_ops: how many an image gets, at most 14.
         magnitude: from 0, which does nothing, to num_magnitude_bins - 1.
-        num_magnitude_bins: steps from nothing to an operation's most.
+        num_magnitude_bins: steps from nothing to an operation's most, 2 to 1,000.
         interpolation: `nearest` or `bilinear`, of the five that move pixels.
         fill: what lies outside: a level of 0..255, three of them, or None; the last two differ for `bilinear` only.
     """
@@ -161,8 +162,8 @@ class RandAugment(_Policy):
         interpolation: str = "nearest",
         fill: Any = 0,
     ) -> None:
-        self._count = _whole("num_ops", num_ops, 0)
-        self._bins = _whole("num_magnitude_bins", num_magnitude_bins, 2)
+        self._count = _whole("num_ops", num_ops, 0, len(NAMES))
+        self._bins = _whole("num_magnitude_bins", num_magnitude_bins, 2, _MOST_BINS)
         self._bin = _whole("magnitude", magnitude, 0, self._bins - 1)
         self._sampling = Sampling.of(interpolation, fill)
 
@@ -185,13 +186,13 @@ class TrivialAugmentWide(_Policy):
     """One operation of 14, of a magnitude drawn evenly (Müller and Hutter 2021).
 
     Args:
-        num_magnitude_bins: steps from nothing to an operation's most.
+        num_magnitude_bins: steps from nothing to an operation's most, 2 to 1,000.
         interpolation: `nearest` or `bilinear`, of the five that move pixels.
         fill: as RandAugment's.
     """
 
     def __init__(self, num_magnitude_bins: int = 31, interpolation: str = "nearest", fill: Any = 0) -> None:
-        self._bins = _whole("num_magnitude_bins", num_magnitude_bins, 2)
+        self._bins = _whole("num_magnitude_bins", num_magnitude_bins, 2, _MOST_BINS)
         self._sampling = Sampling.of(interpolation, fill)
 
     def _chosen(self, keys: Keys) -> tuple[Ints, Ints, NDArray[np.bool_]]:
@@ -235,8 +236,7 @@ def _matrices(choice: Ints, magnitude: Floats, sizes: Sizes) -> Matrices:
     return inverse_matrices(angle, translate, 1.0, shear, centre).reshape(*choice.shape, 2, 3)
 
 
-def _whole(name: str, value: object, low: int, high: int | None = None) -> int:
-    if type(value) is not int or value < low or (high is not None and value > high):
-        bound = f"of at least {low}" if high is None else f"from {low} to {high}"
-        raise BadParameterError(f"{name}: {value} is not allowed; set a whole number {bound}")
+def _whole(name: str, value: object, low: int, high: int) -> int:
+    if type(value) is not int or not low <= value <= high:
+        raise BadParameterError(f"{name}: {value} is not allowed; set a whole number from {low} to {high}")
     return value

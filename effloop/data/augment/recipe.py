@@ -152,7 +152,7 @@ def make(name: str, parameters: dict[str, Any], operations: Mapping[str, Callabl
         raise ConfigError(f"{where}.{error}") from error
     except ConfigError:
         raise
-    except (TypeError, ValueError, AssertionError, AttributeError) as error:
+    except (TypeError, ValueError, AssertionError, AttributeError, OverflowError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"{where}: {name} can't take its parameters: {reason}; have {', '.join(allowed)}") from error
 

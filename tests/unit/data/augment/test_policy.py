@@ -182,17 +182,22 @@ def test_no_operations_and_no_images_are_allowed() -> None:
     [
         (RandAugment, {"num_ops": -1}),
         (RandAugment, {"num_ops": 1.5}),
+        (RandAugment, {"num_ops": 15}),
+        (RandAugment, {"num_ops": 10**10}),
         (RandAugment, {"magnitude": 31}),
         (RandAugment, {"magnitude": -1}),
         (RandAugment, {"magnitude": True}),
         (RandAugment, {"num_magnitude_bins": 1}),
+        (RandAugment, {"num_magnitude_bins": 10**13}),
+        (RandAugment, {"num_magnitude_bins": 10**320}),
         (RandAugment, {"interpolation": "lanczos"}),
         (RandAugment, {"fill": -1}),
         (TrivialAugmentWide, {"num_magnitude_bins": "31"}),
+        (TrivialAugmentWide, {"num_magnitude_bins": 1001}),
         (TrivialAugmentWide, {"interpolation": None}),
         (TrivialAugmentWide, {"fill": [0, 0, 0, 0]}),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:50],
 )
 def test_a_bad_parameter_is_named(kind: type[Operation], options: dict[str, Any]) -> None:
     with pytest.raises(BadParameterError, match=rf"^{next(iter(options))}: .*is not allowed; set ") as failure:
