@@ -9,13 +9,16 @@ import threading
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from plans import line, make_decoder, make_engine, make_plan, open_source
+from images import encode, photo
+from plans import line, make_decoder, make_engine, make_plan, native_config, open_source
 
 from effloop.batch import Batch
+from effloop.data.augment.native import NativeAugment
 from effloop.data.engine import engines
 from effloop.data.plan import Plan
 from effloop.errors import ConfigError, DataError
@@ -219,6 +222,21 @@ def test_of_several_bad_samples_the_first_is_named(photos: Path, tmp_path: Path,
         with closing(make_engine(name, plan, num_workers)) as engine, pytest.raises(DataError) as got:
             list(engine.stream(0))
         assert str(got.value) == str(wanted.value)
+
+
+@every_engine
+def test_an_image_too_small_for_a_crop_is_named(photos: Path, tmp_path: Path, name: str, num_workers: int) -> None:
+    root = shutil.copytree(photos, tmp_path / "photos")
+    (root / "train/b/001.jpg").write_bytes(encode(photo(20, 20), "JPEG"))
+    config = native_config(ops={"crop": {"op": "RandomCrop"}})
+    plan = replace(make_plan(open_source("folder", root)), augment=NativeAugment(config, size=24, train=True))
+    wanted = (
+        f"{root}/train/b/001.jpg can't be augmented: augment.ops.crop.size: 24x24 is more than the 20x20 pixels of an "
+        "image; set it smaller, resize before, or set padding"
+    )
+    with nothing_left_behind(), closing(make_engine(name, plan, num_workers)) as engine:
+        with pytest.raises(DataError, match=line(wanted)):
+            list(engine.stream(0))
 
 
 class _Broken(type(make_decoder("auto"))):  # type: ignore[misc]
