@@ -8,7 +8,7 @@ from typing import Any
 from effloop.build import build_loader
 from effloop.config import Config
 from effloop.errors import ConfigError
-from effloop.measure.peers import LOADERS, Work, originals
+from effloop.measure.peers import LOADERS, Work, check_same_work, originals
 from effloop.measure.side_by_side import result_of, served, show
 from effloop.measure.turns import scratch, take_turns
 from effloop.registry import choices
@@ -29,16 +29,18 @@ def loader(config: Config, repeats: int, *, vs: str, folder: str, work: str) -> 
         work: where `ffcv` writes its file; empty is the system's place for temporary files.
 
     Raises:
-        ConfigError: no such peer, or a package or folder that it needs isn't there.
+        ConfigError: no such peer, or a package or folder that it needs isn't there; or a recipe that it doesn't do.
     """
     wanted = [] if vs == "none" else vs.split(",")
     peers = [name for name in LOADERS if name != "effloop"]
     for name in wanted:
         if name not in peers:
             raise ConfigError(f"vs: no peer '{name}'; {choices(name, ['none', *peers])}")
+    others = ",".join(name for name in wanted if name != "processes")
+    check_same_work(config, others, ", or set vs=none")
     config.data.mean = config.data.std = None
     config.device = "cpu"
-    root = originals(config, folder, ",".join(name for name in wanted if name != "processes"))
+    root = originals(config, folder, others)
     ours = build_loader(config)  # says what is wrong with it before any process starts
     about = ours.describe()
     ours.close()

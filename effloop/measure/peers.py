@@ -15,6 +15,8 @@ import torch
 from effloop import config as configs
 from effloop.build import build_loader
 from effloop.config import Config
+from effloop.data.augment.base import Device
+from effloop.data.augment.recipe import named
 from effloop.data.source import sources
 from effloop.errors import ConfigError, optional_package
 from effloop.hardware import available_cores
@@ -56,8 +58,44 @@ class Work:
 
     @property
     def _crop(self) -> dict[str, Any]:
-        """The recipe's crop, as the user wrote it."""
-        return getattr(self.config.augment, "ops", {}).get("crop") or {}
+        """The parameters of the recipe's crop, as the user wrote them; `check_same_work` saw that there is one."""
+        return _operations(self.config)[0][1]
+
+
+def _operations(config: Config) -> list[tuple[str, dict[str, Any]]]:
+    """The operations of a recipe by their names, with their parameters."""
+    ops: dict[str, Any] = getattr(config.augment, "ops", {})
+    return [named(label, entry, f"augment.ops.{label}") for label, entry in ops.items() if entry is not None]
+
+
+def check_same_work(config: Config, who: str, fix: str = "") -> None:
+    """Refuse a recipe that peers don't follow: they would be compared on other work.
+
+    Args:
+        config: EffLoop's.
+        who: the peers; none if empty, and any recipe will do.
+        fix: what may be done beside leaving the recipe as it was.
+
+    Raises:
+        ConfigError: it is more or less than a random resized crop and a flip.
+    """
+    augment, operations = config.augment, _operations(config)
+    crop, flip = operations[0][1:] + operations[1][1:] if len(operations) == 2 else ({}, {})
+    fits = {
+        "ops": [name for name, _ in operations] == ["RandomResizedCrop", "RandomHorizontalFlip"]
+        and crop.keys() <= {"size", "scale", "ratio"}
+        and flip in ({}, {"p": 0.5}),
+        "order": getattr(augment, "order", None) is None,
+        "mixup": not augment.mixup,
+        "cutmix": not augment.cutmix,
+        "device": getattr(augment, "device", Device.cpu) is Device.cpu,
+    }
+    for key, fit in fits.items():
+        if who and not fit:
+            raise ConfigError(
+                f"augment.{key}: {who} can only be compared on RandomResizedCrop (any scale and ratio) and "
+                f"RandomHorizontalFlip with p=0.5, on the host; leave out what sets it{fix}"
+            )
 
 
 def num_workers(config: Config) -> int:

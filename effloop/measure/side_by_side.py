@@ -17,6 +17,7 @@ from typing import Any, cast
 from rich.console import Console
 from rich.table import Table
 
+from effloop import config as configs
 from effloop.config import Config
 from effloop.errors import ConfigError, EffLoopError
 from effloop.hardware import available_cores, keep_freed_memory
@@ -142,6 +143,7 @@ def result_of(what: str, config: Config, about: str, turns: Mapping[str, list[Fi
         "data": about,
         "engine": config.engine.name,
         "decode": config.decode.name,
+        "augment": configs.to_dict(config)["augment"],
         "batch_size": config.batch_size,
         "image_size": config.image_size,
         "num_workers": num_workers(config),

@@ -15,7 +15,7 @@ from effloop import config as configs
 from effloop.build import build_model, build_trainer
 from effloop.config import Config
 from effloop.hardware import find_device
-from effloop.measure.peers import Epoch, Work, originals, pillow_batches
+from effloop.measure.peers import Epoch, Work, check_same_work, originals, pillow_batches
 from effloop.measure.side_by_side import Row, result_of, served, show
 from effloop.measure.turns import scratch, take_turns
 from effloop.optim import optimizers
@@ -37,8 +37,9 @@ def train(config: Config, repeats: int, *, folder: str, work: str) -> dict[str, 
         work: where the run folder is; empty is the system's place for temporary files.
 
     Raises:
-        ConfigError: something isn't there, or can't be built.
+        ConfigError: something isn't there, or can't be built; or a recipe that `bare` doesn't do.
     """
+    check_same_work(config, "bare")
     config.checkpoint = configs.compose(["checkpoint=none"]).checkpoint
     config.schedule = configs.compose(["schedule=constant"]).schedule
     config.record.console = False  # type: ignore[attr-defined]

@@ -234,9 +234,8 @@ def test_an_image_too_small_for_a_crop_is_named(photos: Path, tmp_path: Path, na
         f"{root}/train/b/001.jpg can't be augmented: augment.ops.crop.size: 24x24 is more than the 20x20 pixels of an "
         "image; set it smaller, resize before, or set padding"
     )
-    with nothing_left_behind(), closing(make_engine(name, plan, num_workers)) as engine:
-        with pytest.raises(DataError, match=line(wanted)):
-            list(engine.stream(0))
+    with closing(make_engine(name, plan, num_workers)) as engine, pytest.raises(DataError, match=line(wanted)):
+        list(engine.stream(0))
 
 
 class _Broken(type(make_decoder("auto"))):  # type: ignore[misc]
