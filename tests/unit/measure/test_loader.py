@@ -68,7 +68,7 @@ def test_ffcv_does_the_same_as_we(photos: Path, here: Path, capsys: pytest.Captu
         ("augment.ops.flip=null", "ops"),
         ("augment.ops.flip.p=0.3", "ops"),
         ("+augment.ops.grey={op:RandomGrayscale}", "ops"),
-        ("augment.ops={flip:{op:RandomHorizontalFlip},crop:{op:RandomResizedCrop}}", "ops"),
+        ("~augment.ops.crop +augment.ops.crop={op:RandomResizedCrop}", "ops"),
         ("augment.order=[crop]", "order"),
         ("augment.mixup=0.2", "mixup"),
         ("augment.cutmix=1", "cutmix"),
@@ -89,9 +89,8 @@ def test_recipes_that_peers_do_not_follow(what: str, words: str, key: str, capsy
 
 @pytest.mark.parametrize("name", ["native", "torchvision"])
 def test_recipes_that_peers_follow(name: str) -> None:
-    config = effloop.compose(
-        [f"augment={name}", "augment.ops={a:{op:RandomResizedCrop,scale:[0.2,1]},b:null,RandomHorizontalFlip:{}}"]
-    )
+    config = effloop.compose([f"augment={name}"])
+    config.augment.ops = {"a": {"op": "RandomResizedCrop", "scale": [0.2, 1]}, "b": None, "RandomHorizontalFlip": {}}
     check_same_work(config, "pillow")
     work = Work(config, Path(), Path())
     assert work.scale == (0.2, 1)
