@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,3 +45,7 @@ class Preview:
     images: NDArray[np.uint8]
     rows: tuple[str, ...]
     columns: tuple[str, ...]
+
+
+Previews = Callable[[int, int, Callable[[int], int]], Preview]
+"""How many samples, how many epochs, and side of the images in pixels -> how many samples at most."""

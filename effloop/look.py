@@ -13,7 +13,7 @@ from effloop.errors import ConfigError
 from effloop.record import grid
 
 _MAX_PIXELS = 80_000_000
-"""Of all tiles together: Pillow and others warn of, or refuse, pictures of more than 89 million pixels."""
+"""Of the whole picture: Pillow and others warn of, or refuse, pictures of more than 89 million pixels."""
 
 
 def look(
@@ -35,12 +35,12 @@ def look(
     with closing(build_loader(config, split)) as loader:
         source = loader.plan.source
         num_samples = min(num_samples, len(source))
-        pixels = num_samples * num_epochs * config.image_size**2
-        if pixels > _MAX_PIXELS:
+        if num_samples > grid.rows_within(_MAX_PIXELS, config.image_size, num_epochs):
+            pixels = grid.Layout.widest(config.image_size, num_samples, num_epochs).pixels
             raise ConfigError(
-                f"samples: {num_samples} x {num_epochs} epochs of image_size={config.image_size} are "
-                f"{pixels / 1e6:.0f} million pixels; at most {_MAX_PIXELS // 10**6} are allowed: set fewer samples "
-                "or epochs"
+                f"samples: {num_samples} x {num_epochs} epochs of image_size={config.image_size} are, with "
+                f"their names, {pixels / 1e6:.1f} million pixels; at most {_MAX_PIXELS // 10**6} are allowed: set fewer samples "
+                "or epochs, or a smaller image_size"
             )
         picture = grid.draw(loader.preview(num_samples, num_epochs))
     run_dir = snapshot.claim_run_dir(run_dir)

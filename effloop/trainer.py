@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
@@ -35,8 +35,8 @@ class BatchStream(Protocol):
     def epoch(self, epoch: int, samples_seen: int = 0) -> Iterable[Batch]:
         """The batches of one epoch, from a position on."""
 
-    def preview(self, num_samples: int, num_epochs: int) -> Preview:
-        """Some samples in the first epochs, for people; may be none."""
+    def preview(self, num_samples: int, num_epochs: int, most: Callable[[int], int]) -> Preview:
+        """Some samples in the first epochs, for people; may be none. At most `most(side in pixels)` samples."""
 
     def close(self) -> None:
         """End what loads them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -84,7 +84,7 @@ class Loader:
         (moved,) = self.transfer.stream([batch], partial(self.plan.keys, epoch))
         return moved
 
-    def preview(self, num_samples: int, num_epochs: int) -> Preview:
+    def preview(self, num_samples: int, num_epochs: int, most: Callable[[int], int] | None = None) -> Preview:
         """Samples spread evenly over the split, in the first epochs, as the model sees them.
 
         Mixed images have the sample of the row above for their other one, not a neighbour in the epoch.
@@ -92,12 +92,16 @@ class Loader:
         Args:
             num_samples: how many; all that there are, if these are fewer.
             num_epochs: how many.
+            most: height and width of the images -> how many samples at most; None sets no limit.
 
         Raises:
             DataError: a sample can't be read or decoded; the message names it.
         """
         source = self.plan.source
-        ids = np.unique(np.linspace(0, len(source) - 1, min(num_samples, len(source))).astype(np.int64)).tolist()
+        count = min(num_samples, len(source))
+        if most is not None:  # the recipe alone knows how large images are in the end, and has shown it on one
+            count = min(count, most(self.samples([0]).images.shape[-1]))
+        ids = np.unique(np.linspace(0, len(source) - 1, count).astype(np.int64)).tolist()
         columns = [self.transfer.pixels(self.samples(ids, epoch).images) for epoch in range(num_epochs)]
         return Preview(
             images=np.stack([column.permute(0, 2, 3, 1).cpu().numpy() for column in columns], axis=1),

@@ -133,8 +133,8 @@ class Preloaded:
         del epoch
         return self.batches[samples_seen // self.global_batch :]
 
-    def preview(self, num_samples: int, num_epochs: int) -> Preview:
-        del num_samples, num_epochs
+    def preview(self, num_samples: int, num_epochs: int, most: Callable[[int], int]) -> Preview:
+        del num_samples, num_epochs, most
         return Preview(np.empty((0, 0, 1, 1, 3), np.uint8), rows=(), columns=())
 
     def close(self) -> None:

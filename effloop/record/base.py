@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from effloop.batch import Batch, Preview
+from effloop.batch import Batch, Previews
 from effloop.errors import ConfigError
 from effloop.record.metrics import Metrics
 from effloop.registry import PartConfig, Registry
@@ -58,8 +58,8 @@ class Recorder:
     def note(self, line: str) -> None:
         """Something worth a line, for people."""
 
-    def images(self, name: str, preview: Callable[[int, int], Preview]) -> None:
-        """Images to look at; `preview(num_samples, num_epochs)` loads them, if anybody looks."""
+    def images(self, name: str, preview: Previews) -> None:
+        """Images to look at; `preview` loads them, if anybody looks."""
 
     def wait(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """The same batches, with the time spent waiting for each on the clock."""

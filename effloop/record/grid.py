@@ -40,8 +40,19 @@ class Layout:
 
     @classmethod
     def of(cls, preview: Preview) -> Layout:
-        side = preview.images.shape[2]
-        names, heads = [_fitted(name) for name in preview.rows], [_fitted(name) for name in preview.columns]
+        """That of a preview's picture."""
+        return cls.named(preview.images.shape[2], preview.rows, preview.columns)
+
+    @classmethod
+    def widest(cls, side: int, rows: int, columns: int) -> Layout:
+        """That of the largest picture which so many samples and epochs can make, known before they are loaded."""
+        name = "W" * _MAX_NAME
+        return cls.named(side, [f"{name}\n{name}"] * rows, [f"epoch {column}" for column in range(columns)])
+
+    @classmethod
+    def named(cls, side: int, rows: Sequence[str], columns: Sequence[str]) -> Layout:
+        """That of a picture with these names before its rows and above its columns."""
+        names, heads = [_fitted(name) for name in rows], [_fitted(name) for name in columns]
         (names_width, name_height), (head_width, heads_height) = _largest(names), _largest(heads)
         return cls(
             side=side,
@@ -69,6 +80,23 @@ class Layout:
     def size(self) -> tuple[int, int]:
         """Of the whole: width, height."""
         return self.left + len(self.heads) * self.across, self.top + len(self.names) * self.down
+
+    @property
+    def pixels(self) -> int:
+        """Of the whole: how many."""
+        return self.size[0] * self.size[1]
+
+
+def rows_within(pixels: int, side: int, columns: int) -> int:
+    """How many samples a picture of at most so many pixels has room for, whatever their names are; it may be none.
+
+    Args:
+        pixels: of the whole picture, names and gaps included.
+        side: height and width of a tile, in pixels.
+        columns: epochs.
+    """
+    one = Layout.widest(side, 1, columns)
+    return max(0, (pixels // one.size[0] - one.top) // one.down)
 
 
 def draw(preview: Preview) -> Image.Image:

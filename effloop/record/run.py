@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from effloop.batch import Batch, Preview
+from effloop.batch import Batch, Previews
 from effloop.errors import ConfigError
 from effloop.record import grid
 from effloop.record.base import Moment, RecordConfig, Recorder, recorders
@@ -42,6 +42,12 @@ class RunConfig(RecordConfig):
 
 
 _PREVIEW_EPOCHS = 4
+_PREVIEW_PIXELS = 8_000_000  # 100 images of 256 pixels; more take seconds, and TensorBoard holds them in memory
+
+
+def _preview_rows(side: int) -> int:
+    """How many samples of so many pixels' height and width are shown at most; one at least."""
+    return max(1, grid.rows_within(_PREVIEW_PIXELS, side, _PREVIEW_EPOCHS))
 
 
 @recorders.register("run", RunConfig)
@@ -77,14 +83,18 @@ class RunRecorder(Recorder):
         for sink in self._sinks:
             sink.note(line)
 
-    def images(self, name: str, preview: Callable[[int, int], Preview]) -> None:
+    def images(self, name: str, preview: Previews) -> None:
         if not (self.config.samples and self.config.tensorboard):
             return
-        found = preview(self.config.samples, _PREVIEW_EPOCHS)
-        if found.rows:
-            picture = grid.draw(found)
+        found = preview(self.config.samples, _PREVIEW_EPOCHS, _preview_rows)
+        if not found.rows:
+            return
+        picture = grid.draw(found)
+        try:
             for sink in self._sinks:
                 sink.images(name, picture)
+        except OSError as error:
+            self.note(f"{name}: the picture can't be written: {error.strerror or error}; the run goes on without it")
 
     def wait(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         self._clock = Clock()

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -65,7 +66,11 @@ class Sink:
         """Something worth a line, for people."""
 
     def images(self, name: str, picture: Image.Image) -> None:
-        """A picture of what is trained on; RGB."""
+        """A picture of what is trained on; RGB.
+
+        Raises:
+            OSError: it can't be written; all else still can.
+        """
 
     def train(self, report: Report) -> None:
         """Some updates were done."""
@@ -175,8 +180,16 @@ class TensorBoardSink(Sink):
 
         width, height = picture.size
         image = Summary.Image(width=width, height=height, colorspace=3, encoded_image_string=png(picture))
-        self._write(0, summary=Summary(value=[Summary.Value(tag=name, image=image)]))
         self._file.flush()
+        start = self._file.tell()
+        try:
+            self._write(0, summary=Summary(value=[Summary.Value(tag=name, image=image)]))
+            self._file.flush()
+        except OSError:
+            with suppress(OSError):  # TensorBoard doesn't read on behind a part of a record
+                self._file.seek(start)
+                self._file.truncate()
+            raise
 
     def train(self, report: Report) -> None:
         values = {f"train/{name}": value for name, value in report.now.items()}

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -136,6 +137,33 @@ def test_samples_are_shown_once(here: Path, photos: Path) -> None:
     assert pictures(here / "outputs/x") == first
     assert train(photos, "run=y", "epochs=2", "resume=outputs/x/checkpoints/best.ckpt") == 0
     assert pictures(here / "outputs/y") == []
+
+
+def test_samples_in_tensorboard_are_no_larger_than_is_sane(here: Path, photos: Path) -> None:
+    words = ("record.samples=64", "image_size=500", "augment.device=gpu", "batch_size=2")
+    trainer = effloop.build_trainer(effloop.compose([f"data.root={photos}", *words, "model.width=4", "run=x"]))
+    with trainer.recorder:
+        trainer.recorder.images("samples", trainer.train.preview)
+    (event,) = pictures(here / "outputs/x")
+    layout = grid.Layout.of(trainer.train.preview(7, 4))
+    assert (event.width, event.height) == layout.size
+    assert layout.pixels <= 8_000_000
+
+
+def test_a_picture_that_cannot_be_written_stops_nothing(here: Path, photos: Path) -> None:
+    trainer = effloop.build_trainer(effloop.compose([f"data.root={photos}", *TINY, "run=x"]))
+    with trainer.recorder as recorder:
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # as a full disk, for what is larger
+        recorder.images("samples", trainer.train.preview)
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        trainer.train_epoch(trainer.train.epoch(0))
+    wanted = "samples: the picture can't be written: File too large; the run goes on without it\n"
+    assert (here / "outputs/x/log.txt").read_text().startswith(wanted)
+    assert pictures(here / "outputs/x") == []
+    found = EventAccumulator(str(here / "outputs/x/tensorboard"))
+    found.Reload()
+    assert [event.step for event in found.Scalars("train/lr")] == [2, 4, 5]  # the file is whole
 
 
 def test_samples_change_no_number(here: Path, photos: Path) -> None:

@@ -133,7 +133,11 @@ def test_one_picture_for_each_job_of_a_sweep(here: Path, photos: Path) -> None:
         (["augment.ops.flip.pp=1"], "pp"),
         (
             ["image_size=600", "samples=64", "epochs=64"],
-            "samples: 40 x 64 epochs of image_size=600 are 922 million pixels; at most 80 are allowed",
+            "samples: 40 x 64 epochs of image_size=600 are, with their names, 932.8 million pixels; at most 80 are",
+        ),
+        (  # 79.97 million in tiles alone
+            ["image_size=2980", "samples=9", "epochs=1"],
+            "samples: 9 x 1 epochs of image_size=2980 are, with their names, 84.7 million pixels; at most 80 are",
         ),
     ],
 )

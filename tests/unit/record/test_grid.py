@@ -10,7 +10,7 @@ from images import photo
 from PIL import Image
 
 from effloop.batch import Preview
-from effloop.record.grid import Layout, draw, png
+from effloop.record.grid import Layout, draw, png, rows_within
 
 
 def preview(rows: int, columns: int, side: int, name: str = "shoes\nshoes/1.jpg") -> Preview:
@@ -32,6 +32,22 @@ def test_tiles_are_pixel_for_pixel(rows: int, columns: int, side: int) -> None:
             covered[y : y + side, x : x + side] += 1
     assert covered.max() == 1  # none over another
     assert covered.sum() == rows * columns * side**2
+
+
+@pytest.mark.parametrize("name", ["", "a\nb.jpg", f"{'W' * 80}\n{'W' * 80}"])
+@pytest.mark.parametrize(("side", "columns"), [(1, 1), (24, 4), (64, 4), (224, 64), (300, 2)])
+def test_rows_that_a_picture_has_room_for(side: int, columns: int, name: str) -> None:
+    budget = 2_000_000
+    rows = rows_within(budget, side, columns)
+    heads = [f"epoch {column}" for column in range(columns)]
+    assert Layout.named(side, [name] * rows, heads).pixels <= budget
+    widest = Layout.widest(side, rows, columns)
+    assert Layout.named(side, [name] * rows, heads).pixels <= widest.pixels <= budget
+    assert Layout.widest(side, rows + 1, columns).pixels > budget
+
+
+def test_no_room_for_a_single_row() -> None:
+    assert rows_within(100_000, 400, 1) == 0
 
 
 def test_large_tiles_stand_close_together() -> None:
