@@ -39,8 +39,8 @@ def look(
             pixels = grid.Layout.widest(config.image_size, num_samples, num_epochs).pixels
             raise ConfigError(
                 f"samples: {num_samples} x {num_epochs} epochs of image_size={config.image_size} are, with "
-                f"their names, {pixels / 1e6:.1f} million pixels; at most {_MAX_PIXELS // 10**6} are allowed: set fewer samples "
-                "or epochs, or a smaller image_size"
+                f"their names, {pixels / 1e6:.1f} million pixels; at most {_MAX_PIXELS // 10**6} are allowed: "
+                "set fewer samples or epochs, or a smaller image_size"
             )
         picture = grid.draw(loader.preview(num_samples, num_epochs))
     run_dir = snapshot.claim_run_dir(run_dir)

@@ -52,30 +52,29 @@ class Transfer:
             self._scale = scale.float().reshape(1, 3, 1, 1).to(device)
             self._offset = offset.float().reshape(1, 3, 1, 1).to(device)
 
-    def stream(self, batches: Iterable[Batch], keys_of: KeysOf | None = None) -> Iterator[Batch]:
+    def stream(self, batches: Iterable[Batch], keys_of: KeysOf) -> Iterator[Batch]:
         """Host batches -> batches on the device, as `Batch` describes them.
 
         On a GPU the next batch is taken, and its copy begun, before one is handed out.
 
         Args:
             batches: from an engine.
-            keys_of: the epoch's; needed to augment or mix here.
+            keys_of: the epoch's, to augment or mix here by.
         """
         beside = self.device.type == "cuda"
         for batch in self._beside(batches) if beside else batches:
-            keys = None if keys_of is None else keys_of(batch.ids.numpy())
-            finished = self._finished(batch, keys)
+            finished = self._finished(batch, keys_of(batch.ids.numpy()))
             del batch  # its memory is free for the next one
             yield finished
             del finished
 
-    def _finished(self, batch: Batch, keys: NDArray[np.uint64] | None) -> Batch:
+    def _finished(self, batch: Batch, keys: NDArray[np.uint64]) -> Batch:
         """What is done to a batch on its device; nothing here waits for it."""
         images, targets = batch.images, batch.targets.to(torch.int64)
-        if self.augment is not None and keys is not None:
+        if self.augment is not None:
             images = self.augment.on_device(images, keys)
         images = self.normalize(images)
-        if self.mix is not None and keys is not None:
+        if self.mix is not None:
             images, targets = self.mix(images, targets, keys)
         return Batch(images, targets, batch.ids, batch.valid)
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from plans import make_engine, make_plan, open_source
 from torch import Tensor
 
 from effloop.batch import Batch
+from effloop.data.keyed import sample_keys
 from effloop.data.plan import Plan
 from effloop.data.transfer import Transfer
 
@@ -18,6 +21,10 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
 ]
+
+
+def keys_of(ids: NDArray[np.int64]) -> NDArray[np.uint64]:
+    return sample_keys(3, 0, ids)
 
 
 @pytest.fixture
@@ -31,7 +38,7 @@ def to(device: str, *, uint8: bool = False, channels_last: bool = True) -> Trans
 
 
 def on_the_cpu(plan: Plan, epoch: int, **options: bool) -> list[Batch]:
-    return list(to("cpu", **options).stream(make_engine("inline", plan).stream(epoch)))
+    return list(to("cpu", **options).stream(make_engine("inline", plan).stream(epoch), keys_of))
 
 
 def keep_busy(stream: torch.cuda.Stream) -> None:
@@ -64,30 +71,30 @@ def test_batches_are_those_of_the_cpu(name: str, channels_last: bool, uint8: boo
     engine, transfer = make_engine(name, plan, 1, pin_memory=True), to("cuda", uint8=uint8, channels_last=channels_last)
     for epoch in (0, 1):
         wanted = on_the_cpu(plan, epoch, uint8=uint8, channels_last=channels_last)
-        assert_same(list(transfer.stream(engine.stream(epoch))), wanted)
+        assert_same(list(transfer.stream(engine.stream(epoch), keys_of)), wanted)
     engine.close()
 
 
 def test_none_and_one_batch(photos: Path) -> None:
     plan = make_plan(open_source("folder", photos), batch=40)
-    assert list(to("cuda").stream([])) == []
-    assert_same(list(to("cuda").stream(make_engine("inline", plan).stream(0))), on_the_cpu(plan, 0))
+    assert list(to("cuda").stream([], keys_of)) == []
+    assert_same(list(to("cuda").stream(make_engine("inline", plan).stream(0), keys_of)), on_the_cpu(plan, 0))
 
 
 def test_slots_are_kept_until_they_are_copied(plan: Plan) -> None:
     engine, transfer = make_engine("threads", plan, 2, pin_memory=True, prefetch=1), to("cuda")
     keep_busy(transfer.side)
-    got = list(transfer.stream(engine.stream(0)))
+    got = list(transfer.stream(engine.stream(0), keys_of))
     assert_same(got, on_the_cpu(plan, 0))
 
 
 def test_slots_are_kept_when_an_epoch_is_left_early(plan: Plan) -> None:
     engine, transfer = make_engine("threads", plan, 2, pin_memory=True, prefetch=1), to("cuda")
     keep_busy(transfer.side)
-    batches = transfer.stream(engine.stream(0))
+    batches = transfer.stream(engine.stream(0), keys_of)
     first = next(batches)
     batches.close()  # type: ignore[attr-defined]
-    second = list(transfer.stream(engine.stream(1)))
+    second = list(transfer.stream(engine.stream(1), keys_of))
     assert_same([first], on_the_cpu(plan, 0)[:1])
     assert_same(second, on_the_cpu(plan, 1))
 
@@ -98,14 +105,14 @@ def test_memory_on_the_device_is_kept_until_it_is_used(plan: Plan) -> None:
     current = torch.cuda.Stream()
     with torch.cuda.stream(current):
         keep_busy(current)
-        got = list(transfer.stream(engine.stream(0)))
+        got = list(transfer.stream(engine.stream(0), keys_of))
     assert_same(got, on_the_cpu(plan, 0))
 
 
 def test_the_host_does_not_wait(plan: Plan) -> None:
     """The first batch is handed out while its copy, and what the stream is to do before it, are still to come."""
     engine, transfer = make_engine("inline", plan, pin_memory=True), to("cuda")
-    batches = transfer.stream(engine.stream(0))
+    batches = transfer.stream(engine.stream(0), keys_of)
     next(batches)  # memory is pinned and taken now, for which everybody may have to wait
     torch.cuda.synchronize()
     keep_busy(transfer.side)

@@ -3,13 +3,20 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from effloop.batch import Batch
+from effloop.data.keyed import sample_keys
 from effloop.data.transfer import Transfer
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+
+
+def keys_of(ids: NDArray[np.int64]) -> NDArray[np.uint64]:
+    return sample_keys(3, 0, ids)
 
 
 def make_batch(targets_dtype: torch.dtype = torch.uint8) -> Batch:
@@ -24,7 +31,7 @@ def make_batch(targets_dtype: torch.dtype = torch.uint8) -> Batch:
 
 
 def transferred(batch: Batch, mean: list[float] | None, std: list[float] | None, channels_last: bool = True) -> Batch:
-    (got,) = Transfer(torch.device("cpu"), mean, std, channels_last=channels_last).stream([batch])
+    (got,) = Transfer(torch.device("cpu"), mean, std, channels_last=channels_last).stream([batch], keys_of)
     return got
 
 
@@ -84,7 +91,7 @@ def test_batches_are_taken_one_by_one() -> None:
         while True:
             yield make_batch()
 
-    assert len(next(Transfer(torch.device("cpu"), MEAN, STD, channels_last=True).stream(endless()))) == 2
+    assert len(next(Transfer(torch.device("cpu"), MEAN, STD, channels_last=True).stream(endless(), keys_of))) == 2
 
 
 @pytest.mark.parametrize("channels_last", [True, False])
@@ -112,6 +119,6 @@ def test_a_host_batch_is_let_go_before_its_copy_is_handed_out() -> None:
         for _ in range(3):
             yield noted(make_batch())
 
-    for _ in Transfer(torch.device("cpu"), MEAN, STD, channels_last=True).stream(batches()):
+    for _ in Transfer(torch.device("cpu"), MEAN, STD, channels_last=True).stream(batches(), keys_of):
         assert seen[-1]() is None
     assert len(seen) == 3
