@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from effloop.batch import Batch, Preview
 from effloop.data.cache import CachedSource
 from effloop.data.engine import Engine
 from effloop.data.plan import Plan, Task
 from effloop.data.transfer import Transfer
+from effloop.errors import ConfigError
 
 
 class Loader:
@@ -70,14 +73,18 @@ class Loader:
     def samples(self, ids: Sequence[int], epoch: int = 0) -> Batch:
         """Some samples as the model sees them in an epoch, loaded by the thread that asks.
 
+        Where images are mixed, each is with the one before it in `ids`, and the first with the last, not with its
+        neighbour in the epoch's batch; one alone isn't mixed.
+
         Args:
-            ids: their numbers in the source.
+            ids: their numbers in the source, one at least.
             epoch: counted from 0.
 
         Raises:
+            ConfigError: no ids, or no such sample.
             DataError: a sample can't be read or decoded; the message names it.
         """
-        numbers = np.array(ids, np.int64)
+        numbers = _numbers(ids, len(self.plan.source))
         task = Task(epoch, numbers, np.ones(len(numbers), np.bool_))
         batch = self.plan.empty_batch(task)
         self.plan.fill(task, batch.images, 0, len(batch))
@@ -87,7 +94,8 @@ class Loader:
     def preview(self, num_samples: int, num_epochs: int, most: Callable[[int], int] | None = None) -> Preview:
         """Samples spread evenly over the split, in the first epochs, as the model sees them.
 
-        Mixed images have the sample of the row above for their other one, not a neighbour in the epoch.
+        Mixed images have the sample of the row above for their other one, not a neighbour in the epoch; the first has
+        the last, and a single one has another that isn't shown, if there is any.
 
         Args:
             num_samples: how many; all that there are, if these are fewer.
@@ -102,7 +110,11 @@ class Loader:
         if most is not None:  # the recipe alone knows how large images are in the end, and has shown it on one
             count = min(count, most(self.samples([0]).images.shape[-1]))
         ids = np.unique(np.linspace(0, len(source) - 1, count).astype(np.int64)).tolist()
-        columns = [self.transfer.pixels(self.samples(ids, epoch).images) for epoch in range(num_epochs)]
+        mix = self.transfer.mix
+        others = [len(source) - 1] * (len(ids) == 1 and mix is not None and mix.on)  # the one that is shown is 0
+        columns = [
+            self.transfer.pixels(self.samples([*ids, *others], epoch).images)[: len(ids)] for epoch in range(num_epochs)
+        ]
         return Preview(
             images=np.stack([column.permute(0, 2, 3, 1).cpu().numpy() for column in columns], axis=1),
             rows=tuple(f"{source.classes[source.labels[sample]]}\n{source.key(sample)}" for sample in ids),
@@ -112,3 +124,22 @@ class Loader:
     def close(self) -> None:
         """End the workers that outlive an epoch; for when the loader is no longer needed."""
         self.engine.close()
+
+
+def _numbers(ids: Sequence[int], count: int) -> NDArray[np.int64]:
+    """Samples' numbers, all of them below `count`.
+
+    Raises:
+        ConfigError: one isn't, or there are none.
+    """
+    allowed, found = f"whole numbers from 0 to {count - 1}", []
+    for number in ids:
+        try:
+            found.append(operator.index(number))
+        except TypeError:
+            found.append(-1)
+        if not 0 <= found[-1] < count:
+            raise ConfigError(f"ids: {number!r} is not the number of a sample; give {allowed}")
+    if not found:
+        raise ConfigError(f"ids: none are given; give {allowed}, one at least")
+    return np.array(found, np.int64)

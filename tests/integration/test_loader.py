@@ -6,6 +6,7 @@ import random
 import re
 import shutil
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -159,6 +160,33 @@ def test_a_preview_mixes(photos: Path) -> None:
     got = one.preview(4, 2).images[:, 1]
     assert np.abs(got - wanted).max() <= 0.501
     assert not np.array_equal(got, loader(photos).preview(4, 2).images[:, 1])
+
+
+def test_a_preview_mixes_a_single_sample_too(photos: Path) -> None:
+    one = loader(photos, "augment.mixup=1")
+    wanted = one.transfer.pixels(one.samples([0, 39], epoch=1).images)[0].permute(1, 2, 0).numpy()
+    got = one.preview(1, 2)
+    assert got.images.shape == (1, 2, 16, 16, 3)
+    assert len(got.rows) == 1
+    assert np.array_equal(got.images[0, 1], wanted)
+    assert not np.array_equal(got.images, loader(photos).preview(1, 2).images)
+
+
+@pytest.mark.parametrize("wrong", [-1, 40, 2**70, 1.5, 2.0, "0", None])
+def test_samples_that_there_are_not(photos: Path, wrong: object) -> None:
+    wanted = f"ids: {wrong!r} is not the number of a sample; give whole numbers from 0 to 39"
+    with pytest.raises(ConfigError, match=line(wanted)):
+        loader(photos).samples([3, wrong])  # type: ignore[list-item]
+
+
+def test_no_samples(photos: Path) -> None:
+    with pytest.raises(ConfigError, match=line("ids: none are given; give whole numbers from 0 to 39, one at least")):
+        loader(photos).samples([])
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor, tuple])
+def test_samples_by_numbers_of_any_kind(photos: Path, kind: Callable[[list[int]], Sequence[int]]) -> None:
+    assert loader(photos).samples(kind([39, 0])).ids.tolist() == [39, 0]
 
 
 def test_a_preview_of_evaluation(photos: Path) -> None:

@@ -50,6 +50,11 @@ class Mix:
         self.cutmix = cutmix
         self.num_classes = num_classes
 
+    @property
+    def on(self) -> bool:
+        """Whether anything is mixed."""
+        return bool(self.mixup or self.cutmix)
+
     def __call__(self, images: Tensor, targets: Tensor, keys: NDArray[np.uint64]) -> tuple[Tensor, Tensor]:
         """Mix a batch on its device; nothing waits for that.
 
@@ -62,7 +67,7 @@ class Mix:
             Images of the same shape, type and memory layout, and (N, K) float32 shares of the
             classes, 1 in all for each image.
         """
-        if not self.mixup and not self.cutmix:
+        if not self.on:
             return images, targets
         draws = self.draw(keys, images.shape[2], images.shape[3])
         shares = to_device(draws.shares.astype(np.float32)[:, None], images)
