@@ -18,6 +18,8 @@ from effloop.batch import Batch
 from effloop.data.engine import engines
 from effloop.data.loader import Loader
 from effloop.errors import ConfigError
+from effloop.parallel import Parallel
+from effloop.parallel.single import NoParallel
 
 RECIPES = sorted(path.stem for path in (search.config_root() / "augment").glob("*.yaml"))
 LEVELS = 0.5  # of 255, mean over a batch: what rounding on the way may come to, where an operation enlarges it
@@ -31,12 +33,20 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_photos(tmp_path_factory.mktemp("photos"), train=16, val=3)
 
 
-def make(root: Path, recipe: str, device: str = "cpu", *overrides: str) -> Loader:
+class Rank(NoParallel):
+    """One of several processes, for what loads their parts."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank = rank
+        self.world_size = world_size
+
+
+def make(root: Path, recipe: str, device: str = "cpu", *overrides: str, parallel: Parallel | None = None) -> Loader:
     """The loader of a recipe; skips what can't be had."""
     some = [f"data.root={root}", "image_size=24", "batch_size=8", "num_workers=0", "device=cpu"]
     config = effloop.compose([*some, f"augment={recipe}", f"augment.device={device}", *overrides])
     try:
-        return effloop.build_loader(config)
+        return effloop.build_loader(config, parallel=parallel)
     except ConfigError as error:
         if "albumentations" in str(error) or "dali can only" in str(error):
             pytest.skip(str(error))
@@ -96,10 +106,12 @@ def test_the_same_sample_alone_and_among_others(root: Path, recipe: str, device:
 @every_device
 def test_the_same_sample_whatever_the_rank(root: Path, recipe: str, device: str) -> None:
     """One rank's batch of 8 is a batch of 8; two ranks with 4 each see the same eight images."""
-    whole = make(root, recipe, device)
-    half = make(root, recipe, device, "batch_size=4")
-    for one, (first, second) in zip(epoch(whole), zip(*[iter(epoch(half))] * 2, strict=True), strict=True):
-        assert torch.equal(one.images, torch.cat([first.images, second.images]))
+    whole = epoch(make(root, recipe, device))
+    ranks = [epoch(make(root, recipe, device, "batch_size=4", parallel=Rank(rank, 2))) for rank in range(2)]
+    for one, *parts in zip(whole, *ranks, strict=True):
+        assert [len(part) for part in parts] == [4, 4]
+        assert torch.equal(one.ids, torch.cat([part.ids for part in parts]))
+        assert torch.equal(one.images, torch.cat([part.images for part in parts]))
 
 
 @every_recipe
