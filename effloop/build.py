@@ -15,7 +15,6 @@ from effloop import snapshot
 from effloop.checkpoint import files, keepers, rng
 from effloop.config import Config
 from effloop.data.augment import augments
-from effloop.data.augment.base import Device
 from effloop.data.augment.mix import Mix
 from effloop.data.cache import cached
 from effloop.data.check import check_samples
@@ -87,7 +86,7 @@ def build_loader(config: Config, split: str = "train", *, parallel: Parallel | N
         order=order,
         seed=config.seed,
     )
-    if device.type == "cpu" and getattr(config.augment, "device", None) is Device.gpu:
+    if device.type == "cpu" and plan.augment.has_device_part:
         warn("augment.device=gpu: the model is on the CPU; batches are augmented there, in the loop's own thread")
     check_samples(plan, config.data.check, num_workers)
     engine = engines.build(config.engine, plan, num_workers=num_workers, pin_memory=device.type == "cuda")

@@ -18,7 +18,7 @@ import effloop
 from effloop.checkpoint import rng
 from effloop.data.engine import engines
 from effloop.data.loader import Loader
-from effloop.errors import ConfigError, DataError
+from effloop.errors import ConfigError, DataError, warn
 
 SMALL = ("image_size=16", "batch_size=8", "num_workers=2", "device=cpu")
 
@@ -187,6 +187,25 @@ def test_no_samples(photos: Path) -> None:
 @pytest.mark.parametrize("kind", [np.array, torch.tensor, tuple])
 def test_samples_by_numbers_of_any_kind(photos: Path, kind: Callable[[list[int]], Sequence[int]]) -> None:
     assert loader(photos).samples(kind([39, 0])).ids.tolist() == [39, 0]
+
+
+@pytest.mark.parametrize(
+    ("augment", "split", "warned"),
+    [
+        ("native_colour", "train", True),
+        ("torchvision_colour", "train", True),
+        ("native_colour", "val", False),
+        ("native augment.order=[crop]", "train", False),
+    ],
+)
+def test_operations_for_a_gpu_that_is_not_there(
+    photos: Path, augment: str, split: str, warned: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    warn.cache_clear()
+    loader(photos, *f"augment={augment}".split(), "augment.device=gpu", split=split)
+    wanted = "augment.device=gpu: the model is on the CPU; batches are augmented there, in the loop's own thread"
+    assert capsys.readouterr().err == f"effloop: warning: {wanted}\n" * warned
+    warn.cache_clear()
 
 
 def test_a_preview_of_evaluation(photos: Path) -> None:

@@ -108,6 +108,16 @@ class Augment(ABC):
         """
         return False
 
+    @property
+    def resizes_and_flips_if_on_gpu(self) -> bool:
+        """Whether `augment.device=gpu` would leave no more than that to `apply`, which does more now."""
+        return False
+
+    @property
+    def has_device_part(self) -> bool:
+        """Whether `on_device` does anything."""
+        return False
+
     @abstractmethod
     def draw(self, keys: NDArray[np.uint64], sizes: NDArray[np.int64]) -> Draws:
         """Draw for a run of samples, before any of them is decoded.

@@ -87,6 +87,10 @@ class LibraryAugment(Augment, Generic[T]):
     def at_least(self) -> tuple[int, int] | None:
         return self._first_size if self.crops_first else None
 
+    @property
+    def has_device_part(self) -> bool:
+        return bool(self.device)
+
     def draw(self, keys: Keys, sizes: Sizes) -> Draws:
         boxes = np.concatenate([np.zeros_like(sizes), sizes], axis=1)
         drawn = tuple(step.keys(keys).tolist() for step in self.host)

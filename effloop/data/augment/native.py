@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -78,6 +78,16 @@ class NativeAugment(Augment):
         whole = type(self).apply is NativeAugment.apply  # what is built on this one may do more
         resizes = self.first.resizes and not getattr(self.first, "padding", 0)
         return whole and resizes and [type(step.made) for step in self.host[1:]] in ([], [RandomHorizontalFlip])
+
+    @property
+    def resizes_and_flips_if_on_gpu(self) -> bool:
+        if self.config.device is Device.gpu or type(self).apply is not NativeAugment.apply:
+            return False
+        return NativeAugment(replace(self.config, device=Device.gpu), size=self.size, train=True).resizes_and_flips
+
+    @property
+    def has_device_part(self) -> bool:
+        return bool(self.device)
 
     def draw(self, keys: Keys, sizes: Sizes) -> Draws:
         drawn = _drawn(self.host, keys, sizes)

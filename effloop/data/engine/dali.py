@@ -77,7 +77,7 @@ class DaliEngine(Engine):
         if not plan.augment.resizes_and_flips:
             raise ConfigError(
                 "engine: dali can only crop, resize and flip, and this augmentation does more or something else on "
-                "the host; set engine=threads, augment=native or augment.device=gpu"
+                "the host; set engine=threads" + " or augment.device=gpu" * plan.augment.resizes_and_flips_if_on_gpu
             )
         optional_package("nvidia.dali", "engine=dali", "effloop[dali]")
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from plans import line, make_engine, make_plan, native_config, open_source, write_records
 
 from effloop.batch import Batch
-from effloop.data.augment.base import Draws
+from effloop.data.augment.base import Device, Draws
 from effloop.data.augment.native import NativeAugment
 from effloop.data.cache import cached
 from effloop.data.engine import Engine
@@ -170,8 +170,30 @@ def test_an_augmentation_that_does_more_is_refused(photos: Path) -> None:
     wanted = (
         "engine: dali can only crop, resize and flip, and this augmentation does more or something else on the host; "
     )
-    with pytest.raises(ConfigError, match=line(f"{wanted}set engine=threads, augment=native or augment.device=gpu")):
+    with pytest.raises(ConfigError, match=line(f"{wanted}set engine=threads")):
         make_engine("dali", more)
+
+
+@pytest.mark.parametrize(
+    ("ops", "fix"),
+    [
+        (["RandomResizedCrop", "RandomHorizontalFlip", "RandomGrayscale"], " or augment.device=gpu"),
+        (["Resize", "RandomCrop"], ""),
+        (["RandomGrayscale", "RandomResizedCrop"], ""),
+    ],
+)
+def test_the_device_is_named_where_it_helps(photos: Path, ops: list[str], fix: str) -> None:
+    plan = make_plan(open_source("folder", photos))
+    config = native_config(ops={op: {} for op in ops})
+    more = replace(plan, augment=NativeAugment(config, size=24, train=True))
+    with pytest.raises(ConfigError, match=f"on the host; set engine=threads{fix}$"):
+        make_engine("dali", more)
+    on_gpu = replace(plan, augment=NativeAugment(replace(config, device=Device.gpu), size=24, train=True))
+    if fix:
+        make_engine("dali", on_gpu).close()
+    else:
+        with pytest.raises(ConfigError, match=r"on the host; set engine=threads$"):
+            make_engine("dali", on_gpu)
 
 
 def test_without_the_package(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
