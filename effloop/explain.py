@@ -76,7 +76,7 @@ def _known(error: BaseException, overrides: Sequence[str], tree: DictConfig | No
     key = str(getattr(error, "full_key", None) or "").replace("hydra.run.dir", "run")  # where `run` ends up
     match error:
         case MissingConfigException():
-            return _unknown_choice(str(error.missing_cfg_file))
+            return _unknown_choice(str(error.missing_cfg_file), error.options or ())
         case OverrideParseException():
             return _not_an_override(str(error.override), str(error))
         case MarkedYAMLError():
@@ -106,12 +106,16 @@ def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0]
 
 
-def _unknown_choice(path: str) -> str:
+def _unknown_choice(path: str, found: Sequence[str]) -> str:
+    """Of a group's choices, `found` are those that Hydra knows: YAML files, and parts that have none."""
     group, _, name = path.rpartition("/")
-    if group not in groups:
+    parts = groups.get(group)
+    names = {each for each in found if not each.endswith("_schema")} | (set(parts.shelf()) if parts else set())
+    first = parts.names() if parts else []  # before what is made of them, for the line may be cut
+    have = [*first, *sorted(names.difference(first))]
+    if not have:
         return f"{group or path}: no choice '{name}'; python -m effloop list shows what there is"
-    names = sorted({*groups[group].names(), *groups[group].shelf()})
-    return f"{group}: no choice '{name}'; {choices(name, names)}"
+    return f"{group}: no choice '{name}'; {choices(name, have)}"
 
 
 def _not_an_override(override: str, message: str) -> str:

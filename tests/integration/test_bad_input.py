@@ -85,7 +85,8 @@ def refused(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> Ref
         pytest.param("optim=adamm", "optim: 'adamm' have adamw, sgd; did you mean 'adamw'?", id="13-optimizer"),
         pytest.param("decode=pilow", "decode: 'pilow' have auto, opencv did you mean 'pillow'?", id="13-decoder"),
         pytest.param("model=resnet51", "model: 'resnet51' did you mean 'resnet50'?", id="13-model"),
-        pytest.param("experiment=nope", "experiment: 'nope' effloop list", id="13-experiment"),
+        pytest.param("experiment=nope", "experiment: 'nope' have digits", id="13-experiment"),
+        pytest.param("data=dalli", "data: 'dalli' tfrecord, zarr, dali; did you mean 'dali'?", id="13-preset"),
         pytest.param("checkpoint.best_by=f1", "checkpoint.best_by: 'f1' have top1, top5, loss", id="13-enum"),
         pytest.param("data.name=memmap", "data.name: 'memmap' by data=memmap", id="13-name-alone"),
         pytest.param("experiment=null", "experiment=null: GROUP=NAME", id="13-null-experiment"),
@@ -100,6 +101,11 @@ def refused(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> Ref
         pytest.param("run=/tmp/x", "run: '/tmp/x' below outputs/", id="16-absolute"),
         pytest.param("run=", "run: '' below outputs/", id="16-empty"),
         pytest.param("augment=nativ", "augment: 'nativ' did you mean 'native'?", id="augment"),
+        pytest.param(
+            "augment=torchvision_rnd",
+            "augment: 'torchvision_rnd' have albumentations, native, torchvision, did you mean 'torchvision_rand'?",
+            id="augment-recipe",
+        ),
         pytest.param("augment.opps.flip=null", "'augment.opps' did you mean 'augment.ops'?", id="augment-key"),
         pytest.param("augment.ops.blur.p=1", "augment.ops.blur: 'blur' have CenterCrop", id="augment-operation"),
         pytest.param(
