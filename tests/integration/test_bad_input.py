@@ -109,6 +109,11 @@ def refused(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> Ref
         pytest.param("augment.opps.flip=null", "'augment.opps' did you mean 'augment.ops'?", id="augment-key"),
         pytest.param("augment.ops.blur.p=1", "augment.ops.blur: 'blur' have CenterCrop", id="augment-operation"),
         pytest.param(
+            "augment.ops.flp.p=0.3",
+            "augment.ops.flp: 'flp' the recipe has crop, flip; did you mean 'flip'? A new one needs {op: NAME}",
+            id="augment-nearest-label",
+        ),
+        pytest.param(
             "augment.ops.flip.op=RandomHorizontalFlp",
             "augment.ops.flip: 'RandomHorizontalFlp' did you mean 'RandomHorizontalFlip'?",
             id="augment-nearest-operation",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -67,6 +68,8 @@ def read(config: RecipeConfig, operations: Mapping[str, Callable[..., T]], size:
         if entry is None:
             continue
         name, parameters = named(label, entry, where := f"augment.ops.{label}")
+        if name not in operations and "op" not in entry:
+            _refuse_misspelt(label, config.ops, operations)
         number = seen[name] = seen.get(name, -1) + 1
         if label in labels:
             steps[label] = Step(label, name, make(name, parameters, operations, where, size), salt(name, number))
@@ -76,6 +79,21 @@ def read(config: RecipeConfig, operations: Mapping[str, Callable[..., T]], size:
             "augment.ops.crop={op:RandomResizedCrop}"
         )
     return [steps[label] for label in labels if label in steps]
+
+
+def _refuse_misspelt(label: str, ops: Mapping[str, Any], operations: Collection[str]) -> None:
+    """An entry that has no `op` and isn't called by one may have been meant for another: `ops.flp.p=0.3`."""
+    labels = [
+        each
+        for each, entry in ops.items()
+        if isinstance(entry, Mapping) and ("op" in entry or each in operations)  # neither removed nor misspelt, too
+    ]
+    close = difflib.get_close_matches(label, [*labels, *operations], n=1)
+    if close and close[0] in labels:
+        raise ConfigError(
+            f"augment.ops.{label}: no operation '{label}'; the recipe has {', '.join(labels)}; did you mean "
+            f"'{close[0]}'? A new one needs {{op: NAME}}"
+        )
 
 
 def salt(name: str, number: int) -> int:

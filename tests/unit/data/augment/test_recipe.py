@@ -61,6 +61,23 @@ def test_random_numbers_are_an_operations_own_wherever_it_stands() -> None:
         ({"a": {"op": "os.system"}}, None, "augment.ops.a: no operation 'os.system'; have Grow, Turn"),
         ({"grow": {}}, None, "augment.ops.grow: no operation 'grow'; have Grow, Turn; did you mean 'Grow'?"),
         (
+            {"flip": {"op": "Turn"}, "Grow": {}, "fli": None, "flp": {"by": 3}, "x": {}, "f": 3},
+            None,
+            "augment.ops.flp: no operation 'flp'; the recipe has flip, Grow; did you mean 'flip'? "
+            "A new one needs {op: NAME}",
+        ),
+        (
+            {"flip": {"op": "Turn"}, "flp": {"by": 3}},
+            ["flip"],
+            "augment.ops.flp: no operation 'flp'; the recipe has flip; did you mean 'flip'? A new one needs {op: NAME}",
+        ),
+        (
+            {"flip": {"op": "Turn"}, "turn": {}},
+            None,
+            "augment.ops.turn: no operation 'turn'; have Grow, Turn; did you mean 'Turn'?",
+        ),
+        ({"flip": {"op": "Turn"}, "a": {}}, None, "augment.ops.a: no operation 'a'; have Grow, Turn"),
+        (
             {"a": {"op": "Turn", "degree": 3}},
             None,
             "augment.ops.a: Turn has no parameter 'degree'; have degrees; did you mean 'degrees'?",
