@@ -210,9 +210,8 @@ def from_dict(plain: Any, overrides: Sequence[str], where: str) -> Config:
         chosen = _chosen(choices)
         tree: Any = OmegaConf.structured(Config)
         for group in Config.GROUPS:
-            schema = OmegaConf.structured(registry.groups[group][str(plain[group]["name"])].config)
-            tree[group] = OmegaConf.merge(schema, plain[group])
-        tree = OmegaConf.merge(tree, {key: value for key, value in plain.items() if key not in Config.GROUPS})
+            tree[group] = OmegaConf.structured(registry.groups[group][str(plain[group]["name"])].config)
+        tree = OmegaConf.merge(tree, plain)
         for group, part in chosen.items():
             tree[group] = part
         for override in parsed:

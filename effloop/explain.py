@@ -33,6 +33,12 @@ _TYPES = {
     "String": "text",
     "Enum": "one of the names",
 }
+_MOVED = {
+    "augment.scale": "augment.ops.crop.scale",
+    "augment.ratio": "augment.ops.crop.ratio",
+    "augment.flip": "augment.ops.flip.p",
+}
+"""Keys of earlier versions -> where they are now."""
 
 
 @contextmanager
@@ -175,6 +181,8 @@ def _unknown_key(key: str, root: type) -> str:
     owners = [name for name in parts or () if parts and field_name in _fields(parts[name].config)]
     if owners:
         return f"'{key}' is not a key of the {group} chosen; {group}={owners[0]} has it"
+    if key in _MOVED:
+        return f"'{key}' is not a key of the config any more; it is '{_MOVED[key]}' now"
     known = _all_keys(root)
     tail = key.rpartition(".")[2]
     same_tail = [k for k in known if k.rpartition(".")[2] == tail and k != key]

@@ -106,6 +106,9 @@ def refused(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> Ref
             "augment: 'torchvision_rnd' have albumentations, native, torchvision, did you mean 'torchvision_rand'?",
             id="augment-recipe",
         ),
+        pytest.param("augment.scale=[0.1,1]", "'augment.scale' 'augment.ops.crop.scale' now", id="augment-old-scale"),
+        pytest.param("augment.ratio=[1,1]", "'augment.ratio' 'augment.ops.crop.ratio' now", id="augment-old-ratio"),
+        pytest.param("+augment.flip=0", "'augment.flip' 'augment.ops.flip.p' now", id="augment-old-flip"),
         pytest.param("augment.opps.flip=null", "'augment.opps' did you mean 'augment.ops'?", id="augment-key"),
         pytest.param("augment.ops.blur.p=1", "augment.ops.blur: 'blur' have CenterCrop", id="augment-operation"),
         pytest.param(
