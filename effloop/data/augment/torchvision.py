@@ -65,7 +65,7 @@ class TorchvisionAugment(LibraryAugment[Any]):
             return images
         steps = [(step.made, step.keys(keys).tolist()) for step in self.device]
         done: list[Tensor] = []
-        with _places_exact():
+        with _places_exact(images.device):
             for row, image in enumerate(images):
                 for made, own in steps:
                     with seeded(own[row]):
@@ -89,16 +89,22 @@ _TRIES = 64
 
 
 @contextmanager
-def _places_exact() -> Iterator[None]:
+def _places_exact(device: torch.device) -> Iterator[None]:
     """For affine warps, where a product of matrices says which pixel goes where: with precision=tf32, some would be
-    the neighbours.
+    the neighbours on a CUDA device.
+
+    Torch's newer name for it is used: the older one raises, once a user has set the newer.
     """
-    usual = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
+    if device.type != "cuda":
+        yield
+        return
+    products = torch.backends.cuda.matmul
+    usual = products.fp32_precision
+    products.fp32_precision = "ieee"
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(usual)
+        products.fp32_precision = usual
 
 
 def _batch(images: list[Tensor]) -> Tensor:

@@ -163,6 +163,17 @@ def test_the_rest_on_the_device_is_the_same_to_the_bit_on_a_cpu(name: str) -> No
     assert torch.equal(alone, images[2:3])
 
 
+@pytest.mark.parametrize("usual", ["tf32", "ieee", "none"])
+def test_the_precision_of_products_may_be_set_by_a_user(usual: str) -> None:
+    split, products = shipped("torchvision_trivial", "gpu"), torch.backends.cuda.matmul
+    before, products.fp32_precision = products.fp32_precision, usual
+    try:
+        split.on_device(host(split), KEYS)
+        assert products.fp32_precision == usual
+    finally:
+        products.fp32_precision = before
+
+
 @pytest.mark.parametrize("options", [{}, {"antialias": False}, {"interpolation": "bicubic"}, {"size": [48, 40]}])
 def test_crop_before_decoding_is_the_crop_of_the_whole_image(options: dict[str, Any]) -> None:
     augment = build({"RandomResizedCrop": options, "CenterCrop": {}})
