@@ -15,7 +15,7 @@ _TRIES = 8
 """On images of each size, of an operation that changes sizes; and in all of one that doesn't seem to."""
 
 _PIXELS = 4_000_000
-"""In those of each size together; but two are always tried. To turn as many takes 0.3 s."""
+"""In those of each size together; but two are always tried. To turn as many takes 0.4 s."""
 
 _ORDERS, _ROUNDS = 4, 4
 """More transforms in a container aren't tried in every place, nor more of them after one another."""

@@ -373,6 +373,22 @@ def test_bad_input_is_one_line(ops: dict[str, Any], message: str) -> None:
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("operation", "message"),
+    [
+        ({"op": "Blur", "blur_limit": [-3, 5]}, ".blur_limit: [-3, 5] is not allowed; set numbers of at least 0"),
+        ({"op": "RandomResizedCrop", "scale": [0, 1]}, ".scale: [0, 1] is not allowed; set numbers above 0"),
+        ({"op": "Affine", "scale": {"x": [-1, 1]}}, ".scale: {'x': [-1, 1]} is not allowed; set numbers above 0"),
+        ({"op": "Affine", "shear": 90}, ".shear: 90 is not allowed; set degrees above -90 and below 90"),
+        ({"op": "Affine", "shear": {"z": 9}}, ".shear: {'z': 9} is not allowed; write {x: VALUE, y: VALUE}"),
+        ({"op": "Resize", "height": 2**31}, ".height: 2147483648 is not allowed; set whole numbers below 2147483648"),
+    ],
+)
+def test_what_the_library_lets_through_is_refused(operation: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=line("augment.ops.bad" + message)):
+        build({"bad": operation, "end": {"op": "Resize"}})
+
+
 def test_the_nearest_name_is_given() -> None:
     for ops, nearest in (({"Horizontalflip": {}}, "HorizontalFlip"), ({"Rotate": {"limits": 3}}, "limit")):
         with pytest.raises(ConfigError, match=f"did you mean '{nearest}'"):

@@ -356,7 +356,7 @@ def test_crop_larger_than_an_image_is_found_by_the_check() -> None:
         ({"op": "GaussianBlur", "kernel_size": 4}, ": GaussianBlur can't take its parameters: Kernel size"),
         ({"op": "GaussianBlur", "kernel_size": 3.5}, ".kernel_size: 3.5 is not allowed; set a whole number"),
         ({"op": "GaussianBlur", "kernel_size": 3, "sigma": 0}, ".sigma: 0 is not allowed; set a number above 0"),
-        ({"op": "ElasticTransform", "sigma": -1}, ".sigma: -1 is not allowed; set a number of at least 0"),
+        ({"op": "ElasticTransform", "sigma": -1}, ".sigma: -1 is not allowed; set a number from 0 to 10000"),
         ({"op": "RandomErasing", "value": "random"}, ".value: random is not allowed; set a number from 0 to 255"),
         ({"op": "RandAugment", "magnitude": 31}, ".magnitude: 31 is not allowed; set one of 0 to 30"),
         ({"op": "RandAugment", "num_ops": 1.5}, ".num_ops: 1.5 is not allowed; set a whole number from 0 to 14"),
