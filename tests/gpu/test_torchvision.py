@@ -52,3 +52,19 @@ def test_as_on_the_cpu(operation: dict[str, Any]) -> None:
     assert torch.equal(torch.cuda.get_rng_state(), states[1])
     # Where a pixel lies between two, or a mean between two levels, rounding may choose another.
     assert ((got.cpu().int() - wanted.int()).abs() > 1).float().mean() < 0.005
+
+
+@pytest.mark.parametrize("usual", ["tf32", "ieee", "none"])
+def test_products_are_exact_whatever_a_user_set(usual: str) -> None:
+    ops = {"resize": {"op": "Resize", "size": [64, 64]}, "warp": {"op": "RandomAffine", "degrees": 20}}
+    augment = augments.build(TorchvisionConfig(name="torchvision", ops=ops, device=Device.gpu), size=64, train=True)
+    keys, products = sample_keys(0, 0, np.arange(20)), torch.backends.cuda.matmul
+    images = torch.from_numpy(np.stack([photo(64, 64, seed) for seed in range(20)])).permute(0, 3, 1, 2).cuda()
+    before, found = products.fp32_precision, []
+    try:
+        for products.fp32_precision in ("ieee", usual):
+            found.append(augment.on_device(images, keys))
+        assert products.fp32_precision == usual
+    finally:
+        products.fp32_precision = before
+    assert torch.equal(*found)

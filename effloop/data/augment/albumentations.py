@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from effloop.data.augment import recipe
-from effloop.data.augment.albumentations_set import Made, operations
+from effloop.data.augment.albumentations_set import CONTAINERS, Made, operations
 from effloop.data.augment.base import Augment, Device, RecipeConfig, augments
 from effloop.data.augment.framing import Image, Sizes
 from effloop.data.augment.library import LibraryAugment
 from effloop.data.augment.native import NativeAugment, NativeConfig
+from effloop.data.augment.outcomes import After, either, in_any_order, one_after_other, several, tried
 from effloop.errors import ConfigError
 
 
@@ -57,6 +58,28 @@ class AlbumentationsAugment(LibraryAugment[Made]):
         return made(key, image)
 
     def sizes_after(self, made: Made, sizes: Sizes) -> Sizes:
-        always = Made(made.name, made.parameters, always=True)
-        found = [super(AlbumentationsAugment, self).sizes_after(one, sizes) for one in (made, always)]
-        return np.unique(np.concatenate(found), axis=0)
+        chance = made.seeded(0).p
+        if chance == 0:
+            return sizes
+        found = self._done(made, sizes)
+        return found if chance == 1 else np.concatenate([found, sizes])
+
+    def _done(self, made: Made, sizes: Sizes) -> Sizes:
+        if made.name not in CONTAINERS:
+            return tried(Made(made.name, made.parameters, always=True), sizes)
+        given = made.parameters["transforms"].items()
+        if made.name == "OneOf":  # it does the one, whose p is but its weight
+            parts = [self._forced(label, one) for label, one in given if one.seeded(0).p > 0]
+            return either(parts, sizes)
+        parts = [self.inside(f"transforms.{label}: {one.name}", one) for label, one in given]
+        count, replace = made.parameters.get("n", 1), made.parameters.get("replace", False)
+        if made.name == "Sequential" or (made.name == "SomeOf" and count == len(parts) and not replace):
+            return one_after_other(parts, sizes)
+        if count == len(parts) and not replace:
+            return in_any_order(parts, sizes)
+        return several(parts, count, sizes)
+
+    def _forced(self, label: str, made: Made) -> After:
+        # SomeOf and RandomOrder heed their own p even so.
+        forced = {} if made.name in ("SomeOf", "RandomOrder") else {"p": 1.0}
+        return self.inside(f"transforms.{label}: {made.name}", Made(made.name, {**made.parameters, **forced}))

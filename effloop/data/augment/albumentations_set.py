@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from effloop.data.augment import recipe
+from effloop.data.augment.albumentations_bounds import check_bounds
 from effloop.data.augment.framing import Image
 from effloop.data.augment.generators import Generators
 from effloop.data.augment.operation import BadParameterError, check_probability
@@ -168,6 +169,7 @@ class _Factory:
         parameters = {name: _flags(name, value) for name, value in given.items()}
         for name, value in parameters.items():
             _check_finite(name, value)
+        check_bounds(self.name, given)
         self._check(given, parameters)
         with _warnings_are_errors():
             self.kind(**parameters)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -12,13 +13,14 @@ from effloop.data.augment import recipe
 from effloop.data.augment.base import Augment, Device, Draws, RecipeConfig
 from effloop.data.augment.framing import Image, Sizes
 from effloop.data.augment.operation import Keys
+from effloop.data.augment.outcomes import After, extremes, probes, tried
 from effloop.data.augment.recipe import Step
 from effloop.errors import ConfigError, DataError
 
 T = TypeVar("T")
 
-_PROBES = np.array([[1031, 1033], [1033, 1607], [1609, 1031]])
-"""Sizes that hardly a crop is too large for, to see what becomes of images of several sizes."""
+_LARGE = 1031
+"""Hardly a crop is larger than this and `image_size`; images of this size are tried only where smaller ones fail."""
 
 
 class LibraryAugment(Augment, Generic[T]):
@@ -39,10 +41,9 @@ class LibraryAugment(Augment, Generic[T]):
     def __init__(self, steps: Sequence[Step[T]], config: RecipeConfig, image_size: int) -> None:
         self.config = config
         self.crops_first = self.is_crop(steps[0].made)
-        sizes = [_PROBES]
-        for step in steps:
-            sizes.append(self._sizes_after(step, sizes[-1]))
+        sizes = self._sizes(steps, image_size)
         recipe.check_end(sizes[-1], image_size)
+        self._enough = int(sizes[0].min())
         self._first_size = int(sizes[1][0, 0]), int(sizes[1][0, 1])
         # From the first on that gives all images one size, the rest can be done to a batch.
         alike = next(count for count, found in enumerate(sizes) if (found == found[0, 0]).all())
@@ -75,13 +76,24 @@ class LibraryAugment(Augment, Generic[T]):
             (h, w, 3) uint8.
         """
 
+    @abstractmethod
     def sizes_after(self, made: T, sizes: Sizes) -> Sizes:
-        """(N, 2) sizes of images -> (M, 2), all that an operation makes of them, by trying it on black ones.
+        """(N, 2) sizes of images -> (M, 2), what an operation may make of them, by trying it on black ones.
 
-        It is done to each, however seldom it is done in training; what it raises is a recipe's error.
+        It is done to each, however seldom it is done in training, and so is each operation inside of it, unless its
+        probability is 0; what one raises is a recipe's error.
         """
-        black = [np.zeros((*size, 3), np.uint8) for size in sizes.tolist()]
-        return np.array([self.run(made, key, image).shape[:2] for key, image in enumerate(black)], np.int64)
+
+    def inside(self, label: str, made: T) -> After:
+        """`sizes_after` of an operation inside of another, whose errors name it."""
+
+        def after(sizes: Sizes) -> Sizes:
+            try:
+                return self.sizes_after(made, sizes)
+            except recipe.FAILURES as error:
+                raise ValueError(f"{label}: {error}") from error
+
+        return after
 
     @property
     def at_least(self) -> tuple[int, int] | None:
@@ -96,7 +108,7 @@ class LibraryAugment(Augment, Generic[T]):
         drawn = tuple(step.keys(keys).tolist() for step in self.host)
         if self.crops_first:
             crop, found = self.host[0].made, zip(drawn[0], sizes.tolist(), strict=True)
-            boxes = np.array([self.box(crop, key, *size) for key, size in found], np.int64)
+            boxes = np.array([self._box(crop, key, *size) for key, size in found], np.int64)
         return Draws(keys, boxes, np.zeros(len(keys), np.bool_), drawn)
 
     def apply(self, region: Image, draws: Draws, row: int, out: Image) -> None:
@@ -107,7 +119,7 @@ class LibraryAugment(Augment, Generic[T]):
                     image = self.resize(step.made, image)
                 else:
                     image = self.run(step.made, keys[row], image)
-            except (ValueError, TypeError, RuntimeError) as error:
+            except recipe.FAILURES as error:
                 raise DataError(f"can't be augmented: {_line(step, error)}") from error
         if image.shape != out.shape:
             height, width = image.shape[:2]
@@ -120,19 +132,51 @@ class LibraryAugment(Augment, Generic[T]):
     def check(self, sizes: Sizes) -> None:
         height, width = sizes.T
         some = sizes[[height.argmin(), width.argmin(), (height / width).argmin(), (height / width).argmax()]]
-        for step in self.host:
-            some = self._sizes_after(step, some)
+        # Whatever is too large for these was found when the recipe was read: 12 megapixels needn't be turned.
+        some = np.unique(np.ceil(some * np.minimum(1, self._enough / some.min(1, keepdims=True))), axis=0)
+        some = some.astype(np.int64)
+        for number, step in enumerate(self.host):
+            some = self._sizes_after(step, some, framed=number == 0 and self.crops_first)
         recipe.check_end(some, self.size)
 
-    def _sizes_after(self, step: Step[T], sizes: Sizes) -> Sizes:
-        """As `sizes_after`.
+    def _box(self, made: T, key: int, height: int, width: int) -> tuple[int, int, int, int]:
+        """As `box`, of at least one pixel: of a line of them, a library may ask for none, and then fails."""
+        top, left, rows, columns = self.box(made, key, height, width)
+        rows, columns = max(1, rows), max(1, columns)
+        return min(top, height - rows), min(left, width - columns), rows, columns
+
+    def _framed(self, made: T, key: int, image: Image) -> Image:
+        """A leading crop, as training does it."""
+        top, left, rows, columns = self._box(made, key, *image.shape[:2])
+        return self.resize(made, image[top : top + rows, left : left + columns])
+
+    def _sizes(self, steps: Sequence[Step[T]], image_size: int) -> list[Sizes]:
+        """Sizes that it is tried on, and what may come out of each operation."""
+        side = max(256, min(2 * image_size, image_size + 256))
+        try:
+            return self._ends(steps, probes(side))
+        except ConfigError:
+            if side >= _LARGE:
+                raise
+            return self._ends(steps, probes(_LARGE))
+
+    def _ends(self, steps: Sequence[Step[T]], sizes: Sizes) -> list[Sizes]:
+        ends = [sizes]
+        for step in steps:
+            ends.append(self._sizes_after(step, ends[-1]))
+        return ends
+
+    def _sizes_after(self, step: Step[T], sizes: Sizes, *, framed: bool = False) -> Sizes:
+        """As `sizes_after`, the extreme ones.
 
         Raises:
             ConfigError: it fails.
         """
         try:
-            return self.sizes_after(step.made, sizes)
-        except (ValueError, TypeError, RuntimeError) as error:
+            if framed:
+                return extremes(tried(partial(self._framed, step.made), sizes))
+            return extremes(self.sizes_after(step.made, sizes))
+        except recipe.FAILURES as error:
             raise ConfigError(f"{_line(step, error)}; {_dimensions(sizes)} are to be augmented") from error
 
 

@@ -21,6 +21,9 @@ from effloop.registry import choices
 
 T = TypeVar("T")
 
+FAILURES = (TypeError, ValueError, RuntimeError, AssertionError, AttributeError, ArithmeticError, LookupError)
+"""What a library raises for parameters and images that it can't take, without saying so."""
+
 
 @dataclass(frozen=True)
 class Step(Generic[T]):
@@ -170,7 +173,7 @@ def make(name: str, parameters: dict[str, Any], operations: Mapping[str, Callabl
         raise ConfigError(f"{where}.{error}") from error
     except ConfigError:
         raise
-    except (TypeError, ValueError, AssertionError, AttributeError, OverflowError) as error:
+    except FAILURES as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"{where}: {name} can't take its parameters: {reason}; have {', '.join(allowed)}") from error
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from effloop.data.augment.framing import Image, Sizes
 from effloop.data.augment.library import LibraryAugment
 from effloop.data.augment.native import NativeAugment, NativeConfig
 from effloop.data.augment.operation import Keys
+from effloop.data.augment.outcomes import either, in_any_order, one_after_other, tried
 from effloop.data.augment.seeded import seeded
 from effloop.data.resize import readable
 
@@ -48,8 +49,7 @@ class TorchvisionAugment(LibraryAugment[Any]):
         image = torch.empty(1).expand(3, height, width)  # of a size, and without pixels
         with seeded(key):
             found = made.make_params([image])
-        # Of a line of pixels, torchvision may ask for none, and then fails.
-        return found["top"], found["left"], max(1, found["height"]), max(1, found["width"])
+        return found["top"], found["left"], found["height"], found["width"]
 
     def resize(self, made: Any, region: Image) -> Image:
         height, width = region.shape[:2]
@@ -65,7 +65,7 @@ class TorchvisionAugment(LibraryAugment[Any]):
             return images
         steps = [(step.made, step.keys(keys).tolist()) for step in self.device]
         done: list[Tensor] = []
-        with _places_exact():
+        with _places_exact(images.device):
             for row, image in enumerate(images):
                 for made, own in steps:
                     with seeded(own[row]):
@@ -74,31 +74,44 @@ class TorchvisionAugment(LibraryAugment[Any]):
         return _batch(done)
 
     def sizes_after(self, made: Any, sizes: Sizes) -> Sizes:
-        always = vision.with_chance(made, math.ceil)
-        if not vision.sizes_differ(made):
-            return super().sizes_after(always, sizes)
-        found = []
-        for tried in (always, vision.with_chance(made, math.floor)):
-            for size in np.unique(sizes, axis=0):
-                found.append(super().sizes_after(tried, np.tile(size, (_TRIES, 1))))
-        return np.unique(np.concatenate(found), axis=0)
+        chance = getattr(made, "p", None)
+        if not isinstance(chance, int | float):  # RandomChoice's are its operations'
+            return self._done(made, sizes)
+        if chance == 0:
+            return sizes
+        found = self._done(vision.always(made), sizes)
+        return found if chance == 1 else np.concatenate([found, sizes])
 
-
-_TRIES = 64
-"""Of an operation that makes several sizes of one: takes 0.1 s for each size that it is tried on."""
+    def _done(self, made: Any, sizes: Sizes) -> Sizes:
+        parts = [self.inside(type(one).__name__, one) for one in getattr(made, "transforms", ())]
+        match type(made).__name__:
+            case "RandomApply":
+                return one_after_other(parts, sizes)
+            case "RandomChoice":
+                return either([part for part, weight in zip(parts, made.p, strict=True) if weight > 0], sizes)
+            case "RandomOrder":
+                return in_any_order(parts, sizes)
+            case _:
+                return tried(partial(self.run, made), sizes)
 
 
 @contextmanager
-def _places_exact() -> Iterator[None]:
+def _places_exact(device: torch.device) -> Iterator[None]:
     """For affine warps, where a product of matrices says which pixel goes where: with precision=tf32, some would be
-    the neighbours.
+    the neighbours on a CUDA device.
+
+    Torch's newer name for it is used: the older one raises, once a user has set the newer.
     """
-    usual = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
+    if device.type != "cuda":
+        yield
+        return
+    products = torch.backends.cuda.matmul
+    usual = products.fp32_precision
+    products.fp32_precision = "ieee"
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(usual)
+        products.fp32_precision = usual
 
 
 def _batch(images: list[Tensor]) -> Tensor:

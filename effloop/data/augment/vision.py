@@ -39,7 +39,6 @@ NAMES = tuple(sorted(" ".join([_FRAMES, _WARPS, _COLOURS, _OTHERS, _POLICIES, _C
 since 0.29 and not there on a GPU."""
 
 _LEFT_OUT = {"inplace"}  # it would write into what may be a source's own memory
-_SIZES_DIFFER = {"RandomResize", "RandomShortestSize", "RandomZoomOut", "ScaleJitter"}
 
 
 def operations(library: Any, size: int) -> dict[str, Maker]:
@@ -116,23 +115,11 @@ class Maker:
             raise BadParameterError(str(error)) from error
 
 
-def with_chance(made: Any, of: Callable[[float], int]) -> Any:
-    """The same operation with another p, and so those inside of it: `math.ceil` does what may be done, always, and
-    `math.floor` leaves out what may be left out.
-    """
+def always(made: Any) -> Any:
+    """The same operation, done whatever its p is."""
     changed = copy.copy(made)
-    if isinstance(getattr(made, "p", None), float):
-        changed.p = of(made.p)
-    if hasattr(made, "transforms"):
-        changed.transforms = [with_chance(nested, of) for nested in made.transforms]
+    changed.p = 1.0
     return changed
-
-
-def sizes_differ(made: Any) -> bool:
-    """Whether images of one size may come out in several."""
-    if hasattr(made, "transforms"):
-        return any(type(nested).__name__ in _FRAMES.split() or sizes_differ(nested) for nested in made.transforms)
-    return type(made).__name__ in _SIZES_DIFFER or getattr(made, "expand", False)
 
 
 def _check_together(values: Mapping[str, Any]) -> None:
@@ -212,9 +199,9 @@ def _side(name: str, value: Any) -> Any:
     return value
 
 
-def _above(low: float) -> Check:
+def _above(low: float, high: float = math.inf) -> Check:
     def check(name: str, value: Any) -> Any:
-        if check_number(name, value, low, math.inf) == low:
+        if check_number(name, value, low, high) == low:
             raise BadParameterError(f"{name}: {value} is not allowed; set a number above {low:g}")
         return value
 
@@ -224,7 +211,7 @@ def _above(low: float) -> Check:
 def _depth(name: str, value: Any) -> Any:
     if value == 0:
         raise BadParameterError(f"{name}: 0 is not allowed; set a whole number above 0, or -1 to draw it")
-    return _whole(-1)(name, value)
+    return _whole(-1, 16)(name, value)
 
 
 def _weights(name: str, value: Any) -> Any:
@@ -253,7 +240,7 @@ _OF_ALL: Mapping[str, Check] = {
     "magnitude": _whole(0),
     "max_size": _or_none(_whole(1)),
     "mean": _number(-1, 1),
-    "mixture_width": _whole(1),
+    "mixture_width": _whole(1, 16),
     "num_magnitude_bins": _whole(2, 1000),
     "num_ops": _whole(0, 14),
     "num_output_channels": _whole(3, 3),
@@ -266,7 +253,7 @@ _OF_ALL: Mapping[str, Check] = {
     "sharpness_factor": _number(0),
     "shear": _or_none(_one_or_list(_ANY, 2, 4)),
     "side_range": _between(1),
-    "sigma": _one_or_list(_number(0), 1, 2),
+    "sigma": _one_or_list(_number(0, 1e4), 1, 2),
     "size": _side,
     "target_size": _list_of(_whole(1), 2),
     "threshold": _number(0, 255),
@@ -277,8 +264,8 @@ _OF_ALL: Mapping[str, Check] = {
 
 _OF_ONE: Mapping[tuple[str, str], Check] = {
     ("AugMix", "alpha"): _above(0),
-    ("GaussianBlur", "sigma"): _number_or_range(_above(0), _POSITIVE),
-    ("GaussianNoise", "sigma"): _number(0),
+    ("GaussianBlur", "sigma"): _number_or_range(_above(0, 1e4), _between(0, 1e4, above=True)),
+    ("GaussianNoise", "sigma"): _number(0, 1e4),
     ("RandomAffine", "scale"): _or_none(_POSITIVE),
     ("RandomChoice", "p"): _or_none(_weights),
     ("RandomErasing", "scale"): _between(0, 1),

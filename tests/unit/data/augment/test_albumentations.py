@@ -373,6 +373,22 @@ def test_bad_input_is_one_line(ops: dict[str, Any], message: str) -> None:
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("operation", "message"),
+    [
+        ({"op": "Blur", "blur_limit": [-3, 5]}, ".blur_limit: [-3, 5] is not allowed; set numbers of at least 0"),
+        ({"op": "RandomResizedCrop", "scale": [0, 1]}, ".scale: [0, 1] is not allowed; set numbers above 0"),
+        ({"op": "Affine", "scale": {"x": [-1, 1]}}, ".scale: {'x': [-1, 1]} is not allowed; set numbers above 0"),
+        ({"op": "Affine", "shear": 90}, ".shear: 90 is not allowed; set degrees above -90 and below 90"),
+        ({"op": "Affine", "shear": {"z": 9}}, ".shear: {'z': 9} is not allowed; write {x: VALUE, y: VALUE}"),
+        ({"op": "Resize", "height": 2**31}, ".height: 2147483648 is not allowed; set whole numbers below 2147483648"),
+    ],
+)
+def test_what_the_library_lets_through_is_refused(operation: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=line("augment.ops.bad" + message)):
+        build({"bad": operation, "end": {"op": "Resize"}})
+
+
 def test_the_nearest_name_is_given() -> None:
     for ops, nearest in (({"Horizontalflip": {}}, "HorizontalFlip"), ({"Rotate": {"limits": 3}}, "limit")):
         with pytest.raises(ConfigError, match=f"did you mean '{nearest}'"):
@@ -403,3 +419,44 @@ def test_names_of_opencvs_numbers_and_one_number_for_a_size() -> None:
     by_name = build({"RandomResizedCrop": {"size": 40, "interpolation": "INTER_AREA"}, "Resize": {}})
     by_number = build({"RandomResizedCrop": {"size": [40, 40], "interpolation": 3}, "Resize": {"height": 32}})
     np.testing.assert_array_equal(images(by_name), images(by_number))
+
+
+def container(name: str, *inside: dict[str, Any], **parameters: Any) -> dict[str, Any]:
+    return {"op": name, "transforms": {f"t{number}": one for number, one in enumerate(inside)}, **parameters}
+
+
+NOTHING = {"op": "NoOp"}
+FAILS = {"op": "Sharpen", "method": "gaussian", "kernel_size": 4, "p": 1e-6}
+LARGER = {"op": "PadIfNeeded", "min_height": 40, "min_width": 40, "p": 1e-6}
+CROPPED = {"op": "RandomResizedCrop"}
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_each_operation_in_a_container_is_tried(name: str) -> None:
+    many = [NOTHING] * 6
+    for some in (container(name, *many, FAILS), container("OneOf", *many, container(name, *many, FAILS, p=1e-6))):
+        with pytest.raises(ConfigError, match=r"^augment.ops.some: \w+ fails: transforms.t6: .*Sharpen: .*OpenCV"):
+            build({"crop": CROPPED, "some": some})
+    with pytest.raises(ConfigError, match=r"^augment.ops: the recipe leaves images of several sizes"):
+        build({"crop": CROPPED, "some": container(name, *many, LARGER)})
+    build({"crop": CROPPED, "some": container(name, NOTHING, {**LARGER, "p": 0})})
+
+
+@pytest.mark.parametrize(
+    "some",
+    [
+        container("OneOf", CROPPED, {"op": "Resize", "p": 0.1}, p=1),
+        container("Sequential", {"op": "RandomScale"}, {"op": "Resize", "p": 1}, p=1),
+        container("SomeOf", {"op": "Resize", "p": 1}, NOTHING, n=2),
+        container("RandomOrder", {"op": "Resize", "p": 1}, NOTHING, n=2),
+    ],
+    ids=lambda some: some["op"],
+)
+def test_a_container_may_give_images_their_size(some: dict[str, Any]) -> None:
+    assert build({"some": some}).size == SIDE
+
+
+def test_a_leading_crop_is_checked_as_it_is_done() -> None:
+    augment = build({"RandomResizedCrop": {"ratio": [3, 4]}})
+    augment.check(np.array([[500, 1], [1, 500], [1, 1]]))
+    assert (augment.draw(KEYS, np.array([[500, 1]] * len(KEYS))).boxes[:, 2:] > 0).all()

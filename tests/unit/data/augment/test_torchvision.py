@@ -163,6 +163,17 @@ def test_the_rest_on_the_device_is_the_same_to_the_bit_on_a_cpu(name: str) -> No
     assert torch.equal(alone, images[2:3])
 
 
+@pytest.mark.parametrize("usual", ["tf32", "ieee", "none"])
+def test_the_precision_of_products_may_be_set_by_a_user(usual: str) -> None:
+    split, products = shipped("torchvision_trivial", "gpu"), torch.backends.cuda.matmul
+    before, products.fp32_precision = products.fp32_precision, usual
+    try:
+        split.on_device(host(split), KEYS)
+        assert products.fp32_precision == usual
+    finally:
+        products.fp32_precision = before
+
+
 @pytest.mark.parametrize("options", [{}, {"antialias": False}, {"interpolation": "bicubic"}, {"size": [48, 40]}])
 def test_crop_before_decoding_is_the_crop_of_the_whole_image(options: dict[str, Any]) -> None:
     augment = build({"RandomResizedCrop": options, "CenterCrop": {}})
@@ -241,6 +252,58 @@ def test_the_smallest_of_several_sizes_must_do() -> None:
     build({**ops, "RandomShortestSize": {"min_size": [40, 32, 50]}})
 
 
+def test_images_are_tried_as_large_as_a_crop_needs() -> None:
+    build({"RandomCrop": {}}, size=1200)
+    build({"RandomCrop": {"size": 1000}, "Resize": {"size": [SIDE, SIDE]}})
+
+
+def test_few_sizes_are_tried_however_many_may_come_out() -> None:
+    ops = {"a": {"op": "RandomResize", "min_size": 40, "max_size": 400}, "b": {"op": "RandomRotation", "degrees": 90}}
+    ops["b"]["expand"] = True
+    augment = build({**ops, "c": {"op": "RandomZoomOut", "p": 0.1}, "end": {"op": "CenterCrop"}})
+    augment.check(np.array([[3000, 4000], [300, 200]]))
+    assert augment.size == SIDE
+
+
+@pytest.mark.parametrize(
+    ("container", "alike"),
+    [
+        ({"op": "RandomChoice", "p": [1, 1e-6]}, False),
+        ({"op": "RandomChoice", "p": [1, 0]}, True),
+        ({"op": "RandomOrder"}, False),
+        ({"op": "RandomApply", "p": 1e-6}, False),
+        ({"op": "RandomApply", "p": 0}, True),
+    ],
+)
+def test_each_operation_in_a_container_is_tried(container: dict[str, Any], alike: bool) -> None:
+    crop = {"op": "RandomResizedCrop", "size": 24}
+    fails = {"op": "Pad", "padding": 99, "padding_mode": "reflect"}
+    inside = {"transforms": {"RandomInvert": {}, "other": fails}}
+    ops = {"crop": crop, "some": {**container, **inside}, "end": {"op": "CenterCrop"}}
+    if alike:
+        build(ops)
+        return
+    with pytest.raises(ConfigError, match=r"^augment.ops.some: Random\w+ fails: Pad: .*images of 24x24"):
+        build(ops)
+    inside["transforms"]["other"] = {"op": "CenterCrop", "size": 40}
+    sizes = {**ops, "some": {**container, **inside}, "end": {"op": "Identity"}}
+    with pytest.raises(ConfigError, match=r"^augment.ops: the recipe (leaves|gives) images of"):
+        build(sizes)
+
+
+def test_orders_of_a_container_are_tried() -> None:
+    both = {"RandomCrop": {"size": SIDE}, "Pad": {"padding": 4}}
+    with pytest.raises(ConfigError, match=r"^augment.ops: the recipe leaves images of several sizes"):
+        build({"all": {"op": "RandomOrder", "transforms": both}})
+    build({"all": {"op": "RandomOrder", "transforms": {"RandomCrop": {}, "RandomInvert": {}}}})
+
+
+def test_a_leading_crop_is_checked_as_it_is_done() -> None:
+    augment = build({"RandomResizedCrop": {"ratio": [3, 4]}})
+    augment.check(np.array([[500, 1], [1, 500], [1, 1]]))
+    assert (augment.draw(KEYS, np.array([[500, 1]] * len(KEYS))).boxes[:, 2:] > 0).all()
+
+
 def test_crop_larger_than_an_image_is_found_by_the_check() -> None:
     augment = build({"RandomCrop": {}})
     augment.check(np.array([[32, 40], [300, 32]]))
@@ -293,7 +356,7 @@ def test_crop_larger_than_an_image_is_found_by_the_check() -> None:
         ({"op": "GaussianBlur", "kernel_size": 4}, ": GaussianBlur can't take its parameters: Kernel size"),
         ({"op": "GaussianBlur", "kernel_size": 3.5}, ".kernel_size: 3.5 is not allowed; set a whole number"),
         ({"op": "GaussianBlur", "kernel_size": 3, "sigma": 0}, ".sigma: 0 is not allowed; set a number above 0"),
-        ({"op": "ElasticTransform", "sigma": -1}, ".sigma: -1 is not allowed; set a number of at least 0"),
+        ({"op": "ElasticTransform", "sigma": -1}, ".sigma: -1 is not allowed; set a number from 0 to 10000"),
         ({"op": "RandomErasing", "value": "random"}, ".value: random is not allowed; set a number from 0 to 255"),
         ({"op": "RandAugment", "magnitude": 31}, ".magnitude: 31 is not allowed; set one of 0 to 30"),
         ({"op": "RandAugment", "num_ops": 1.5}, ".num_ops: 1.5 is not allowed; set a whole number from 0 to 14"),
@@ -302,6 +365,11 @@ def test_crop_larger_than_an_image_is_found_by_the_check() -> None:
         ({"op": "Resize", "size": 10**6}, ".size: 1000000 is not allowed; set a number of pixels from 1 to 16384"),
         ({"op": "TrivialAugmentWide", "num_magnitude_bins": 1}, ".num_magnitude_bins: 1 is not allowed;"),
         ({"op": "AugMix", "severity": 2.5}, ".severity: 2.5 is not allowed; set a whole number from 1 to 10"),
+        ({"op": "RandAugment", "num_ops": 15}, ".num_ops: 15 is not allowed; set a whole number from 0 to 14"),
+        ({"op": "AugMix", "chain_depth": 10**9}, ".chain_depth: 1000000000 is not allowed;"),
+        ({"op": "AugMix", "mixture_width": 17}, ".mixture_width: 17 is not allowed; set a whole number from 1 to 16"),
+        ({"op": "ElasticTransform", "sigma": 1e300}, ".sigma: 1e+300 is not allowed; set a number from 0 to 10000"),
+        ({"op": "GaussianBlur", "kernel_size": 3, "sigma": 1e5}, ".sigma: 100000.0 is not allowed; set a number"),
         ({"op": "AugMix", "alpha": 0}, ".alpha: 0 is not allowed; set a number above 0"),
         ({"op": "AugMix", "chain_depth": 0}, ".chain_depth: 0 is not allowed; set a whole number above 0, or -1"),
         ({"op": "AutoAugment", "policy": "imagnet"}, ".policy: imagnet is not allowed;...did you mean 'imagenet'?"),
