@@ -48,7 +48,10 @@ def test_figures(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -
         ("what=scale repeats=0", "repeats: '0' is not allowed; set a whole number above 0"),
         ("what=scale samples=10 out=a/b.json", "out: a/b.json can't be written: No such file or directory; set out="),
         ("what=loop out=.", "out: . can't be written: Is a directory; set out=FILE.json"),
-        ("what=sclae", "what: no benchmark 'sclae'; have loop, loader, train, storage, scale; did you mean 'scale'?"),
+        (
+            "what=sclae",
+            "what: no benchmark 'sclae'; have loop, loader, train, storage, scale, augment; did you mean 'scale'?",
+        ),
     ],
 )
 def test_refusals(words: str, wanted: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:

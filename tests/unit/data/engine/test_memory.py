@@ -24,9 +24,12 @@ def fresh() -> Iterator[ProcessPoolExecutor]:
 
 @pytest.mark.parametrize("name", engines.names())
 def test_nothing_grows_from_epoch_to_epoch(name: str, photos: Path, fresh: ProcessPoolExecutor) -> None:
-    """15 epochs are 46 MB of pixels in 75 batches; one batch kept per epoch would be 9 MB."""
+    """15 epochs are 46 MB of pixels in 75 batches; one batch kept per epoch would be 9 MB.
+
+    A library's own pool may still grow by some MB in one of the two stretches, what is kept grows in both.
+    """
     settled, middle, last = fresh.submit(held_after_epochs, name, photos, (5, 20, 40)).result()
-    assert middle["here"] - settled["here"] < 3
+    assert min(middle["here"] - settled["here"], last["here"] - middle["here"]) < 3
     assert middle["python"] - settled["python"] < 0.1
     # A forked worker's malloc takes 12 MB until epoch 20 before it settles, and then goes up and down by 2.
     assert last["workers"] - middle["workers"] < 8
