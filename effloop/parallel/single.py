@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
-from effloop.parallel.base import Parallel, ParallelConfig, parallels
+from effloop.batch import Batch
+from effloop.parallel.base import Parallel, ParallelConfig, T, parallels
 
 
 @dataclass
@@ -19,16 +22,34 @@ class NoneConfig(ParallelConfig):
 class NoParallel(Parallel):
     """One process on one device."""
 
-    def __init__(self, config: NoneConfig) -> None:
+    def __init__(self, config: ParallelConfig, device: torch.device) -> None:
         del config
-        self.rank = 0
-        self.world_size = 1
+        self.rank, self.world_size, self.local_world_size = 0, 1, 1
+        self.device = device
 
-    def wrap(self, model: nn.Module) -> nn.Module:
-        return model
+    def wrap(self, step: nn.Module, *, find_unused: bool) -> nn.Module:
+        return step
 
-    def gradients(self, model: nn.Module, *, sync: bool) -> AbstractContextManager[None]:
+    def gradients(self, step: nn.Module, *, sync: bool) -> AbstractContextManager[None]:
         return nullcontext()
 
     def sum(self, values: Tensor) -> Tensor:
         return values
+
+    def average_buffers(self, model: nn.Module) -> None:
+        pass
+
+    def gather(self, value: T) -> list[T]:
+        return [value]
+
+    def first(self, call: Callable[[], T]) -> T:
+        return call()
+
+    def same(self, what: str, value: str) -> None:
+        pass
+
+    def watch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        yield from batches
+
+    def close(self) -> None:
+        pass
