@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
 from effloop import config as configs
 from effloop import snapshot
-from effloop.checkpoint import files, keepers, rng
+from effloop.build_model import build_model
+from effloop.checkpoint import Checkpoints, files, keepers, rng
+from effloop.compatible import check_resumable, check_same_model, check_trained_on, fitting
 from effloop.config import Config
 from effloop.data.augment import augments
 from effloop.data.augment.mix import Mix
@@ -24,16 +25,17 @@ from effloop.data.loader import Loader
 from effloop.data.plan import Order, Plan
 from effloop.data.source import Cache, Source, Tail, sources
 from effloop.data.source.base import check_same_classes
+from effloop.data.stages import Stages
 from effloop.data.transfer import Transfer
-from effloop.errors import ConfigError, DataError, EffLoopError, warn
+from effloop.errors import ConfigError, EffLoopError, warn
 from effloop.hardware import available_cores, find_device, keep_freed_memory
-from effloop.model import models
-from effloop.optim import Objective, optimizers, schedules
+from effloop.optim import Average, Objective, optimizers, schedules
 from effloop.parallel import Parallel, parallels
 from effloop.precision import precisions
 from effloop.record import Metrics, recorders
 from effloop.search import check_run_name
-from effloop.trainer import LoopConfig, Progress, Trainer, evaluate
+from effloop.step import Step
+from effloop.trainer import BatchStream, LoopConfig, Progress, Trainer, evaluate
 
 
 def build_loader(config: Config, split: str = "train", *, parallel: Parallel | None = None) -> Loader:
@@ -59,10 +61,10 @@ def build_loader(config: Config, split: str = "train", *, parallel: Parallel | N
     if split not in ("train", "val"):
         raise ConfigError(f"split: '{split}' is not allowed; take train or val")
     train = split == "train"
-    device = find_device(config.device)
+    device = parallel.device if parallel else find_device(config.device)
     if config.reuse_memory:
         keep_freed_memory()
-    num_workers = _num_workers(config)
+    num_workers = _num_workers(config, parallel)
     source = sources.build(config.data, config.data.train_split if train else config.data.val_split)
     order = Order(
         num_samples=len(source),
@@ -94,7 +96,7 @@ def build_loader(config: Config, split: str = "train", *, parallel: Parallel | N
         device,
         config.data.mean,
         config.data.std,
-        channels_last=config.channels_last,
+        channels_last=config.channels_last is not False,
         augment=plan.augment,
         mix=Mix(config.augment.mixup, config.augment.cutmix, len(source.classes)) if train else None,
     )
@@ -120,13 +122,14 @@ def build_trainer(
     if resume is not None and run_dir is None:
         raise ConfigError("resume: goes on in the run's own folder; give run_dir, or set config.resume")
     rng.seed_all(config.seed)
-    device = find_device(config.device)
-    parallel = parallels.build(config.parallel)
+    parallel = parallels.build(config.parallel, find_device(config.device))
     assert config.precision is not None  # `finish` decided it
-    precision = precisions.build(config.precision, device)
-    train = build_loader(config, "train", parallel=parallel)
+    precision = precisions.build(config.precision, parallel.device)
+    train, stages = _build_train(config, parallel)
     val = build_loader(config, "val", parallel=parallel)
+    data = {"train": train.plan.source.fingerprint(), "val": val.plan.source.fingerprint()}
     check_same_classes(train.plan.source, val.plan.source)
+    parallel.same("the data", json.dumps(data, sort_keys=True))
     updates = len(train) // config.accumulate
     if not updates:
         raise ConfigError(
@@ -134,75 +137,73 @@ def build_trainer(
             f"set accumulate={len(train)} or less"
         )
 
-    model = parallel.wrap(build_model(config, train.classes, device))
+    model = build_model(config, train.classes, parallel.device)
+    if parallel.rank:  # the same weights everywhere, but not the same dropout
+        rng.seed_all(config.seed + parallel.rank)
+    objective = Objective(config.optim.label_smoothing)
     optimizer = optimizers.build(config.optim, model.parameters())
     schedule = schedules.build(config.schedule, optimizer, updates=updates * config.epochs)
     checkpoint = resume or (files.find(Path(config.resume), "last") if config.resume else None)
     state = files.read(checkpoint) if checkpoint else None
     if state:
-        with _fitting("resume"):  # before there is a new run folder
-            _check_resumable(config, state, in_place=resume is not None)
-            _check_trained_on(state, train)
+        with fitting("resume"):  # before there is a new run folder
+            check_resumable(config, state, world_size=parallel.world_size, in_place=resume is not None)
+            check_trained_on(state, train.classes, train.plan.source.where)
             model.load_state_dict(state["model"])
 
+    facts = {"config": configs.to_dict(config), "classes": list(train.classes), "world_size": parallel.world_size}
     if resume is None:
-        run_dir = snapshot.claim_run_dir(run_dir or Path("outputs") / check_run_name(config.run))
-        data = {"train": train.plan.source.fingerprint(), "val": val.plan.source.fingerprint()}
-        snapshot.write(run_dir, config, overrides, {"classes": list(train.classes), **data})
+        path = run_dir or Path("outputs") / check_run_name(config.run)
+        about = {"classes": list(train.classes), **data}
+        run_dir = Path(parallel.first(lambda: str(_make_run_dir(path, config, overrides, about))))
     assert run_dir is not None
-    facts = {"config": configs.to_dict(config), "classes": list(train.classes)}
-    first_step = Progress(**state["progress"]).step if state else 0
     trainer = Trainer(
         model=model,
+        train_step=parallel.wrap(Step(model, objective, precision), find_unused=False),
+        average=Average(model),
         optimizer=optimizer,
         schedule=schedule,
-        objective=Objective(config.optim.label_smoothing),
-        metrics=Metrics(device),
+        objective=objective,
+        metrics=Metrics(parallel.device, parallel.sum),
         parallel=parallel,
         precision=precision,
-        recorder=recorders.build(config.record, run_dir=run_dir, first_step=first_step),
-        checkpoints=keepers.build(config.checkpoint, run_dir, facts),
-        train=train,
+        recorder=recorders.build(
+            config.record,
+            run_dir=run_dir,
+            first_step=Progress(**state["progress"]).step if state else 0,
+            rank=parallel.rank,
+            world_size=parallel.world_size,
+        ),
+        checkpoints=(
+            Checkpoints(config.checkpoint, run_dir, facts)
+            if parallel.rank
+            else keepers.build(config.checkpoint, run_dir, facts)
+        ),
+        train=stages,
         val=val,
-        loop=LoopConfig(epochs=config.epochs, accumulate=config.accumulate),
+        loop=LoopConfig(epochs=config.epochs, accumulate=config.accumulate, max_grad_norm=config.max_grad_norm),
     )
     if state:
-        with _fitting("resume"):
+        with fitting("resume"):
             trainer.load_state_dict(state)
     return trainer
 
 
-def build_model(config: Config, classes: Sequence[str], device: torch.device) -> nn.Module:
-    """The model on its device, in its memory layout, compiled if asked for.
+def _build_train(config: Config, parallel: Parallel) -> tuple[Loader, BatchStream]:
+    """The training split's loader, and what the loop asks for batches: it, or several for `progressive`."""
+    train = build_loader(config, "train", parallel=parallel)
+    if not config.progressive:
+        return train, train
+    sizes = [replace(config, image_size=size) for size in config.progressive]
+    loaders = [build_loader(each, "train", parallel=parallel) for each in sizes]
+    return train, Stages(config.progressive, loaders, config.epochs)
 
-    Raises:
-        ConfigError: `model.num_classes` differs from the data's, or the model can't take such images.
-    """
-    wanted = config.model.num_classes
-    if wanted is not None and wanted != len(classes):
-        raise ConfigError(
-            f"model.num_classes: {wanted}, but the data has {len(classes)} classes; "
-            f"set model.num_classes={len(classes)} or null"
-        )
-    try:
-        model: nn.Module = models.build(config.model, num_classes=len(classes), image_size=config.image_size)
-        with torch.no_grad():  # many a network can't take a small image, and says so only now
-            logits = model.eval()(torch.zeros(1, 3, config.image_size, config.image_size))
-        if logits.shape != (1, len(classes)):
-            raise ValueError(f"it gives {tuple(logits.shape)} for one image, not (1, {len(classes)}) logits")
-    except EffLoopError:
-        raise
-    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ConfigError(
-            f"model: {getattr(config.model, 'arch', config.model.name)} can't be had for "
-            f"image_size={config.image_size}: {reason}; set another image_size or model"
-        ) from error
-    memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
-    model = model.to(device=device, memory_format=memory_format)  # type: ignore[call-overload]
-    if config.compile:
-        model.compile()  # in place, so that names in checkpoints stay as they are
-    return model
+
+def _make_run_dir(path: Path, config: Config, overrides: Sequence[str], about: Mapping[str, Any]) -> Path:
+    """A new run folder with what it says of its run."""
+    run_dir = snapshot.claim_run_dir(path)
+    snapshot.write(run_dir, config, overrides, about)
+    return run_dir
 
 
 def evaluate_checkpoint(config: Config, state: Mapping[str, Any]) -> tuple[dict[str, float], Loader]:
@@ -212,66 +213,22 @@ def evaluate_checkpoint(config: Config, state: Mapping[str, Any]) -> tuple[dict[
         ConfigError, DataError: the data or the model doesn't fit the checkpoint.
     """
     device = find_device(config.device)
-    parallel = parallels.build(config.parallel)
     assert config.precision is not None  # `finish` decided it
     precision = precisions.build(config.precision, device)
-    val = build_loader(config, "val", parallel=parallel)
-    _check_trained_on(state, val)
-    _check_same_model(config, state)
+    val = build_loader(config, "val")
+    check_trained_on(state, val.classes, val.plan.source.where)
+    check_same_model(config, state)
     model = build_model(config, val.classes, device)
-    with _fitting("eval"):
-        model.load_state_dict(state["model"])
+    with fitting("eval"):
+        model.load_state_dict(state["average"] or state["model"])
     with closing(val):
         objective = Objective(config.optim.label_smoothing)
-        return evaluate(model, val.epoch(0), objective, Metrics(device), precision, parallel), val
+        return evaluate(model, val.epoch(0), objective, Metrics(device), precision), val
 
 
-def _check_trained_on(state: Mapping[str, Any], loader: Loader) -> None:
-    if list(loader.classes) != state["classes"]:
-        raise DataError(
-            f"{loader.plan.source.where} has the classes {', '.join(loader.classes[:8])}, "
-            f"the checkpoint was trained on {', '.join(state['classes'][:8])}; "
-            "set data.root to data of the same classes"
-        )
-
-
-def _check_resumable(config: Config, state: Mapping[str, Any], *, in_place: bool) -> None:
-    _check_same_model(config, state)
-    for key in ("batch_size", "accumulate"):  # the schedule's position counts updates
-        was, now = state["config"][key], getattr(config, key)
-        if was != now:
-            raise ConfigError(f"{key}: the checkpoint was trained with {was}, not {now}; keep {key}={was}")
-    optim, epoch = state["config"]["optim"]["name"], state["progress"]["epoch"]
-    if optim != config.optim.name:
-        raise ConfigError(f"optim: the checkpoint was trained by optim={optim}, not {config.optim.name}; keep it")
-    if epoch >= config.epochs and not in_place:
-        raise ConfigError(
-            f"epochs: {config.epochs}, but {config.resume} has done {epoch}; set epochs={epoch + 1} or more"
-        )
-
-
-def _check_same_model(config: Config, state: Mapping[str, Any]) -> None:
-    was, now = state["config"]["model"], configs.to_dict(config)["model"]
-    differ = [key for key in sorted({*was, *now} - {"num_classes"}) if was.get(key) != now.get(key)]
-    if differ:
-        raise ConfigError(
-            f"model: the checkpoint holds {', '.join(f'{key} {was.get(key)}' for key in differ)}, "
-            f"not {', '.join(f'{key} {now.get(key)}' for key in differ)}; keep the model"
-        )
-
-
-@contextmanager
-def _fitting(command: str) -> Iterator[None]:
-    """Around loading a state: what doesn't fit becomes one line."""
-    try:
-        yield
-    except (KeyError, RuntimeError, ValueError, TypeError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ConfigError(f"{command}: the checkpoint doesn't fit this config: {reason}") from error
-
-
-def _num_workers(config: Config) -> int:
-    return available_cores() if isinstance(config.num_workers, str) else config.num_workers
+def _num_workers(config: Config, parallel: Parallel | None) -> int:
+    ranks = parallel.local_world_size if parallel else 1
+    return max(1, available_cores() // ranks) if isinstance(config.num_workers, str) else config.num_workers
 
 
 def _share(config: Config, source: Source, *, train: bool) -> float:

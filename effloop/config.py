@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -42,12 +42,18 @@ class Config:
         lr: learning rate at the schedule's height; null takes `optim.lr`.
         seed: of the order, of every sample's random numbers and of the weights.
         amp: true is short for precision=amp, false for precision=fp32; null leaves it to `precision`.
-        compile: compile the model with torch.compile.
-        channels_last: memory layout of images and weights.
+        compile: compile the model with torch.compile; `auto` measures whether that is faster.
+        channels_last: memory layout of images and weights; `auto` measures which is faster.
+        cudnn_benchmark: let cuDNN try its algorithms for each shape and keep the fastest; null is yes, unless
+            `deterministic`; `auto` measures whether that is faster.
+        deterministic: only algorithms that give the same bits every time, which some GPU operations lack.
         reuse_memory: keep freed memory for the next step and the next image instead of giving it back; from the
             first loader or run that sets it, for as long as the process lives. Worker processes always do.
         accumulate: batches whose gradients make one update.
+        max_grad_norm: what an update's gradients are scaled down to, if their L2 norm is above it; null is no limit.
         image_size: height and width of what the model sees, in pixels.
+        progressive: image sizes to train at, for equally many epochs each, in this order; empty is `image_size`
+            throughout. Evaluation is always at `image_size`.
         device: auto, cpu, cuda or cuda:N.
         resume: a run folder or checkpoint file to go on from, in a new run folder.
         run: name of the run folder below `outputs/`.
@@ -70,11 +76,15 @@ class Config:
     lr: float | None = None
     seed: int = 0
     amp: bool | None = None
-    compile: bool = False
-    channels_last: bool = True
+    compile: bool | str = False
+    channels_last: bool | str = True
+    cudnn_benchmark: bool | str | None = None
+    deterministic: bool = False
     reuse_memory: bool = True
     accumulate: int = 1
+    max_grad_norm: float | None = None
     image_size: int = 64
+    progressive: list[int] = field(default_factory=list)
     device: str = "auto"
     resume: str | None = None
     run: str = "unnamed"
@@ -97,14 +107,44 @@ class Config:
         for key in ("batch_size", "epochs", "accumulate", "image_size"):
             if getattr(self, key) < 1:
                 raise ConfigError(f"{key}: {getattr(self, key)} is not allowed; set a whole number above 0, e.g. 1")
+        for key in ("lr", "max_grad_norm"):
+            value = getattr(self, key)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"{key}: {value} is not allowed; set a finite number above 0")
         workers = self.num_workers
         if workers != "auto" and (not isinstance(workers, int) or workers < 0):
             raise ConfigError(f"num_workers: {workers!r} is not allowed; set auto, 0 or a whole number above it")
-        if self.lr is not None and not 0 < self.lr < math.inf:
-            raise ConfigError(f"lr: {self.lr} is not allowed; set a finite number above 0")
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed: {self.seed} is not allowed; set a whole number from 0 to 2**63 - 1")
         check_run_name(self.run)
+        self._check_speed()
+        self._check_sizes()
+
+    def _check_speed(self) -> None:
+        """Refuse words other than `auto` where true or false belongs, and wishes that contradict each other."""
+        for key in ("compile", "channels_last", "cudnn_benchmark"):
+            if isinstance(getattr(self, key), str) and getattr(self, key) != "auto":
+                raise ConfigError(f"{key}: {getattr(self, key)!r} is not allowed; set true, false or auto")
+        if self.deterministic and self.cudnn_benchmark:
+            raise ConfigError(
+                f"deterministic: true contradicts cudnn_benchmark={_word(self.cudnn_benchmark)}, whose choices differ "
+                "from run to run; drop one of them"
+            )
+
+    def _check_sizes(self) -> None:
+        """Refuse image sizes that can't be, or too many for the epochs."""
+        for size in self.progressive:
+            if size < 1:
+                raise ConfigError(f"progressive: {size} is not a size in pixels; set whole numbers above 0")
+        if len(self.progressive) > self.epochs:
+            raise ConfigError(
+                f"progressive: {len(self.progressive)} sizes for epochs={self.epochs}; set at least as many epochs"
+            )
+
+
+def _word(value: bool | str) -> str:
+    """A value as it is typed."""
+    return str(value).lower()
 
 
 def compose(overrides: Sequence[str] = ()) -> Config:
@@ -138,6 +178,11 @@ def finish(tree: DictConfig, overrides: Sequence[str] = ()) -> Config:
         for group in Config.GROUPS:
             _check_part(group, getattr(config, group))
     _resolve_precision(config)
+    if config.parallel.name == "dp" and config.compile:
+        raise ConfigError(
+            f"compile: {_word(config.compile)} contradicts parallel=dp, which copies the model in every step; "
+            "set parallel=ddp or compile=false"
+        )
     config.lr = config.optim.lr = config.optim.lr if config.lr is None else config.lr
     return config
 
@@ -154,9 +199,7 @@ def _resolve_precision(config: Config) -> None:
         config.precision = PrecisionConfig(name=wanted)
     mixed = config.precision.name in ("amp", "bf16", "fp16")
     if config.amp is not None and config.amp != mixed:
-        raise ConfigError(
-            f"amp: {str(config.amp).lower()} contradicts precision={config.precision.name}; drop one of them"
-        )
+        raise ConfigError(f"amp: {_word(config.amp)} contradicts precision={config.precision.name}; drop one of them")
 
 
 def save(config: Config, path: Path) -> None:

@@ -13,10 +13,10 @@ from torch import nn
 from effloop.batch import Batch, Preview
 from effloop.checkpoint import Checkpoints, rng
 from effloop.errors import ConfigError
-from effloop.optim import Objective, go_on
+from effloop.optim import Average, Objective, go_on
 from effloop.parallel import Parallel
 from effloop.precision import Precision
-from effloop.record import Metrics, Moment, Recorder, totals
+from effloop.record import Metrics, Moment, Recorder, counted
 
 
 class BatchStream(Protocol):
@@ -49,10 +49,12 @@ class LoopConfig:
     Attributes:
         epochs: how often the training split is gone through.
         accumulate: batches whose gradients make one update.
+        max_grad_norm: what an update's gradients are scaled down to, if their L2 norm is above it; None is no limit.
     """
 
     epochs: int
     accumulate: int = 1
+    max_grad_norm: float | None = None
 
 
 @dataclass
@@ -70,18 +72,26 @@ class Progress:
     step: int = 0
 
 
+_PARTS = ("model", "average", "precision", "checkpoints")
+"""What has a state of its own and takes it back as it is."""
+
+
 @dataclass(kw_only=True)
 class Trainer:
     """One loop for every combination of parts; it states the order, the parts state how.
 
     Attributes:
-        model: as `parallel` wrapped it.
+        model: what is trained, its names as in checkpoints.
+        train_step: the `Step` around it, as `parallel` wrapped it.
+        average: has the weights that are evaluated.
         train, val: the two splits' batches, on the device.
         metrics: of the training epoch under way and of the validation; both on the device.
         progress: the position.
     """
 
     model: nn.Module
+    train_step: nn.Module
+    average: Average
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LRScheduler
     objective: Objective
@@ -125,7 +135,7 @@ class Trainer:
         if not self.progress.samples_seen:
             self.metrics.reset()
         self.optimizer.zero_grad()
-        for number, batch in enumerate(self.recorder.wait(batches), start=1):
+        for number, batch in enumerate(self.parallel.watch(self.recorder.wait(batches)), start=1):
             update = number % self.loop.accumulate == 0
             self.forward_backward(batch, sync=update)
             self.progress.samples_seen += self.train.global_batch
@@ -135,25 +145,27 @@ class Trainer:
 
     def forward_backward(self, batch: Batch, *, sync: bool) -> None:
         """Add one batch's gradients; loss and scores stay on the device."""
-        with self.parallel.gradients(self.model, sync=sync):
-            with self.precision.autocast():
-                logits = self.model(batch.images)  # (N, 3, S, S) -> (N, K)
-                loss = self.objective(logits, batch.targets)  # ()
+        with self.parallel.gradients(self.train_step, sync=sync):
+            loss, sums = self.train_step(batch.images, batch.targets, batch.valid)
             self.precision.backward(loss / self.loop.accumulate)
-        self.metrics.update(loss.detach(), logits.detach(), batch.targets, batch.valid)
+        self.metrics.add(sums)
 
     def update(self) -> float:
-        """One step of optimizer and schedule; the learning rate it was done with."""
+        """One step of optimizer, schedule and average; the learning rate it was done with."""
         lr: float = self.optimizer.param_groups[0]["lr"]
-        self.precision.step(self.optimizer)
+        if self.precision.step(self.optimizer, self.loop.max_grad_norm):
+            self.schedule.step()
+            self.average.update()
         self.optimizer.zero_grad()
-        self.schedule.step()
         self.progress.step += 1
         return lr
 
     def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
-        """Validation scores, as `evaluate` gives them."""
-        return evaluate(self.model, batches, self.objective, self.metrics, self.precision, self.parallel)
+        """Validation scores of the averaged weights, as `evaluate` gives them."""
+        for model in dict.fromkeys((self.model, self.average.model)):  # one and the same where nothing is averaged
+            self.parallel.average_buffers(model)
+        batches = self.parallel.watch(batches)
+        return evaluate(self.average.model, batches, self.objective, self.metrics, self.precision)
 
     def moment(self) -> Moment:
         """Where the run is, for the recorder."""
@@ -167,19 +179,25 @@ class Trainer:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a run goes on from: tensors and plain values."""
-        parts = ("model", "optimizer", "schedule", "precision", "checkpoints")
-        states = {name: getattr(self, name).state_dict() for name in parts}
-        return {**states, "progress": asdict(self.progress), "metrics": self.metrics.sums.clone(), "rng": rng.capture()}
+        """All that a run goes on from: tensors and plain values. Every rank has to ask."""
+        states = {name: getattr(self, name).state_dict() for name in (*_PARTS, "optimizer", "schedule")}
+        sums = self.parallel.sum(self.metrics.sums).clone()
+        return {
+            **states,
+            "progress": asdict(self.progress),
+            "metrics": sums,
+            "rng": self.parallel.gather(rng.capture()),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` gave, with the rates and other settings of this run."""
-        for name in ("model", "precision", "checkpoints"):
+        for name in _PARTS:
             getattr(self, name).load_state_dict(state[name])
         go_on(self.optimizer, self.schedule, state["optimizer"], state["schedule"])
         self.progress = Progress(**state["progress"])
-        self.metrics.sums.copy_(state["metrics"])
-        rng.restore(state["rng"])
+        self.metrics.sums.copy_(state["metrics"] * (self.parallel.rank == 0))  # they are all ranks' sums
+        if len(state["rng"]) == self.parallel.world_size:  # else each keeps what it was seeded with
+            rng.restore(state["rng"][self.parallel.rank])
 
 
 @torch.no_grad()
@@ -189,7 +207,6 @@ def evaluate(
     objective: Objective,
     metrics: Metrics,
     precision: Precision,
-    parallel: Parallel,
 ) -> dict[str, float]:
     """Loss, top1 and top5 over all valid samples of all ranks, each counted once."""
     model.eval()
@@ -197,5 +214,5 @@ def evaluate(
     for batch in batches:
         with precision.autocast():
             logits = model(batch.images)
-        metrics.update(objective.per_sample(logits, batch.targets), logits, batch.targets, batch.valid)
-    return totals(parallel.sum(metrics.sums)).scores()
+        metrics.add(counted(objective.per_sample(logits, batch.targets), logits, batch.targets, batch.valid))
+    return metrics.read().scores()

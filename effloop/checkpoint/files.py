@@ -17,7 +17,7 @@ import torch
 
 from effloop.errors import CheckpointError
 
-FORMAT = 1
+FORMAT = 2
 """Version of a checkpoint's contents."""
 
 _ZIP = b"PK\x03\x04"

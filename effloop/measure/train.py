@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from effloop import config as configs
-from effloop.build import build_model, build_trainer
+from effloop.build import build_trainer
+from effloop.build_model import build_model
 from effloop.config import Config
 from effloop.hardware import find_device
 from effloop.measure.peers import Epoch, Work, check_same_work, originals, pillow_batches

@@ -46,10 +46,12 @@ class Precision:
         """Add the gradients of a scalar loss."""
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
-    def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Update the parameters, unless scaled gradients overflowed."""
+    def step(self, optimizer: torch.optim.Optimizer, max_norm: float | None = None) -> bool:
+        """Update the parameters, unless scaled gradients overflowed; whether it did."""
+        del max_norm
         self.scaler.step(optimizer)
         self.scaler.update()
+        return True
 
     def state_dict(self) -> dict[str, Any]:
         """The loss scale, where there is one."""

@@ -2,6 +2,6 @@
 
 from effloop.record import run
 from effloop.record.base import Moment, RecordConfig, Recorder, recorders
-from effloop.record.metrics import Metrics, Totals, totals
+from effloop.record.metrics import Metrics, Totals, counted
 
-__all__ = ["Metrics", "Moment", "RecordConfig", "Recorder", "Totals", "recorders", "run", "totals"]
+__all__ = ["Metrics", "Moment", "RecordConfig", "Recorder", "Totals", "counted", "recorders", "run"]

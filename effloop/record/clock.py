@@ -16,7 +16,7 @@ class Span:
     Attributes:
         seconds: how long it took, waiting for data included.
         waited_s: how long of that was waiting for data.
-        samples: images of this rank that were trained on.
+        samples: images that were trained on, of all ranks.
         updates: updates done.
     """
 
@@ -56,9 +56,14 @@ class Span:
 
 
 class Clock:
-    """Measures one epoch's training, from before the first batch is asked for."""
+    """Measures one epoch's training, from before the first batch is asked for.
 
-    def __init__(self) -> None:
+    Args:
+        world_size: ranks that train at the same pace, on as many images each.
+    """
+
+    def __init__(self, world_size: int = 1) -> None:
+        self._world_size = world_size
         self._start = time.perf_counter()
         self._waited_s = 0.0
         self._samples = 0
@@ -73,7 +78,7 @@ class Clock:
             self._waited_s += time.perf_counter() - asked
             if batch is None:
                 return
-            self._samples += len(batch)
+            self._samples += len(batch) * self._world_size
             yield batch
 
     def read(self) -> Span:

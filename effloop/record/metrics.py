@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 _RANKS = 5
@@ -37,43 +39,49 @@ class Totals:
         return {name: getattr(self, name) / self.samples if self.samples else float("nan") for name in names}
 
 
-class Metrics:
-    """Running sums on one device. Counts are exact up to 2**53 samples; updating never syncs.
+@torch.no_grad()
+def counted(losses: Tensor, logits: Tensor, targets: Tensor, valid: Tensor) -> Tensor:
+    """A batch's loss, samples, and hits at ranks 1 to 5 of the logits, summed: (7,) float64, on the device.
 
     Mixed samples count as MixUp's authors count them: a hit is worth the share that the class has.
 
+    Args:
+        losses: (N,) per sample, or () the batch's mean.
+        logits: (N, K).
+        targets: (N,) int64, or (N, K) float32 shares of the classes.
+        valid: (N,) bool; False is not counted.
+    """
+    ranked = logits.topk(min(_RANKS, logits.shape[1]), dim=1).indices
+    hits = ranked == targets[:, None] if targets.ndim == 1 else targets.gather(1, ranked)
+    losses = losses.double().expand(len(valid))
+    rows = torch.cat([losses[:, None], torch.ones_like(losses)[:, None], hits], dim=1)
+    sums = rows.masked_fill(~valid[:, None], 0).sum(dim=0)
+    return F.pad(sums, (0, 2 + _RANKS - len(sums)))  # fewer classes than ranks
+
+
+class Metrics:
+    """Running sums on one device. Counts are exact up to 2**53 samples; adding never syncs.
+
+    Args:
+        device: where the sums are.
+        over_ranks: the sums of one rank -> those of all; every rank must then read at the same time.
+
     Attributes:
-        sums: (7,) float64: loss, samples, and hits at ranks 1 to 5 of the logits.
+        sums: (7,) float64 as `counted` gives them, of this rank.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, over_ranks: Callable[[Tensor], Tensor] = lambda sums: sums) -> None:
         self.sums = torch.zeros(2 + _RANKS, dtype=torch.float64, device=device)
+        self.over_ranks = over_ranks
 
     def reset(self) -> None:
         self.sums.zero_()
 
-    @torch.no_grad()
-    def update(self, losses: Tensor, logits: Tensor, targets: Tensor, valid: Tensor) -> None:
-        """Count a batch.
-
-        Args:
-            losses: (N,) per sample, or () the batch's mean.
-            logits: (N, K).
-            targets: (N,) int64, or (N, K) float32 shares of the classes.
-            valid: (N,) bool; False is not counted.
-        """
-        ranked = logits.topk(min(_RANKS, logits.shape[1]), dim=1).indices
-        hits = ranked == targets[:, None] if targets.ndim == 1 else targets.gather(1, ranked)
-        losses = losses.double().expand(len(valid))
-        rows = torch.cat([losses[:, None], torch.ones_like(losses)[:, None], hits], dim=1)
-        self.sums[: rows.shape[1]] += rows.masked_fill(~valid[:, None], 0).sum(dim=0)
+    def add(self, sums: Tensor) -> None:
+        """Count a batch: (7,) float64."""
+        self.sums += sums
 
     def read(self) -> Totals:
-        """The sums so far, on the host; waits for the device."""
-        return totals(self.sums)
-
-
-def totals(sums: Tensor) -> Totals:
-    """(7,) float64 sums -> what they come to, on the host."""
-    loss, samples, *hits = sums.tolist()
-    return Totals(loss=loss, top1=hits[0], top5=sum(hits), samples=samples)
+        """The sums so far, of all ranks, on the host; waits for the device."""
+        loss, samples, *hits = self.over_ranks(self.sums).tolist()
+        return Totals(loss=loss, top1=hits[0], top5=sum(hits), samples=samples)

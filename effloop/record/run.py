@@ -54,20 +54,31 @@ def _preview_rows(side: int) -> int:
 class RunRecorder(Recorder):
     """A log, metrics.jsonl, summary.json and TensorBoard curves in the run folder."""
 
-    def __init__(self, config: RunConfig, *, run_dir: Path, first_step: int) -> None:
-        """Record to `run_dir`; a resumed run goes on after update `first_step`."""
+    def __init__(
+        self, config: RunConfig, *, run_dir: Path, first_step: int, rank: int = 0, world_size: int = 1
+    ) -> None:
+        """Record to `run_dir`; a resumed run goes on after update `first_step`.
+
+        Rank 0 alone writes. The others hear the same, because whoever reads a meter needs all ranks' sums.
+        """
         self.config = config
         self.run_dir = run_dir
         self.console = Console()
+        self._writes = rank == 0
         self._first_step = first_step
+        self._world_size = world_size
         self._clock = Clock()
         self._trained = Span()
-        self._sinks: list[Sink] = [LogSink((run_dir / "log.txt").open("a", encoding="utf-8"))]
-        if config.console:
+        self._sinks: list[Sink] = []
+        if self._writes:
+            self._sinks.append(LogSink((run_dir / "log.txt").open("a", encoding="utf-8")))
+        if self._writes and config.console:
             self._sinks.append(TerminalSink(self.console) if self.console.is_terminal else LogSink(sys.stdout))
 
     def __enter__(self) -> RunRecorder:
         self._started = time.perf_counter()
+        if not self._writes:
+            return self
         self._sinks.append(JsonSink(self.run_dir / "metrics.jsonl", self._first_step))
         if self.config.tensorboard:
             self._sinks.append(TensorBoardSink(self.run_dir / "tensorboard", self._first_step))
@@ -84,7 +95,7 @@ class RunRecorder(Recorder):
             sink.note(line)
 
     def images(self, name: str, preview: Previews) -> None:
-        if not (self.config.samples and self.config.tensorboard):
+        if not (self._writes and self.config.samples and self.config.tensorboard):
             return
         found = preview(self.config.samples, _PREVIEW_EPOCHS, _preview_rows)
         if not found.rows:
@@ -97,7 +108,7 @@ class RunRecorder(Recorder):
             self.note(f"{name}: the picture can't be written: {error.strerror or error}; the run goes on without it")
 
     def wait(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        self._clock = Clock()
+        self._clock = Clock(self._world_size)
         self._reported = Totals()
         self._reported_span = Span()
         return self._clock.wait(batches)
@@ -125,6 +136,8 @@ class RunRecorder(Recorder):
             sink.epoch(moment, scores, self._reported_span)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
+        if not self._writes:
+            return
         whole = {
             **summary,
             "seconds": time.perf_counter() - self._started,

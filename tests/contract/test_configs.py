@@ -87,7 +87,7 @@ def test_decoder_builds(name: str) -> None:
 
 @pytest.mark.parametrize("name", parallels.names())
 def test_parallel_sums(name: str) -> None:
-    parallel = parallels.build(effloop.compose([f"parallel={name}"]).parallel)
+    parallel = parallels.build(effloop.compose([f"parallel={name}"]).parallel, torch.device("cpu"))
     assert parallel.rank < parallel.world_size
     assert torch.equal(parallel.sum(torch.ones(3)), torch.full((3,), float(parallel.world_size)))
 

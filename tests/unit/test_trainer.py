@@ -19,10 +19,11 @@ from effloop.data.augment.mix import Mix
 from effloop.data.keyed import sample_keys
 from effloop.errors import ConfigError
 from effloop.measure.bench import Preloaded
-from effloop.optim import Objective
+from effloop.optim import Average, Objective
 from effloop.parallel.single import NoneConfig, NoParallel
 from effloop.precision import Precision
-from effloop.record import Metrics, Recorder
+from effloop.record import Metrics, Recorder, counted
+from effloop.step import Step
 from effloop.trainer import LoopConfig, Trainer
 
 CPU = torch.device("cpu")
@@ -45,7 +46,7 @@ def test_metrics(classes: int) -> None:
     losses, valid = torch.rand(50), torch.rand(50) < 0.7
     metrics = Metrics(CPU)
     for part in torch.arange(50).split(8):
-        metrics.update(losses[part], logits[part], targets[part], valid[part])
+        metrics.add(counted(losses[part], logits[part], targets[part], valid[part]))
     totals = metrics.read()
     assert totals.samples == int(valid.sum())
     assert totals.scores() == pytest.approx(naive_scores(losses[valid].tolist(), logits[valid], targets[valid]))
@@ -54,7 +55,7 @@ def test_metrics(classes: int) -> None:
 def test_padding_cannot_spoil_the_sums() -> None:
     metrics = Metrics(CPU)
     losses, valid = torch.tensor([0.5, float("nan")]), torch.tensor([True, False])
-    metrics.update(losses, torch.eye(2), torch.tensor([0, 1]), valid)
+    metrics.add(counted(losses, torch.eye(2), torch.tensor([0, 1]), valid))
     assert metrics.read().scores() == {"loss": 0.5, "top1": 1.0, "top5": 1.0}
 
 
@@ -67,8 +68,9 @@ def test_metrics_of_mixed_samples(classes: int) -> None:
     shares = lam * nn.functional.one_hot(first, classes) + (1 - lam) * nn.functional.one_hot(second, classes)
     metrics, hard = Metrics(CPU), Metrics(CPU)
     for part in torch.arange(50).split(8):
-        metrics.update(losses[part], logits[part], shares[part], valid[part])
-        hard.update(losses[part], logits[part], nn.functional.one_hot(first, classes).float()[part], valid[part])
+        metrics.add(counted(losses[part], logits[part], shares[part], valid[part]))
+        wanted = nn.functional.one_hot(first, classes).float()[part]
+        hard.add(counted(losses[part], logits[part], wanted, valid[part]))
     rows = [(row, weight) for row in valid.nonzero()[:, 0].tolist() for weight in (lam[row, 0], 1 - lam[row, 0])]
     both = [each[row] for row in valid.nonzero()[:, 0].tolist() for each in (first, second)]
     for name, among in (("top1", 1), ("top5", 5)):
@@ -151,14 +153,17 @@ def plain_trainer(batch_size: int, accumulate: int) -> Trainer:
     batches = [Batch(*columns) for columns in zip(*(column.split(batch_size) for column in data), strict=True)]
     model = nn.Sequential(nn.Flatten(), nn.Linear(48, 5))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    objective, precision = Objective(), Precision(CPU)
     return Trainer(
         model=model,
+        train_step=Step(model, objective, precision),
+        average=Average(model),
         optimizer=optimizer,
         schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0),
-        objective=Objective(),
+        objective=objective,
         metrics=Metrics(CPU),
-        parallel=NoParallel(NoneConfig(name="none")),
-        precision=Precision(CPU),
+        parallel=NoParallel(NoneConfig(name="none"), CPU),
+        precision=precision,
         recorder=Recorder(),
         checkpoints=Checkpoints(CheckpointConfig(name="none"), Path(), {}),
         train=Preloaded(batches, batch_size),
@@ -180,7 +185,7 @@ def test_accumulating_two_batches_is_one_of_twice_the_size() -> None:
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_training_on_mixed_images(mixup: float, cutmix: float, dtype: torch.dtype | None) -> None:
     mix, trainer = Mix(mixup, cutmix, 5), plain_trainer(10, accumulate=1)
-    trainer.precision = Precision(CPU, dtype)
+    trainer.precision = trainer.train_step.precision = Precision(CPU, dtype)
     trainer.train = Preloaded(
         [
             Batch(*mix(batch.images, batch.targets, sample_keys(0, 0, batch.ids.numpy())), batch.ids, batch.valid)
