@@ -1,0 +1,99 @@
+"""What is only known by doing some steps: which value `auto` comes to, and how long compiling takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from effloop.build_model import build_model
+from effloop.config import Config
+from effloop.errors import ConfigError
+from effloop.optim import Objective, optimizers
+from effloop.parallel import Parallel
+from effloop.precision import Precision
+from effloop.settle import fastest, seconds_of, undisturbed
+from effloop.step import Step
+
+_VALUES = {"channels_last": (True, False), "cudnn_benchmark": (True, False), "compile": (False, True)}
+"""Key -> what it can be, the first being what it is where both are as fast."""
+
+
+def settled(
+    config: Config, num_classes: int, parallel: Parallel, precision: Precision
+) -> tuple[Config, list[str]]:
+    """The config with a value for each key that is `auto`, and a line for each that says what was measured.
+
+    Whole training steps are measured, on random images of the batch's size; what comes after is as if they hadn't
+    been. All ranks measure, as they will train, at the same time; what rank 0 found holds for all.
+    """
+    asked = [key for key in _VALUES if getattr(config, key) == "auto"]
+    lines = []
+    trial = replace(config, **{key: _VALUES[key][0] for key in asked})
+    for key in asked:
+        if key == "cudnn_benchmark" and parallel.device.type != "cuda":
+            lines.append("cudnn_benchmark: auto took true; without a GPU it changes nothing")
+            continue
+        values = {str(value).lower(): replace(trial, **{key: value}) for value in _VALUES[key]}
+        steps = {word: _trial(each, num_classes, parallel.device, precision) for word, each in values.items()}
+        verdict = fastest(key, steps)
+        trial = values[parallel.first(lambda found=verdict: found.name)]  # type: ignore[misc]
+        lines.append(verdict.line)
+    return trial, lines
+
+
+def _trial(config: Config, num_classes: int, device: torch.device, precision: Precision) -> Callable[[], None]:
+    """One update of a model of its own, which is built when the first is asked for."""
+    made: list[tuple[Step, torch.optim.Optimizer, Tensor, Tensor, Tensor]] = []
+
+    def step() -> None:
+        torch.backends.cudnn.benchmark = bool(config.cudnn_benchmark)
+        if not made:
+            model = build_model(config, ["?"] * num_classes, device).train()
+            images, targets, valid = _batch(config, config.image_size, num_classes, device)
+            learner = Step(model, Objective(config.optim.label_smoothing), precision)
+            made.append((learner, optimizers.build(config.optim, model.parameters()), images, targets, valid))
+        learner, optimizer, images, targets, valid = made[0]
+        precision.backward(learner(images, targets, valid)[0])
+        precision.step(optimizer, config.max_grad_norm)
+        optimizer.zero_grad()
+
+    return step
+
+
+def compile_now(config: Config, step: Step, averaged: nn.Module, device: torch.device, num_classes: int) -> float:
+    """Have a compiled model compiled before the clock of training runs; the seconds that it took.
+
+    For training and for evaluation, at each size of images that there will be; nothing else is changed by it.
+
+    Raises:
+        ConfigError: torch.compile can't; the line has its reason.
+    """
+    sizes = list(dict.fromkeys([*config.progressive, config.image_size]))
+
+    def run() -> None:
+        for size in sizes:
+            images, targets, valid = _batch(config, size, num_classes, device)
+            if size in (config.progressive or sizes):
+                step.train()
+                step.precision.backward(step(images, targets, valid)[0])
+        with torch.no_grad(), step.precision.autocast():
+            averaged.eval()(images)
+
+    try:
+        with undisturbed(step):
+            return seconds_of(run)
+    except RuntimeError as error:  # of dynamo, inductor, or the compiler behind them
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise ConfigError(f"compile: torch.compile can't compile this model here: {lines[0]}; set compile=false") from error
+
+
+def _batch(config: Config, size: int, num_classes: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Random images as a loader hands them out, their targets and `valid`."""
+    layout = torch.channels_last if config.channels_last else torch.contiguous_format
+    shape = (config.batch_size, 3, size, size)
+    images = torch.randn(shape, device=device).contiguous(memory_format=layout)
+    targets = torch.randint(num_classes, shape[:1], device=device)
+    return images, targets, torch.ones(shape[:1], dtype=torch.bool, device=device)
