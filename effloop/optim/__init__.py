@@ -1,8 +1,19 @@
 """What is minimised, by which steps, at which rate."""
 
+from effloop.optim.average import Average, NoAverage
 from effloop.optim.objective import Objective
-from effloop.optim.optimizers import OptimConfig, optimizers
+from effloop.optim.optimizers import OptimConfig, optimizers, scaled_lr
 from effloop.optim.resume import go_on
 from effloop.optim.schedules import ScheduleConfig, schedules
 
-__all__ = ["Objective", "OptimConfig", "ScheduleConfig", "go_on", "optimizers", "schedules"]
+__all__ = [
+    "Average",
+    "NoAverage",
+    "Objective",
+    "OptimConfig",
+    "ScheduleConfig",
+    "go_on",
+    "optimizers",
+    "scaled_lr",
+    "schedules",
+]
