@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +22,7 @@ _VALUES = {"channels_last": (True, False), "cudnn_benchmark": (True, False), "co
 """Key -> what it can be, the first being what it is where both are as fast."""
 
 
-def settled(
-    config: Config, num_classes: int, parallel: Parallel, precision: Precision
-) -> tuple[Config, list[str]]:
+def settled(config: Config, num_classes: int, parallel: Parallel, precision: Precision) -> tuple[Config, list[str]]:
     """The config with a value for each key that is `auto`, and a line for each that says what was measured.
 
     Whole training steps are measured, on random images of the batch's size; what comes after is as if they hadn't
@@ -31,12 +30,14 @@ def settled(
     """
     asked = [key for key in _VALUES if getattr(config, key) == "auto"]
     lines = []
-    trial = replace(config, **{key: _VALUES[key][0] for key in asked})
+    first: dict[str, Any] = {key: _VALUES[key][0] for key in asked}
+    trial = replace(config, **first)
     for key in asked:
         if key == "cudnn_benchmark" and parallel.device.type != "cuda":
             lines.append("cudnn_benchmark: auto took true; without a GPU it changes nothing")
             continue
-        values = {str(value).lower(): replace(trial, **{key: value}) for value in _VALUES[key]}
+        ways: list[dict[str, Any]] = [{key: value} for value in _VALUES[key]]
+        values = {str(way[key]).lower(): replace(trial, **way) for way in ways}
         steps = {word: _trial(each, num_classes, parallel.device, precision) for word, each in values.items()}
         verdict = fastest(key, steps)
         trial = values[parallel.first(lambda found=verdict: found.name)]  # type: ignore[misc]
@@ -86,8 +87,8 @@ def compile_now(config: Config, step: Step, averaged: nn.Module, device: torch.d
         with undisturbed(step):
             return seconds_of(run)
     except RuntimeError as error:  # of dynamo, inductor, or the compiler behind them
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise ConfigError(f"compile: torch.compile can't compile this model here: {lines[0]}; set compile=false") from error
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigError(f"compile: torch.compile can't do it here: {reason}; set compile=false") from error
 
 
 def _batch(config: Config, size: int, num_classes: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

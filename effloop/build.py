@@ -11,6 +11,7 @@ from typing import Any
 
 from effloop import config as configs
 from effloop import snapshot
+from effloop.auto import compile_now, settled
 from effloop.build_model import build_model
 from effloop.checkpoint import Checkpoints, files, keepers, rng
 from effloop.compatible import check_resumable, check_same_model, check_trained_on, fitting
@@ -28,10 +29,10 @@ from effloop.data.source.base import check_same_classes
 from effloop.data.stages import Stages
 from effloop.data.transfer import Transfer
 from effloop.errors import ConfigError, EffLoopError, warn
-from effloop.hardware import available_cores, find_device, keep_freed_memory
-from effloop.optim import Average, Objective, optimizers, schedules
+from effloop.hardware import available_cores, find_device, keep_freed_memory, set_reproducible
+from effloop.optim import Average, NoAverage, Objective, optimizers, scaled_lr, schedules
 from effloop.parallel import Parallel, parallels
-from effloop.precision import precisions
+from effloop.precision import Precision, precisions
 from effloop.record import Metrics, recorders
 from effloop.search import check_run_name
 from effloop.step import Step
@@ -122,9 +123,11 @@ def build_trainer(
     if resume is not None and run_dir is None:
         raise ConfigError("resume: goes on in the run's own folder; give run_dir, or set config.resume")
     rng.seed_all(config.seed)
+    set_reproducible(deterministic=config.deterministic, cudnn_benchmark=not config.deterministic)
     parallel = parallels.build(config.parallel, find_device(config.device))
     assert config.precision is not None  # `finish` decided it
     precision = precisions.build(config.precision, parallel.device)
+    config, notes = _settled(config, parallel, precision)
     train, stages = _build_train(config, parallel)
     val = build_loader(config, "val", parallel=parallel)
     data = {"train": train.plan.source.fingerprint(), "val": val.plan.source.fingerprint()}
@@ -141,7 +144,11 @@ def build_trainer(
     if parallel.rank:  # the same weights everywhere, but not the same dropout
         rng.seed_all(config.seed + parallel.rank)
     objective = Objective(config.optim.label_smoothing)
-    optimizer = optimizers.build(config.optim, model.parameters())
+    step = Step(model, objective, precision)
+    average = Average(model, config.optim.ema) if config.optim.ema else NoAverage(model)
+    images = train.global_batch * config.accumulate
+    optim = replace(config.optim, lr=scaled_lr(config.optim, images))
+    optimizer = optimizers.build(optim, model.parameters())
     schedule = schedules.build(config.schedule, optimizer, updates=updates * config.epochs)
     checkpoint = resume or (files.find(Path(config.resume), "last") if config.resume else None)
     state = files.read(checkpoint) if checkpoint else None
@@ -150,6 +157,11 @@ def build_trainer(
             check_resumable(config, state, world_size=parallel.world_size, in_place=resume is not None)
             check_trained_on(state, train.classes, train.plan.source.where)
             model.load_state_dict(state["model"])
+    if config.compile:
+        if config.optim.ema:
+            average.model.compile()  # a copy isn't, though what it is a copy of is
+        seconds = compile_now(config, step, average.model, parallel.device, len(train.classes))
+        notes.append(f"compile  {seconds:.1f} s, before the first step")
 
     facts = {"config": configs.to_dict(config), "classes": list(train.classes), "world_size": parallel.world_size}
     if resume is None:
@@ -159,8 +171,8 @@ def build_trainer(
     assert run_dir is not None
     trainer = Trainer(
         model=model,
-        train_step=parallel.wrap(Step(model, objective, precision), find_unused=False),
-        average=Average(model),
+        train_step=parallel.wrap(step, find_unused=False),
+        average=average,
         optimizer=optimizer,
         schedule=schedule,
         objective=objective,
@@ -181,12 +193,27 @@ def build_trainer(
         ),
         train=stages,
         val=val,
+        notes=notes,
         loop=LoopConfig(epochs=config.epochs, accumulate=config.accumulate, max_grad_norm=config.max_grad_norm),
     )
     if state:
         with fitting("resume"):
             trainer.load_state_dict(state)
     return trainer
+
+
+def _settled(config: Config, parallel: Parallel, precision: Precision) -> tuple[Config, list[str]]:
+    """The config with nothing left to `auto`, and lines that say why it is what it is."""
+    if config.cudnn_benchmark is None:
+        config = replace(config, cudnn_benchmark=not config.deterministic)
+    if "auto" not in (config.compile, config.channels_last, config.cudnn_benchmark):
+        set_reproducible(deterministic=config.deterministic, cudnn_benchmark=bool(config.cudnn_benchmark))
+        return config, []
+    classes = sources.build(config.data, config.data.train_split).classes
+    config, lines = settled(config, len(classes), parallel, precision)
+    set_reproducible(deterministic=config.deterministic, cudnn_benchmark=bool(config.cudnn_benchmark))
+    rng.seed_all(config.seed)
+    return config, lines
 
 
 def _build_train(config: Config, parallel: Parallel) -> tuple[Loader, BatchStream]:
@@ -220,7 +247,7 @@ def evaluate_checkpoint(config: Config, state: Mapping[str, Any]) -> tuple[dict[
     check_same_model(config, state)
     model = build_model(config, val.classes, device)
     with fitting("eval"):
-        model.load_state_dict(state["average"] or state["model"])
+        model.load_state_dict(state["average"].get("model", state["model"]))
     with closing(val):
         objective = Objective(config.optim.label_smoothing)
         return evaluate(model, val.epoch(0), objective, Metrics(device), precision), val

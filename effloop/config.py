@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -24,7 +24,7 @@ from effloop.errors import ConfigError
 from effloop.model import ModelConfig
 from effloop.optim import OptimConfig, ScheduleConfig
 from effloop.parallel import ParallelConfig
-from effloop.precision import PrecisionConfig
+from effloop.precision import PrecisionConfig, precisions
 from effloop.record import RecordConfig
 from effloop.registry import PartConfig
 from effloop.search import check_run_name, compose_tree
@@ -196,9 +196,8 @@ def _resolve_precision(config: Config) -> None:
     """`amp` decides where `precision` is unset; the two must not contradict each other."""
     wanted = {True: "amp", False: "fp32", None: "fp32"}[config.amp]
     if config.precision is None:
-        config.precision = PrecisionConfig(name=wanted)
-    mixed = config.precision.name in ("amp", "bf16", "fp16")
-    if config.amp is not None and config.amp != mixed:
+        config.precision = cast("PrecisionConfig", precisions[wanted].config(name=wanted))
+    if config.amp is not None and config.amp != config.precision.mixed:
         raise ConfigError(f"amp: {_word(config.amp)} contradicts precision={config.precision.name}; drop one of them")
 
 

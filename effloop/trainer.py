@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ from torch import nn
 from effloop.batch import Batch, Preview
 from effloop.checkpoint import Checkpoints, rng
 from effloop.errors import ConfigError
-from effloop.optim import Average, Objective, go_on
+from effloop.optim import NoAverage, Objective, go_on
 from effloop.parallel import Parallel
 from effloop.precision import Precision
 from effloop.record import Metrics, Moment, Recorder, counted
@@ -86,12 +86,13 @@ class Trainer:
         average: has the weights that are evaluated.
         train, val: the two splits' batches, on the device.
         metrics: of the training epoch under way and of the validation; both on the device.
+        notes: lines for people, said when training begins.
         progress: the position.
     """
 
     model: nn.Module
     train_step: nn.Module
-    average: Average
+    average: NoAverage
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LRScheduler
     objective: Objective
@@ -103,6 +104,7 @@ class Trainer:
     train: BatchStream
     val: BatchStream
     loop: LoopConfig
+    notes: Sequence[str] = ()
     progress: Progress = field(default_factory=Progress)
 
     def fit(self) -> dict[str, float]:
@@ -115,6 +117,8 @@ class Trainer:
             raise ConfigError(f"epochs: {self.loop.epochs} are done; build a trainer with resume=RUN and more epochs")
         scores: dict[str, float] = {}
         with self.recorder, closing(self.train), closing(self.val):
+            for line in self.notes:
+                self.recorder.note(line)
             if not self.progress.step:  # a run that goes on has been looked at
                 self.recorder.images("samples", self.train.preview)
             while self.progress.epoch < self.loop.epochs:
