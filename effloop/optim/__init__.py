@@ -2,8 +2,18 @@
 
 from effloop.optim.average import Average, NoAverage
 from effloop.optim.objective import Objective
-from effloop.optim.optimizers import OptimConfig, optimizers
+from effloop.optim.optimizers import OptimConfig, optimizers, scaled_lr
 from effloop.optim.resume import go_on
 from effloop.optim.schedules import ScheduleConfig, schedules
 
-__all__ = ["Average", "NoAverage", "Objective", "OptimConfig", "ScheduleConfig", "go_on", "optimizers", "schedules"]
+__all__ = [
+    "Average",
+    "NoAverage",
+    "Objective",
+    "OptimConfig",
+    "ScheduleConfig",
+    "go_on",
+    "optimizers",
+    "scaled_lr",
+    "schedules",
+]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
 from effloop.errors import ConfigError
 from effloop.registry import PartConfig, Registry
+
+Parameters: TypeAlias = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
+"""Parameters, or torch's groups of them: each a dict of `params` and of settings of their own."""
 
 
 @dataclass
@@ -21,16 +25,28 @@ class OptimConfig(PartConfig):
         lr: learning rate at the height of the schedule; the root's `lr` is short for it.
         weight_decay: decay towards zero, per unit of learning rate.
         label_smoothing: share of the target spread evenly over all classes.
+        fused: all parameters of an update in one kernel; null is torch's choice, which so far is not to.
+        decay_norm_and_bias: whether normalisations' parameters and biases decay as well.
+        scale_lr: images per update that `lr` is meant for; the rate then grows with what an update has. Null: it is
+            `lr` for any number.
+        ema: decay of the weights' exponential moving average, which is then evaluated and saved; 0 is none.
     """
 
     lr: float = 0.1
     weight_decay: float = 0.0
     label_smoothing: float = 0.0
+    fused: bool | None = None
+    decay_norm_and_bias: bool = True
+    scale_lr: int | None = None
+    ema: float = 0.0
 
     def __post_init__(self) -> None:
         _range("lr", self.lr, self.lr > 0, "a finite number above 0")
         _range("weight_decay", self.weight_decay, self.weight_decay >= 0, "a finite number of at least 0")
         _range("label_smoothing", self.label_smoothing, 0 <= self.label_smoothing < 1, "a share from 0 to below 1")
+        good = self.scale_lr is None or self.scale_lr > 0
+        _range("scale_lr", self.scale_lr or 0, good, "a number of images above 0, e.g. 256, or null")
+        _range("ema", self.ema, 0 <= self.ema < 1, "a share from 0 to below 1, e.g. 0.999")
 
 
 def _range(key: str, value: float, good: bool, allowed: str) -> None:
@@ -38,7 +54,52 @@ def _range(key: str, value: float, good: bool, allowed: str) -> None:
         raise ConfigError(f"optim.{key}: {value} is not allowed; set {allowed}")
 
 
+def scaled_lr(config: OptimConfig, images_per_update: int) -> float:
+    """The rate for updates of so many images, over all ranks and accumulated batches.
+
+    It grows in proportion (Goyal et al. 2017, "Accurate, large minibatch SGD", who also warm up for 5 epochs). They
+    found it for SGD; for Adam many take the square root, which is to be set by hand.
+    """
+    return config.lr * images_per_update / config.scale_lr if config.scale_lr else config.lr
+
+
 optimizers: Registry[torch.optim.Optimizer] = Registry("optim")
+"""Built as `optimizers.build(config, parameters)`, from parameters or from torch's groups of them."""
+
+
+def _made(
+    kind: type[torch.optim.Optimizer], config: OptimConfig, parameters: Parameters, **settings: Any
+) -> torch.optim.Optimizer:
+    """One of torch's optimizers with what all have in common.
+
+    Raises:
+        ConfigError: `fused` where torch has no such kernel.
+    """
+    make: Callable[..., torch.optim.Optimizer] = kind
+    common = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": config.fused, **settings}
+    optimizer = make(parameters, **common)
+    found = {(each.device, each.dtype) for group in optimizer.param_groups for each in group["params"]}
+    if config.fused:
+        for device, dtype in found:
+            _check_fused(make, device, dtype)
+    if config.fused is False:
+        # To torch, false also means one kernel for each parameter and operation, against its own choice on a GPU.
+        for group in optimizer.param_groups:
+            group["foreach"] = all(device.type == "cuda" for device, _ in found)
+    return optimizer
+
+
+def _check_fused(make: Callable[..., torch.optim.Optimizer], device: torch.device, dtype: torch.dtype) -> None:
+    """Try the kernel on one number: torch says only at the first step that there is none."""
+    number = nn.Parameter(torch.zeros(1, device=device, dtype=dtype))
+    number.grad = torch.zeros_like(number)
+    try:
+        make([number], lr=0.1, fused=True).step()
+    except RuntimeError as error:
+        raise ConfigError(
+            f"optim.fused: torch {torch.__version__} has no fused kernel for {dtype} on '{device}' "
+            f"({str(error).splitlines()[0]}); set optim.fused=null"
+        ) from None
 
 
 @dataclass
@@ -61,15 +122,9 @@ class SgdConfig(OptimConfig):
 
 
 @optimizers.register("sgd", SgdConfig)
-def sgd(config: SgdConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+def sgd(config: SgdConfig, parameters: Parameters) -> torch.optim.Optimizer:
     """Stochastic gradient descent with (Nesterov) momentum."""
-    return torch.optim.SGD(
-        parameters,
-        lr=config.lr,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-        nesterov=config.nesterov,
-    )
+    return _made(torch.optim.SGD, config, parameters, momentum=config.momentum, nesterov=config.nesterov)
 
 
 @dataclass
@@ -94,12 +149,6 @@ class AdamwConfig(OptimConfig):
 
 
 @optimizers.register("adamw", AdamwConfig)
-def adamw(config: AdamwConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+def adamw(config: AdamwConfig, parameters: Parameters) -> torch.optim.Optimizer:
     """Adam with decoupled weight decay."""
-    return torch.optim.AdamW(
-        parameters,
-        lr=config.lr,
-        betas=(config.betas[0], config.betas[1]),
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-    )
+    return _made(torch.optim.AdamW, config, parameters, betas=(config.betas[0], config.betas[1]), eps=config.eps)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import effloop
-from effloop.optim import optimizers, schedules
+from effloop.optim import schedules
 
 UPDATES = 100
 
@@ -57,21 +57,3 @@ def test_step_drops_at_its_milestones() -> None:
 
 def test_constant() -> None:
     assert set(rates("schedule=constant", "schedule.warmup_ratio=0")) == {1.0}
-
-
-@pytest.mark.parametrize("name", optimizers.names())
-def test_every_optimizer_descends(name: str) -> None:
-    config = effloop.compose([f"optim={name}", "lr=0.05", "optim.weight_decay=0"])
-    weight = nn.Parameter(torch.tensor([3.0]))
-    optimizer = optimizers.build(config.optim, [weight])
-    for _ in range(200):
-        optimizer.zero_grad()
-        (weight**2).sum().backward()
-        optimizer.step()
-    assert abs(float(weight.detach())) < 0.1
-
-
-def test_settings_reach_the_optimizer() -> None:
-    config = effloop.compose(["optim=adamw", "lr=0.01", "optim.betas=[0.8,0.9]", "optim.weight_decay=0.2"])
-    defaults = optimizers.build(config.optim, [nn.Parameter(torch.zeros(1))]).defaults
-    assert (defaults["lr"], defaults["betas"], defaults["weight_decay"]) == (0.01, (0.8, 0.9), 0.2)

@@ -1,0 +1,163 @@
+"""The weights' moving average, against sums done by hand."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+from torch import nn
+
+from effloop.optim import Average, NoAverage
+
+
+class Odd(nn.Module):
+    """Every kind of tensor that a model has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3))
+        self.narrow = nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
+        self.register_buffer("statistics", torch.zeros(2, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("mask", torch.zeros(2, dtype=torch.bool))
+        self.register_buffer("unsaved", torch.zeros(2), persistent=False)
+
+
+def put(model: Odd, value: int) -> None:
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.fill_(value)
+
+
+def by_hand(values: list[int], decay: float) -> float:
+    average = 0.0
+    for number, value in enumerate(values):
+        kept = min(decay, (1 + number) / (10 + number))
+        average = kept * average + (1 - kept) * value
+    return average
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.15, 0.5, 0.999])
+def test_average_by_hand(decay: float) -> None:
+    model = Odd()
+    average = Average(model, decay)
+    values = [4, 8, 1, 0, 16, 3]
+    for value in values:
+        put(model, value)
+        average.update()
+    wanted = by_hand(values, decay)
+    for name in ("weight", "statistics", "unsaved"):
+        assert getattr(average.model, name).tolist() == pytest.approx([wanted] * getattr(model, name).numel())
+    assert average.model.narrow.tolist() == pytest.approx([wanted] * 2, rel=0.05)
+    assert int(average.model.count) == 3  # copied
+    assert average.model.mask.tolist() == [True, True]
+    assert model.weight.tolist() == [3.0] * 3
+
+
+def test_the_first_update_forgets_most_of_the_beginning() -> None:
+    model = Odd()
+    average = Average(model, 0.999)
+    put(model, 10)
+    average.update()
+    assert average.model.weight.tolist() == pytest.approx([9.0] * 3)  # 1/10 of 0 and 9/10 of 10
+    average.update()
+    assert average.model.weight.tolist() == pytest.approx([9.0 * 2 / 11 + 10.0 * 9 / 11] * 3)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, 5))
+    return model.to(memory_format=torch.channels_last)
+
+
+def train(model: nn.Module, average: NoAverage, optimizer: torch.optim.Optimizer, steps: range) -> None:
+    for step in steps:
+        torch.manual_seed(step)
+        optimizer.zero_grad()
+        model(torch.randn(4, 3, 8, 8)).square().mean().backward()
+        optimizer.step()
+        average.update()
+
+
+def test_a_network_and_its_average_step_by_step() -> None:
+    model = network()
+    average, optimizer = Average(model, 0.9), torch.optim.SGD(model.parameters(), lr=0.1)
+    wanted = {name: value.clone() for name, value in model.state_dict().items()}
+    for step in range(20):
+        train(model, average, optimizer, range(step, step + 1))
+        kept = min(0.9, (1 + step) / (10 + step))
+        for name, value in model.state_dict().items():
+            wanted[name] = kept * wanted[name] + (1 - kept) * value if value.is_floating_point() else value.clone()
+    assert average.model.state_dict().keys() == model.state_dict().keys()
+    for name, value in average.model.state_dict().items():
+        torch.testing.assert_close(value, wanted[name], rtol=1e-5, atol=1e-6)
+        assert value.stride() == model.state_dict()[name].stride()
+    assert int(average.model[1].num_batches_tracked) == 20
+
+
+def test_going_on_is_equal_to_the_bit() -> None:
+    def start() -> tuple[nn.Module, Average, torch.optim.Optimizer]:
+        model = network()
+        return model, Average(model, 0.99), torch.optim.SGD(model.parameters(), lr=0.1)
+
+    straight = start()
+    train(*straight, range(10))
+    first, resumed = start(), start()
+    train(*first, range(4))
+    file = io.BytesIO()
+    torch.save([part.state_dict() for part in first[:2]], file)
+    file.seek(0)
+    for part, state in zip(resumed, torch.load(file, weights_only=True), strict=False):
+        part.load_state_dict(state)
+    train(*resumed, range(4, 10))
+    assert resumed[1].updates == 10
+    for name, value in straight[1].model.state_dict().items():
+        assert torch.equal(value, resumed[1].model.state_dict()[name]), name
+
+
+def test_going_on_from_a_run_without_an_average() -> None:
+    model = network()
+    average = Average(model, 0.99)
+    before = NoAverage(model)
+    train(model, before, torch.optim.SGD(model.parameters(), lr=0.1), range(3))
+    average.load_state_dict(before.state_dict())
+    assert average.updates == 0
+    torch.testing.assert_close(average.model.state_dict(), model.state_dict(), rtol=0, atol=0)
+
+
+def test_the_average_takes_part_in_nothing_else() -> None:
+    model = network()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    average = Average(model, 0.9)
+    assert not any(parameter.requires_grad for parameter in average.model.parameters())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    with torch.no_grad():
+        for parameter in average.model.parameters():
+            parameter.zero_()
+    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+
+
+def test_a_compiled_model_and_shared_weights() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    model.compile(backend="eager")
+    average = Average(model, 0.5)
+    assert average.model[1].weight is average.model[0].weight
+    with torch.no_grad():
+        model[0].weight.fill_(1.0)
+        average.model[0].weight.zero_()
+    average.update()
+    assert average.model[0].weight.tolist() == [[pytest.approx(0.9)] * 4] * 4  # once, not twice
+    assert list(average.model.state_dict()) == list(model.state_dict())
+    average.model.compile(backend="eager")
+    assert average.model(torch.ones(1, 4)).shape == (1, 4)
+
+
+def test_no_average() -> None:
+    model = network()
+    average = NoAverage(model)
+    average.update()
+    assert average.model is model
+    assert average.state_dict() == {}
+    average.load_state_dict({})
