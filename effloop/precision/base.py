@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -15,7 +15,20 @@ from effloop.registry import PartConfig, Registry
 
 @dataclass
 class PrecisionConfig(PartConfig):
-    """Fields that every precision has: none so far."""
+    """Fields that every precision has: none so far.
+
+    Attributes:
+        mixed: whether it computes in fewer bits than the weights have, which is what `amp` asks for.
+    """
+
+    mixed: ClassVar[bool] = False
+
+
+@dataclass
+class MixedConfig(PrecisionConfig):
+    """Fields that every mixed precision has: none so far."""
+
+    mixed: ClassVar[bool] = True
 
 
 class Precision:
@@ -47,11 +60,43 @@ class Precision:
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def step(self, optimizer: torch.optim.Optimizer, max_norm: float | None = None) -> bool:
-        """Update the parameters, unless scaled gradients overflowed; whether it did."""
-        del max_norm
-        self.scaler.step(optimizer)
+        """Update the parameters, unless scaled gradients overflowed.
+
+        Only a scaled loss waits for the device, once: what comes next hangs on whether the gradients overflowed.
+
+        Args:
+            optimizer: of the parameters, which have their gradients.
+            max_norm: length that all gradients together are cut to; None leaves them. NaN and infinity stay what
+                they are, or make all the others NaN.
+
+        Returns:
+            False if they overflowed: neither schedule nor average may step then, and the loss scale is halved.
+        """
+        if max_norm is not None:
+            self.scaler.unscale_(optimizer)
+            parameters = [each for group in optimizer.param_groups for each in group["params"]]
+            torch.nn.utils.clip_grad_norm_(parameters, max_norm)  # on the device, all tensors at once, without a wait
+        if not self.scaler.is_enabled():
+            optimizer.step()
+            return True
+        return self._scaled_step(optimizer)
+
+    def _scaled_step(self, optimizer: torch.optim.Optimizer) -> bool:
+        """GradScaler's step, and whether it was one.
+
+        It doesn't say. Where gradients overflowed it doesn't call the optimizer, or, if that is fused, gives it
+        `found_inf` to leave the parameters alone by itself. To compare the scale before and after, as is often
+        done, would wait for the device twice more, the second time for the whole update.
+        """
+        stepped: list[bool] = []
+
+        def note(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            stepped.append(not getattr(optimizer, "found_inf", False))
+
+        with optimizer.register_step_pre_hook(note):
+            self.scaler.step(optimizer)
         self.scaler.update()
-        return True
+        return stepped == [True]
 
     def state_dict(self) -> dict[str, Any]:
         """The loss scale, where there is one."""
@@ -79,7 +124,7 @@ def tf32(config: PrecisionConfig, device: torch.device) -> Precision:
     return Precision(device, tf32=True)
 
 
-@precisions.register("bf16", PrecisionConfig)
+@precisions.register("bf16", MixedConfig)
 def bf16(config: PrecisionConfig, device: torch.device) -> Precision:
     """Autocast in bfloat16."""
     if not _has_bf16(device):
@@ -87,7 +132,7 @@ def bf16(config: PrecisionConfig, device: torch.device) -> Precision:
     return Precision(device, torch.bfloat16)
 
 
-@precisions.register("fp16", PrecisionConfig)
+@precisions.register("fp16", MixedConfig)
 def fp16(config: PrecisionConfig, device: torch.device) -> Precision:
     """Autocast in float16 with loss scaling (CUDA)."""
     if device.type != "cuda":
@@ -95,7 +140,7 @@ def fp16(config: PrecisionConfig, device: torch.device) -> Precision:
     return Precision(device, torch.float16, scale=True)
 
 
-@precisions.register("amp", PrecisionConfig)
+@precisions.register("amp", MixedConfig)
 def amp(config: PrecisionConfig, device: torch.device) -> Precision:
     """Autocast: bfloat16 where the device has it, else float16 with loss scaling."""
     return (bf16 if _has_bf16(device) else fp16)(config, device)
