@@ -18,15 +18,31 @@ from effloop.errors import ConfigError
 
 
 def available_cores() -> int:
-    """Cores this process may use: its affinity, cut by a container's CPU quota; at least 1."""
+    """Cores this process may use: its affinity, cut by its groups' CPU quotas; at least 1.
+
+    Half a core over counts for nothing: a thread for it would wait for the others.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        if quota != "max":
-            cores = min(cores, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):
-        pass  # no cgroup v2 here: no quota to heed
-    return cores
+    return max(1, min([cores, *_cores_of_groups()]))
+
+
+def set_reproducible(*, deterministic: bool, cudnn_benchmark: bool) -> None:
+    """Say, for the whole process, whether operations must give the same bits each time, and whether cuDNN may try out.
+
+    Both are set whatever they were, as a process may hold one trainer after another. It is to be called before the
+    first work on a GPU: cuBLAS reads how much memory it may take when it starts.
+
+    Args:
+        deterministic: only operations that give the same bits each time; one that can't raises a RuntimeError that
+            names it when it is reached.
+        cudnn_benchmark: time cuDNN's ways to do a convolution at each new shape, and keep the fastest; which it
+            finds differs from run to run, and with it the last bits.
+    """
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # one of the two that NVIDIA promises it for
+    torch.use_deterministic_algorithms(deterministic)
+    torch.backends.cudnn.deterministic = deterministic
+    torch.backends.cudnn.benchmark = cudnn_benchmark
 
 
 def set_own_threads(count: int) -> int:
@@ -148,8 +164,29 @@ def available_memory() -> int:
     return min([free, *_free_in_groups()])
 
 
+def _cores_of_groups() -> Iterator[int]:
+    """Whole cores that the quota of each group of this process comes to, where it has one."""
+    for version, group in _groups("cpu"):
+        with suppress(OSError, ValueError):  # ValueError: `max`, which is none
+            if version == 2:
+                quota, period = (group / "cpu.max").read_text().split()
+            else:
+                quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+            if int(quota) > 0:  # -1 is none, too
+                yield int(quota) // int(period)
+
+
 def _free_in_groups() -> Iterator[int]:
     """Bytes below the limit of each group of this process that has one."""
+    for version, group in _groups("memory"):
+        if version == 2:
+            yield from _free_in(group, "memory.max", "memory.current", "inactive_file")
+        else:
+            yield from _free_in(group, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def _groups(controller: str) -> Iterator[tuple[int, Path]]:
+    """The groups of this process and all above them that may limit it: version of cgroups, folder of their files."""
     try:
         lines = CGROUPS.read_text().splitlines()
     except OSError:
@@ -157,17 +194,14 @@ def _free_in_groups() -> Iterator[int]:
     for line in lines:
         number, controllers, path = line.split(":", 2)
         if number == "0" and not controllers:
-            root, names = CGROUP_ROOT, ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-            root = CGROUP_ROOT / "memory"
+            version, root = 2, CGROUP_ROOT
+        elif controller in controllers.split(","):
+            version, root = 1, CGROUP_ROOT / controller
         else:
             continue
-        group = Path(
-            os.path.normpath("/" + path.lstrip("/"))
-        )  # what lies outside of a container's view begins with /..
+        group = Path(os.path.normpath("/" + path.lstrip("/")))  # outside of a container's view it begins with /..
         for place in (group, *group.parents):  # in a container it may be shown as the root itself
-            yield from _free_in(root / place.relative_to("/"), *names)
+            yield version, root / place.relative_to("/")
 
 
 def _free_in(group: Path, limit: str, used: str, given_back: str) -> Iterator[int]:
