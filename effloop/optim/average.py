@@ -82,7 +82,7 @@ class Average(NoAverage):
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave; from the weights as they are now, if that is of a run without an average."""
+        """Go on from what `state_dict` gave; from the weights as they are now if that run had no average."""
         if state:
             self.model.load_state_dict(state["model"])
         else:
