@@ -29,7 +29,7 @@ from effloop.data.stages import Stages
 from effloop.data.transfer import Transfer
 from effloop.errors import ConfigError, EffLoopError, warn
 from effloop.hardware import available_cores, find_device, keep_freed_memory
-from effloop.optim import Average, Objective, optimizers, schedules
+from effloop.optim import Average, NoAverage, Objective, optimizers, schedules
 from effloop.parallel import Parallel, parallels
 from effloop.precision import precisions
 from effloop.record import Metrics, recorders
@@ -160,7 +160,7 @@ def build_trainer(
     trainer = Trainer(
         model=model,
         train_step=parallel.wrap(Step(model, objective, precision), find_unused=False),
-        average=Average(model),
+        average=Average(model, config.optim.ema) if config.optim.ema else NoAverage(model),
         optimizer=optimizer,
         schedule=schedule,
         objective=objective,
@@ -220,7 +220,7 @@ def evaluate_checkpoint(config: Config, state: Mapping[str, Any]) -> tuple[dict[
     check_same_model(config, state)
     model = build_model(config, val.classes, device)
     with fitting("eval"):
-        model.load_state_dict(state["average"] or state["model"])
+        model.load_state_dict((state["average"] or state)["model"])
     with closing(val):
         objective = Objective(config.optim.label_smoothing)
         return evaluate(model, val.epoch(0), objective, Metrics(device), precision), val

@@ -13,7 +13,7 @@ from torch import nn
 from effloop.batch import Batch, Preview
 from effloop.checkpoint import Checkpoints, rng
 from effloop.errors import ConfigError
-from effloop.optim import Average, Objective, go_on
+from effloop.optim import NoAverage, Objective, go_on
 from effloop.parallel import Parallel
 from effloop.precision import Precision
 from effloop.record import Metrics, Moment, Recorder, counted
@@ -91,7 +91,7 @@ class Trainer:
 
     model: nn.Module
     train_step: nn.Module
-    average: Average
+    average: NoAverage
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LRScheduler
     objective: Objective

@@ -19,7 +19,7 @@ from effloop.data.augment.mix import Mix
 from effloop.data.keyed import sample_keys
 from effloop.errors import ConfigError
 from effloop.measure.bench import Preloaded
-from effloop.optim import Average, Objective
+from effloop.optim import NoAverage, Objective
 from effloop.parallel.single import NoneConfig, NoParallel
 from effloop.precision import Precision
 from effloop.record import Metrics, Recorder, counted
@@ -157,7 +157,7 @@ def plain_trainer(batch_size: int, accumulate: int) -> Trainer:
     return Trainer(
         model=model,
         train_step=Step(model, objective, precision),
-        average=Average(model),
+        average=NoAverage(model),
         optimizer=optimizer,
         schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0),
         objective=objective,
