@@ -86,7 +86,7 @@ def fastest(
         f" against {others}" if others else ""
     )
     if step_s[winner] > min(step_s.values()):
-        line += ", too close to tell"
+        line += ", within their noise"
     line += "".join(f"; {name} is out: {reason}" for name, reason in race.out.items())
     return Verdict(winner, line, step_s, race.warm_up_s)
 

@@ -80,9 +80,15 @@ class Average(NoAverage):
         """`model`: the averaged model's own state, by the names of the model trained; `updates`: how many so far."""
         return {"model": self.model.state_dict(), "updates": self.updates}
 
+    @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self.updates = state["updates"]
+        """Go on from what `state_dict` gave; from the weights as they are now if that run had no average."""
+        if state:
+            self.model.load_state_dict(state["model"])
+        else:
+            for own, new in (*self._averaged, *self._copied):
+                torch._foreach_copy_(own, new)
+        self.updates = state.get("updates", 0)
 
 
 def _tensors(model: nn.Module) -> chain[Tensor]:

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from effloop import hardware
 from effloop.errors import warn
@@ -116,3 +121,109 @@ def test_memory_in_groups_of_the_first_version(path: str, limits: dict[str, int]
 
 def test_available_memory_of_this_machine() -> None:
     assert 1 << 20 < hardware.available_memory() < 1 << 50
+
+
+MANY = 1000  # cores, so that this machine's own number doesn't come into it
+
+
+@pytest.fixture
+def many_cores(groups: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(MANY)))
+    return groups
+
+
+def limit_cores(root: Path, path: str, quota: object, period: int = 100_000) -> None:
+    group = root / "fs" / path
+    group.mkdir(parents=True, exist_ok=True)
+    if path.split("/")[0] == "cpu":
+        (group / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+        (group / "cpu.cfs_period_us").write_text(f"{period}\n")
+    else:
+        (group / "cpu.max").write_text(f"{quota} {period}\n")
+
+
+@pytest.mark.parametrize(
+    ("quotas", "cores"),
+    [
+        ({}, MANY),
+        ({"slice/job/step": 400_000}, 4),
+        ({"slice/job": 800_000}, 8),  # of a group above
+        ({"slice/job/step": 800_000, "slice": 300_000}, 3),
+        ({"": 200_000}, 2),  # a container sees its own group as the root
+        ({"slice/other": 100_000}, MANY),  # somebody else's
+        ({"slice": 250_000}, 2),  # two and a half
+        ({"slice": 50_000}, 1),  # half a core, but not none
+    ],
+)
+def test_cores_in_groups(quotas: dict[str, int], cores: int, many_cores: Path) -> None:
+    (many_cores / "cgroup").write_text("0::/slice/job/step\n")
+    for path in ("slice", "slice/job", "slice/job/step", "slice/other"):  # the machine's own root has no such file
+        limit_cores(many_cores, path, "max")
+    for path, quota in quotas.items():
+        limit_cores(many_cores, path, quota)
+    assert hardware.available_cores() == cores
+
+
+@pytest.mark.parametrize(
+    ("path", "quotas", "cores"),
+    [
+        ("/job/step", {"cpu/job/step": 400_000}, 4),
+        ("/job/step", {"cpu/job": 300_000}, 3),
+        ("/docker/0123", {"cpu": 200_000}, 2),  # a path outside of the container
+        ("/../job", {"cpu/job": 200_000}, 2),
+        ("/job/step", {}, MANY),
+    ],
+)
+def test_cores_in_groups_of_the_first_version(path: str, quotas: dict[str, int], cores: int, many_cores: Path) -> None:
+    (many_cores / "cgroup").write_text(f"5:devices:/other\n4:cpu,cpuacct:{path}\n3:cpuset:/other\n0::/\n")
+    for group in ("cpu", "cpu/job", "cpu/job/step", "cpu/other"):
+        limit_cores(many_cores, group, quotas.get(group, -1))
+    assert hardware.available_cores() == cores
+
+
+def test_cores_without_groups(groups: Path) -> None:
+    assert hardware.available_cores() == len(os.sched_getaffinity(0))
+    (groups / "cgroup").write_text("0::/a\n")  # no such folder is shown
+    assert hardware.available_cores() == len(os.sched_getaffinity(0))
+
+
+@pytest.fixture
+def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")  # what is set below is taken back, too
+    yield
+    hardware.set_reproducible(deterministic=False, cudnn_benchmark=False)
+
+
+@pytest.mark.usefixtures("_as_it_was")
+def test_reproducible_is_set_both_ways() -> None:
+    hardware.set_reproducible(deterministic=False, cudnn_benchmark=True)
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    assert torch.backends.cudnn.benchmark
+    hardware.set_reproducible(deterministic=True, cudnn_benchmark=False)
+    assert torch.are_deterministic_algorithms_enabled()
+    assert (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark) == (True, False)
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    with pytest.raises(RuntimeError, match="deterministic"):
+        torch.zeros(2).put_(torch.tensor([0, 0]), torch.ones(2))  # which of two writes is last
+    hardware.set_reproducible(deterministic=False, cudnn_benchmark=True)
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark) == (False, True)
+    torch.zeros(2).put_(torch.tensor([0, 0]), torch.ones(2))
+
+
+@pytest.mark.usefixtures("_as_it_was")
+def test_reproducible_leaves_what_the_user_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    hardware.set_reproducible(deterministic=True, cudnn_benchmark=False)
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+
+
+def test_importing_sets_nothing() -> None:
+    code = (
+        "import os, torch, effloop.hardware, effloop.settle, effloop.precision;"
+        "assert not torch.are_deterministic_algorithms_enabled();"
+        "assert 'CUBLAS_WORKSPACE_CONFIG' not in os.environ"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "CUBLAS_WORKSPACE_CONFIG"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)

@@ -44,7 +44,7 @@ class Bench:
     [
         (0.2, 0.1, "true", "x: auto took true: 100 ms a step against 200 ms (false)"),
         (0.1, 0.2, "false", "x: auto took false: 100 ms a step against 200 ms (true)"),
-        (0.1, 0.099, "false", "x: auto took false: 100 ms a step against 99 ms (true), too close to tell"),
+        (0.1, 0.099, "false", "x: auto took false: 100 ms a step against 99 ms (true), within their noise"),
         (0.1, 0.097, "true", "x: auto took true: 97 ms a step against 100 ms (false)"),
         (0.1, 0.1, "false", "x: auto took false: 100 ms a step against 100 ms (true)"),
         (0.0002, 0.0001, "true", "x: auto took true: 0.1 ms a step against 0.2 ms (false)"),

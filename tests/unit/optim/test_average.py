@@ -116,6 +116,16 @@ def test_going_on_is_equal_to_the_bit() -> None:
         assert torch.equal(value, resumed[1].model.state_dict()[name]), name
 
 
+def test_going_on_from_a_run_without_an_average() -> None:
+    model = network()
+    average = Average(model, 0.99)
+    before = NoAverage(model)
+    train(model, before, torch.optim.SGD(model.parameters(), lr=0.1), range(3))
+    average.load_state_dict(before.state_dict())
+    assert average.updates == 0
+    torch.testing.assert_close(average.model.state_dict(), model.state_dict(), rtol=0, atol=0)
+
+
 def test_the_average_takes_part_in_nothing_else() -> None:
     model = network()
     before = [parameter.detach().clone() for parameter in model.parameters()]
