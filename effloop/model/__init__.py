@@ -2,5 +2,22 @@
 
 from effloop.model import cnn, small_resnet, zoo
 from effloop.model.base import ModelConfig, models
+from effloop.model.checkpointing import checkpoint_blocks
+from effloop.model.freezing import freeze
+from effloop.model.groups import parameter_groups
+from effloop.model.probe import Probe, probe
+from effloop.model.weights import load_weights
 
-__all__ = ["ModelConfig", "cnn", "models", "small_resnet", "zoo"]
+__all__ = [
+    "ModelConfig",
+    "Probe",
+    "checkpoint_blocks",
+    "cnn",
+    "freeze",
+    "load_weights",
+    "models",
+    "parameter_groups",
+    "probe",
+    "small_resnet",
+    "zoo",
+]

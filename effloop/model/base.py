@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 
@@ -17,13 +17,41 @@ class ModelConfig(PartConfig):
 
     Attributes:
         num_classes: number of logits; null takes it from the data.
+        checkpointing: keep only what enters a block of layers for the backward pass and compute the rest again:
+            less memory for about a third more computing.
+        freeze: names or glob patterns of modules and parameters that are not trained, e.g. [features] or
+            ["layer[12]", "*.bn1"].
+        weights: what training starts from: a run folder or .ckpt of EffLoop's, a state dict that torch.save or
+            safetensors wrote, or, with a model of torchvision's, the name of its weights there, e.g. DEFAULT.
     """
 
     num_classes: int | None = None
+    checkpointing: bool = False
+    freeze: list[str] = field(default_factory=list)
+    weights: str | None = None
 
     def __post_init__(self) -> None:
         if self.num_classes is not None and self.num_classes < 1:
             raise ConfigError(f"model.num_classes: {self.num_classes} is not allowed; set a number above 0, or null")
+        if not all(self.freeze):
+            raise ConfigError(f"model.freeze: {self.freeze} has an empty pattern; set names, e.g. [features]")
+        if self.weights is not None and not self.weights.strip():
+            raise ConfigError("model.weights: '' is not allowed; set a file, a run folder, a name, or null")
+
+
+CHANNEL_NORMS = (
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+)
+"""What subtracts each channel's own mean, and so cancels a bias that was added to the channel before."""
+
+NORMS = (*CHANNEL_NORMS, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+"""What normalises."""
 
 
 def _torchvision_models() -> Mapping[str, PartConfig]:

@@ -1,0 +1,114 @@
+"""Activation checkpointing: less memory for more computing."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from effloop.errors import ConfigError
+
+
+def checkpoint_blocks(model: nn.Module) -> int:
+    """Make each block of a model keep only its input for the backward pass and compute the rest again there.
+
+    Gradients, BatchNorm's statistics and dropout are those of the model without it. In eval mode and where no
+    gradient is wanted nothing is computed twice. Names in the state dict, `copy.deepcopy`, DataParallel and
+    torch.compile are as before. timm's own switch (`set_grad_checkpointing`) isn't used, since BatchNorm's
+    statistics are updated twice under it.
+
+    Returns:
+        The number of blocks: a ResNet's residual blocks, a ViT's layers, the stages of a plainer network.
+
+    Raises:
+        ConfigError: the model has no blocks.
+    """
+    blocks = list(_blocks(model))
+    if not blocks:  # a model without a list of them (Inception v3) has them as children of its own
+        blocks = [child for child in model.children() if _is_composite(child) and not _is_list(child)]
+    if not blocks:
+        raise ConfigError(
+            f"model.checkpointing: {type(model).__name__} has no blocks, it is a plain sequence of layers; "
+            "set model.checkpointing=false or choose another model"
+        )
+    for block in blocks:
+        kind: Any = type(block)
+        block.__class__ = _checkpointed(kind)
+    return len(blocks)
+
+
+def _blocks(module: nn.Module, *, in_list: bool = False) -> Iterator[nn.Module]:
+    """The outermost modules with children of their own that stand in a list; a list of lists is looked into."""
+    for child in module.children():
+        if _is_list(child) and any(map(_is_composite, child.children())):
+            yield from _blocks(child, in_list=True)
+        elif in_list and _is_composite(child) and not _is_stage(child):
+            yield child
+        else:
+            yield from _blocks(child)
+
+
+def _is_composite(module: nn.Module) -> bool:
+    return next(module.children(), None) is not None
+
+
+def _is_list(module: nn.Module) -> bool:
+    """Whether it only lines up its children, without a forward of its own."""
+    return isinstance(module, nn.ModuleList) or type(module).forward is nn.Sequential.forward
+
+
+def _is_stage(module: nn.Module) -> bool:
+    """Whether it holds a list of equal blocks (timm's ConvNeXt): as one, 9 to 27 of them would be kept at once."""
+    for child in module.children():
+        kinds = {type(block) for block in child.children()} if _is_list(child) else set()
+        if len(kinds) == 1 and all(_is_composite(block) and not _is_list(block) for block in child.children()):
+            return True
+    return False
+
+
+@functools.cache
+def _checkpointed(kind: Any) -> type[nn.Module]:
+    """A subclass whose forward is checkpointed.
+
+    A changed class, not a changed `forward` of the instance: that one would still be bound to the original in
+    DataParallel's replicas.
+    """
+
+    class Checkpointed(kind):  # type: ignore[misc]
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            if not (self.training and torch.is_grad_enabled()):
+                return super().forward(*args, **kwargs)
+            if torch.compiler.is_compiling():  # the compiler moves what updates buffers out of what it recomputes
+                return checkpoint(super().forward, *args, use_reentrant=False, **kwargs)
+
+            def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+                return nullcontext(), _statistics_kept(self)
+
+            return checkpoint(super().forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+    Checkpointed.__name__, Checkpointed.__qualname__ = kind.__name__, kind.__qualname__
+    return Checkpointed
+
+
+@contextmanager
+def _statistics_kept(block: nn.Module) -> Iterator[None]:
+    """Forwards inside leave the running statistics of the block's norms alone, without a copy of them.
+
+    A momentum of 0 keeps mean and variance to the bit; the count of batches is another tensor meanwhile. The
+    buffers can't be taken away for the time, since the recomputation must save as many tensors as the forward did.
+    """
+    modules: Iterator[Any] = block.modules()
+    norms = [each for each in modules if getattr(each, "num_batches_tracked", None) is not None]
+    before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
+    try:
+        for norm in norms:
+            norm.momentum, norm.num_batches_tracked = 0.0, torch.empty_like(norm.num_batches_tracked)
+        yield
+    finally:
+        for norm, (momentum, count) in zip(norms, before, strict=True):
+            norm.momentum, norm.num_batches_tracked = momentum, count

@@ -1,0 +1,85 @@
+"""Layers that are not trained."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from effloop.errors import ConfigError
+from effloop.registry import choices
+
+
+def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
+    """Take modules and parameters out of the training.
+
+    What is frozen gets no gradient. A module that is frozen as a whole, by its name or because all of its
+    parameters are, stays in eval mode when the model is put into train mode: BatchNorm keeps its statistics, dropout
+    lets everything through. That survives `copy.deepcopy`; names in the state dict stay.
+
+    Args:
+        model: is changed in place.
+        patterns: names of modules or parameters, or glob patterns (`*` also matches dots); a module's name means
+            all below it, too.
+
+    Returns:
+        The names of the frozen parameters, in the model's order.
+
+    Raises:
+        ConfigError: a pattern fits nothing, or nothing is left to train.
+    """
+    parameters = dict(model.named_parameters())
+    modules = [name for name, _ in model.named_modules() if name]
+    matched: set[str] = set()
+    for pattern in patterns:
+        found = [name for name in (*modules, *parameters) if fnmatchcase(name, pattern)]
+        if not found:
+            raise ConfigError(
+                f"model.freeze: no module or parameter fits '{pattern}'; {choices(pattern, [*modules, *parameters])}"
+            )
+        matched.update(found)
+    frozen = [name for name in parameters if not matched.isdisjoint(_upwards(name))]
+    if not any(each.requires_grad for name, each in parameters.items() if name not in frozen):
+        raise ConfigError(
+            f"model.freeze: {list(patterns)} leaves none of the {len(parameters)} parameters to train; freeze fewer"
+        )
+    for name in frozen:
+        parameters[name].requires_grad_(False)
+    _keep_in_eval(model, matched.union(frozen))
+    return frozen
+
+
+def _upwards(name: str) -> Iterator[str]:
+    """`a.b.c`, `a.b`, `a`."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+
+
+def _keep_in_eval(module: nn.Module, frozen: set[str], prefix: str = "") -> None:
+    """Put the outermost modules that are frozen as a whole, given all frozen names, into eval mode for good."""
+    for name, child in module.named_children():
+        path = f"{prefix}{name}"
+        parameters = [f"{path}.{below}" for below, _ in child.named_parameters()]
+        if path in frozen or (parameters and frozen.issuperset(parameters)):
+            kind: Any = type(child)
+            child.__class__ = _in_eval(kind)
+            child.eval()
+        else:
+            _keep_in_eval(child, frozen, f"{path}.")
+
+
+@functools.cache
+def _in_eval(kind: Any) -> type[nn.Module]:
+    """A subclass that train mode doesn't reach."""
+
+    class InEval(kind):  # type: ignore[misc]
+        def train(self, mode: bool = True) -> nn.Module:
+            frozen: nn.Module = super().train(False)
+            return frozen
+
+    InEval.__name__, InEval.__qualname__ = kind.__name__, kind.__qualname__
+    return InEval

@@ -1,0 +1,35 @@
+"""Which parameters decay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from effloop.model.base import NORMS
+
+
+def parameter_groups(model: nn.Module, *, decay_norm_and_bias: bool, weight_decay: float) -> list[dict[str, Any]]:
+    """The parameters to train, in groups for a torch optimizer.
+
+    Args:
+        model: its frozen parameters are left out.
+        decay_norm_and_bias: True is one group, in the model's own order. With False the parameters of norms, biases
+            and all others of one dimension are a second group, which doesn't decay (He et al. 2018, "Bag of
+            tricks"): a norm undoes the scale of what decays before it, not its own. Class tokens, position
+            embeddings and tables of relative positions have more dimensions and decay.
+        weight_decay: of the group that decays.
+
+    Returns:
+        `[{"params": [...], "weight_decay": ...}, ...]`, without empty groups.
+    """
+    norms = {id(each) for module in model.modules() if isinstance(module, NORMS) for each in module.parameters()}
+    decaying: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        plain = parameter.ndim <= 1 or id(parameter) in norms or name.rpartition(".")[2].endswith("bias")
+        (others if plain and not decay_norm_and_bias else decaying).append(parameter)
+    groups = [{"params": decaying, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]

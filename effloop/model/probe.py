@@ -1,0 +1,128 @@
+"""What is known of a model after one image: for hints at the start of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from effloop.model.base import CHANNEL_NORMS
+
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_TILE = 8
+"""Channels that tensor cores take at once in half precision."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Names in the model's order of calling or definition.
+
+    Attributes:
+        biases_before_norm: layers with a trained bias whose output goes straight into a BatchNorm or InstanceNorm,
+            which takes it away again.
+        unused: parameters that are to be trained, but that the logits don't depend on.
+        frozen: how many numbers are not trained.
+        odd_widths: layers whose number of inputs or outputs is not a multiple of 8, so that tensor cores idle: of
+            each group if there are several, of all if each channel is its own group. Left out are 3 inputs, what
+            makes the logits, and convolutions that give one position (squeeze-and-excitation).
+    """
+
+    biases_before_norm: list[str]
+    unused: list[str]
+    frozen: int
+    odd_widths: list[str]
+
+
+def probe(model: nn.Module, image_size: int, *, channels_last: bool) -> Probe:
+    """Run one black image through a model, forwards and backwards, and see.
+
+    The model is in eval mode meanwhile, where nothing is dropped, and afterwards what it was: modes, buffers,
+    gradients and random numbers. It isn't compiled for this.
+
+    Args:
+        model: on its device.
+        image_size: height and width in pixels.
+        channels_last: memory layout of the image.
+    """
+    parameters = dict(model.named_parameters())
+    trained = {name: each for name, each in parameters.items() if each.requires_grad}
+    device = next(iter(parameters.values())).device
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    image = torch.zeros(1, 3, image_size, image_size, device=device).contiguous(memory_format=layout)
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices), torch.enable_grad(), _in_eval_mode(model), _watched(model) as calls:
+        logits: Tensor = model.forward(image)  # calling it would compile a model that is to be compiled
+        # Not backward(), which would leave gradients in the parameters.
+        gradients = torch.autograd.grad(logits.sum(), list(trained.values()), allow_unused=True)
+    return Probe(
+        biases_before_norm=calls.biases_before_norm,
+        unused=[name for name, gradient in zip(trained, gradients, strict=True) if gradient is None],
+        frozen=sum(each.numel() for each in parameters.values() if not each.requires_grad),
+        odd_widths=[name for name, outputs in calls.odd_widths.items() if outputs != logits.shape[1]],
+    )
+
+
+class _Calls:
+    """What forward hooks see of one image's way."""
+
+    def __init__(self) -> None:
+        self.biases_before_norm: list[str] = []
+        self.odd_widths: dict[str, int] = {}  # name -> outputs
+        self._biased: dict[int, tuple[str, Tensor, int]] = {}  # the tensor is kept, or another could get its id
+
+    def layer(self, name: str, module: Any, output: Tensor) -> None:
+        if module.bias is not None and module.bias.requires_grad:
+            self._biased[id(output)] = name, output, output._version
+        if (output.ndim < 4 or output[0, 0].numel() > 1) and any(width % _TILE for width in _widths(module)):
+            self.odd_widths[name] = module.weight.shape[0]
+
+    def norm(self, tensor: Tensor) -> None:
+        name, _, version = self._biased.get(id(tensor), ("", tensor, -1))
+        if version == tensor._version:  # else something in place came between them
+            self.biases_before_norm.append(name)
+
+
+def _widths(layer: Any) -> list[int]:
+    """Inputs and outputs of a layer that tensor cores have to tile."""
+    if not hasattr(layer, "groups"):
+        return [layer.in_features, layer.out_features]
+    inputs, outputs, groups = layer.in_channels, layer.out_channels, layer.groups
+    if inputs == 3:
+        return [outputs // groups]
+    return [inputs, outputs] if groups == inputs else [inputs // groups, outputs // groups]
+
+
+@contextmanager
+def _watched(model: nn.Module) -> Iterator[_Calls]:
+    """Hooks on a model's layers and norms, for as long as the block lasts."""
+    calls = _Calls()
+    handles = []
+
+    def watch(name: str, module: nn.Module) -> None:
+        if isinstance(module, _LAYERS):
+            handles.append(module.register_forward_hook(lambda layer, _, output: calls.layer(name, layer, output)))
+        elif isinstance(module, CHANNEL_NORMS):
+            handles.append(module.register_forward_pre_hook(lambda _, inputs: calls.norm(inputs[0])))
+
+    try:
+        for name, module in model.named_modules():
+            watch(name, module)
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _in_eval_mode(model: nn.Module) -> Iterator[None]:
+    before = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, training in before:
+            module.training = training  # one by one: frozen modules have a mode of their own

@@ -1,0 +1,197 @@
+"""What training starts from: weights of an earlier run, of a file, or of torchvision's."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+
+import torch
+from torch import Tensor, nn
+
+from effloop.errors import ConfigError, optional_package
+from effloop.registry import choices
+
+_ZIP = b"PK\x03\x04"
+"""How a file by `torch.save` begins; what it wrote before version 1.6 is a plain pickle."""
+
+_HOLDERS = ("average", "model", "state_dict")
+"""Where a checkpoint keeps its weights, the best first: EffLoop's averaged ones, EffLoop's own, and many others'."""
+
+_WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.)+")
+"""What DataParallel, DDP and torch.compile put before a name."""
+
+_OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
+"""`norm.1.weight` in torchvision's own files is `norm1.weight` in its DenseNets."""
+
+_AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
+"""Second outputs that torchvision's GoogLeNet and Inception v3 train with, and this package's don't have."""
+
+
+def load_weights(model: nn.Module, weights: str, arch: str | None = None) -> str:
+    """Put given weights into a model; the head stays as initialised if its number of classes differs.
+
+    The head is the last layers, if nothing but the first dimension of their weights and biases differs.
+
+    Args:
+        model: is changed in place.
+        weights: a run folder of EffLoop's (its best checkpoint, else the last), a .ckpt file, a file by `torch.save`
+            or safetensors that holds a state dict, or the name of torchvision's weights for `arch`.
+        arch: the model's name in torchvision, if that is where it comes from.
+
+    Returns:
+        A line for people: where they are from, how many tensors, what stays as initialised.
+
+    Raises:
+        ConfigError: there are no such weights, they can't be had or read, or they are of another model.
+    """
+    path = Path(weights).expanduser()
+    names = _torchvision_names(arch) if arch and not path.exists() else []
+    if weights in names:
+        assert arch is not None
+        where, found = f"torchvision's {weights}", _from_torchvision(model, arch, weights)
+    elif path.exists():
+        path = _checkpoint_of(path) if path.is_dir() else path
+        where, found = str(path), _tensors(_read(path), path)
+    else:
+        known = f"; or a name that torchvision has for {arch}: {choices(weights, names)}" if names else ""
+        raise ConfigError(f"model.weights: '{weights}' is not there; name a run folder or a file{known}")
+    left = _load(model, _renamed(found, model), where)
+    head = f"; {', '.join(left)} stay as initialised, for another number of classes" if left else ""
+    return f"weights: {len(model.state_dict()) - len(left)} tensors from {where}{head}"
+
+
+def _load(model: nn.Module, found: dict[str, Tensor], where: str) -> list[str]:
+    """Fill a model; returns the names of its head's tensors, if these didn't fit.
+
+    Raises:
+        ConfigError: anything but the head doesn't fit; the model may be half filled.
+    """
+    own = model.state_dict()
+    head = _head(own, found)
+    sizes = [name for name in own if name in found and name not in head and found[name].shape != own[name].shape]
+    wrong = [f"{name} is {tuple(found[name].shape)} there, {tuple(own[name].shape)} here" for name in sizes]
+    for name in (*head, *sizes):
+        del found[name]
+    try:
+        result = model.load_state_dict(found, strict=False)
+    except (RuntimeError, ValueError) as error:  # a module that reads its part by itself, as MNASNet does
+        raise ConfigError(f"model.weights: {where} can't be taken: {_reason(error)}; use another file") from None
+    wrong += [f"{name} is missing there" for name in result.missing_keys if name not in (*head, *sizes)]
+    wrong += [f"{name} is unknown here" for name in result.unexpected_keys]
+    if wrong:
+        first = "; ".join(wrong[:5]) + ("; …" if len(wrong) > 5 else "")
+        raise ConfigError(
+            f"model.weights: {where} is of another model (tensors that don't fit: {len(wrong)}): {first}; "
+            "set the model it is of"
+        )
+    return head
+
+
+def _head(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
+    """The tensors of the last layers, if they differ in nothing but the first dimension; else none."""
+    differ = [name for name in own if name in found and found[name].shape != own[name].shape]
+    is_tail = differ == list(own)[len(own) - len(differ) :]
+    fits = all(found[name].shape[1:] == own[name].shape[1:] and own[name].ndim for name in differ)
+    classes = {(found[name].shape[:1], own[name].shape[:1]) for name in differ}
+    return differ if is_tail and fits and len(classes) == 1 else []
+
+
+def _renamed(found: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """The tensors by names as a model of today has them, without the prefixes of wrappers, in a dict of their own."""
+    own = model.state_dict().keys()
+    names = {name: name if name in own else _WRAPPERS.sub("", name) for name in found}
+    renamed: Any = OrderedDict((_OLD_DENSENET.sub(r"\1\2", new), found[name]) for name, new in names.items())
+    versions = getattr(found, "_metadata", None)  # of each module's part; MNASNet can't be loaded without
+    if versions is not None:
+        renamed._metadata = {_WRAPPERS.sub("", f"{name}.").removesuffix("."): each for name, each in versions.items()}
+    tensors: dict[str, Tensor] = renamed
+    return tensors
+
+
+def _checkpoint_of(run: Path) -> Path:
+    for name in ("best", "last"):
+        path = run / "checkpoints" / f"{name}.ckpt"
+        if path.is_file():
+            return path
+    raise ConfigError(f"model.weights: '{run}' has no checkpoints/best.ckpt or last.ckpt; name a run folder or a file")
+
+
+def _read(path: Path) -> Any:
+    """What a file holds, on the CPU and mapped: a checkpoint's optimizer, twice the weights, is then never read.
+
+    Raises:
+        ConfigError: not such a file, damaged, or with more than tensors and plain values in it.
+    """
+    try:
+        if path.suffix == ".safetensors":
+            reader = optional_package("safetensors.torch", "model.weights=FILE.safetensors", "safetensors")
+            return reader.load_file(path)
+        with path.open("rb") as file:
+            if file.read(len(_ZIP)) != _ZIP:
+                raise ConfigError(
+                    f"model.weights: {path} is not a file by torch.save since torch 1.6; "
+                    "name such a file, of a state dict, or a run folder"
+                )
+        return torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"model.weights: {path} is refused: it holds more than tensors ({reason})") from None
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"model.weights: {path} can't be read: {_reason(error)}; use another file") from None
+
+
+def _tensors(content: Any, path: Path) -> Mapping[str, Tensor]:
+    """The state dict that a file holds, by itself or in a checkpoint.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if isinstance(content, Mapping) and content:
+        if all(isinstance(value, Tensor) for value in content.values()):
+            return content
+        for key in _HOLDERS:
+            if content.get(key):  # an average that was never made is empty
+                return _tensors(content[key], path)
+    raise ConfigError(
+        f"model.weights: {path} holds no state dict, by itself or as {', '.join(_HOLDERS)}; torch.save one"
+    )
+
+
+def _torchvision_names(arch: str) -> list[str]:
+    import torchvision.models as zoo
+
+    return [*zoo.get_model_weights(arch).__members__] if arch in zoo.list_models(module=zoo) else []
+
+
+def _from_torchvision(model: nn.Module, arch: str, name: str) -> Mapping[str, Tensor]:
+    """Torchvision's weights, from torch hub's folder or downloaded to it.
+
+    Raises:
+        ConfigError: they can't be had.
+    """
+    import torchvision.models as zoo
+
+    weights = zoo.get_model_weights(arch)[name]
+    try:
+        found = weights.get_state_dict(progress=True, check_hash=True, map_location="cpu", weights_only=True)
+    except (URLError, OSError, RuntimeError, EOFError, LookupError, ValueError, pickle.UnpicklingError) as error:
+        place = os.path.join(torch.hub.get_dir(), "checkpoints")
+        raise ConfigError(
+            f"model.weights: {name} of {arch} can't be had from {weights.url}: {_reason(error)}; "
+            f"put that file into {place}, or set model.weights=FILE"
+        ) from None
+    if hasattr(model, "transform_input"):  # these weights of GoogLeNet and Inception v3 are for inputs of -1 to 1
+        model.transform_input = True  # type: ignore[assignment]
+    return {key: value for key, value in found.items() if not key.startswith(_AUXILIARY)}
+
+
+def _reason(error: BaseException) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__

@@ -1,0 +1,249 @@
+"""What training starts from: the right tensors, or one line that says why not."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision.models as zoo
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from effloop.errors import ConfigError
+from effloop.model import load_weights
+from effloop.model.cnn import Cnn, CnnConfig
+
+HEAD = {"head.weight", "head.bias"}
+
+
+def cnn(seed: int, classes: int = 3, width: int = 4) -> nn.Module:
+    torch.manual_seed(seed)
+    return Cnn(CnnConfig(width=width), num_classes=classes, image_size=32)
+
+
+def differing(model: nn.Module, state: dict[str, Tensor]) -> set[str]:
+    return {name for name, each in model.state_dict().items() if not torch.equal(each, state[name])}
+
+
+def checkpoint(state: dict[str, Tensor], **more: object) -> dict[str, object]:
+    """As EffLoop's own checkpoints are."""
+    return {"format": 1, "config": {}, "classes": ["a"], "progress": {"epoch": 1}, "model": state, **more}
+
+
+SAVED = {
+    "plain": lambda state: state,
+    "state_dict": lambda state: {"epoch": 3, "state_dict": state},
+    "model": lambda state: {"model": state, "args": {"lr": 0.1}},
+    "ddp": lambda state: {f"module.{name}": each for name, each in state.items()},
+    "compiled": lambda state: {f"_orig_mod.{name}": each for name, each in state.items()},
+    "both": lambda state: {"model": {f"module._orig_mod.{name}": each for name, each in state.items()}},
+    "checkpoint": checkpoint,
+    "no average": lambda state: checkpoint(state, average={}),
+    "average": lambda state: checkpoint(cnn(7).state_dict(), average={"model": state, "updates": 9}),
+}
+
+
+@pytest.mark.parametrize("kind", SAVED)
+def test_files(kind: str, tmp_path: Path) -> None:
+    path, given = tmp_path / "given.pt", cnn(1).state_dict()
+    torch.save(SAVED[kind](given), path)
+    model = cnn(2)
+    assert load_weights(model, str(path)) == f"weights: {len(given)} tensors from {path}"
+    assert differing(model, given) == set()
+
+
+@pytest.mark.parametrize("names", [("last", "best"), ("last",)])
+def test_run_folder(names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    states = {name: cnn(seed).state_dict() for seed, name in enumerate(names, start=5)}
+    for name, state in states.items():
+        torch.save(checkpoint(state), tmp_path / "checkpoints" / f"{name}.ckpt")
+    model = cnn(2)
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    assert load_weights(model, f"~/{tmp_path.name}").endswith(f"{names[-1]}.ckpt")
+    assert differing(model, states[names[-1]]) == set()
+
+
+def test_a_real_run(finished: Path) -> None:
+    torch.manual_seed(3)
+    model = cnn(2)
+    load_weights(model, str(finished))
+    saved = torch.load(finished / "checkpoints" / "best.ckpt", weights_only=True)
+    assert differing(model, saved["model"]) == set()
+
+
+def test_safetensors(tmp_path: Path) -> None:
+    path, given = tmp_path / "given.safetensors", cnn(1).state_dict()
+    save_file(given, path)
+    model = cnn(2)
+    load_weights(model, str(path))
+    assert differing(model, given) == set()
+
+
+def test_another_number_of_classes_leaves_the_head_alone(tmp_path: Path) -> None:
+    path, given, model = tmp_path / "given.pt", cnn(1, classes=5).state_dict(), cnn(2)
+    torch.save(given, path)
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    line = load_weights(model, str(path))
+    assert line == (
+        f"weights: {len(given) - 2} tensors from {path}; head.weight, head.bias stay as initialised, "
+        "for another number of classes"
+    )
+    assert differing(model, before | {name: given[name] for name in given.keys() - HEAD}) == set()
+
+
+def test_a_head_that_is_a_convolution(tmp_path: Path) -> None:
+    path, given = tmp_path / "given.pt", zoo.squeezenet1_1(num_classes=5).state_dict()
+    torch.save(given, path)
+    assert "classifier.1.weight, classifier.1.bias stay" in load_weights(zoo.squeezenet1_1(num_classes=3), str(path))
+
+
+def test_modules_that_read_their_part_by_themselves(tmp_path: Path) -> None:
+    path, given = tmp_path / "given.pt", zoo.mnasnet0_5(num_classes=3)
+    for module in (given, nn.DataParallel(given)):
+        torch.save(module.state_dict(), path)
+        model = zoo.mnasnet0_5(num_classes=3)
+        load_weights(model, str(path))
+        assert differing(model, given.state_dict()) == set()
+    torch.save(dict(given.state_dict()), path)
+    refused(str(path), "can't be taken: version should be set", model=zoo.mnasnet0_5(num_classes=3))
+
+
+def test_tensors_are_the_models_own(tmp_path: Path) -> None:
+    """They are copied from the mapped file, in the model's types, so that it may change or go."""
+    path, given = tmp_path / "given.pt", cnn(1).state_dict()
+    torch.save({name: each.half() if each.is_floating_point() else each for name, each in given.items()}, path)
+    model = cnn(2)
+    load_weights(model, str(path))
+    path.write_bytes(b"")
+    assert model.head.weight.dtype == torch.float32
+    assert torch.equal(model.head.weight, given["head.weight"].half().float())
+
+
+def without(state: dict[str, Tensor], name: str) -> dict[str, Tensor]:
+    return {key: each for key, each in state.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (
+            lambda: cnn(1, width=8).state_dict(),
+            r"of another model \(tensors that don't fit: 36\): features.0.0.weight is",
+        ),
+        (
+            lambda: without(cnn(1).state_dict(), "head.bias"),
+            r"fit: 1\): head.bias is missing there; set",
+        ),
+        (lambda: {**cnn(1).state_dict(), "extra": torch.ones(1)}, r"fit: 1\): extra is unknown here"),
+        (lambda: zoo.resnet18(num_classes=3).state_dict(), r"fit: 159\): .*; …; set the model"),
+        (lambda: {**cnn(1).state_dict(), "features.0.0.weight": torch.ones(9, 3, 3, 3)}, r"is \(9, 3, 3, 3\) there"),
+        (lambda: {"epoch": 3, "weights": torch.ones(2)}, "holds no state dict"),
+        (lambda: {}, "holds no state dict"),
+        (lambda: [torch.ones(2)], "holds no state dict"),
+        (lambda: {"model": 3}, "holds no state dict"),
+        (lambda: argparse.Namespace(model=1), "is refused: it holds more than tensors"),
+        (lambda: cnn(1), "is refused: it holds more than tensors"),
+    ],
+)
+def test_files_that_do_not_fit(content, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "given.pt"
+    torch.save(content(), path)
+    refused(str(path), words)
+
+
+def refused(weights: str, words: str, arch: str | None = None, model: nn.Module | None = None) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        load_weights(model or cnn(2), weights, arch)
+    assert str(caught.value).startswith("model.weights: ")
+    assert "\n" not in str(caught.value)
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return (pytest.fail, ("a pickle was run",))
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "given.pt"
+    torch.save({"model": Evil()}, path)
+    refused(str(path), "is refused")
+    torch.save(cnn(1).state_dict(), path)
+    path.write_bytes(path.read_bytes()[:5000])
+    refused(str(path), r"given.pt can't be read: .*; use another file$")
+    torch.save({"model": Evil()}, path, _use_new_zipfile_serialization=False)
+    refused(str(path), "is not a file by torch.save since torch 1.6")
+    path.write_text("hello")
+    refused(str(path), "is not a file by torch.save")
+    path.with_suffix(".safetensors").write_text("hello")
+    refused(str(path.with_suffix(".safetensors")), "can't be read")
+    refused(str(tmp_path), "has no checkpoints/best.ckpt or last.ckpt")
+    refused(str(tmp_path / "none.pt"), r"none.pt' is not there; name a run folder or a file$")
+    refused("IMAGENET1K_V7", "is not there; .* torchvision has for resnet18: have IMAGENET1K_V1, DEFAULT; ", "resnet18")
+    refused("DEFAULT", r"'DEFAULT' is not there; name a run folder or a file$", "an_arch_of_timm")
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Torch hub's folder, and no network."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    for name in ("https_proxy", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    folder = tmp_path / "hub" / "checkpoints"
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["DEFAULT", "IMAGENET1K_V1"])
+@pytest.mark.parametrize("zipped", [True, False])
+def test_torchvisions_weights_by_name(name: str, zipped: bool, hub: Path) -> None:
+    given = zoo.mobilenet_v3_small().state_dict()
+    torch.save(given, hub / "mobilenet_v3_small-047dcff4.pth", _use_new_zipfile_serialization=zipped)
+    model = zoo.mobilenet_v3_small(num_classes=10)
+    line = load_weights(model, name, "mobilenet_v3_small")
+    assert line.startswith(
+        f"weights: 242 tensors from torchvision's {name}; classifier.3.weight, classifier.3.bias stay"
+    )
+    assert torch.equal(model.features[0][0].weight, given["features.0.0.weight"])
+
+
+def test_densenets_old_names(hub: Path) -> None:
+    model = zoo.densenet121(num_classes=3)
+    given = model.state_dict()
+    old = {"norm1.": "norm.1.", "norm2.": "norm.2.", "conv1.": "conv.1.", "conv2.": "conv.2."}
+
+    def renamed(name: str) -> str:
+        for new, was in old.items():
+            name = name.replace(new, was) if "denselayer" in name else name
+        return name
+
+    kept = {name: each for name, each in given.items() if "num_batches_tracked" not in name}  # torch 0.4 has it first
+    torch.save({renamed(name): each for name, each in kept.items()}, hub / "densenet121-a639ec97.pth")
+    fresh = zoo.densenet121(num_classes=3)
+    load_weights(fresh, "DEFAULT", "densenet121")
+    assert differing(fresh, given) == set()
+
+
+def test_googlenets_second_outputs_and_inputs(hub: Path) -> None:
+    given = zoo.googlenet(init_weights=False, aux_logits=True).state_dict()
+    torch.save(given, hub / "googlenet-1378be20.pth")
+    model = zoo.googlenet(init_weights=False, aux_logits=False, num_classes=3)
+    assert not model.transform_input
+    load_weights(model, "DEFAULT", "googlenet")
+    assert model.transform_input
+    assert torch.equal(model.conv1.conv.weight, given["conv1.conv.weight"])
+
+
+def test_without_network_or_with_a_damaged_download(hub: Path) -> None:
+    model = zoo.resnet18(num_classes=3)
+    words = (
+        rf"DEFAULT of resnet18 can't be had from https://\S+: .*; put that file into {hub}, or set model.weights=FILE"
+    )
+    refused("DEFAULT", words, "resnet18", model)
+    (hub / "resnet18-f37072fd.pth").write_text("hello")
+    refused("DEFAULT", words, "resnet18", model)
+    torch.save({"model": Evil()}, hub / "resnet18-f37072fd.pth")
+    refused("DEFAULT", words, "resnet18", model)
+    assert list(hub.glob("*.partial")) == []
