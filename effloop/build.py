@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import nn
 
 from effloop import config as configs
 from effloop import snapshot
@@ -30,6 +33,8 @@ from effloop.data.stages import Stages
 from effloop.data.transfer import Transfer
 from effloop.errors import ConfigError, EffLoopError, warn
 from effloop.hardware import available_cores, find_device, keep_freed_memory, set_reproducible
+from effloop.hints import Facts, hints
+from effloop.model import load_weights, parameter_groups, probe
 from effloop.optim import Average, NoAverage, Objective, optimizers, scaled_lr, schedules
 from effloop.parallel import Parallel, parallels
 from effloop.precision import Precision, precisions
@@ -128,39 +133,29 @@ def build_trainer(
     assert config.precision is not None  # `finish` decided it
     precision = precisions.build(config.precision, parallel.device)
     config, notes = _settled(config, parallel, precision)
-    train, stages = _build_train(config, parallel)
+    train, batches = _build_train(config, parallel)
     val = build_loader(config, "val", parallel=parallel)
     data = {"train": train.plan.source.fingerprint(), "val": val.plan.source.fingerprint()}
     check_same_classes(train.plan.source, val.plan.source)
     parallel.same("the data", json.dumps(data, sort_keys=True))
-    updates = len(train) // config.accumulate
-    if not updates:
-        raise ConfigError(
-            f"accumulate: {config.accumulate} is more than the {len(train)} batches of an epoch; "
-            f"set accumulate={len(train)} or less"
-        )
 
-    model = build_model(config, train.classes, parallel.device)
-    if parallel.rank:  # the same weights everywhere, but not the same dropout
-        rng.seed_all(config.seed + parallel.rank)
-    objective = Objective(config.optim.label_smoothing)
-    step = Step(model, objective, precision)
-    average = Average(model, config.optim.ema) if config.optim.ema else NoAverage(model)
-    images = train.global_batch * config.accumulate
-    optim = replace(config.optim, lr=scaled_lr(config.optim, images))
-    optimizer = optimizers.build(optim, model.parameters())
-    schedule = schedules.build(config.schedule, optimizer, updates=updates * config.epochs)
     checkpoint = resume or (files.find(Path(config.resume), "last") if config.resume else None)
     state = files.read(checkpoint) if checkpoint else None
+    model = build_model(config, train.classes, parallel.device)
     if state:
         with fitting("resume"):  # before there is a new run folder
             check_resumable(config, state, world_size=parallel.world_size, in_place=resume is not None)
             check_trained_on(state, train.classes, train.plan.source.where)
             model.load_state_dict(state["model"])
+    elif config.model.weights:
+        notes.append(load_weights(model, config.model.weights, getattr(config.model, "arch", None)))
+    found = probe(model, config.image_size, channels_last=bool(config.channels_last))
+    notes += hints(config, Facts.of(model, found, [train, val], parallel, precision))
+    learner = _build_learner(config, model, train, precision)
+    if parallel.rank:  # the same weights everywhere, but not the same dropout
+        rng.seed_all(config.seed + parallel.rank)
     if config.compile:
-        if config.optim.ema:
-            average.model.compile()  # a copy isn't, though what it is a copy of is
-        seconds = compile_now(config, step, average.model, parallel.device, len(train.classes))
+        seconds = compile_now(config, learner.step, learner.average.model, parallel.device, len(train.classes))
         notes.append(f"compile  {seconds:.1f} s, before the first step")
 
     facts = {"config": configs.to_dict(config), "classes": list(train.classes), "world_size": parallel.world_size}
@@ -171,11 +166,11 @@ def build_trainer(
     assert run_dir is not None
     trainer = Trainer(
         model=model,
-        train_step=parallel.wrap(step, find_unused=False),
-        average=average,
-        optimizer=optimizer,
-        schedule=schedule,
-        objective=objective,
+        train_step=parallel.wrap(learner.step, find_unused=bool(found.unused)),
+        average=learner.average,
+        optimizer=learner.optimizer,
+        schedule=learner.schedule,
+        objective=learner.step.objective,
         metrics=Metrics(parallel.device, parallel.sum),
         parallel=parallel,
         precision=precision,
@@ -191,7 +186,7 @@ def build_trainer(
             if parallel.rank
             else keepers.build(config.checkpoint, run_dir, facts)
         ),
-        train=stages,
+        train=batches,
         val=val,
         notes=notes,
         loop=LoopConfig(epochs=config.epochs, accumulate=config.accumulate, max_grad_norm=config.max_grad_norm),
@@ -200,6 +195,39 @@ def build_trainer(
         with fitting("resume"):
             trainer.load_state_dict(state)
     return trainer
+
+
+@dataclass(frozen=True)
+class Learner:
+    """What learns, and by which steps."""
+
+    step: Step
+    average: NoAverage
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LRScheduler
+
+
+def _build_learner(config: Config, model: nn.Module, train: Loader, precision: Precision) -> Learner:
+    """What changes a model, which has the weights that training begins with.
+
+    Raises:
+        ConfigError: an epoch has no update.
+    """
+    updates = len(train) // config.accumulate
+    if not updates:
+        raise ConfigError(
+            f"accumulate: {config.accumulate} is more than the {len(train)} batches of an epoch; "
+            f"set accumulate={len(train)} or less"
+        )
+    average = Average(model, config.optim.ema) if config.optim.ema else NoAverage(model)
+    if config.optim.ema and config.compile:
+        average.model.compile()  # a copy isn't, though what it is a copy of is
+    optim = replace(config.optim, lr=scaled_lr(config.optim, train.global_batch * config.accumulate))
+    groups = parameter_groups(model, decay_norm_and_bias=optim.decay_norm_and_bias, weight_decay=optim.weight_decay)
+    optimizer = optimizers.build(optim, groups)
+    schedule = schedules.build(config.schedule, optimizer, updates=updates * config.epochs)
+    step = Step(model, Objective(config.optim.label_smoothing), precision)
+    return Learner(step, average, optimizer, schedule)
 
 
 def _settled(config: Config, parallel: Parallel, precision: Precision) -> tuple[Config, list[str]]:

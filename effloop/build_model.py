@@ -9,7 +9,7 @@ from torch import nn
 
 from effloop.config import Config
 from effloop.errors import ConfigError, EffLoopError
-from effloop.model import models
+from effloop.model import checkpoint_blocks, freeze, models
 
 
 def build_model(config: Config, classes: Sequence[str], device: torch.device) -> nn.Module:
@@ -38,6 +38,10 @@ def build_model(config: Config, classes: Sequence[str], device: torch.device) ->
             f"model: {getattr(config.model, 'arch', config.model.name)} can't be had for "
             f"image_size={config.image_size}: {reason}; set another image_size or model"
         ) from error
+    if config.model.freeze:
+        freeze(model, config.model.freeze)
+    if config.model.checkpointing:
+        checkpoint_blocks(model)
     memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
     model = model.to(device=device, memory_format=memory_format)  # type: ignore[call-overload]
     if config.compile:

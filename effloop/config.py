@@ -212,6 +212,9 @@ def to_dict(config: Config) -> dict[str, Any]:
     for key in ("root", "index_dir"):
         if plain["data"].get(key):
             plain["data"][key] = os.path.abspath(os.path.expanduser(plain["data"][key]))
+    weights = os.path.expanduser(plain["model"]["weights"] or "")
+    if os.path.exists(weights):  # else it is the name of some that are known
+        plain["model"]["weights"] = os.path.abspath(weights)
     return {str(key): value for key, value in plain.items()}
 
 
