@@ -60,26 +60,35 @@ def _upwards(name: str) -> Iterator[str]:
 
 
 def _keep_in_eval(module: nn.Module, frozen: set[str], prefix: str = "") -> None:
-    """Put the outermost modules that are frozen as a whole, given all frozen names, into eval mode for good."""
+    """Keep the outermost modules that are frozen as a whole, given all frozen names, in eval mode for good."""
+    kept = []
     for name, child in module.named_children():
         path = f"{prefix}{name}"
         parameters = [f"{path}.{below}" for below, _ in child.named_parameters()]
         if path in frozen or (parameters and frozen.issuperset(parameters)):
-            kind: Any = type(child)
-            child.__class__ = _in_eval(kind)
             child.eval()
+            kept.append(name)
         else:
             _keep_in_eval(child, frozen, f"{path}.")
+    if kept:
+        kind: Any = type(module)
+        module.__class__ = _keeping(kind, tuple(kept))
 
 
 @functools.cache
-def _in_eval(kind: Any) -> type[nn.Module]:
-    """A subclass that train mode doesn't reach."""
+def _keeping(kind: Any, names: tuple[str, ...]) -> type[nn.Module]:
+    """A subclass whose children of these names are not put into train mode.
 
-    class InEval(kind):  # type: ignore[misc]
+    It is the parent that sees to it, since `SyncBatchNorm.convert_sync_batchnorm` puts other norms in the places of
+    its children.
+    """
+
+    class Keeping(kind):  # type: ignore[misc]
         def train(self, mode: bool = True) -> nn.Module:
-            frozen: nn.Module = super().train(False)
-            return frozen
+            module: nn.Module = super().train(mode)
+            for name in names:
+                module.get_submodule(name).eval()
+            return module
 
-    InEval.__name__, InEval.__qualname__ = kind.__name__, kind.__qualname__
-    return InEval
+    Keeping.__name__, Keeping.__qualname__ = kind.__name__, kind.__qualname__
+    return Keeping

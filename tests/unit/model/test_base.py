@@ -33,7 +33,7 @@ def test_nothing_is_the_default() -> None:
     [
         ("model.freeze=['']", "model.freeze: .* has an empty pattern; set"),
         ("model.weights=''", "model.weights: '' is not allowed; set"),
-        ("model.checkpointing=3", "model.checkpointing"),
+        ("model.checkpointing=blocks", "model.checkpointing"),
         ("model.freeze=conv1", "model.freeze"),
     ],
 )

@@ -95,6 +95,17 @@ def test_copies_and_checkpointed_models_are_frozen_too() -> None:
     assert model.train().head.training
 
 
+def test_norms_synchronised_later_stay_frozen() -> None:
+    model = cnn()
+    freeze(model, ["features.0.1", "features.1"])
+    synced = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    synced.train()
+    assert isinstance(synced.features[0][1], nn.SyncBatchNorm)
+    assert not synced.features[0][1].training
+    assert not any(module.training for module in synced.features[1].modules())
+    assert synced.features[2].refine[1].training
+
+
 def test_nothing_to_freeze_changes_nothing() -> None:
     model = cnn()
     assert freeze(model, []) == []
