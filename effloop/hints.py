@@ -13,7 +13,7 @@ from effloop.config import Config
 from effloop.data.loader import Loader
 from effloop.data.source import Tail
 from effloop.hardware import available_cores, available_memory
-from effloop.model.probe import Probe
+from effloop.model import Probe
 from effloop.parallel import Parallel
 from effloop.precision import Precision
 
