@@ -55,8 +55,8 @@ def constant(config: ScheduleConfig, optimizer: torch.optim.Optimizer, *, update
 
 
 @dataclass
-class CosineConfig(ScheduleConfig):
-    """Fields of `schedule=cosine`.
+class FallingConfig(ScheduleConfig):
+    """Fields of schedules that fall all the way.
 
     Attributes:
         final: rate at the end, as a share of the highest.
@@ -70,15 +70,38 @@ class CosineConfig(ScheduleConfig):
             raise ConfigError(f"schedule.final: {self.final} is not allowed; set a share from 0 to 1")
 
 
-@schedules.register("cosine", CosineConfig)
-def cosine(config: CosineConfig, optimizer: torch.optim.Optimizer, *, updates: int) -> LRScheduler:
-    """Half a cosine from the highest rate down to `final` (Loshchilov and Hutter 2017, "SGDR")."""
+def _falling(
+    optimizer: torch.optim.Optimizer, config: FallingConfig, updates: int, left: Callable[[float], float]
+) -> LRScheduler:
+    """From the highest rate down to `final`, by `left(share of the time after warm-up)`, from 1 to 0."""
 
     def factor(step: int, warmup: int) -> float:
         done = min(1.0, step / max(1, updates - warmup))
-        return config.final + (1 - config.final) * (1 + math.cos(math.pi * done)) / 2
+        return config.final + (1 - config.final) * left(done)
 
     return _with_warmup(optimizer, config, updates, factor)
+
+
+@dataclass
+class CosineConfig(FallingConfig):
+    """Fields of `schedule=cosine`."""
+
+
+@schedules.register("cosine", CosineConfig)
+def cosine(config: CosineConfig, optimizer: torch.optim.Optimizer, *, updates: int) -> LRScheduler:
+    """Half a cosine from the highest rate down to `final` (Loshchilov and Hutter 2017, "SGDR")."""
+    return _falling(optimizer, config, updates, lambda done: (1 + math.cos(math.pi * done)) / 2)
+
+
+@dataclass
+class LinearConfig(FallingConfig):
+    """Fields of `schedule=linear`."""
+
+
+@schedules.register("linear", LinearConfig)
+def linear(config: LinearConfig, optimizer: torch.optim.Optimizer, *, updates: int) -> LRScheduler:
+    """A straight line from the highest rate down to `final`; with a warm-up, a triangle."""
+    return _falling(optimizer, config, updates, lambda done: 1 - done)
 
 
 @dataclass

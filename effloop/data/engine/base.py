@@ -73,8 +73,8 @@ class Engine(ABC):
             DataError: a sample can't be read or decoded.
         """
 
-    def close(self) -> None:  # noqa: B027  most engines have nothing that outlives an epoch
-        """End threads and processes that outlive an epoch."""
+    def close(self) -> None:  # noqa: B027  some engines have nothing that outlives an epoch
+        """End threads and processes, and let go of memory, that outlive an epoch; the next one gets them anew."""
 
 
 engines: Registry[Engine] = Registry("engine")

@@ -105,6 +105,7 @@ class DaliEngine(Engine):
 
     def close(self) -> None:
         self._spare.clear()
+        self.ring = Ring(pin_memory=self.on_gpu)
 
     def _pipeline(self) -> _Pipeline:
         device = torch.cuda.current_device() if self.on_gpu else None

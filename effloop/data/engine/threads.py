@@ -44,6 +44,9 @@ class ThreadEngine(Engine):
             return fill_whole(self.plan, epoch, samples_seen, pin_memory=self.pin_memory)
         return self._stream(epoch, samples_seen)
 
+    def close(self) -> None:
+        self.ring = Ring(pin_memory=self.pin_memory)
+
     def _stream(self, epoch: int, samples_seen: int) -> Iterator[Batch]:
         begun: deque[tuple[Batch, _Filling]] = deque()
         run_length = self.config.samples_of_a_run(self.plan.order.batch_per_rank, self.num_workers)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import effloop
+from effloop.errors import ConfigError
 from effloop.optim import schedules
 
 UPDATES = 100
@@ -45,6 +46,18 @@ def test_cosine(final: float) -> None:
     assert found[25] == pytest.approx(final + (1 - final) * (1 + math.cos(math.pi / 4)) / 2)
     assert found == sorted(found, reverse=True)
     assert found[-1] == pytest.approx(final, abs=3e-4)  # one update before the end
+
+
+@pytest.mark.parametrize("final", [0.0, 0.2])
+def test_linear(final: float) -> None:
+    found = rates("schedule=linear", "schedule.warmup_ratio=0.2", f"schedule.final={final}")
+    assert found[20:] == pytest.approx([1 - (1 - final) * step / 80 for step in range(80)])
+
+
+@pytest.mark.parametrize("name", ["cosine", "linear"])
+def test_a_last_rate_beyond_the_highest_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"^schedule.final: 1.5 is not allowed; set a share from 0 to 1$"):
+        effloop.compose([f"schedule={name}", "schedule.final=1.5"])
 
 
 def test_step_drops_at_its_milestones() -> None:
