@@ -148,10 +148,14 @@ def build_trainer(
             check_trained_on(state, train.classes, train.plan.source.where)
             model.load_state_dict(state["model"])
     elif config.model.weights:
-        notes.append(load_weights(model, config.model.weights, getattr(config.model, "arch", None)))
+        arch = getattr(config.model, "arch", None) if config.model.name == "torchvision" else None
+        notes.append(load_weights(model, config.model.weights, arch))
     found = probe(model, config.image_size, channels_last=bool(config.channels_last))
     notes += hints(config, Facts.of(model, found, [train, val], parallel, precision))
     learner = _build_learner(config, model, train, precision)
+    if config.optim.scale_lr:
+        images = f"{train.global_batch * config.accumulate} / {config.optim.scale_lr} images"
+        notes.append(f"lr     {learner.optimizer.defaults['lr']:g} = {config.optim.lr:g} x {images} of an update")
     if parallel.rank:  # the same weights everywhere, but not the same dropout
         rng.seed_all(config.seed + parallel.rank)
     if config.compile:
@@ -222,7 +226,8 @@ def _build_learner(config: Config, model: nn.Module, train: Loader, precision: P
     average = Average(model, config.optim.ema) if config.optim.ema else NoAverage(model)
     if config.optim.ema and config.compile:
         average.model.compile()  # a copy isn't, though what it is a copy of is
-    optim = replace(config.optim, lr=scaled_lr(config.optim, train.global_batch * config.accumulate))
+    images = train.global_batch * config.accumulate
+    optim = replace(config.optim, lr=scaled_lr(config.optim, images))
     groups = parameter_groups(model, decay_norm_and_bias=optim.decay_norm_and_bias, weight_decay=optim.weight_decay)
     optimizer = optimizers.build(optim, groups)
     schedule = schedules.build(config.schedule, optimizer, updates=updates * config.epochs)
