@@ -1,0 +1,156 @@
+"""Keys of the step, through the whole of a trainer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from runs import TINY, train
+
+import effloop
+from effloop.errors import ConfigError
+from effloop.optim import Average, NoAverage
+from effloop.trainer import Trainer
+
+QUIET = ("record=none", "checkpoint=none")
+
+
+def build(photos: Path, *overrides: str) -> Trainer:
+    return effloop.build_trainer(effloop.compose([f"data.root={photos}", *TINY, *QUIET, *overrides]))
+
+
+def test_gradients_are_clipped_to_the_norm(photos: Path, here: Path) -> None:
+    trainer = build(photos, "max_grad_norm=0.001", "optim=sgd", "optim.momentum=0", "optim.nesterov=false")
+    lengths = []
+    trainer.optimizer.register_step_pre_hook(
+        lambda optimizer, *_: lengths.append(
+            torch.linalg.vector_norm(
+                torch.cat([p.grad.flatten() for group in optimizer.param_groups for p in group["params"]])
+            )
+        )
+    )
+    trainer.train_epoch(trainer.train.epoch(0))
+    assert len(lengths) == 5
+    assert lengths == [pytest.approx(0.001, rel=1e-3)] * 5
+
+
+def test_the_average_is_evaluated_and_saved(photos: Path, here: Path) -> None:
+    overrides = ("optim.ema=0.9", "record.tensorboard=false", "run=a")
+    assert train(photos, *overrides) == 0
+    lines = [json.loads(line) for line in Path("outputs/a/metrics.jsonl").read_text().splitlines()]
+    state = torch.load("outputs/a/checkpoints/last.ckpt", weights_only=True)
+    assert state["average"]["updates"] == 10
+    trainer = build(photos, "resume=outputs/a", "optim.ema=0.9", "epochs=3")
+    assert isinstance(trainer.average, Average)
+    averaged = trainer.evaluate(trainer.val.epoch(0))
+    assert averaged["loss"] == pytest.approx(lines[-1]["loss"], abs=0)
+    trainer.average = NoAverage(trainer.model)
+    assert trainer.evaluate(trainer.val.epoch(0)) != averaged
+
+
+def test_a_resumed_average_goes_on_to_the_bit(photos: Path, here: Path) -> None:
+    assert train(photos, "optim.ema=0.9", "run=whole", "epochs=2", "schedule=constant") == 0
+    assert train(photos, "optim.ema=0.9", "run=first", "epochs=1", "schedule=constant") == 0
+    assert train(photos, "optim.ema=0.9", "run=second", "epochs=2", "schedule=constant", "resume=outputs/first") == 0
+    whole, second = (
+        torch.load(f"outputs/{name}/checkpoints/last.ckpt", weights_only=True)["average"]
+        for name in ("whole", "second")
+    )
+    assert whole["updates"] == second["updates"]
+    assert all(torch.equal(whole["model"][name], second["model"][name]) for name in whole["model"])
+
+
+def test_frozen_layers_stay(photos: Path, here: Path) -> None:
+    trainer = build(photos, "model.freeze=[features]")
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    trainer.train_epoch(trainer.train.epoch(0))
+    changed = [name for name, value in trainer.model.state_dict().items() if not torch.equal(value, before[name])]
+    assert changed == ["head.weight", "head.bias"]
+    assert any("are frozen" in note for note in trainer.notes)
+
+
+def test_norms_and_biases_need_not_decay(photos: Path, here: Path) -> None:
+    groups = build(photos, "optim.decay_norm_and_bias=false").optimizer.param_groups
+    assert [group["weight_decay"] for group in groups] == [0.05, 0.0]
+    assert {parameter.ndim for parameter in groups[1]["params"]} == {1}
+
+
+def test_the_rate_is_for_so_many_images(photos: Path, here: Path) -> None:
+    trainer = build(photos, "optim.scale_lr=64", "lr=0.1", "accumulate=2")
+    assert trainer.optimizer.defaults["lr"] == pytest.approx(0.1 * 16 / 64)
+    assert any(note.startswith("lr     0.025 = 0.1 x 16 / 64") for note in trainer.notes)
+
+
+def test_training_starts_from_given_weights(photos: Path, here: Path) -> None:
+    assert train(photos, "run=a", "epochs=1") == 0
+    trainer = build(photos, "model.weights=outputs/a")
+    state = torch.load("outputs/a/checkpoints/best.ckpt", weights_only=True)["model"]
+    assert all(torch.equal(value, state[name]) for name, value in trainer.model.state_dict().items())
+    assert any(note.startswith("weights: ") for note in trainer.notes)
+
+
+def test_growing_sizes(photos: Path, here: Path) -> None:
+    trainer = build(photos, "progressive=[16,24]", "image_size=32", "epochs=3")
+    sizes = [next(iter(trainer.train.epoch(epoch))).images.shape[-1] for epoch in range(3)]
+    assert sizes == [16, 16, 24]
+    assert next(iter(trainer.val.epoch(0))).images.shape[-1] == 32
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_determinism_is_set_both_ways(photos: Path, here: Path, deterministic: bool) -> None:
+    build(photos, f"deterministic={str(deterministic).lower()}")
+    assert torch.are_deterministic_algorithms_enabled() is deterministic
+    assert torch.backends.cudnn.benchmark is not deterministic
+    build(photos)
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.slow
+def test_auto_measures_and_says_so_and_leaves_no_trace(photos: Path, here: Path) -> None:
+    trainer = build(photos, "channels_last=auto", "cudnn_benchmark=auto")
+    plain = build(photos)
+    assert [note.partition(" took")[0] for note in trainer.notes[:2]] == [
+        "channels_last: auto",
+        "cudnn_benchmark: auto",
+    ]
+    assert all(torch.equal(*pair) for pair in zip(trainer.model.parameters(), plain.model.parameters(), strict=True))
+    trainer.train_epoch(trainer.train.epoch(0))
+    plain.train_epoch(plain.train.epoch(0))
+    assert trainer.metrics.read().scores() == pytest.approx(plain.metrics.read().scores(), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_compiled_training_is_the_same_to_rounding(photos: Path, here: Path) -> None:
+    compiled, plain = build(photos, "compile=true", "optim.ema=0.5"), build(photos, "optim.ema=0.5")
+    assert any(note.startswith("compile  ") for note in compiled.notes)
+    for trainer in (compiled, plain):
+        trainer.train_epoch(trainer.train.epoch(0))
+    assert compiled.metrics.read().scores() == pytest.approx(plain.metrics.read().scores(), rel=1e-3)
+    assert compiled.evaluate(compiled.val.epoch(0)) == pytest.approx(plain.evaluate(plain.val.epoch(0)), rel=1e-2)
+    assert compiled.model.state_dict().keys() == plain.model.state_dict().keys()
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("compile=maybe", "compile: 'maybe' is not allowed; set true, false or auto"),
+        ("max_grad_norm=0", "max_grad_norm: 0.0 is not allowed"),
+        ("progressive=[0]", "progressive: 0 is not a size"),
+        ("progressive=[16,16,16]", "progressive: 3 sizes for epochs=2"),
+    ],
+)
+def test_what_is_refused(override: str, line: str) -> None:
+    with pytest.raises(ConfigError, match="^" + line.replace("[", r"\[")):
+        effloop.compose([*TINY, override])
+
+
+def test_contradictions() -> None:
+    for overrides, line in (
+        (["amp=true", "precision=fp32"], "amp: true contradicts precision=fp32"),
+        (["deterministic=true", "cudnn_benchmark=true"], "deterministic: true contradicts cudnn_benchmark=true"),
+        (["deterministic=true", "cudnn_benchmark=auto"], "deterministic: true contradicts cudnn_benchmark=auto"),
+    ):
+        with pytest.raises(ConfigError, match=line):
+            effloop.compose(overrides)
