@@ -40,8 +40,10 @@ class Average(NoAverage):
     """The exponential moving average of a model's weights (Polyak and Juditsky 1992).
 
     The floating-point buffers are averaged alike, as timm's ModelEmaV3 does: BatchNorm's statistics describe what
-    the layers below give, and those are the averaged ones here. Left where the last batch put them, they belong to
-    weights some thousand updates newer. What isn't floating-point, such as BatchNorm's count, is copied.
+    the layers below give, and those are the averaged ones here. Copied from the last batches instead, they belong to
+    newer weights: `model=cnn` at 32 pixels and a constant rate, epochs 18 to 27, has 69-70 % of the photographs that
+    come along right with averaged ones, 59-65 % with copied ones, and 51-62 % without an average (decay 0.998). What
+    isn't floating-point, such as BatchNorm's count, is copied.
 
     Args:
         model: what is trained, on its device and in its memory layout. Its tensors are looked up here, once: they
