@@ -39,7 +39,8 @@ def settled(config: Config, num_classes: int, parallel: Parallel, precision: Pre
         ways: list[dict[str, Any]] = [{key: value} for value in _VALUES[key]]
         values = {str(way[key]).lower(): replace(trial, **way) for way in ways}
         steps = {word: _trial(each, num_classes, parallel.device, precision) for word, each in values.items()}
-        verdict = fastest(key, steps)
+        with undisturbed(nn.Module(), precision):  # a loss scale is as it was
+            verdict = fastest(key, steps)
         trial = values[parallel.first(lambda found=verdict: found.name)]  # type: ignore[misc]
         lines.append(verdict.line)
     return trial, lines

@@ -52,6 +52,12 @@ def check_resumable(config: Config, state: Mapping[str, Any], *, world_size: int
             f"batch_size: the checkpoint was trained with {was}{theirs}, not {config.batch_size}{ours}; "
             + (f"keep {ranks} ranks" if rest else f"keep batch_size={fits}{ours}")
         )
+    decayed, decay = state["config"]["optim"]["decay_norm_and_bias"], config.optim.decay_norm_and_bias
+    if decayed != decay:  # the optimizer's groups hang on it
+        words = (str(decayed).lower(), str(decay).lower())
+        raise ConfigError(
+            f"optim.decay_norm_and_bias: the checkpoint was trained with {words[0]}, not {words[1]}; keep it"
+        )
     optim, epoch = state["config"]["optim"]["name"], state["progress"]["epoch"]
     if optim != config.optim.name:
         raise ConfigError(f"optim: the checkpoint was trained by optim={optim}, not {config.optim.name}; keep it")

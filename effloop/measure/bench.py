@@ -30,8 +30,9 @@ from effloop.measure.loader import loader
 from effloop.measure.scale import scale
 from effloop.measure.storage import storage
 from effloop.measure.train import train
-from effloop.measure.turns import seconds_of, take_turns
+from effloop.measure.turns import take_turns
 from effloop.registry import choices
+from effloop.settle import seconds_of
 from effloop.trainer import Trainer
 
 

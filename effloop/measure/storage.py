@@ -30,8 +30,9 @@ from effloop.data.source.writing import SHARD_BYTES, Dataset, writers
 from effloop.data.spool import Originals
 from effloop.errors import ConfigError
 from effloop.measure.memory import drop_from_cache, files_in, growth, memory_of, share_in_cache
-from effloop.measure.turns import scratch, seconds_of, take_turns
+from effloop.measure.turns import scratch, take_turns
 from effloop.registry import choices
+from effloop.settle import seconds_of
 
 READ_BY = {"zarr2": "zarr", "n5": "zarr"}
 """Format -> the source that reads it, where that has another name."""

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
-
-import torch
 
 from effloop.errors import ConfigError
 
@@ -31,20 +28,6 @@ def take_turns(runs: Mapping[str, Callable[[], T]], repeats: int, warm_up: int =
             if number >= warm_up:
                 found[name].append(value)
     return found
-
-
-def seconds_of(call: Callable[[], object]) -> float:
-    """How long a call takes, what it left to a GPU included."""
-    _synchronize()
-    started = time.perf_counter()
-    call()
-    _synchronize()
-    return time.perf_counter() - started
-
-
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 @contextmanager
