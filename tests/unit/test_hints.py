@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,15 @@ def known(config: Config, model: nn.Module | None = None) -> Facts:
     return replace(facts, cores=2, torch_threads=1)
 
 
-def said(photos: Path, *overrides: str, model: nn.Module | None = None, **facts: Any) -> list[str]:
+@cache
+def run(photos: Path, overrides: tuple[str, ...]) -> tuple[Config, Facts]:
     config = composed(photos, *overrides)
-    lines = hints(config, replace(known(config, model), **facts))
+    return config, known(config)
+
+
+def said(photos: Path, *overrides: str, model: nn.Module | None = None, **facts: Any) -> list[str]:
+    config, found = run(photos, overrides)
+    lines = hints(config, replace(found if model is None else known(config, model), **facts))
     assert all("\n" not in line and ": " in line and len(line) < 320 for line in lines), lines
     return lines
 
