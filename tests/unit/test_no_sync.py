@@ -22,7 +22,7 @@ import effloop
 from effloop.batch import Batch
 from effloop.checkpoint import CheckpointConfig, Checkpoints
 from effloop.measure.bench import Preloaded
-from effloop.model import models
+from effloop.model import checkpoint_blocks, freeze, models, parameter_groups
 from effloop.optim import Average, NoAverage, Objective, optimizers, schedules
 from effloop.parallel.single import NoneConfig, NoParallel
 from effloop.precision import Precision
@@ -39,7 +39,7 @@ KNOBS = [
     ["accumulate=2", "max_grad_norm=0.1", "optim.ema=0.9"],
     ["optim.ema=0.9"],
     ["optim=sgd"],
-    ["optim=sgd", "optim.nesterov=false", "optim.fused=true"],
+    ["optim=sgd", "optim.fused=true"],
     ["optim.fused=true"],
     ["optim.label_smoothing=0"],
     ["optim.decay_norm_and_bias=false"],
@@ -170,6 +170,9 @@ def bodiless(overrides: Sequence[str], device: torch.device) -> Trainer:
     small = [] if "model=small_resnet" in overrides else ["model.width=4"]
     config = effloop.compose([*small, "image_size=16", "batch_size=8", *overrides])
     model = models.build(config.model, num_classes=3, image_size=16).to(device)
+    freeze(model, config.model.freeze)
+    if config.model.checkpointing:
+        checkpoint_blocks(model)
     mixed = config.augment.mixup or config.augment.cutmix
     batch = Batch(
         images=torch.zeros(8, 3, 16, 16, device=device),
@@ -177,7 +180,8 @@ def bodiless(overrides: Sequence[str], device: torch.device) -> Trainer:
         ids=torch.arange(8),
         valid=torch.ones(8, dtype=torch.bool, device=device),
     )
-    optimizer = optimizers.build(config.optim, model.parameters())
+    decay = {"decay_norm_and_bias": config.optim.decay_norm_and_bias, "weight_decay": config.optim.weight_decay}
+    optimizer = optimizers.build(config.optim, parameter_groups(model, **decay))
     objective = Objective(config.optim.label_smoothing)
     precision = Precision(CPU, torch.bfloat16 if config.precision.mixed else None)  # autocast doesn't know `meta`
     return Trainer(
