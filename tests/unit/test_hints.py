@@ -196,7 +196,8 @@ def test_a_ring_that_fills_the_memory(photos: Path) -> None:
     assert line.startswith(
         "batch_size: 8 makes a ring of 4 batches for each split, 49.2 kB of the 98.3 kB that are free"
     )
-    assert "set batch_size=7 or engine.prefetch=1, or" in line
+    assert line.endswith("set batch_size=7 or engine.prefetch=1")
+    assert said(photos, workers, free_memory=slots)[0].endswith("set batch_size=4")  # three slots are too many, too
     assert said(photos, workers, free_memory=2 * slots) == []
     assert said(photos, "num_workers=0", free_memory=100) == []  # one batch at a time
     assert said(photos, workers, "engine=inline", free_memory=100) == []
