@@ -18,7 +18,8 @@ from effloop.parallel import Parallel
 from effloop.precision import Precision
 
 _TILE = 8
-"""Numbers of 16 bits that tensor cores take at once: NVIDIA asks for multiples of 16 bytes in each dimension."""
+"""Numbers of 16 bits in the 16 bytes that NVIDIA asks a product's dimensions to be multiples of. Since cuBLAS 11 and
+cuDNN 7.6.3 others run on tensor cores, too, but pad or take slower kernels."""
 
 _FEW = 16
 """Images that BatchNorm's statistics should be of, at least. ResNet-50's error on ImageNet was 23.6 % with 32 on a
@@ -114,7 +115,7 @@ def _sizes(config: Config, facts: Facts) -> Iterator[str]:
     """
     if facts.device != "cuda" or not facts.mixed or config.precision is None:
         return
-    why = f"a multiple of {_TILE}, which tensor cores need under precision={config.precision.name}"
+    why = f"a multiple of {_TILE}, as tensor cores like it under precision={config.precision.name}"
     if config.batch_size % _TILE:
         yield f"batch_size: {config.batch_size} is not {why}; set batch_size={_whole(config.batch_size)}"
     odd = facts.probe.odd_widths
@@ -211,12 +212,12 @@ def _ring(config: Config, facts: Facts) -> Iterator[str]:
     needed = slots * facts.slot_bytes * ranks
     if needed <= half:
         return
-    less = f" or engine.prefetch={config.engine.prefetch - 1}" * (config.engine.prefetch > 1)
+    shorter = " or engine.prefetch=1" * (3 * needed <= slots * half)
     each = f" in each of {ranks} ranks" * (ranks > 1)
     yield (
         f"batch_size: {config.batch_size} makes a ring of {slots} batches for each split{each}, {decimal(needed)} of "
-        f"the {decimal(facts.free_memory)} that are free; set batch_size={max(1, config.batch_size * half // needed)}"
-        f"{less}, or the machine may swap or end the run"
+        f"the {decimal(facts.free_memory)} that are free, and the machine may swap or end the run; "
+        f"set batch_size={max(1, config.batch_size * half // needed)}{shorter}"
     )
 
 
