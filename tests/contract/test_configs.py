@@ -36,6 +36,7 @@ NEEDS = {
     "data/zarr": ["data.root=."],
     "data/tar": ["data.root=."],
     "precision/tf32": [],
+    "experiment/finetune": ["model.weights=DEFAULT"],
 }
 
 

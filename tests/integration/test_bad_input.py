@@ -85,7 +85,7 @@ def refused(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> Ref
         pytest.param("optim=adamm", "optim: 'adamm' have adamw, sgd; did you mean 'adamw'?", id="13-optimizer"),
         pytest.param("decode=pilow", "decode: 'pilow' have auto, opencv did you mean 'pillow'?", id="13-decoder"),
         pytest.param("model=resnet51", "model: 'resnet51' did you mean 'resnet50'?", id="13-model"),
-        pytest.param("experiment=nope", "experiment: 'nope' have digits", id="13-experiment"),
+        pytest.param("experiment=nope", "experiment: 'nope' have cifar10_fast, digits", id="13-experiment"),
         pytest.param("data=dalli", "data: 'dalli' tfrecord, zarr, dali; did you mean 'dali'?", id="13-preset"),
         pytest.param("checkpoint.best_by=f1", "checkpoint.best_by: 'f1' have top1, top5, loss", id="13-enum"),
         pytest.param("data.name=memmap", "data.name: 'memmap' by data=memmap", id="13-name-alone"),

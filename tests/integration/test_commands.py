@@ -52,7 +52,8 @@ def test_list_shows_the_users_configs(here: Path, capsys: pytest.CaptureFixture[
     assert main(["list", "experiment"]) == 0
     lines = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
     assert ["experiment", "night", "Twelve hours."] in lines
-    assert [name for _, name, _ in lines if name != "night"] == ["digits"]
+    recipes = ["cifar10_fast", "digits", "embedded", "finetune", "imagenet_resnet50", "imagenet_resnet50_8gpu"]
+    assert [name for _, name, _ in lines if name != "night"] == recipes
 
 
 def test_cfg_prints_and_stops(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,148 @@
+"""Every recipe of configs/experiment: composes, builds, trains two steps and is evaluated, on a CPU and tiny images."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from plans import line
+from runs import call, make_photos, rows
+
+import effloop
+from effloop import config as configs
+from effloop import search
+from effloop.build_model import build_model
+from effloop.config import Config
+from effloop.errors import ConfigError
+from effloop.model import parameter_groups
+from effloop.optim import scaled_lr
+
+FOLDER = search.config_root() / "experiment"
+RECIPES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+NARROW = {
+    "embedded": ["data=auto", "model.width=4", "image_size=16"],
+    "digits": ["model.width=4", "image_size=16"],
+    "cifar10_fast": [],
+    "finetune": ["model.width=4", "image_size=16"],
+    "imagenet_resnet50": ["image_size=32"],
+    "imagenet_resnet50_8gpu": ["model=resnet18", "image_size=48", "progressive=[32,48]", "parallel.processes=2"],
+}
+"""What makes a recipe small enough for a test; the rest of it stays."""
+
+every_recipe = pytest.mark.parametrize("name", RECIPES)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two batches of four, and an evaluation that they don't divide; no side is under 32 pixels."""
+    return make_photos(tmp_path_factory.mktemp("photos"), train=8, val=3)
+
+
+@pytest.fixture(scope="module")
+def weights(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A state dict of the model that fine-tuning is tried with, for seven classes."""
+    config = effloop.compose([f"data.root={root}", "model.width=4", "image_size=16", "seed=7"])
+    path = tmp_path_factory.mktemp("weights") / "weights.pth"
+    torch.save(build_model(config, list("abcdefg"), torch.device("cpu")).state_dict(), path)
+    return path
+
+
+def given(name: str, weights: Path | str = "DEFAULT") -> list[str]:
+    """The recipe, with what it doesn't know."""
+    return [f"experiment={name}", *[f"model.weights={weights}"] * (name == "finetune")]
+
+
+def tiny(name: str, root: Path, weights: Path) -> list[str]:
+    few = ["batch_size=4", "num_workers=0", "device=cpu", "record.tensorboard=false", "run=run", f"data.root={root}"]
+    return [*given(name, weights), *few, *NARROW[name]]
+
+
+@every_recipe
+def test_says_what_it_is_and_how_to_call_it(name: str) -> None:
+    lines = (FOLDER / f"{name}.yaml").read_text().splitlines()
+    assert lines[0] == "# @package _global_"
+    assert re.fullmatch(r"# .{20,88}", lines[1])
+    assert lines[2].startswith(f"# python -m effloop experiment={name}")
+    assert max(map(len, lines)) <= 120
+
+
+@every_recipe
+def test_is_narrowed_here(name: str) -> None:
+    assert name in NARROW
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if not name.endswith("gpu")])
+def test_trains_two_steps_and_is_evaluated(name: str, root: Path, weights: Path, here: Path) -> None:
+    config = effloop.compose([*tiny(name, root, weights), "epochs=1"])
+    trainer = effloop.build_trainer(config)
+    before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+    scores = trainer.fit()
+    assert trainer.progress.step == 2
+    assert all(map(math.isfinite, scores.values()))
+    assert any(not torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name.endswith("gpu")])
+def test_ranks_train_a_step_at_each_size_and_evaluate(name: str, root: Path, weights: Path, here: Path) -> None:
+    code, out, err = call(*tiny(name, root, weights), "epochs=2", cwd=here)
+    assert code == 0, err
+    assert "2 (ranks)" in out
+    last = rows(here / "outputs" / "run")[-1]
+    assert all(math.isfinite(value) for value in last.values() if isinstance(value, float))
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name not in ("embedded", "imagenet_resnet50_8gpu")])
+def test_data_has_to_be_given(name: str, here: Path) -> None:
+    config = effloop.compose([*given(name), "device=cpu"])
+    with pytest.raises(ConfigError, match=line("data.root is missing; data=auto needs it: set data.root=PATH")):
+        effloop.build_trainer(config)
+    assert not list(here.iterdir())
+
+
+def test_weights_have_to_be_given() -> None:
+    with pytest.raises(ConfigError, match=r"^model.weights: '' is not allowed; set .*$"):
+        effloop.compose(["experiment=finetune", "data.root=."])
+
+
+def test_embedded_is_the_default_run() -> None:
+    recipe, default = (configs.to_dict(effloop.compose([*words, "run=run"])) for words in ([given("embedded")[0]], []))
+    assert (recipe["data"].pop("name"), default["data"].pop("name")) == ("embedded", "auto")
+    assert recipe == default
+    one, other = (effloop.build_loader(effloop.compose(words), "val") for words in (given("embedded"), []))
+    assert one.plan.source.fingerprint() == other.plan.source.fingerprint()
+
+
+def test_fine_tuning_starts_from_the_weights_and_leaves_the_head(root: Path, weights: Path, here: Path) -> None:
+    trainer = effloop.build_trainer(effloop.compose(tiny("finetune", root, weights)))
+    with trainer.recorder:
+        saved, ours = torch.load(weights, weights_only=True), trainer.model.state_dict()
+    assert all(torch.equal(saved[key], ours[key]) for key in saved if not key.startswith("head."))
+    assert ours["head.weight"].shape == (3, 32)
+
+
+@pytest.mark.parametrize(
+    ("name", "images", "lr"),
+    [  # as their sources have them, and by linear scaling from there
+        ("imagenet_resnet50", 256, 0.256),
+        ("imagenet_resnet50", 2048, 2.048),
+        ("imagenet_resnet50_8gpu", 8 * 512, 1.7),
+        ("imagenet_resnet50_8gpu", 4 * 512, 0.85),
+        ("cifar10_fast", 512, 0.4),
+        ("finetune", 64, 0.0025),
+    ],
+)
+def test_the_rate_follows_the_images_of_an_update(name: str, images: int, lr: float) -> None:
+    assert scaled_lr(effloop.compose(given(name)).optim, images) == pytest.approx(lr)
+
+
+@pytest.mark.parametrize("name", ["imagenet_resnet50", "imagenet_resnet50_8gpu", "finetune"])
+def test_norms_and_biases_do_not_decay(name: str) -> None:
+    config: Config = effloop.compose([*given(name), "model=resnet18", "model.weights=null", "image_size=32"])
+    model = build_model(config, ["a", "b"], torch.device("cpu"))
+    optim = config.optim
+    groups = parameter_groups(model, decay_norm_and_bias=optim.decay_norm_and_bias, weight_decay=optim.weight_decay)
+    decays = {len(each.shape) > 1: group["weight_decay"] for group in groups for each in group["params"]}
+    assert decays == {True: config.optim.weight_decay, False: 0.0}
