@@ -30,6 +30,10 @@ class WorkerError(EffLoopError):
     """A worker process that ended before its work did."""
 
 
+class RankError(EffLoopError):
+    """A rank that ended, or stopped answering, before its work was done."""
+
+
 class CheckpointError(EffLoopError):
     """A checkpoint or run folder that can't be written, found or read."""
 

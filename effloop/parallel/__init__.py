@@ -1,6 +1,6 @@
 """How ranks work together."""
 
-from effloop.parallel import single
+from effloop.parallel import ddp, dp, single
 from effloop.parallel.base import Parallel, ParallelConfig, parallels
 
-__all__ = ["Parallel", "ParallelConfig", "parallels", "single"]
+__all__ = ["Parallel", "ParallelConfig", "ddp", "dp", "parallels", "single"]

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,13 @@ T = TypeVar("T")
 
 @dataclass
 class ParallelConfig(PartConfig):
-    """Fields that every strategy has: none so far."""
+    """Fields that every strategy has: none so far.
+
+    Attributes:
+        of_ranks: whether it is made of several processes, which have to be started first.
+    """
+
+    of_ranks: ClassVar[bool] = False
 
 
 class Parallel(ABC):

@@ -1,0 +1,139 @@
+"""Where a process stands among others that something else has started: torchrun or Slurm."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from effloop.errors import ConfigError
+
+TORCHRUN = "torchrun --nproc-per-node N -m effloop ..."
+_PORTS = range(15000, 32768)  # below those that Linux hands out by itself
+
+
+@dataclass(frozen=True)
+class Place:
+    """One process among several.
+
+    Attributes:
+        rank, world_size: its number, counted from 0, and how many there are.
+        local_rank, local_world_size: the same on this machine.
+        address, port: where they meet.
+        by: who started them: torchrun, or slurm.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    address: str
+    port: int
+    by: str
+
+    def publish(self) -> None:
+        """Set what torch reads from the environment."""
+        os.environ.update(
+            RANK=str(self.rank),
+            WORLD_SIZE=str(self.world_size),
+            LOCAL_RANK=str(self.local_rank),
+            LOCAL_WORLD_SIZE=str(self.local_world_size),
+            MASTER_ADDR=self.address,
+            MASTER_PORT=str(self.port),
+        )
+
+
+def found(env: Mapping[str, str] | None = None) -> Place | None:
+    """The place that the environment gives this process; None if nothing has started it as one of several.
+
+    Raises:
+        ConfigError: the environment says so, but contradicts itself or lacks something.
+    """
+    env = os.environ if env is None else env
+    if "WORLD_SIZE" in env:
+        return _by_torchrun(env)
+    if "SLURM_STEP_ID" in env and _number(env, "SLURM_STEP_NUM_TASKS", 1, 10**6, default=1) > 1:
+        return _by_slurm(env)
+    return None
+
+
+def _by_torchrun(env: Mapping[str, str]) -> Place:
+    missing = [key for key in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not env.get(key)]
+    if missing:
+        raise ConfigError(
+            f"WORLD_SIZE is {env['WORLD_SIZE']} in the environment, but {', '.join(missing)} not set; "
+            f"start with {TORCHRUN}, or unset WORLD_SIZE"
+        )
+    world_size = _number(env, "WORLD_SIZE", 1, 10**6)
+    local_world_size = _number(env, "LOCAL_WORLD_SIZE", 1, world_size, default=world_size)
+    return Place(
+        rank=_number(env, "RANK", 0, world_size - 1),
+        world_size=world_size,
+        local_rank=_number(env, "LOCAL_RANK", 0, local_world_size - 1),
+        local_world_size=local_world_size,
+        address=env["MASTER_ADDR"],
+        port=_number(env, "MASTER_PORT", 1, 65535),
+        by="torchrun",
+    )
+
+
+def _by_slurm(env: Mapping[str, str]) -> Place:
+    world_size = _number(env, "SLURM_STEP_NUM_TASKS", 1, 10**6)
+    nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or ""
+    node = _number(env, "SLURM_NODEID", 0, 10**6, default=0)
+    tasks = tasks_per_node(env.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    local_world_size = tasks[node] if node < len(tasks) else world_size
+    if not nodes and not env.get("MASTER_ADDR"):
+        raise ConfigError(
+            "SLURM_STEP_NODELIST is not set, which says where ranks meet; start with srun, or set MASTER_ADDR"
+        )
+    job = _number(env, "SLURM_JOB_ID", 0, 2**63, default=0) + _number(env, "SLURM_STEP_ID", 0, 2**63, default=0)
+    return Place(
+        rank=_number(env, "SLURM_PROCID", 0, world_size - 1),
+        world_size=world_size,
+        local_rank=_number(env, "SLURM_LOCALID", 0, local_world_size - 1),
+        local_world_size=local_world_size,
+        address=env.get("MASTER_ADDR") or first_host(nodes),
+        port=_number(env, "MASTER_PORT", 1, 65535, default=_PORTS[job % len(_PORTS)]),
+        by="slurm",
+    )
+
+
+def _number(env: Mapping[str, str], key: str, least: int, most: int, default: int | None = None) -> int:
+    """A whole number of the environment, within its range."""
+    text = env.get(key, "")
+    if not text and default is not None:
+        return default
+    if not re.fullmatch(r"\d+", text) or not least <= int(text) <= most:
+        got = f"'{text}'" if key in env else "not set"
+        raise ConfigError(
+            f"{key}: {got} in the environment; it has to be a whole number from {least} to {most}, "
+            f"as {TORCHRUN} or srun set it"
+        )
+    return int(text)
+
+
+def first_host(nodes: str) -> str:
+    """The first of Slurm's list of nodes: `gpu[03-05,7],x` -> `gpu03`.
+
+    Raises:
+        ConfigError: not such a list.
+    """
+    match = re.match(r"([^\[\],]*)(?:\[(\d+)[^\]]*\]([^\[\],]*))?(?=[,\[]|$)", nodes)
+    if not match or not match[0]:
+        raise ConfigError(f"SLURM_STEP_NODELIST: '{nodes}' names no machine; set MASTER_ADDR to the first one")
+    rest = nodes[match.end() :]
+    head = f"{match[1]}{match[2] or ''}{match[3] or ''}"
+    return head + (first_host(rest) if rest.startswith("[") else "")
+
+
+def tasks_per_node(text: str) -> list[int]:
+    """Slurm's tasks of each node: `2(x3),1` -> [2, 2, 2, 1]; empty if it isn't that."""
+    tasks: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if not match:
+            return []
+        tasks += [int(match[1])] * int(match[2] or 1)
+    return tasks
