@@ -119,7 +119,7 @@ def _knobs(config: Config, model: nn.Module, device: torch.device) -> dict[str, 
     whole = f"batch_size={2 * halves}"
     group = config.accumulate
     ranks = ("parallel=ddp", "parallel.processes=2", f"batch_size={halves}")
-    frozen = ",".join(_first_half(model))
+    frozen = ",".join(first_half(model))
     small = max(1, config.image_size // 2)
     return {
         "nothing": Knob((), ()),
@@ -154,7 +154,7 @@ def _knobs(config: Config, model: nn.Module, device: torch.device) -> dict[str, 
     }
 
 
-def _first_half(model: nn.Module) -> list[str]:
+def first_half(model: nn.Module) -> list[str]:
     """Names of the parts that freezing the first layers would freeze: `features`, or else half of the parts."""
     prefix, parts = "", _parts(model)
     while len(parts) == 1:  # what only wraps the model
@@ -215,7 +215,7 @@ def show(result: Mapping[str, Any]) -> None:
     """Print the table of a result."""
     table = Table(
         title=f"{result['model']}, {result['batch_size']} images of {result['image_size']} pixels on "
-        f"{result['device']} ({result['cores']} cores), torch {result['torch']}; {result['repeats']} turns each"
+        f"{result['device']} ({result['cores']} cores), torch {result['torch']}; turns of each: {result['repeats']}"
     )
     for heading in _COLUMNS:
         table.add_column(heading, justify="left" if heading in ("knob", "override", "remark") else "right")
