@@ -1,4 +1,4 @@
-"""Benchmarks: `python -m effloop bench what=loop|loader|train|storage|scale|augment`."""
+"""Benchmarks: `python -m effloop bench what=loop|step|loader|train|storage|scale|augment`."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from effloop.measure.augment import augment
 from effloop.measure.augment_tables import GRID, files
 from effloop.measure.loader import loader
 from effloop.measure.scale import scale
+from effloop.measure.step import step
 from effloop.measure.storage import storage
 from effloop.measure.train import train
 from effloop.measure.turns import take_turns
@@ -45,12 +46,14 @@ class Benchmark:
         repeats: unless `repeats=N` is given.
         options: the words it takes beside, with what they are unless given.
         files: writes more of the result beside its JSON file; then there are files without `out=`, too.
+        overrides: whether it also takes the overrides, to compose others.
     """
 
     call: Callable[..., dict[str, Any]]
     repeats: int
     options: Mapping[str, str] = field(default_factory=dict)
     files: Callable[[Mapping[str, Any], Path], None] | None = None
+    overrides: bool = False
 
 
 def main(words: list[str]) -> int:
@@ -70,7 +73,9 @@ def main(words: list[str]) -> int:
     repeats, out = options["repeats"], _out(options["out"], what)
     if not repeats.isdigit() or int(repeats) < 1:
         raise ConfigError(f"repeats: '{repeats}' is not allowed; set a whole number above 0")
-    own = {key: options[key] for key in benchmark.options}
+    own: dict[str, Any] = {key: options[key] for key in benchmark.options}
+    if benchmark.overrides:
+        own["overrides"] = overrides
     result = benchmark.call(configs.compose(overrides), int(repeats), **own)
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)  # there, unless it is the default
@@ -209,6 +214,7 @@ def _seeded(call: Callable[[], None]) -> float:
 
 BENCHMARKS = {
     "loop": Benchmark(loop, 25),
+    "step": Benchmark(step, 7, {"knobs": "all", "work": ""}, overrides=True),
     "loader": Benchmark(loader, 5, {"vs": "torchvision,pillow", "folder": "", "work": ""}),
     "train": Benchmark(train, 5, {"folder": "", "work": ""}),
     "storage": Benchmark(storage, 5, {"formats": "all", "work": ""}),

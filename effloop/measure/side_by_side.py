@@ -67,7 +67,8 @@ def _serve(orders: Connection, build: Callable[[Work], Epoch], work: Work) -> No
     """What the process does until the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who asks ends this
     multiprocessing.set_start_method("fork", force=True)  # Linux's own until Python 3.14, for the peers' workers
-    keep_freed_memory()  # for all alike
+    if work.config.reuse_memory:
+        keep_freed_memory()  # for all alike
     try:
         epoch = build(work)
     except Exception as error:  # of a peer's, any
