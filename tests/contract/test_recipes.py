@@ -18,7 +18,7 @@ from effloop.batch import Batch
 from effloop.data.engine import engines
 from effloop.data.loader import Loader
 from effloop.errors import ConfigError
-from effloop.parallel import Parallel
+from effloop.parallel import Parallel, ParallelConfig
 from effloop.parallel.single import NoParallel
 
 RECIPES = sorted(path.stem for path in (search.config_root() / "augment").glob("*.yaml"))
@@ -37,8 +37,8 @@ class Rank(NoParallel):
     """One of several processes, for what loads their parts."""
 
     def __init__(self, rank: int, world_size: int) -> None:
-        self.rank = rank
-        self.world_size = world_size
+        super().__init__(ParallelConfig(), torch.device("cpu"))
+        self.rank, self.world_size = rank, world_size
 
 
 def make(root: Path, recipe: str, device: str = "cpu", *overrides: str, parallel: Parallel | None = None) -> Loader:
