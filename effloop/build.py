@@ -70,7 +70,7 @@ def build_loader(config: Config, split: str = "train", *, parallel: Parallel | N
     device = parallel.device if parallel else find_device(config.device)
     if config.reuse_memory:
         keep_freed_memory()
-    num_workers = _num_workers(config, parallel)
+    workers = num_workers(config, parallel)
     source = sources.build(config.data, config.data.train_split if train else config.data.val_split)
     order = Order(
         num_samples=len(source),
@@ -96,8 +96,8 @@ def build_loader(config: Config, split: str = "train", *, parallel: Parallel | N
     )
     if device.type == "cpu" and plan.augment.has_device_part:
         warn("augment.device=gpu: the model is on the CPU; batches are augmented there, in the loop's own thread")
-    check_samples(plan, config.data.check, num_workers)
-    engine = engines.build(config.engine, plan, num_workers=num_workers, pin_memory=device.type == "cuda")
+    check_samples(plan, config.data.check, workers)
+    engine = engines.build(config.engine, plan, num_workers=workers, pin_memory=device.type == "cuda")
     transfer = Transfer(
         device,
         config.data.mean,
@@ -286,7 +286,8 @@ def evaluate_checkpoint(config: Config, state: Mapping[str, Any]) -> tuple[dict[
         return evaluate(model, val.epoch(0), objective, Metrics(device), precision), val
 
 
-def _num_workers(config: Config, parallel: Parallel | None) -> int:
+def num_workers(config: Config, parallel: Parallel | None) -> int:
+    """Threads or processes that load for one rank: what was asked for, or its share of the cores."""
     ranks = parallel.local_world_size if parallel else 1
     return max(1, available_cores() // ranks) if isinstance(config.num_workers, str) else config.num_workers
 

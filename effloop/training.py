@@ -10,11 +10,10 @@ from pathlib import Path
 
 from effloop import config as configs
 from effloop import launch, ranks, snapshot
-from effloop.build import build_trainer
+from effloop.build import build_trainer, num_workers
 from effloop.checkpoint import files
 from effloop.config import Config
 from effloop.errors import CheckpointError, ConfigError, InterruptedRunError
-from effloop.hardware import available_cores
 from effloop.parallel.found import found
 from effloop.parallel.notes import StoreNotes
 from effloop.rank import Job, Task, take_part
@@ -89,6 +88,12 @@ def _fit(trainer: Trainer, config: Config) -> None:
         trainer.fit()
     except KeyboardInterrupt:
         raise InterruptedRunError(ranks.interrupted(run_dir)) from None
+    except RuntimeError as error:
+        if "does not have a deterministic implementation" not in str(error):
+            raise
+        raise ConfigError(
+            f"deterministic: {str(error).partition(' does not')[0]} can't be; set deterministic=false, or another model"
+        ) from error
     if trainer.parallel.rank:
         return
     look = f"   look: tensorboard --logdir {name}" if (run_dir / "tensorboard").exists() else ""
@@ -109,7 +114,7 @@ def _description(trainer: Trainer, config: Config, run_dir: Path) -> list[str]:
         f"step   {trainer.train.global_batch * config.accumulate} images = {config.batch_size} per rank "
         f"x {trainer.parallel.world_size} (ranks) x {config.accumulate} (accumulated); "
         f"engine {config.engine.name}, num_workers {config.num_workers}"
-        + (f" = {available_cores()}" if config.num_workers == "auto" else ""),
+        + (f" = {num_workers(config, trainer.parallel)}" if config.num_workers == "auto" else ""),
     ]
 
 
@@ -120,7 +125,7 @@ def resume(args: list[str]) -> int:
         raise CheckpointError(f"'{folder}' is not a run folder; name the folder that holds config.yaml")
     place = found()
     if place and place.world_size > 1:
-        compose = partial(_job_to_resume, folder, overrides)
+        compose = partial(_job_of_ranks, folder, overrides)
         take_part(place, compose, train_task, lambda joined: StoreNotes(joined.base), facts=True)
         return 0
     job = _job_to_resume(folder, overrides)
@@ -138,6 +143,21 @@ def _job_to_resume(folder: Path, overrides: Sequence[str]) -> Job:
     config = configs.load(folder / "config.yaml", overrides)
     files.find(folder, "last")
     return Job(configs.to_dict(config), list(overrides), str(folder), resume=True)
+
+
+def _job_of_ranks(folder: Path, overrides: Sequence[str]) -> Job:
+    """The same for ranks that torchrun or Slurm has started.
+
+    Raises:
+        ConfigError: the run is of a single process.
+    """
+    job = _job_to_resume(folder, overrides)
+    if not configs.from_dict(job.config, (), str(folder)).parallel.of_ranks:
+        raise ConfigError(
+            f"parallel: {folder} was trained by a single process, and this is one of several; set parallel=ddp, "
+            "or leave torchrun or srun out"
+        )
+    return job
 
 
 def _is_done(checkpoint: Path, config: Config) -> bool:
