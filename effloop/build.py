@@ -254,9 +254,14 @@ def _build_train(config: Config, parallel: Parallel) -> tuple[Loader, BatchStrea
     train = build_loader(config, "train", parallel=parallel)
     if not config.progressive:
         return train, train
-    sizes = [replace(config, image_size=size) for size in config.progressive]
-    loaders = [build_loader(each, "train", parallel=parallel) for each in sizes]
-    return train, Stages(config.progressive, loaders, config.epochs)
+    loaders = {config.image_size: train}
+    for size in config.progressive:
+        if size not in loaders:
+            try:
+                loaders[size] = build_loader(replace(config, image_size=size), "train", parallel=parallel)
+            except ConfigError as error:
+                raise ConfigError(f"progressive: at {size} pixels {error}") from error
+    return train, Stages(config.progressive, [loaders[size] for size in config.progressive], config.epochs)
 
 
 def _make_run_dir(path: Path, config: Config, overrides: Sequence[str], about: Mapping[str, Any]) -> Path:

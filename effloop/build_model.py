@@ -24,19 +24,23 @@ def build_model(config: Config, classes: Sequence[str], device: torch.device) ->
             f"model.num_classes: {wanted}, but the data has {len(classes)} classes; "
             f"set model.num_classes={len(classes)} or null"
         )
+    size = config.image_size
     try:
         model: nn.Module = models.build(config.model, num_classes=len(classes), image_size=config.image_size)
-        with torch.no_grad():  # many a network can't take a small image, and says so only now
-            logits = model.eval()(torch.zeros(1, 3, config.image_size, config.image_size))
-        if logits.shape != (1, len(classes)):
-            raise ValueError(f"it gives {tuple(logits.shape)} for one image, not (1, {len(classes)}) logits")
+        # Many a network can't take a small image, and says so only now.
+        for size in dict.fromkeys([config.image_size, *config.progressive]):
+            with torch.no_grad():
+                logits = model.eval()(torch.zeros(1, 3, size, size))
+            if logits.shape != (1, len(classes)):
+                raise ValueError(f"it gives {tuple(logits.shape)} for one image, not (1, {len(classes)}) logits")
     except EffLoopError:
         raise
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
+        key = "image_size" if size == config.image_size else "progressive"
         raise ConfigError(
-            f"model: {getattr(config.model, 'arch', config.model.name)} can't be had for "
-            f"image_size={config.image_size}: {reason}; set another image_size or model"
+            f"model: {getattr(config.model, 'arch', config.model.name)} can't be had for {key}={size}: {reason}; "
+            f"set another {key} or model"
         ) from error
     if config.model.freeze:
         freeze(model, config.model.freeze)
