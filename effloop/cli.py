@@ -43,8 +43,8 @@ EffLoop trains image models on PyTorch as fast as the machine allows.
   python -m effloop verify [data=NAME] data.root=PATH   look at every sample
   python -m effloop show [split=val] [samples=8] [epochs=8]  what a model sees
   python -m effloop list [GROUP]               all that can be chosen
-  python -m effloop bench what=loop            what the loop costs; or step (each
-               knob of it), loader, train (with peers), storage, scale, augment
+  python -m effloop bench what=loop            what the loop costs; or step, its
+               knobs; or loader, train (with peers), storage, scale, augment
 
 Parts, each chosen by GROUP=NAME:
   data       where images come from: auto, folder, lmdb, tar, tfrecord, hdf5,
