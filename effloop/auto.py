@@ -65,29 +65,40 @@ def _trial(config: Config, num_classes: int, device: torch.device, precision: Pr
     return step
 
 
-def compile_now(config: Config, step: Step, averaged: nn.Module, device: torch.device, num_classes: int) -> float:
+def compile_now(
+    config: Config, train_step: nn.Module, averaged: nn.Module, precision: Precision, num_classes: int
+) -> float:
     """Have a compiled model compiled before the clock of training runs; the seconds that it took.
 
-    For training and for evaluation, at each size of images that there will be; nothing else is changed by it.
+    For training and for evaluation, at each size of images that there will be; nothing else is changed by it. All
+    ranks have to: in DDP's own forward torch cuts the graph where gradients are sent, so that sending and computing
+    overlap.
+
+    Args:
+        config: of the run.
+        train_step: a `Step`, as the strategy wrapped it.
+        averaged: what is evaluated.
+        precision: of both.
+        num_classes: of the model.
 
     Raises:
         ConfigError: torch.compile can't; the line has its reason.
     """
-    sizes = list(dict.fromkeys([*config.progressive, config.image_size]))
+    import torch._dynamo as dynamo  # 1 s
+
+    dynamo.config.optimize_ddp = not config.model.checkpointing  # such graphs can't be cut
 
     def run() -> None:
-        for size in sizes:
-            images, targets, valid = _batch(config, size, num_classes, device)
-            if size in (config.progressive or sizes):
-                step.train()
-                step.precision.backward(step(images, targets, valid)[0])
-        with torch.no_grad(), step.precision.autocast():
+        for size in dict.fromkeys(config.progressive or [config.image_size]):
+            precision.backward(train_step.train()(*_batch(config, size, num_classes, precision.device))[0])
+        images, _, _ = _batch(config, config.image_size, num_classes, precision.device)
+        with torch.no_grad(), precision.autocast():
             averaged.eval()(images)
 
     try:
-        with undisturbed(step):
+        with undisturbed(train_step):
             return seconds_of(run)
-    except RuntimeError as error:  # of dynamo, inductor, or the compiler behind them
+    except dynamo.exc.TorchDynamoException as error:
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(f"compile: torch.compile can't do it here: {reason}; set compile=false") from error
 

@@ -52,6 +52,12 @@ def check_resumable(config: Config, state: Mapping[str, Any], *, world_size: int
             f"batch_size: the checkpoint was trained with {was}{theirs}, not {config.batch_size}{ours}; "
             + (f"keep {ranks} ranks" if rest else f"keep batch_size={fits}{ours}")
         )
+    frozen, freeze = state["config"]["model"]["freeze"], config.model.freeze
+    if frozen != freeze:  # the optimizer's state goes by the place among what is trained
+        raise ConfigError(
+            f"model.freeze: the checkpoint was trained with {frozen}, not {freeze}; keep it, or begin a run of its own "
+            "from the weights alone: model.weights=RUN"
+        )
     decayed, decay = state["config"]["optim"]["decay_norm_and_bias"], config.optim.decay_norm_and_bias
     if decayed != decay:  # the optimizer's groups hang on it
         words = (str(decayed).lower(), str(decay).lower())

@@ -8,7 +8,7 @@ import os
 import re
 import resource
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -43,6 +43,24 @@ def set_reproducible(*, deterministic: bool, cudnn_benchmark: bool) -> None:
     torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.deterministic = deterministic
     torch.backends.cudnn.benchmark = cudnn_benchmark
+
+
+@contextmanager
+def determinism_explained() -> Iterator[None]:
+    """Around a step: an operation that `deterministic` rules out is one line.
+
+    Raises:
+        ConfigError: the line names the operation.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        name, found, _ = str(error).partition(" does not have a deterministic implementation")
+        if not found:
+            raise
+        raise ConfigError(
+            f"deterministic: {name} gives other bits each time; set deterministic=false, or another model"
+        ) from error
 
 
 def set_own_threads(count: int) -> int:

@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from effloop import snapshot
-from effloop.build import build_loader
+from effloop.build_data import build_loader
 from effloop.config import Config
 from effloop.errors import ConfigError
 from effloop.record import grid

@@ -9,11 +9,13 @@ from functools import partial
 from pathlib import Path
 
 from effloop import config as configs
-from effloop import launch, ranks, snapshot
-from effloop.build import build_trainer, num_workers
+from effloop import launch, ranks
+from effloop.build import build_trainer
+from effloop.build_data import num_workers
 from effloop.checkpoint import files
 from effloop.config import Config
 from effloop.errors import CheckpointError, ConfigError, InterruptedRunError
+from effloop.hardware import determinism_explained
 from effloop.parallel.found import found
 from effloop.parallel.notes import StoreNotes
 from effloop.rank import Job, Task, take_part
@@ -69,8 +71,6 @@ def train_task(task: Task) -> None:
         return
     trainer = build_trainer(task.config, run_dir=task.run_dir, overrides=task.overrides, resume=checkpoint)
     run_dir = trainer.checkpoints.folder.parent
-    if task.resume and task.overrides and not trainer.parallel.rank:
-        snapshot.rewrite(run_dir, task.config, task.overrides)
     task.begun(run_dir)
     if task.note:
         trainer.recorder.note(task.note)
@@ -85,15 +85,10 @@ def _fit(trainer: Trainer, config: Config) -> None:
     for line in _description(trainer, config, run_dir):
         trainer.recorder.note(line)
     try:
-        trainer.fit()
+        with determinism_explained():
+            trainer.fit()
     except KeyboardInterrupt:
         raise InterruptedRunError(ranks.interrupted(run_dir)) from None
-    except RuntimeError as error:
-        if "does not have a deterministic implementation" not in str(error):
-            raise
-        raise ConfigError(
-            f"deterministic: {str(error).partition(' does not')[0]} can't be; set deterministic=false, or another model"
-        ) from error
     if trainer.parallel.rank:
         return
     look = f"   look: tensorboard --logdir {name}" if (run_dir / "tensorboard").exists() else ""

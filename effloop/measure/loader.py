@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any
 
-from effloop.build import build_loader
+from effloop.build_data import build_loader
 from effloop.config import Config
 from effloop.errors import ConfigError
 from effloop.measure.peers import LOADERS, Work, check_same_work, originals

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from effloop import config as configs
-from effloop.build import build_loader
+from effloop.build_data import build_loader
 from effloop.config import Config
 from effloop.data.augment.base import Device
 from effloop.data.augment.recipe import named

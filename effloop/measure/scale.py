@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from effloop import config as configs
-from effloop.build import build_loader
+from effloop.build_data import build_loader
 from effloop.config import Config
 from effloop.data.progress import Meter
 from effloop.data.source import sources

@@ -20,7 +20,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from effloop.build import build_loader
+from effloop.build_data import build_loader
 from effloop.config import Config
 from effloop.data.keyed import Permutation
 from effloop.data.progress import Meter

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from effloop.errors import ConfigError
 from effloop.model.base import CHANNEL_NORMS
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -47,6 +48,9 @@ def probe(model: nn.Module, image_size: int, *, channels_last: bool) -> Probe:
         model: on its device.
         image_size: height and width in pixels.
         channels_last: memory layout of the image.
+
+    Raises:
+        ConfigError: all that the logits depend on is frozen.
     """
     parameters = dict(model.named_parameters())
     trained = {name: each for name, each in parameters.items() if each.requires_grad}
@@ -56,6 +60,10 @@ def probe(model: nn.Module, image_size: int, *, channels_last: bool) -> Probe:
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.enable_grad(), _in_eval_mode(model), _watched(model) as calls:
         logits: Tensor = model.forward(image)  # calling it would compile a model that is to be compiled
+        if not logits.requires_grad:
+            raise ConfigError(
+                "model.freeze: nothing that the logits depend on is left to train; freeze fewer parameters"
+            )
         # Not backward(), which would leave gradients in the parameters.
         gradients = torch.autograd.grad(logits.sum(), list(trained.values()), allow_unused=True)
     return Probe(

@@ -188,8 +188,6 @@ def _from_torchvision(model: nn.Module, arch: str, name: str) -> Mapping[str, Te
             f"model.weights: {name} of {arch} can't be had from {weights.url}: {_reason(error)}; "
             f"put that file into {place}, or set model.weights=FILE"
         ) from None
-    if hasattr(model, "transform_input"):  # these weights of GoogLeNet and Inception v3 are for inputs of -1 to 1
-        model.transform_input = True  # type: ignore[assignment]
     return {key: value for key, value in found.items() if not key.startswith(_AUXILIARY)}
 
 

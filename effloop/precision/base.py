@@ -103,7 +103,8 @@ class Precision:
         return self.scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.scaler.load_state_dict(state)
+        if state:  # else the run scaled nothing so far
+            self.scaler.load_state_dict(state)
 
 
 precisions: Registry[Precision] = Registry("precision")
