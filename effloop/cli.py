@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -14,21 +13,22 @@ from rich.console import Console
 from rich.table import Table
 
 import effloop
-from effloop import catalog, launch, snapshot
+from effloop import catalog, launch, training
 from effloop import config as configs
-from effloop.build import build_trainer, evaluate_checkpoint
+from effloop.build import evaluate_checkpoint
 from effloop.checkpoint import files
 from effloop.config import Config
 from effloop.data import convert, verify
 from effloop.data.convert_options import SPLITS, ConvertOptions, parse_splits
 from effloop.data.decode import decoders
 from effloop.data.source import Source, sources
-from effloop.errors import CheckpointError, ConfigError, DataError, EffLoopError, InterruptedRunError
+from effloop.errors import ConfigError, DataError, EffLoopError
 from effloop.hardware import available_cores
 from effloop.look import look
 from effloop.measure import bench
+from effloop.parallel.found import found
 from effloop.registry import choices
-from effloop.trainer import Trainer
+from effloop.training import run_and_overrides
 
 HELP = """\
 EffLoop trains image models on PyTorch as fast as the machine allows.
@@ -57,7 +57,7 @@ Parts, each chosen by GROUP=NAME:
   optim      sgd, adamw
   schedule   cosine, step, constant
   precision  fp32, tf32, amp, bf16, fp16
-  parallel   none           record  run, none        checkpoint  last_best, none
+  parallel   none, ddp, dp  record  run, none        checkpoint  last_best, none
   experiment digits, or your ./configs/experiment/NAME.yaml: many keys at once
 
 Short names:
@@ -97,6 +97,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
+_OF_RANKS = ("train", "resume", "list")
+"""Commands that several ranks may be given."""
+
+
 def entry() -> None:
     """The console script."""
     raise SystemExit(main())
@@ -110,91 +114,36 @@ def _dispatch(args: list[str]) -> int:
         print(f"effloop {effloop.__version__}")
         return 0
     commands: dict[str, Callable[[list[str]], int]] = {
-        "train": train,
+        "train": training.train,
         "eval": evaluate_run,
-        "resume": resume,
+        "resume": training.resume,
         "convert": convert_data,
         "verify": verify_data,
         "show": show_samples,
         "list": list_choices,
         "bench": bench.main,
     }
+    if args and args[0] not in _OF_RANKS and args[0] in commands and (place := found()) and place.world_size > 1:
+        if place.rank:
+            return ConfigError.exit_code  # one line is enough
+        raise ConfigError(
+            f"{args[0]}: this is one of {place.world_size} ranks, "
+            "but a single process does it; leave torchrun or srun out"
+        )
     if args and args[0] in commands:
         return commands[args[0]](args[1:])
     if args and not args[0].startswith("-") and "=" not in args[0] and not args[0].startswith("~"):
         raise ConfigError(f"'{args[0]}' is not a command; {choices(args[0], commands)}")
-    return train(args)
-
-
-def train(args: list[str]) -> int:
-    """`train`: one run, or with -m one for each combination of values."""
-    launch.launch(args, run)
-    return 0
-
-
-def run(config: Config, overrides: Sequence[str], run_dir: Path) -> None:
-    """Train one run in a new run folder and say where it is."""
-    _fit(build_trainer(config, run_dir=run_dir, overrides=overrides), config)
-
-
-def _fit(trainer: Trainer, config: Config) -> None:
-    """Say what is about to happen, do it, and say where it is."""
-    run_dir = trainer.checkpoints.folder.parent
-    name = shlex.quote(str(run_dir))  # to be pasted into a shell
-    for line in _description(trainer, config, run_dir):
-        trainer.recorder.note(line)
-    try:
-        trainer.fit()
-    except KeyboardInterrupt:
-        begun = (run_dir / "checkpoints" / "last.ckpt").exists()
-        advice = f"go on with: python -m effloop resume {name}" if begun else "before there was a checkpoint"
-        raise InterruptedRunError(f"interrupted; {advice}") from None
-    look = f"   look: tensorboard --logdir {name}" if (run_dir / "tensorboard").exists() else ""
-    score = f"   score: python -m effloop eval {name}" if (run_dir / "checkpoints" / "best.ckpt").exists() else ""
-    print(f"run: {run_dir}{look}{score}")
-
-
-def _description(trainer: Trainer, config: Config, run_dir: Path) -> list[str]:
-    assert config.precision is not None
-    parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
-    device = next(trainer.model.parameters()).device
-    return [
-        f"run    {run_dir}",
-        f"train  {trainer.train.describe()}",
-        f"val    {trainer.val.describe()}",
-        f"model  {getattr(config.model, 'arch', config.model.name)}, {parameters:,} parameters, "
-        f"{config.precision.name} on {device}",
-        f"step   {trainer.train.global_batch * config.accumulate} images = {config.batch_size} per rank "
-        f"x {trainer.parallel.world_size} (ranks) x {config.accumulate} (accumulated); "
-        f"engine {config.engine.name}, num_workers {config.num_workers}"
-        + (f" = {available_cores()}" if config.num_workers == "auto" else ""),
-    ]
-
-
-def resume(args: list[str]) -> int:
-    """`resume RUN`: go on in the same folder, as if never stopped."""
-    folder, overrides = _run_and_overrides("resume", args)
-    if not folder.is_dir():
-        raise CheckpointError(f"'{folder}' is not a run folder; name the folder that holds config.yaml")
-    config = configs.load(folder / "config.yaml", overrides)
-    checkpoint = files.find(folder, "last")
-    done = files.read(checkpoint)["progress"]["epoch"]
-    if done >= config.epochs:
-        print(f"{folder} is done: {done} of {config.epochs} epochs; epochs=N adds more")
-        return 0
-    trainer = build_trainer(config, run_dir=folder, resume=checkpoint)
-    if overrides:
-        snapshot.rewrite(folder, config, overrides)
-    _fit(trainer, config)
-    return 0
+    return training.train(args)
 
 
 def evaluate_run(args: list[str]) -> int:
     """`eval RUN`: the validation scores of a checkpoint."""
-    path, overrides = _run_and_overrides("eval", args)
+    path, overrides = run_and_overrides("eval", args)
     checkpoint = files.find(path, "best")
     state = files.read(checkpoint)
-    config = configs.from_dict(state["config"], overrides, f"the config in {checkpoint}")
+    alone = {**state["config"], "parallel": {"name": "none"}}  # whatever the run was trained by
+    config = configs.from_dict(alone, overrides, f"the config in {checkpoint}")
     scores, loader = evaluate_checkpoint(config, state)
     print(f"{checkpoint}, epoch {state['progress']['epoch'] - 1}, on {loader.describe()}")
     table = Table()
@@ -285,9 +234,3 @@ def list_choices(args: list[str]) -> int:
     """`list [GROUP]`: what can be chosen, one line each."""
     catalog.show(args)
     return 0
-
-
-def _run_and_overrides(command: str, args: list[str]) -> tuple[Path, list[str]]:
-    if not args or "=" in args[0] or args[0].startswith("-"):
-        raise ConfigError(f"{command} needs a run: python -m effloop {command} RUN [OVERRIDE ...]")
-    return Path(args[0]), args[1:]

@@ -1,0 +1,303 @@
+"""Several ranks: how they start, that they compute what one process does, and how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from ranks import all_gone, done, environment, free_port, pids, run_script, started, wait_until
+from runs import TINY, rows, train
+
+from effloop.cli import main
+
+pytestmark = pytest.mark.slow
+
+EFFLOOP = [sys.executable, "-m", "effloop"]
+RUN = [*TINY, "run=run", "device=cpu", "batch_size=4", "record.tensorboard=false", "record.samples=0"]
+DDP = [*RUN, "parallel=ddp", "parallel.sync_batchnorm=true"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+
+
+@pytest.fixture(scope="module")
+def by_two(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """A run of two ranks: the folder it was started in, standard output and standard error."""
+    folder = tmp_path_factory.mktemp("two")
+    code, out, err = done(started([*EFFLOOP, f"data.root={photos}", *DDP], folder))
+    assert code == 0, err
+    return folder, out, err
+
+
+def test_it_starts_its_ranks_and_leaves_one_run_folder(by_two: tuple[Path, str, str]) -> None:
+    folder, out, err = by_two
+    assert not list(folder.glob("effloop-ranks-*"))
+    assert [path.name for path in (folder / "outputs").iterdir()] == ["run"]
+    assert "8 images = 4 per rank x 2 (ranks)" in out
+    assert out.count("run: ") == 1
+    assert err == ""
+    assert json.loads((folder / "outputs" / "run" / "summary.json").read_text())
+
+
+def test_it_computes_what_one_process_does_with_the_global_batch(
+    by_two: tuple[Path, str, str], photos: Path, here: Path
+) -> None:
+    assert train(photos, *RUN, "batch_size=8") == 0
+    assert_alike(by_two[0] / "outputs" / "run", here / "outputs" / "run")
+
+
+def assert_alike(run: Path, wanted: Path) -> None:
+    """The same records, to rounding."""
+    for one, other in zip(rows(run), rows(wanted), strict=True):
+        assert one.keys() == other.keys()
+        for key, value in other.items():
+            assert one[key] == (pytest.approx(value, rel=1e-4) if isinstance(value, float) else value), key
+
+
+def test_eval_of_it_is_a_single_process(by_two: tuple[Path, str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(by_two[0] / "outputs" / "run")]) == 0
+    assert "13" in capsys.readouterr().out
+
+
+SCRIPT = """
+    import json, torch, effloop
+    cfg = effloop.compose({overrides})
+    trainer = effloop.build_trainer(cfg)
+    seen = []
+    def noted(batches):
+        for batch in batches:
+            seen.extend(batch.ids[batch.valid].tolist())
+            yield batch
+    trainer.train_epoch(noted(trainer.train.epoch(0)))
+    trained = sorted(sum(trainer.parallel.gather(seen), []))
+    seen.clear()
+    trainer.model.load_state_dict(torch.load({checkpoint!r}, weights_only=True)["model"])
+    scores = trainer.evaluate(noted(trainer.val.epoch(0)))
+    print(json.dumps([trained, sorted(sum(trainer.parallel.gather(seen), [])), scores]))
+    trainer.parallel.close()
+"""
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_script_of_ones_own_sees_each_sample_once(
+    world_size: int, by_two: tuple[Path, str, str], photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = by_two[0] / "outputs" / "run"
+    overrides = [f"data.root={photos}", *DDP, "data.tail=wrap"]
+    script = SCRIPT.format(overrides=overrides, checkpoint=str(run / "checkpoints" / "last.ckpt"))
+    ended = run_script(script, tmp_path, world_size)
+    assert [code for code, _, _ in ended] == [0] * world_size, ended
+    expected = json.loads((run / "summary.json").read_text())["last"]
+    for _, out, _ in ended:
+        trained, validated, scores = json.loads(out.splitlines()[-1])
+        assert sorted(set(trained)) == list(range(40))
+        assert len(trained) == -(-40 // (4 * world_size)) * 4 * world_size
+        assert validated == list(range(13))  # which no number of ranks divides
+        assert (scores["top1"], scores["top5"]) == (expected["top1"], expected["top5"])
+        assert scores["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+
+
+def test_torchrun_does_the_same(by_two: tuple[Path, str, str], photos: Path, tmp_path: Path) -> None:
+    overrides = [word for word in DDP if word != "parallel=ddp"]
+    args = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "-m", "effloop", f"data.root={photos}", *overrides]
+    code, out, err = done(started(args, tmp_path))
+    assert code == 0, err
+    run = tmp_path / "outputs" / "run"
+    assert rows(run) == rows(by_two[0] / "outputs" / "run")
+    assert yaml.safe_load((run / "overrides.yaml").read_text())[-1] == "parallel=ddp"
+    assert out.count("run: ") == 1
+
+
+def test_torchrun_and_a_config_that_cant_be_taken(tmp_path: Path) -> None:
+    args = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "-m", "effloop", "parallel=none"]
+    code, out, err = done(started(args, tmp_path))
+    assert code == 1
+    assert (out + err).count("effloop: parallel=none: this is one of several ranks") == 1
+    assert not (tmp_path / "outputs").exists()
+
+
+def slurm(rank: int, port: int) -> dict[str, str]:
+    return {
+        "SLURM_JOB_ID": "1",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(rank),
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+
+
+def test_slurm_does_the_same(by_two: tuple[Path, str, str], photos: Path, tmp_path: Path) -> None:
+    port, args = free_port(), [*EFFLOOP, f"data.root={photos}", *DDP]
+    ended = [done(each) for each in [started(args, tmp_path, **slurm(rank, port)) for rank in (0, 1)]]
+    assert [code for code, _, _ in ended] == [0, 0], ended
+    assert_alike(tmp_path / "outputs" / "run", by_two[0] / "outputs" / "run")
+    assert ended[1][1:] == ("", "")
+
+
+def test_ranks_that_were_started_differently_say_so_once(tmp_path: Path) -> None:
+    port = free_port()
+    processes = [started([*EFFLOOP, f"seed={rank}"], tmp_path, **environment(rank, 2, port)) for rank in (0, 1)]
+    ended = [done(process) for process in processes]
+    assert [code for code, _, _ in ended] == [2, 2]
+    lines = "".join(err for _, _, err in ended).splitlines()
+    assert len(lines) == 1
+    assert re.search(r"'seed=0' \(rank 0 on \S+\); 'seed=1' \(rank 1 on \S+\)", lines[0])
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ({"WORLD_SIZE": "2"}, "MASTER_ADDR, MASTER_PORT not set; start with torchrun"),
+        ({**environment(0, 2, 29999), "LOCAL_RANK": "2"}, "from 0 to 1"),
+    ],
+)
+def test_an_environment_that_contradicts_itself(
+    env: dict[str, str], words: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for key, value in env.items():
+        monkeypatch.setenv(key, value)
+    assert main([]) == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert err.count("\n") == 1
+
+
+def test_commands_for_one_process(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for key, value in environment(0, 2, 29999).items():
+        monkeypatch.setenv(key, value)
+    assert main(["verify"]) == 2
+    assert "verify: this is one of 2 ranks" in capsys.readouterr().err
+
+
+@pytest.fixture
+def long(photos: Path, tmp_path: Path) -> Iterator[list[str]]:
+    """The command of a run that takes a while, in `tmp_path`."""
+    yield [*EFFLOOP, f"data.root={photos}", *DDP, "epochs=400"]
+    for path in tmp_path.glob("effloop-ranks-*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def epochs_done(folder: Path, count: int) -> bool:
+    path = folder / "outputs" / "run" / "metrics.jsonl"
+    return path.exists() and f'"epoch": {count}' in path.read_text()
+
+
+def test_a_killed_rank_takes_the_run_down_with_one_line(long: list[str], tmp_path: Path) -> None:
+    process = started(long, tmp_path)
+    wait_until(lambda: epochs_done(tmp_path, 2), process)
+    pid = pids(tmp_path)[1]
+    os.kill(pid, signal.SIGKILL)
+    code, _, err = done(process)
+    assert all_gone(process.pid)
+    assert code == 2
+    (line,) = err.splitlines()
+    assert re.fullmatch(
+        rf"effloop: rank 1 on \S+ \(pid {pid}\) was killed by SIGKILL \(out of memory\?\); "
+        r"go on with: python -m effloop resume outputs/run",
+        line,
+    )
+    assert not list(tmp_path.glob("effloop-ranks-*"))
+
+    run = tmp_path / "outputs" / "run"
+    epochs = 3 + max(row["epoch"] for row in rows(run))
+    code, out, err = done(started([*EFFLOOP, "resume", "outputs/run", f"epochs={epochs}"], tmp_path))
+    assert (code, err) == (0, "")
+    assert out.count("run: ") == 1
+    assert json.loads((run / "summary.json").read_text())["last"]["epoch"] == epochs - 1
+
+
+def test_a_killed_launcher_takes_its_ranks_along(long: list[str], tmp_path: Path) -> None:
+    process = started([*long, "engine=processes", "num_workers=1"], tmp_path)
+    wait_until(lambda: epochs_done(tmp_path, 1), process)
+    os.kill(process.pid, signal.SIGKILL)
+    done(process)
+    assert all_gone(process.pid)
+
+
+def test_ctrl_c(long: list[str], tmp_path: Path) -> None:
+    process = started(long, tmp_path)
+    wait_until(lambda: epochs_done(tmp_path, 1), process)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does; the launcher sends its ranks another one
+    code, _, err = done(process)
+    assert code == 130
+    assert err == "effloop: interrupted; go on with: python -m effloop resume outputs/run\n"
+    assert all_gone(process.pid)
+
+
+def test_max_restarts_go_on_from_the_last_checkpoint(long: list[str], tmp_path: Path) -> None:
+    process = started([*long, "epochs=25", "parallel.max_restarts=1"], tmp_path)
+    wait_until(lambda: epochs_done(tmp_path, 2), process)
+    os.kill(pids(tmp_path)[1], signal.SIGKILL)
+    code, out, err = done(process)
+    assert (code, err) == (0, "")
+    assert re.search(r"again from epoch \d+: rank 1 on \S+ \(pid \d+\) was killed by SIGKILL", out)
+    assert [path.name for path in (tmp_path / "outputs").iterdir()] == ["run"]
+    assert json.loads((tmp_path / "outputs" / "run" / "summary.json").read_text())["last"]["epoch"] == 24
+
+
+def test_a_stopped_rank_is_named(long: list[str], tmp_path: Path) -> None:
+    process = started([*long, "parallel.timeout_s=3"], tmp_path)
+    wait_until(lambda: epochs_done(tmp_path, 1), process)
+    pid = pids(tmp_path)[1]
+    os.kill(pid, signal.SIGSTOP)
+    code, _, err = done(process)
+    assert code == 2
+    (line,) = err.splitlines()
+    assert f"(pid {pid}) has not answered for 3 s: the others wait for it" in line
+    assert line.endswith("go on with: python -m effloop resume outputs/run")
+    assert all_gone(process.pid)
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+@pytest.fixture
+def two_hosts() -> Iterator[tuple[str, str]]:
+    """Two network namespaces, joined by a cable: 10.77.0.1 and 10.77.0.2."""
+    if os.geteuid() or not shutil.which("ip"):
+        pytest.skip("network namespaces need root and iproute2")
+    names = [f"effloop{os.getpid()}{letter}" for letter in "ab"]
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ip("link", "add", "eff0", "netns", names[0], "type", "veth", "peer", "name", "eff0", "netns", names[1])
+        for number, name in enumerate(names, start=1):
+            ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", "eff0")
+            for device in ("lo", "eff0"):
+                ip("-n", name, "link", "set", device, "up")
+        yield names[0], names[1]
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"no network namespaces here: {error.stderr.strip()}")
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def test_two_machines(two_hosts: tuple[str, str], by_two: tuple[Path, str, str], photos: Path, tmp_path: Path) -> None:
+    words = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=10.77.0.1", "--master-port=29511"]
+    args = ["-m", "effloop", f"data.root={photos}", *DDP]
+    processes = [
+        started(
+            ["ip", "netns", "exec", host, *TORCHRUN, *words, f"--node-rank={number}", *args],
+            tmp_path,
+            GLOO_SOCKET_IFNAME="eff0",
+        )
+        for number, host in enumerate(two_hosts)
+    ]
+    ended = [done(process) for process in processes]
+    assert [code for code, _, _ in ended] == [0, 0], ended
+    assert_alike(tmp_path / "outputs" / "run", by_two[0] / "outputs" / "run")

@@ -1,0 +1,61 @@
+"""How ranks say why they end, and which of them is believed."""
+
+from __future__ import annotations
+
+import pytest
+import torch.distributed as dist
+
+from effloop.errors import ConfigError, DataError
+from effloop.parallel.reports import Report, cause, kind_of, read, write
+from effloop.rank import Prefixed
+
+
+def report(rank: int, kind: str, at: float, start: int = 0) -> Report:
+    return Report(rank, f"{kind} of {rank}", kind, start=start, host="here", pid=1, at=at)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ConfigError("x"), "ours"),
+        (DataError("x"), "explained"),
+        (dist.DistNetworkError("x"), "lost"),
+        (RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"), "lost"),
+        (RuntimeError("shape '[2]' is invalid for input of size 3"), "crash"),
+        (ValueError("gloo"), "crash"),
+    ],
+)
+def test_kinds(error, kind):
+    assert kind_of(error) == kind
+
+
+def test_the_first_that_blames_nobody_is_the_cause():
+    reports = [report(0, "lost", 1), report(1, "killed", 2), report(2, "killed", 3)]
+    assert cause(reports).rank == 1
+    assert cause(reports[:1]).rank == 0
+    assert cause([report(0, "terminated", 1), *reports]).rank == 1
+    assert cause([report(0, "terminated", 1), report(1, "lost", 0)]).rank == 0
+    assert cause([*reports, report(0, "lost", 9, start=1)]).start == 1
+    assert cause([]) is None
+
+
+def test_whose_line_it_is():
+    assert report(1, "ours", 0).sentence == "ours of 1"
+    assert report(1, "crash", 0).sentence == "rank 1 on here: crash of 1"
+
+
+def test_folder(tmp_path):
+    for each in (report(1, "lost", 2), report(0, "crash", 1)):
+        write(tmp_path, each)
+    assert [each.rank for each in read(tmp_path)] == [0, 1]
+
+
+def test_lines_have_their_rank(capsys):
+    import sys
+
+    stream = Prefixed(sys.stdout, "[rank 1] ")
+    print("a", "b", file=stream)
+    stream.write("half")
+    assert capsys.readouterr().out == "[rank 1] a b\n"
+    stream.write(" and half\n\n")
+    assert capsys.readouterr().out == "[rank 1] half and half\n[rank 1] \n"
