@@ -70,11 +70,11 @@ def join(place: Place, facts: Mapping[str, str] | None = None) -> Joined:
     Raises:
         ConfigError: on every rank, where facts differ; or the place to meet is taken or not reached.
     """
-    if not _joined:
+    if not _joined or _joined[0].place != place:
         base = connect(place)
         own = {"torch": torch.__version__, "python": platform.python_version(), **(facts or {})}
         number, peers = _call_the_roll(base, place, Peer(socket.gethostname(), os.getpid(), own))
-        _joined.append(Joined(place, base, PrefixStore(f"effloop/{number}", base), peers))
+        _joined[:] = [Joined(place, base, PrefixStore(f"effloop/{number}", base), peers)]
     for fact, value in _joined[0].peers[0].facts.items():
         if any(peer.facts.get(fact) != value for peer in _joined[0].peers):
             raise ConfigError(

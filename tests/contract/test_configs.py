@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from ranks import environment, free_port
 from torch import nn
 
 import effloop
@@ -87,10 +88,13 @@ def test_decoder_builds(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", parallels.names())
-def test_parallel_sums(name: str) -> None:
+def test_parallel_sums(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for key, value in environment(0, 1, free_port()).items():
+        monkeypatch.setenv(key, value)
     parallel = parallels.build(effloop.compose([f"parallel={name}"]).parallel, torch.device("cpu"))
     assert parallel.rank < parallel.world_size
     assert torch.equal(parallel.sum(torch.ones(3)), torch.full((3,), float(parallel.world_size)))
+    parallel.close()
 
 
 @pytest.mark.parametrize("name", ["fp32", "bf16", "amp"])
