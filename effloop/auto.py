@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -14,7 +18,7 @@ from effloop.config import Config
 from effloop.errors import ConfigError
 from effloop.optim import Objective, optimizers
 from effloop.parallel import Parallel
-from effloop.precision import Precision
+from effloop.precision import Precision, precisions
 from effloop.settle import fastest, seconds_of, undisturbed
 from effloop.step import Step
 
@@ -22,7 +26,7 @@ _VALUES = {"channels_last": (True, False), "cudnn_benchmark": (True, False), "co
 """Key -> what it can be, the first being what it is where both are as fast."""
 
 
-def settled(config: Config, num_classes: int, parallel: Parallel, precision: Precision) -> tuple[Config, list[str]]:
+def settled(config: Config, num_classes: int, parallel: Parallel) -> tuple[Config, list[str]]:
     """The config with a value for each key that is `auto`, and a line for each that says what was measured.
 
     Whole training steps are measured, on random images of the batch's size; what comes after is as if they hadn't
@@ -38,31 +42,71 @@ def settled(config: Config, num_classes: int, parallel: Parallel, precision: Pre
             continue
         ways: list[dict[str, Any]] = [{key: value} for value in _VALUES[key]]
         values = {str(way[key]).lower(): replace(trial, **way) for way in ways}
-        steps = {word: _trial(each, num_classes, parallel.device, precision) for word, each in values.items()}
-        with undisturbed(nn.Module(), precision):  # a loss scale is as it was
+        with ExitStack() as stack:
+            stack.enter_context(undisturbed(nn.Module()))  # random numbers
+            # What cuDNN has found, by trying or not, holds for the life of a process.
+            make = partial(_elsewhere, stack) if key == "cudnn_benchmark" else _trial
+            steps = {word: make(each, num_classes, parallel.device) for word, each in values.items()}
             verdict = fastest(key, steps)
         trial = values[parallel.first(lambda found=verdict: found.name)]  # type: ignore[misc]
         lines.append(verdict.line)
     return trial, lines
 
 
-def _trial(config: Config, num_classes: int, device: torch.device, precision: Precision) -> Callable[[], None]:
+def _trial(config: Config, num_classes: int, device: torch.device) -> Callable[[], None]:
     """One update of a model of its own, which is built when the first is asked for."""
     made: list[tuple[Step, torch.optim.Optimizer, Tensor, Tensor, Tensor]] = []
+    assert config.precision is not None
+    precision = precisions.build(config.precision, device)
 
     def step() -> None:
-        torch.backends.cudnn.benchmark = bool(config.cudnn_benchmark)
         if not made:
             model = build_model(config, ["?"] * num_classes, device).train()
-            images, targets, valid = _batch(config, config.image_size, num_classes, device)
             learner = Step(model, Objective(config.optim.label_smoothing), precision)
-            made.append((learner, optimizers.build(config.optim, model.parameters()), images, targets, valid))
+            optimizer = optimizers.build(config.optim, [each for each in model.parameters() if each.requires_grad])
+            made.append((learner, optimizer, *_batch(config, config.image_size, num_classes, device)))
         learner, optimizer, images, targets, valid = made[0]
         precision.backward(learner(images, targets, valid)[0])
         precision.step(optimizer, config.max_grad_norm)
         optimizer.zero_grad()
 
     return step
+
+
+def _elsewhere(stack: ExitStack, config: Config, num_classes: int, device: torch.device) -> Callable[[], None]:
+    """The same in a process of its own, which ends with the stack."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=_serve, args=(theirs, config, num_classes, device), daemon=True)
+    child.start()
+    theirs.close()
+    stack.callback(child.join)
+    stack.callback(ours.close)
+
+    def step() -> None:
+        ours.send(None)
+        try:
+            reason = ours.recv()
+        except EOFError:
+            reason = "its process ended"
+        if reason:
+            raise RuntimeError(reason)
+
+    return step
+
+
+def _serve(pipe: Connection, config: Config, num_classes: int, device: torch.device) -> None:
+    """Do a step for each word from the pipe, until it is closed."""
+    torch.backends.cudnn.benchmark = bool(config.cudnn_benchmark)
+    step = _trial(config, num_classes, device)
+    with suppress(EOFError):
+        while True:
+            pipe.recv()
+            try:
+                seconds_of(step)
+                pipe.send("")
+            except Exception as error:
+                pipe.send(f"{type(error).__name__}: {error}")
 
 
 def compile_now(

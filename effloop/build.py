@@ -66,7 +66,7 @@ def build_trainer(
     precision = precisions.build(config.precision, parallel.device)
     if config.reuse_memory:
         keep_freed_memory()  # before anything is measured
-    config, notes = _settled(config, parallel, precision)
+    config, notes = _settled(config, parallel)
     train = build_loader(config, "train", parallel=parallel)
     batches, largest = build_stages(config, train, parallel)
     val = build_loader(config, "val", parallel=parallel)
@@ -173,7 +173,7 @@ def _build_learner(config: Config, model: nn.Module, train: Loader, precision: P
     return Learner(step, average, optimizer, schedule, notes)
 
 
-def _settled(config: Config, parallel: Parallel, precision: Precision) -> tuple[Config, list[str]]:
+def _settled(config: Config, parallel: Parallel) -> tuple[Config, list[str]]:
     """The config with nothing left to `auto`, and lines that say why it is what it is."""
     if config.cudnn_benchmark is None:
         config = replace(config, cudnn_benchmark=not config.deterministic)
@@ -181,7 +181,7 @@ def _settled(config: Config, parallel: Parallel, precision: Precision) -> tuple[
         set_reproducible(deterministic=config.deterministic, cudnn_benchmark=bool(config.cudnn_benchmark))
         return config, []
     classes = sources.build(config.data, config.data.train_split).classes
-    config, lines = settled(config, len(classes), parallel, precision)
+    config, lines = settled(config, len(classes), parallel)
     set_reproducible(deterministic=config.deterministic, cudnn_benchmark=bool(config.cudnn_benchmark))
     rng.seed_all(config.seed)
     return config, lines

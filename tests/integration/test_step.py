@@ -10,8 +10,10 @@ import torch
 from runs import TINY, train
 
 import effloop
+from effloop.cli import main
 from effloop.errors import ConfigError
 from effloop.optim import Average, NoAverage
+from effloop.precision import Precision
 from effloop.trainer import Trainer
 
 QUIET = ("record=none", "checkpoint=none")
@@ -154,3 +156,30 @@ def test_contradictions() -> None:
     ):
         with pytest.raises(ConfigError, match=line):
             effloop.compose(overrides)
+
+
+def test_unfreezing_is_a_run_of_its_own(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(photos, "run=a", "epochs=1", "model.freeze=[features]") == 0
+    for key in ("model.freeze=[]", "model.freeze=[head]", "optim.decay_norm_and_bias=false"):
+        capsys.readouterr()
+        assert main(["resume", "outputs/a", "epochs=2", key]) == 2
+        assert f"{key.partition('=')[0]}: the checkpoint was trained with" in capsys.readouterr().err
+    assert train(photos, "run=b", "epochs=1", "model.weights=outputs/a") == 0
+
+
+def test_a_run_goes_on_with_what_was_settled(photos: Path, here: Path) -> None:
+    assert train(photos, "run=a", "epochs=1") == 0
+    assert main(["resume", "outputs/a", "epochs=2", "cudnn_benchmark=auto"]) == 0
+    assert "cudnn_benchmark: true" in Path("outputs/a/config.yaml").read_text()
+
+
+def test_weights_of_a_checkpoint_come_before_given_ones(photos: Path, here: Path) -> None:
+    assert train(photos, "run=a", "epochs=1") == 0
+    trainer = build(photos, "resume=outputs/a", "model.weights=nowhere.pt")
+    assert "weights: those of outputs/a/checkpoints/last.ckpt; model.weights is not read" in trainer.notes
+
+
+def test_a_loss_scale_begins_where_there_was_none() -> None:
+    precision = Precision(torch.device("cpu"), torch.float16, scale=True)
+    precision.load_state_dict({})
+    assert precision.state_dict()["scale"] == 65536

@@ -12,8 +12,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from effloop.errors import ConfigError
-from effloop.model import load_weights
+from effloop.model import load_weights, models
 from effloop.model.cnn import Cnn, CnnConfig
+from effloop.model.zoo import TorchvisionConfig
 
 HEAD = {"head.weight", "head.bias"}
 
@@ -229,10 +230,9 @@ def test_densenets_old_names(hub: Path) -> None:
 def test_googlenets_second_outputs_and_inputs(hub: Path) -> None:
     given = zoo.googlenet(init_weights=False, aux_logits=True).state_dict()
     torch.save(given, hub / "googlenet-1378be20.pth")
-    model = zoo.googlenet(init_weights=False, aux_logits=False, num_classes=3)
-    assert not model.transform_input
+    model = models.build(TorchvisionConfig(name="torchvision", arch="googlenet"), num_classes=3, image_size=64)
     load_weights(model, "DEFAULT", "googlenet")
-    assert model.transform_input
+    assert model.transform_input  # which the weights want, and no state dict says
     assert torch.equal(model.conv1.conv.weight, given["conv1.conv.weight"])
 
 
