@@ -55,10 +55,10 @@ Parts, each chosen by GROUP=NAME:
   engine     whose hands: threads, processes, dali, inline
   model      cnn, small_resnet, timm, resnet50 or any of torchvision
   optim      sgd, adamw
-  schedule   cosine, step, constant
+  schedule   cosine, linear, step, constant
   precision  fp32, tf32, amp, bf16, fp16
   parallel   none, ddp, dp  record  run, none        checkpoint  last_best, none
-  experiment digits, or your ./configs/experiment/NAME.yaml: many keys at once
+  experiment recipes: finetune, cifar10_fast, ... (list experiment), and yours
 
 Short names:
   data.root=PATH  has train/CLASS/*.jpg and val/CLASS/*.jpg, or is any of these

@@ -232,10 +232,9 @@ def _batch_norm(config: Config, facts: Facts) -> Iterator[str]:
         size = -(-_FEW // (facts.world_size if synced else 1))
         yield f"batch_size: BatchNorm's statistics are of {images} images only; set {cost}batch_size={size}"
     if config.accumulate > 1:
-        whole = config.batch_size * config.accumulate
         yield (
-            f"accumulate: BatchNorm's statistics are of {images} images, {config.accumulate} times fewer than an "
-            f"update's, so this trains otherwise than batch_size={whole}; set that with accumulate=1 where it fits"
+            f"accumulate: BatchNorm's statistics are of {images} images, fewer than an update has, so this trains "
+            f"otherwise than batch_size={config.batch_size * config.accumulate} accumulate=1; set that where it fits"
         )
 
 
@@ -243,8 +242,8 @@ def _deterministic(config: Config, facts: Facts) -> Iterator[str]:
     """What the same bits every time cost; on a CPU nothing that could be measured."""
     if config.deterministic and facts.device == "cuda":
         yield (
-            "deterministic: true keeps cuDNN from trying its algorithms, worth 1.27 to 1.70 times the speed where "
-            "sizes stay the same, and from some of its fastest; set deterministic=false if other bits will do"
+            "deterministic: true keeps cuDNN from trying its algorithms, and from some of its fastest; "
+            "set deterministic=false if other bits will do"
         )
 
 

@@ -66,7 +66,7 @@ def step(config: Config, repeats: int, *, knobs: str, work: str, overrides: Sequ
         ConfigError: no such knob, or the config itself can't be trained.
         DataError: its data can't be read.
     """
-    base = configs.from_dict(configs.to_dict(config), _plain(config), "the config")
+    base = configs.from_dict(configs.to_dict(config), plain(config), "the config")
     _check_names(knobs, [*_knobs(base, nn.Identity(), torch.device("cpu"))])
     console = Console(stderr=True)
     with scratch(work) as place, process_kept():
@@ -93,7 +93,7 @@ def step(config: Config, repeats: int, *, knobs: str, work: str, overrides: Sequ
     return result
 
 
-def _plain(config: Config) -> list[str]:
+def plain(config: Config) -> list[str]:
     """Overrides that leave the step alone in the config."""
     plain = ["parallel=none", "record=none", "checkpoint=none", "schedule=constant", "resume=null"]
     usual = {"channels_last": "true", "cudnn_benchmark": "null", "compile": "false"}
@@ -198,10 +198,16 @@ def _found(knob: Knob, base: Config, overrides: Sequence[str], repeats: int, pla
         sides = {name: configs.from_dict(plain, getattr(knob, name), "the config") for name in ("off", "on")}
         return knob.measure(sides, repeats, place)
     ours = ["data=embedded", "data.root=null", "progressive=[]", "resume=null", "checkpoint=none"]
-    ours += ["record=run", "record.console=false", "record.tensorboard=false", "schedule=constant"]
+    ours += ["record=run", "record.console=false", "record.tensorboard=false", *as_words(base)]
     ours += [f"epochs={_EPOCHS['cuda' if torch.cuda.is_available() and base.device != 'cpu' else 'cpu']}"]
     words = {name: [*overrides, *ours, *getattr(knob, name)] for name in ("on", "off")}  # what may not start first
     return as_runs(words, min(repeats, _RUNS), place)
+
+
+def as_words(base: Config) -> list[str]:
+    """Overrides for what may have been `auto`, as it is in the config."""
+    words = {key: getattr(base, key) for key in ("compile", "channels_last", "cudnn_benchmark")}
+    return [f"{key}={'null' if value is None else str(value).lower()}" for key, value in words.items()]
 
 
 def _first_line(error: Exception) -> str:

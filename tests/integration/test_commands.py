@@ -17,6 +17,9 @@ import effloop
 from effloop import config as configs
 from effloop.cli import main
 from effloop.config import Config
+from effloop.optim import optimizers, schedules
+from effloop.parallel import parallels
+from effloop.precision import precisions
 
 
 def test_help_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
@@ -24,8 +27,8 @@ def test_help_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 80
-    for command in ("train", "eval", "resume", "list", "bench", "show"):
-        assert command in "".join(lines)
+    for word in ("train", "eval", "resume", "list", "bench", "show", *schedules, *optimizers, *parallels, *precisions):
+        assert word in "".join(lines)
 
 
 def test_version_and_the_module(tmp_path: Path) -> None:

@@ -153,6 +153,8 @@ def test_contradictions() -> None:
         (["amp=true", "precision=fp32"], "amp: true contradicts precision=fp32"),
         (["deterministic=true", "cudnn_benchmark=true"], "deterministic: true contradicts cudnn_benchmark=true"),
         (["deterministic=true", "cudnn_benchmark=auto"], "deterministic: true contradicts cudnn_benchmark=auto"),
+        (["parallel=dp", "compile=true"], "compile: true contradicts parallel=dp"),
+        (["parallel=dp", "compile=auto"], "compile: auto contradicts parallel=dp"),
     ):
         with pytest.raises(ConfigError, match=line):
             effloop.compose(overrides)

@@ -101,7 +101,7 @@ class Nosy(Recorder):
         metrics.read()
 
 
-@pytest.mark.parametrize("knobs", KNOBS, ids=" ".join)
+@pytest.mark.parametrize("knobs", [KNOBS[0], KNOBS[3], KNOBS[7], KNOBS[11], KNOBS[15], KNOBS[-1]], ids=" ".join)
 def test_nothing_is_read_before_the_line(photos: Path, here: Path, knobs: list[str]) -> None:
     trainer = build(photos, *knobs, "record.log_every=1000")
     reads, updates = train_watched(trainer), trainer.progress.step

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from plans import line
 from runs import TINY
 from torch import nn
 
+import effloop
 from effloop.cli import main
-from effloop.errors import ConfigError
-from effloop.measure.step import first_half
+from effloop.config import from_dict, to_dict
+from effloop.measure.step import as_words, first_half, plain
 from effloop.measure.step_sides import as_runs, flags, process_kept, set_flags
 
 
@@ -28,7 +28,7 @@ def bench(photos: Path, here: Path, *words: str) -> dict[str, dict[str, Any]]:
 
 def test_figures(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before, state = flags(), torch.get_rng_state()
-    measured = ("nothing", "bf16", "checkpointing", "accumulate", "progressive", "freeze")
+    measured = ("nothing", "checkpointing", "accumulate", "progressive", "freeze")
     lacking = ("tf32", "fp16", "cudnn_benchmark")
     rows = bench(photos, here, f"knobs={','.join((*measured, *lacking))}", "repeats=2", "image_size=32")
     assert list(rows) == [*measured, *lacking]
@@ -43,7 +43,6 @@ def test_figures(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -
     assert kept["nothing"] == 1
     assert kept["accumulate"] == pytest.approx(0.5, abs=0.05)
     assert kept["progressive"] == pytest.approx(0.25, abs=0.05)
-    assert kept["bf16"] < 0.8
     assert kept["checkpointing"] < 0.5
     assert kept["freeze"] < 0.1
     assert rows["accumulate"]["on"] == "accumulate=2 batch_size=4"
@@ -63,10 +62,11 @@ def test_what_the_config_forbids(photos: Path, here: Path) -> None:
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_auto_is_as_it_is_by_default(photos: Path, here: Path) -> None:
-    rows = bench(photos, here, "knobs=ddp,fused", "repeats=1", "compile=auto", "channels_last=auto", "accumulate=2")
-    assert rows["fused"]["images_per_s"]["on"]
-    assert rows["ddp"]["on"] == "parallel=ddp parallel.processes=2 batch_size=4"
+def test_auto_is_as_it_is_by_default() -> None:
+    config = effloop.compose(["compile=auto", "channels_last=auto"])
+    base = from_dict(to_dict(config), plain(config), "the config")
+    assert (base.compile, base.channels_last, base.cudnn_benchmark) == (False, True, None)
+    assert as_words(base) == ["compile=false", "channels_last=true", "cudnn_benchmark=null"]
 
 
 @pytest.mark.slow
@@ -90,8 +90,6 @@ def test_whole_runs(photos: Path, here: Path, tmp_path: Path) -> None:
     found = as_runs({"on": words}, 1, tmp_path)
     assert found.images_per_s["on"][0] > 0
     assert not list(here.iterdir())
-    with pytest.raises(ConfigError, match=line("lr: -1.0 is not allowed; set a finite number above 0")):
-        as_runs({"on": [*words, "lr=-1"]}, 1, tmp_path)
 
 
 def test_first_half() -> None:
