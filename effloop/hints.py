@@ -234,7 +234,7 @@ def _batch_norm(config: Config, facts: Facts) -> Iterator[str]:
     if config.accumulate > 1:
         yield (
             f"accumulate: BatchNorm's statistics are of {images} images, fewer than an update has, so this trains "
-            f"otherwise than batch_size={config.batch_size * config.accumulate} accumulate=1; set that where it fits"
+            f"otherwise than batch_size={config.batch_size * config.accumulate} accumulate=1; take that where it fits"
         )
 
 
