@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,12 @@ from effloop.trainer import LoopConfig, Progress, Trainer, evaluate
 
 
 def build_trainer(
-    config: Config, *, run_dir: Path | None = None, overrides: Sequence[str] = (), resume: Path | None = None
+    config: Config,
+    *,
+    run_dir: Path | None = None,
+    overrides: Sequence[str] = (),
+    resume: Path | None = None,
+    begun: Callable[[Path], None] = lambda run_dir: None,
 ) -> Trainer:
     """The whole training, ready for `.fit()`, with its run folder made.
 
@@ -51,6 +57,7 @@ def build_trainer(
         run_dir: the run folder; None is `outputs/{config.run}`.
         overrides: what the config was composed from, or changed by since, for the run folder.
         resume: a checkpoint of `run_dir`, which must be given then, to go on from in that same folder.
+        begun: called on rank 0 with the run folder as soon as it is this run's, which may end before all is built.
 
     Raises:
         ConfigError, DataError, CheckpointError: what can be known to fail before the first step.
@@ -100,7 +107,7 @@ def build_trainer(
         notes.append(f"compile  {seconds:.1f} s, before the first step")
 
     about = {"classes": list(train.classes), **data}
-    run_dir = _run_dir_of(config, overrides, about, parallel, run_dir, resume)
+    run_dir = Path(parallel.first(partial(_run_dir_of, config, overrides, about, run_dir, resume, begun)))
     facts = {"config": configs.to_dict(config), "classes": list(train.classes), "world_size": parallel.world_size}
     trainer = Trainer(
         model=model,
@@ -191,23 +198,21 @@ def _run_dir_of(
     config: Config,
     overrides: Sequence[str],
     about: Mapping[str, Any],
-    parallel: Parallel,
     run_dir: Path | None,
     resume: Path | None,
-) -> Path:
-    """The run folder, made by rank 0 with what it says of its run; or the one to go on in, brought up to date."""
+    begun: Callable[[Path], None],
+) -> str:
+    """The run folder, made with what it says of its run; or the one to go on in, brought up to date."""
     if resume is not None:
         assert run_dir is not None
-        if overrides and not parallel.rank:
+        if overrides:
             snapshot.rewrite(run_dir, config, overrides)
-        return run_dir
-
-    def make() -> str:
-        made = snapshot.claim_run_dir(run_dir or Path("outputs") / check_run_name(config.run))
-        snapshot.write(made, config, overrides, about)
-        return str(made)
-
-    return Path(parallel.first(make))
+        begun(run_dir)
+        return str(run_dir)
+    made = snapshot.claim_run_dir(run_dir or Path("outputs") / check_run_name(config.run))
+    begun(made)
+    snapshot.write(made, config, overrides, about)
+    return str(made)
 
 
 def evaluate_checkpoint(config: Config, state: Mapping[str, Any]) -> tuple[dict[str, float], Loader]:

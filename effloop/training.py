@@ -69,9 +69,9 @@ def train_task(task: Task) -> None:
     checkpoint = files.find(task.run_dir, "last") if task.resume else None
     if checkpoint and _is_done(checkpoint, task.config):
         return
-    trainer = build_trainer(task.config, run_dir=task.run_dir, overrides=task.overrides, resume=checkpoint)
-    run_dir = trainer.checkpoints.folder.parent
-    task.begun(run_dir)
+    trainer = build_trainer(
+        task.config, run_dir=task.run_dir, overrides=task.overrides, resume=checkpoint, begun=task.begun
+    )
     if task.note:
         trainer.recorder.note(task.note)
     _fit(trainer, task.config)

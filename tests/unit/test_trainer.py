@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 import effloop
 from effloop.batch import Batch
 from effloop.checkpoint import CheckpointConfig, Checkpoints
+from effloop.checkpoint.files import find
 from effloop.config import to_dict
 from effloop.data.augment.mix import Mix
 from effloop.data.keyed import sample_keys
@@ -88,6 +90,19 @@ def test_a_finished_trainer_has_nothing_left_to_do(photos: Path, here: Path) -> 
     with pytest.raises(ConfigError, match="epochs: 1 are done"):
         trainer.fit()
     assert (here / trainer.checkpoints.folder.parent / "summary.json").read_bytes() == summary
+
+
+def test_a_run_folder_is_known_as_soon_as_it_is_claimed(photos: Path, here: Path) -> None:
+    config, seen = effloop.compose([f"data.root={photos}", *TINY, "epochs=1", "run=x"]), []
+
+    def begun(run_dir: Path) -> None:
+        seen.append((run_dir, (run_dir / "config.yaml").stat().st_size))
+
+    effloop.build_trainer(config, begun=begun).fit()
+    assert seen == [(Path("outputs/x"), 0)]
+    last, more = find(Path("outputs/x"), "last"), replace(config, epochs=2)
+    effloop.build_trainer(more, run_dir=Path("outputs/x"), resume=last, begun=begun).fit()
+    assert [run_dir for run_dir, _ in seen] == [Path("outputs/x")] * 2
 
 
 def test_config_of_a_run_holds_the_data_where_it_lies(photos: Path, here: Path) -> None:
