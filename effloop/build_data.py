@@ -113,7 +113,7 @@ def build_stages(config: Config, train: Loader, parallel: Parallel) -> tuple[Bat
 
 def num_workers(config: Config, parallel: Parallel | None) -> int:
     """Threads or processes that load for one rank: what was asked for, or its share of the cores."""
-    ranks = parallel.local_world_size if parallel else 1
+    ranks = parallel.sharing if parallel else 1
     return max(1, available_cores() // ranks) if isinstance(config.num_workers, str) else config.num_workers
 
 

@@ -42,7 +42,8 @@ class Facts:
     Attributes:
         device: type of the device: cpu or cuda.
         mixed: whether products are computed in 16 bits.
-        cores: what all ranks of this machine may use together.
+        cores: what this rank may use, together with those that share them.
+        sharing: ranks that do, itself included.
         torch_threads: on how many threads torch computes one operation, in each rank.
         world_size, local_world_size: ranks, and ranks on this machine.
         probe: of the model.
@@ -56,6 +57,7 @@ class Facts:
     device: str
     mixed: bool
     cores: int
+    sharing: int
     torch_threads: int
     world_size: int
     local_world_size: int
@@ -83,6 +85,7 @@ class Facts:
             device=parallel.device.type,
             mixed=precision.dtype is not None,
             cores=available_cores(),
+            sharing=parallel.sharing,
             torch_threads=torch.get_num_threads(),
             world_size=parallel.world_size,
             local_world_size=parallel.local_world_size,
@@ -181,7 +184,7 @@ def _without_tail(batch_size: int, samples: int, facts: Facts) -> list[int]:
 
 def _threads(config: Config, facts: Facts) -> Iterator[str]:
     """More threads than cores: they take turns, and those of one operation wait for the last of them."""
-    cores, ranks = facts.cores, facts.local_world_size
+    cores, ranks = facts.cores, facts.sharing
     each, share = f" in each of {ranks} ranks" * (ranks > 1), max(1, cores // ranks)
     if ranks > cores:
         yield f"parallel: {ranks} ranks on {cores} cores take turns; start {cores} at most (parallel.processes={cores})"

@@ -44,6 +44,11 @@ class Parallel(ABC):
     local_world_size: int
     device: torch.device
 
+    @property
+    def sharing(self) -> int:
+        """How many ranks share this one's cores, itself included: all on this machine, unless each is bound to some."""
+        return self.local_world_size
+
     @abstractmethod
     def wrap(self, step: nn.Module, *, find_unused: bool) -> nn.Module:
         """A training step as the loop calls it.

@@ -115,6 +115,10 @@ class Ddp(Parallel):
             find_unused_parameters=find_unused,
         )
 
+    @property
+    def sharing(self) -> int:
+        return self._joined.sharing
+
     def gradients(self, step: nn.Module, *, sync: bool) -> AbstractContextManager[None]:
         if sync or not isinstance(step, DistributedDataParallel):
             return nullcontext()
@@ -187,21 +191,31 @@ class Ddp(Parallel):
 
 
 def _own_device(device: torch.device, place: Place) -> torch.device:
-    """This rank's GPU, where GPUs are asked for."""
+    """This rank's GPU, where GPUs are asked for: the one of its number, or the only one that it is shown."""
     if device.type != "cuda":
         return device
     count = torch.cuda.device_count()
-    if device.index is not None:
+    if str(device) != device.type:
         raise ConfigError(
             f"device: '{device}' is one GPU, parallel=ddp takes one for each rank; set device=cuda, "
             "and CUDA_VISIBLE_DEVICES to choose among them"
         )
-    if place.local_rank >= count:
+    index = 0 if count == 1 else place.local_rank  # srun --gpus-per-task=1 shows each rank another one as cuda:0
+    own = str(torch.cuda.get_device_properties(index).uuid) if index < count else ""
+    gpus = _said_by_all(place, "gpu", own)
+    if not all(gpus) or len(set(gpus)) < len(gpus):
         raise ConfigError(
-            f"parallel: {place.local_world_size} ranks on this machine, which shows {count} GPUs; "
-            f"start {count} or set device=cpu"
+            f"parallel: {len(gpus)} ranks, which are shown {len(set(gpus) - {''})} GPUs; "
+            "start one for each GPU or set device=cpu"
         )
-    return torch.device("cuda", place.local_rank)
+    return torch.device("cuda", index)
+
+
+def _said_by_all(place: Place, what: str, value: str) -> list[str]:
+    """Every rank's value, in the order of the ranks, before there is a group."""
+    store = join(place).store
+    store.set(f"{what}/{place.rank}", value)
+    return [store.get(f"{what}/{rank}").decode() for rank in range(place.world_size)]
 
 
 def _open_group(place: Place, store: Store, device: torch.device, timeout_s: float) -> None:

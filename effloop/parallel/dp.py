@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from effloop.errors import warn
+from effloop.errors import ConfigError, warn
 from effloop.parallel.base import ParallelConfig, parallels
 from effloop.parallel.single import NoParallel
 
@@ -53,10 +53,18 @@ class Dp(NoParallel):
 
     There is one rank: `batch_size` is the whole batch, and each GPU gets its part of it. The first GPU keeps the
     weights and hands out copies in every step.
+
+    Raises:
+        ConfigError: the device is one of them.
     """
 
     def __init__(self, config: DpConfig, device: torch.device) -> None:
         super().__init__(config, device)
+        if str(device) != device.type:
+            raise ConfigError(
+                f"device: '{device}' is one GPU, parallel=dp takes all that are visible; set device=cuda, "
+                "and CUDA_VISIBLE_DEVICES to choose among them"
+            )
         self._num_gpus = torch.cuda.device_count() if device.type == "cuda" else 0
         if self._num_gpus > 1:
             self.device = torch.device("cuda", 0)

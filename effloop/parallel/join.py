@@ -9,7 +9,7 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any, cast
 
@@ -32,11 +32,19 @@ class Peer:
     Attributes:
         host, pid: its machine and process.
         facts: what has to be the same on all ranks: {what: value}.
+        cores: bit N is set where it may run on core N of its machine; 0 where the system doesn't say.
     """
 
     host: str
     pid: int
     facts: Mapping[str, str]
+    cores: int = 0
+
+    @classmethod
+    def own(cls, facts: Mapping[str, str]) -> Peer:
+        """This process."""
+        cores = sum(1 << core for core in os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+        return cls(socket.gethostname(), os.getpid(), facts, cores)
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,21 @@ class Joined:
     base: Store
     store: Store
     peers: list[Peer]
+
+    @property
+    def sharing(self) -> int:
+        """How many ranks share this one's cores, itself included: all on this machine, but where each is bound."""
+        own = self.peers[self.place.rank]
+        if not own.cores:
+            return self.place.local_world_size
+        near = [peer for peer in self.peers if peer.host == own.host and peer.cores & own.cores]
+        return min(len(near), self.place.local_world_size)  # two machines may have one name
+
+    @property
+    def others(self) -> str:
+        """The other ranks, for people."""
+        peers = [f"rank {rank} on {peer.host}" for rank, peer in enumerate(self.peers) if rank != self.place.rank]
+        return ", ".join(peers) if len(peers) <= 3 else f"the other {len(peers)} ranks"
 
 
 _joined: list[Joined] = []
@@ -73,7 +96,7 @@ def join(place: Place, facts: Mapping[str, str] | None = None) -> Joined:
     if not _joined or _joined[0].place != place:
         base = connect(place)
         own = {"torch": torch.__version__, "python": platform.python_version(), **(facts or {})}
-        number, peers = _call_the_roll(base, place, Peer(socket.gethostname(), os.getpid(), own))
+        number, peers = _call_the_roll(base, place, Peer.own(own))
         _joined[:] = [Joined(place, base, PrefixStore(f"effloop/{number}", base), peers)]
     for fact, value in _joined[0].peers[0].facts.items():
         if any(peer.facts.get(fact) != value for peer in _joined[0].peers):
@@ -132,11 +155,11 @@ def _call_the_roll(base: Store, place: Place, peer: Peer) -> tuple[int, list[Pee
     is; on several machines not even that. So a rank's word is a random one, and a list of all words counts
     only if it has one's own in it.
     """
-    own = {"word": secrets.token_hex(8), "host": peer.host, "pid": peer.pid, "facts": dict(peer.facts)}
+    own = {"word": secrets.token_hex(8), **asdict(peer)}
     base.set(f"effloop/word/{place.rank}", json.dumps(own))
     number = _lead(base, place.world_size) if place.rank == 0 else _answer(base, place, own)
     words = json.loads(base.get(f"effloop/{number}/roll"))
-    return number, [Peer(word["host"], word["pid"], word["facts"]) for word in words]
+    return number, [Peer(word["host"], word["pid"], word["facts"], word["cores"]) for word in words]
 
 
 def _lead(base: Store, world_size: int) -> int:

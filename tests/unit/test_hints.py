@@ -21,7 +21,7 @@ from effloop.precision import precisions
 
 CPU = torch.device("cpu")
 GPU = {"device": "cuda", "mixed": True}
-RANKS = {"world_size": 2, "local_world_size": 2}
+RANKS = {"world_size": 2, "local_world_size": 2, "sharing": 2}
 QUIET = ("model.width=8", "data.tail=wrap")  # in TINY's batches of 8: nothing to say
 
 
@@ -185,7 +185,7 @@ def test_more_computing_threads_than_cores(photos: Path) -> None:
 
 
 def test_more_ranks_than_cores(photos: Path) -> None:
-    (line,) = said(photos, "batch_size=16", world_size=3, local_world_size=3)
+    (line,) = said(photos, "batch_size=16", world_size=3, local_world_size=3, sharing=3)
     assert line == "parallel: 3 ranks on 2 cores take turns; start 2 at most (parallel.processes=2)"
 
 

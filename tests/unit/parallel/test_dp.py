@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from effloop.errors import ConfigError
 from effloop.parallel import parallels
 from effloop.parallel.dp import DpConfig, Share, Together
 
@@ -48,6 +49,11 @@ def test_shares_add_up_to_the_whole_batch(pieces):
     torch.testing.assert_close(other_loss, loss)
     torch.testing.assert_close(other_sums, sums)
     torch.testing.assert_close(step.model.weight.grad, whole.model.weight.grad)
+
+
+def test_one_gpu_is_not_several():
+    with pytest.raises(ConfigError, match=r"device: 'cuda:1' is one GPU, parallel=dp takes all .*; set device=cuda"):
+        parallels.build(DpConfig(name="dp"), torch.device("cuda", 1))
 
 
 def test_without_gpus_it_says_that_it_does_nothing(capfd):
