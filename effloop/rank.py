@@ -31,8 +31,9 @@ from effloop.errors import EffLoopError, InterruptedRunError
 from effloop.hardware import available_cores
 from effloop.parallel.found import Place, found
 from effloop.parallel.join import Joined, join
+from effloop.parallel.join import joined as met
 from effloop.parallel.notes import FolderNotes, Notes
-from effloop.parallel.reports import kind_of, read, reports
+from effloop.parallel.reports import ended_for_good, kind_of, read, reports
 
 _PATIENCE_S = {"lost": 5.0, "crash": 1.0}
 """What has started the ranks ends them all when one dies. Whoever fails thereupon waits so long for that,
@@ -64,7 +65,7 @@ class Task:
 
     Attributes:
         config, overrides, run_dir, resume, note: as in `Job`.
-        begun: to be called with the run folder once there is one.
+        begun: to be called on rank 0 with the run folder once it is this run's.
     """
 
     config: Config
@@ -108,10 +109,14 @@ def take_part(
         notes_in: where notes are kept.
         facts: whether the ranks, started one by one, have to show that they are alike.
     """
-    _set_up(place, by_torchrun=facts)
+    by_torchrun = facts and "TORCHELASTIC_RUN_ID" in os.environ
+    _set_up(place, by_torchrun=by_torchrun)
     try:
         with _interrupted_once():
             joined = join(place, _facts() if facts else None)
+            if ended_for_good(joined):  # an earlier start of the ranks
+                raise EffLoopError
+            _share_cores(joined, by_torchrun=by_torchrun)
             _do(joined, compose, work, notes_in(joined))
         return
     except KeyboardInterrupt as interrupt:
@@ -143,7 +148,8 @@ def _do(joined: Joined, compose: Callable[[], Job | None], work: Work, notes: No
             job = compose()
             job = job and _again(job, notes)
         except EffLoopError as error:
-            reports.tell(0, str(error), kind_of(error))  # first: what has started the ranks ends them all with the next
+            kind = kind_of(error).replace("failed", "explained")  # another start would compose the same
+            reports.tell(0, str(error), kind)  # first: what has started the ranks ends them all with the next
             joined.store.set("job", json.dumps("failed"))
             raise EffLoopError from error
         joined.store.set("job", json.dumps(job and asdict(job)))
@@ -154,8 +160,7 @@ def _do(joined: Joined, compose: Callable[[], Job | None], work: Work, notes: No
         job = said and Job(**said)
     if job:
         config = configs.from_dict(job.config, (), "the config from rank 0")
-        begun = notes.begun if joined.place.rank == 0 else Task.begun
-        work(Task(config, job.overrides, Path(job.run_dir), job.resume, job.note, begun))
+        work(Task(config, job.overrides, Path(job.run_dir), job.resume, job.note, notes.begun))
 
 
 def _again(job: Job, notes: Notes) -> Job:
@@ -187,37 +192,56 @@ def _tell_of_a_bug(place: Place, error: Exception) -> None:
     time.sleep(_PATIENCE_S.get(kind, 0))
     reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
     if kind == "lost":
-        reports.tell(place.rank, f"lost the connection to another rank ({reason}); look at that one", kind)
+        joined = met()
+        others = joined.others if joined else "that one"
+        reports.tell(place.rank, f"lost the connection to another rank ({reason}); look at {others}", kind)
         return
     traceback.print_exception(error)
     reports.tell(place.rank, reason, kind)
 
 
-def _set_up(place: Place, *, by_torchrun: bool) -> None:
-    """Threads, and whose lines are whose."""
-    if by_torchrun and "TORCHELASTIC_RUN_ID" in os.environ:
-        _end_with_parent(os.getppid())
+def _share_cores(joined: Joined, *, by_torchrun: bool) -> None:
+    """Have torch compute on this rank's share of the cores, unless somebody has chosen."""
     chosen = os.environ.get("OMP_NUM_THREADS")
     if not chosen or (by_torchrun and chosen == "1"):  # torchrun sets 1 where nobody has chosen
-        torch.set_num_threads(max(1, available_cores() // place.local_world_size))
+        torch.set_num_threads(max(1, available_cores() // joined.sharing))
+
+
+def _set_up(place: Place, *, by_torchrun: bool) -> None:
+    """Whose end is this one's, and whose lines are whose."""
+    if by_torchrun:
+        _end_with_parent(os.getppid())
     if place.rank:
         sys.stdout = cast("TextIO", Prefixed(sys.stdout, f"[rank {place.rank}] "))
         sys.stderr = cast("TextIO", Prefixed(sys.stderr, f"[rank {place.rank}] "))
 
 
 class Prefixed:
-    """A text stream that begins each line with a prefix, and passes on whole lines."""
+    """A text stream that begins each line with a prefix, and passes on whole lines until it is flushed."""
 
     def __init__(self, stream: TextIO, prefix: str) -> None:
         self._stream, self._prefix = stream, prefix
         self._pending = ""
+        self._begun = False
+        """Whether a part of the pending line has been passed on."""
 
     def write(self, text: str) -> int:
         """Pass on what lines are complete."""
         *lines, self._pending = (self._pending + text).split("\n")
         if lines:
-            self._stream.write("".join(f"{self._prefix}{line}\n" for line in lines))
+            self._stream.write("".join(f"{self._head()}{line}\n" for line in lines))
         return len(text)
+
+    def flush(self) -> None:
+        """Pass on what there is of a line."""
+        if self._pending:
+            self._stream.write(f"{self._prefix * (not self._begun)}{self._pending}")
+            self._pending, self._begun = "", True
+        self._stream.flush()
+
+    def _head(self) -> str:
+        begun, self._begun = self._begun, False
+        return "" if begun else self._prefix
 
     def writelines(self, lines: Iterable[str]) -> None:
         """Write several."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -10,11 +9,12 @@ import socket
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from effloop.errors import ConfigError, EffLoopError
-from effloop.parallel.join import joined
+from effloop.errors import ConfigError, DataError, EffLoopError
+from effloop.parallel.join import Joined, joined
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,9 @@ class Report:
     Attributes:
         rank: which one says so.
         line: what people are to read.
-        kind: `ours` for a line that is all, as it is the same on any rank; `explained` for what else one line
-            explains; `crash` for the rest; `hang` where a rank doesn't answer; `killed` where a signal ended one;
+        kind: `ours` for a line that is all, as it is the same on any rank; `explained` for what else would come
+            again; `failed` for what one line explains that need not, such as a worker's end; `crash` for what none
+            does; `hang` where a rank doesn't answer; `killed` where a signal ended one;
             `terminated` where that may have come from what has started the ranks; `lost` where the connection to
             another rank broke, which says no more than that something is wrong elsewhere.
         start: of the ranks, counted from 0.
@@ -60,8 +61,10 @@ def kind_of(error: BaseException) -> str:
     """The kind of report that an exception makes."""
     if isinstance(error, ConfigError):
         return "ours"
-    if isinstance(error, EffLoopError):
+    if isinstance(error, DataError):
         return "explained"
+    if isinstance(error, EffLoopError):
+        return "failed"
     return "lost" if is_lost_connection(error) else "crash"
 
 
@@ -101,15 +104,34 @@ class Reports:
         report = Report(rank, line, kind, start=self._start)
         if self._folder:
             write(self._folder, report)
-        elif _is_first_to_say(line):
+            return
+        if report.final:
+            _leave_word()
+        if _is_first_to_say(line):
             print(f"effloop: {report.sentence}", file=sys.__stderr__, flush=True)  # without a prefix
+
+
+_FINAL = "effloop/final"
+"""A key of the store that outlasts a start of the ranks."""
+
+
+def _leave_word() -> None:
+    met = joined()
+    if met:
+        with suppress(RuntimeError):  # the store has gone with its rank
+            met.base.set(_FINAL, "1")
+
+
+def ended_for_good(met: Joined) -> bool:
+    """Whether a rank has ended for a reason that would end another start, too, and has said so."""
+    return bool(met.base.check([_FINAL]))
 
 
 def _is_first_to_say(line: str) -> bool:
     met = joined()
     if met is None:
         return True
-    with contextlib.suppress(RuntimeError):  # the store has gone with its rank
+    with suppress(RuntimeError):  # the store has gone with its rank
         return int(met.store.add(f"said/{hashlib.sha256(line.encode()).hexdigest()}", 1)) == 1
     return True
 

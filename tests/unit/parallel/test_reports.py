@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch.distributed as dist
 
-from effloop.errors import ConfigError, DataError
+from effloop.errors import CheckpointError, ConfigError, DataError, WorkerError
 from effloop.parallel.reports import Report, cause, kind_of, read, write
 from effloop.rank import Prefixed
 
@@ -19,6 +21,8 @@ def report(rank: int, kind: str, at: float, start: int = 0) -> Report:
     [
         (ConfigError("x"), "ours"),
         (DataError("x"), "explained"),
+        (WorkerError("x"), "failed"),
+        (CheckpointError("x"), "failed"),
         (dist.DistNetworkError("x"), "lost"),
         (RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"), "lost"),
         (RuntimeError("shape '[2]' is invalid for input of size 3"), "crash"),
@@ -27,6 +31,11 @@ def report(rank: int, kind: str, at: float, start: int = 0) -> Report:
 )
 def test_kinds(error, kind):
     assert kind_of(error) == kind
+
+
+def test_what_another_start_would_end_with_again():
+    finals = [kind for kind in ("ours", "explained", "failed", "crash", "killed", "hang") if report(0, kind, 0).final]
+    assert finals == ["ours", "explained"]
 
 
 def test_the_first_that_blames_nobody_is_the_cause():
@@ -51,11 +60,19 @@ def test_folder(tmp_path):
 
 
 def test_lines_have_their_rank(capsys):
-    import sys
-
     stream = Prefixed(sys.stdout, "[rank 1] ")
     print("a", "b", file=stream)
     stream.write("half")
     assert capsys.readouterr().out == "[rank 1] a b\n"
     stream.write(" and half\n\n")
     assert capsys.readouterr().out == "[rank 1] half and half\n[rank 1] \n"
+
+
+def test_half_a_line_is_passed_on_when_it_is_flushed(capsys):
+    stream = Prefixed(sys.stdout, "[rank 1] ")
+    stream.flush()
+    print("half", end="", file=stream, flush=True)
+    assert capsys.readouterr().out == "[rank 1] half"
+    print(" and", end="", file=stream, flush=True)
+    print(" half", "line", sep="\n", file=stream)
+    assert capsys.readouterr().out == " and half\n[rank 1] line\n"
