@@ -6,10 +6,9 @@ import logging
 import os
 import secrets
 import shlex
-import shutil
 import signal
 import socket
-import tempfile
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from effloop.hardware import find_device
 from effloop.parallel import loopback
 from effloop.parallel.notes import FolderNotes
 from effloop.parallel.reports import Report, cause, read, write
+from effloop.parallel.scratch import scratch
 from effloop.rank import Job, Work, rank_main
 
 _PATIENCE_S = 5
@@ -43,11 +43,12 @@ def launch(job: Job, work: Work) -> None:
         ConfigError: not so many GPUs are here; or a rank says that the config can't be taken.
         InterruptedRunError: Ctrl-C.
         RankError: a rank failed, and `parallel.max_restarts` were used up; one line says which and why.
+        SystemExit: another signal ended it, which has been said.
     """
     parallel: Any = configs.from_dict(job.config, (), "this config").parallel
     processes = _processes(job.config["device"], parallel.processes)
     loopback.register()
-    with _scratch() as folder, _quiet(), _signals_put_back(), _interrupts_elsewhere(), _deaths_noted(folder):
+    with scratch() as folder, _quiet(), _signals_put_back(), _interrupts_elsewhere(), _deaths_noted(folder):
         config = _launch_config(folder, processes, parallel.max_restarts)
         try:
             elastic_launch(config, rank_main)(str(folder), job, work)
@@ -58,12 +59,13 @@ def launch(job: Job, work: Work) -> None:
         except SignalException as error:
             if error.sigval == signal.SIGINT:
                 raise InterruptedRunError(interrupted(_run_dir(folder, job))) from None
+            print(f"effloop: {interrupted(_run_dir(folder, job), 'terminated')}", file=sys.stderr)
             raise SystemExit(128 + error.sigval) from None  # as a shell has it
 
 
-def interrupted(run_dir: Path | None) -> str:
-    """The line for a run that Ctrl-C has ended."""
-    return f"interrupted; {how_to_go_on(run_dir) or 'before there was a checkpoint'}"
+def interrupted(run_dir: Path | None, how: str = "interrupted") -> str:
+    """The line for a run that Ctrl-C, or another signal, has ended."""
+    return f"{how}; {how_to_go_on(run_dir) or 'before there was a checkpoint'}"
 
 
 def how_to_go_on(run_dir: Path | None) -> str:
@@ -119,16 +121,6 @@ def _explained(folder: Path, error: ChildFailedError, job: Job) -> RankError | C
 
 def _run_dir(folder: Path, job: Job) -> Path | None:
     return FolderNotes(folder).run_dir() or (Path(job.run_dir) if job.resume else None)
-
-
-@contextmanager
-def _scratch() -> Iterator[Path]:
-    """A folder of this user's alone, for what ranks say to their launcher."""
-    folder = Path(tempfile.mkdtemp(prefix="effloop-ranks-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

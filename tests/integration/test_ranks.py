@@ -116,10 +116,11 @@ def test_torchrun_does_the_same(by_two: tuple[Path, str, str], photos: Path, tmp
 
 
 def test_torchrun_and_a_config_that_cant_be_taken(tmp_path: Path) -> None:
-    args = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "-m", "effloop", "parallel=none"]
+    args = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    args += ["-m", "effloop", "parallel=none"]
     code, out, err = done(started(args, tmp_path))
     assert code == 1
-    assert (out + err).count("effloop: parallel=none: this is one of several ranks") == 1
+    assert (out + err).count("effloop: parallel=none: this is one of several ranks") == 1  # nor is it tried again
     assert not (tmp_path / "outputs").exists()
 
 
@@ -234,6 +235,16 @@ def test_ctrl_c(long: list[str], tmp_path: Path) -> None:
     code, _, err = done(process)
     assert code == 130
     assert err == "effloop: interrupted; go on with: python -m effloop resume outputs/run\n"
+    assert all_gone(process.pid)
+
+
+def test_a_terminated_launcher(long: list[str], tmp_path: Path) -> None:
+    process = started(long, tmp_path)
+    wait_until(lambda: epochs_done(tmp_path, 1), process)
+    process.terminate()
+    code, _, err = done(process)
+    assert code == 128 + signal.SIGTERM
+    assert err == "effloop: terminated; go on with: python -m effloop resume outputs/run\n"
     assert all_gone(process.pid)
 
 
