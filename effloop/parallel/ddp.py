@@ -40,7 +40,8 @@ class DdpConfig(ParallelConfig):
         max_restarts: how often the ranks are started again when one of them died, from the last checkpoint. Under
             torchrun its own --max-restarts counts.
         timeout_s: a rank that others have waited for so long is taken to hang, which ends the run. Longer than the
-            slowest step, the first one of a compiled model included.
+            slowest step, the first one of a compiled model included, and than what rank 0 does alone, such as writing
+            a checkpoint.
         sync_batchnorm: BatchNorm's statistics are those of all ranks' images, at the cost of an all-reduce a layer.
     """
 
@@ -95,9 +96,11 @@ class Ddp(Parallel):
         self._joined = join(place)
         _times_joined[0] += 1
         store = PrefixStore(f"group/{_times_joined[0]}", self._joined.store)
-        _open_group(place, store, self.device, config.timeout_s)
         end = partial(end_all, partial(reports.tell, self.rank, kind="hang"))
         self._watch = Watch(store, self.rank, self.world_size, config.timeout_s, end)
+        self._watch.start()  # first: a rank may stop here, too
+        with self._watch.waiting("to open their group"):
+            _open_group(place, store, self.device, config.timeout_s)
 
     def wrap(self, step: nn.Module, *, find_unused: bool) -> nn.Module:
         if self._sync_batchnorm and self.device.type == "cuda":
@@ -107,13 +110,14 @@ class Ddp(Parallel):
         if not any(parameter.requires_grad for parameter in step.parameters()):
             return step
         options: dict[str, Any] = {_BUFFERS: False}  # each rank keeps its statistics, until `average_buffers`
-        return DistributedDataParallel(
-            step,
-            device_ids=[self.device] if self.device.type == "cuda" else None,
-            **options,
-            gradient_as_bucket_view=True,
-            find_unused_parameters=find_unused,
-        )
+        with self._watch.waiting("to begin with the same weights"):
+            return DistributedDataParallel(
+                step,
+                device_ids=[self.device] if self.device.type == "cuda" else None,
+                **options,
+                gradient_as_bucket_view=True,
+                find_unused_parameters=find_unused,
+            )
 
     @property
     def sharing(self) -> int:
@@ -126,7 +130,7 @@ class Ddp(Parallel):
 
     def sum(self, values: Tensor) -> Tensor:
         values = values.clone()
-        dist.all_reduce(values)
+        self._all_reduce(values, "for sums over all ranks, such as loss and scores")
         return values
 
     @torch.no_grad()
@@ -135,23 +139,27 @@ class Ddp(Parallel):
         if not buffers:
             return
         flat = torch.cat([buffer.flatten().double() for buffer in buffers])  # float32 would round equal values
-        dist.all_reduce(flat)
+        self._all_reduce(flat, "for the mean of BatchNorm's statistics")
         flat /= self.world_size
         for buffer, mean in zip(buffers, torch.split(flat, [buffer.numel() for buffer in buffers]), strict=True):
             buffer.copy_(mean.view_as(buffer))
 
     def gather(self, value: T) -> list[T]:
         """As the parent says. A value travels as `torch.save` writes it and is read without running code."""
+        return self._gather(value, "for a value of each rank, such as a checkpoint's random state")
+
+    def _gather(self, value: T, why: str) -> list[T]:
         file = io.BytesIO()
         torch.save(value, file)
         own = torch.frombuffer(file.getbuffer(), dtype=torch.uint8)  # on the host, whatever the device: it is gloo's
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
-        dist.all_gather(sizes, torch.tensor([len(own)]))
-        longest = max(int(size) for size in sizes)
-        padded = torch.zeros(longest, dtype=torch.uint8)
-        padded[: len(own)] = own
-        gathered = [torch.empty_like(padded) for _ in sizes]
-        dist.all_gather(gathered, padded)
+        with self._watch.waiting(why):
+            dist.all_gather(sizes, torch.tensor([len(own)]))
+            longest = max(int(size) for size in sizes)
+            padded = torch.zeros(longest, dtype=torch.uint8)
+            padded[: len(own)] = own
+            gathered = [torch.empty_like(padded) for _ in sizes]
+            dist.all_gather(gathered, padded)
         pieces = (piece[: int(size)].numpy().tobytes() for piece, size in zip(gathered, sizes, strict=True))
         return [torch.load(io.BytesIO(piece), map_location="cpu", weights_only=True) for piece in pieces]
 
@@ -164,7 +172,7 @@ class Ddp(Parallel):
             except EffLoopError as failure:
                 error = failure
         said = {"value": result, "error": error and [type(error).__name__, str(error)]}
-        said = json.loads(self.gather(json.dumps(said))[0])
+        said = json.loads(self._gather(json.dumps(said), "for what rank 0 does alone")[0])
         if error:
             raise error
         if said["error"]:
@@ -174,7 +182,7 @@ class Ddp(Parallel):
         return result if self.rank == 0 else cast("T", said["value"])
 
     def same(self, what: str, value: str) -> None:
-        values = self.gather(value)
+        values = self._gather(value, f"to compare {what}")
         if any(other != values[0] for other in values):
             raise ConfigError(differing(what, values, self._joined.peers))
 
@@ -182,12 +190,22 @@ class Ddp(Parallel):
         return self._watch.batches(batches)
 
     def close(self) -> None:
-        """Stop watching, wait for the other ranks, whom this one's end would disturb, and leave the group."""
+        """Wait for the other ranks, whom this one's end would disturb, stop watching, and leave the group."""
+        if not dist.is_initialized():
+            self._watch.close()
+            return
+        with suppress(RuntimeError):  # another one has failed, and says so itself
+            self._all_reduce(torch.zeros(1), "to end together")
+            self._watch.close()
+            dist.all_reduce(torch.zeros(1))  # no watch asks the store any more, which may end with a rank
         self._watch.close()
-        if dist.is_initialized():
-            with suppress(RuntimeError):  # another one has failed, and says so itself
-                dist.all_reduce(torch.zeros(1))
-            dist.destroy_process_group()
+        dist.destroy_process_group()
+
+    def _all_reduce(self, values: Tensor, why: str) -> None:
+        with self._watch.waiting(why):
+            dist.all_reduce(values)
+            if values.is_cuda:  # else the wait is wherever the host next asks the GPU, and can't be told from work
+                torch.cuda.current_stream(values.device).synchronize()
 
 
 def _own_device(device: torch.device, place: Place) -> torch.device:

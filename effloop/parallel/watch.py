@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import signal
@@ -10,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -21,7 +22,10 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from effloop.batch import Batch
 
 _EXIT_CODE = 2
-_WAITING = ("torch.autograd.graph", "torch.distributed")
+_WAITING = ("torch.autograd.graph", "torch.distributed", "torch.cuda")
+"""Parts of torch that wait for other ranks: in backward, in collectives, or for the GPU that does them."""
+_FAREWELL_S = 5.0
+"""For the thread to end; where the store has gone it may be in the middle of asking."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +34,13 @@ class Beat:
 
     Attributes:
         number: of the beat.
-        steps: how far the rank is: one for each batch asked for, one for each that came, one for each end.
+        steps: how far the rank is: one for each batch asked for, one for each that came, one for each end, and
+            one at each end of a collective.
         at: the same for people.
         host, pid: where it is.
         space: of process numbers, which a pid belongs to.
         waits: whether the loop is inside torch's backward or a collective, which wait for the other ranks.
+        collective: what that collective is for, for people; empty outside of one.
     """
 
     number: int
@@ -44,6 +50,7 @@ class Beat:
     pid: int
     space: str
     waits: bool = False
+    collective: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,36 +75,40 @@ def verdict(earlier: Sequence[Beat | None], later: Sequence[Beat | None], timeou
         timeout_s: how long nothing has gone on.
     """
     seconds = f"{timeout_s:g} s"
+    beats = [beat for beat in later if beat]
+    meeting = next((f", {beat.collective}" for beat in beats if beat.collective), "")
     for rank, (before, now) in enumerate(zip(earlier, later, strict=True)):
         if now is None:
-            return Verdict(f"rank {rank} has not come for {seconds}: the others wait for it", None)
+            return Verdict(f"rank {rank} has not come for {seconds}: the others wait for it{meeting}", None)
         if before == now:
-            return Verdict(_line(rank, now, seconds, "it has stopped, or its machine is gone"), now)
-    beats = [beat for beat in later if beat]
+            return Verdict(_line(rank, now, seconds, meeting, "it has stopped, or its machine is gone"), now)
     rank, behind = min(enumerate(beats), key=lambda pair: (pair[1].steps, pair[1].waits))
     if all((beat.steps, beat.waits) == (behind.steps, behind.waits) for beat in beats):
         return Verdict(
-            f"no rank has gone on for {seconds}: all {len(beats)} are {behind.at}; "
+            f"no rank has gone on for {seconds}: all {len(beats)} are {behind.at}{meeting}; "
             "look at the network between them, or raise parallel.timeout_s",
             None,
         )
-    return Verdict(_line(rank, behind, seconds, "raise parallel.timeout_s if it needs longer"), behind)
+    return Verdict(_line(rank, behind, seconds, meeting, "raise parallel.timeout_s if it needs longer"), behind)
 
 
-def _line(rank: int, beat: Beat, seconds: str, hint: str) -> str:
+def _line(rank: int, beat: Beat, seconds: str, meeting: str, hint: str) -> str:
     return (
         f"rank {rank} on {beat.host} (pid {beat.pid}) has not answered for {seconds}: "
-        f"the others wait for it {beat.at}; {hint}"
+        f"the others wait for it {beat.at}{meeting}; {hint}"
     )
 
 
 class Watch:
     """Counts what this rank does, says so to the others, and looks at them when it doesn't go on itself.
 
+    Its clock runs in batches, in collectives and wherever else torch waits for other ranks. What a rank does by itself
+    in between, such as building a model or writing a checkpoint, may take as long as nobody waits for it.
+
     Args:
         store: which all ranks share; the watch has a connection of its own to it.
         rank, world_size: this one's number and how many there are.
-        timeout_s: how long a rank may take for a step.
+        timeout_s: how long a rank may take for a step, or be waited for.
         end: called with the verdict when it took longer.
     """
 
@@ -107,64 +118,93 @@ class Watch:
         self._store, self._rank, self._world_size = store, rank, world_size
         self._timeout_s, self._end = timeout_s, end
         self._every_s = min(1.0, timeout_s / 5)
-        self._steps, self._batch, self._doing = 0, 0, ""
+        self._steps, self._batch, self._asks = 0, 0, False
+        self._doing, self._collective, self._idle = "", "", "before the first batch"
         self._number, self._loop = 0, threading.get_ident()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="effloop-watch")
 
-    def batches(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The same batches, counted: two numbers are set for each."""
+    def start(self) -> None:
+        """Begin to watch, over the calling thread."""
         self._loop = threading.get_ident()
-        self._doing = "training" if torch.is_grad_enabled() else "evaluating"
-        if self._thread.ident is None and not self._over.is_set():
-            self._store.set(f"beat/{self._rank}", json.dumps(asdict(self._beat())))  # so that others know its pid
-            self._thread.start()
+        self._say(self._store)  # so that others know its pid
+        atexit.register(self.close)  # for who doesn't: a thread inside the store would disturb the process's end
+        self._thread.start()
+
+    def batches(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The same batches, counted: some numbers are set for each."""
+        self._loop = threading.get_ident()
+        self._batch, self._doing = 0, "training" if torch.is_grad_enabled() else "evaluating"
         iterator = iter(batches)
-        self._batch = 0
         try:
             while True:
-                self._steps += 1  # odd: it waits
+                self._asks = True
+                self._steps += 1
                 batch = next(iterator, None)
                 if batch is None:
                     return
-                self._batch += 1
+                self._batch, self._asks = self._batch + 1, False
                 self._steps += 1
                 yield batch
         finally:
-            self._steps += self._steps % 2
-            self._doing = ""
+            self._idle = f"after {self._doing} batch {self._batch}"
+            self._doing, self._asks = "", False
+            self._steps += 1
+
+    @contextmanager
+    def waiting(self, collective: str) -> Iterator[None]:
+        """Around what ends only when all ranks have come to it; all of them have to use this alike.
+
+        Args:
+            collective: what it is for: "for a sum".
+        """
+        self._collective = collective
+        self._steps += 1
+        try:
+            yield
+        finally:
+            self._collective = ""
+            self._steps += 1
 
     def close(self) -> None:
         """Stop watching; other ranks may have ended by now."""
+        atexit.unregister(self.close)
         self._over.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(_FAREWELL_S)
+
+    def _say(self, store: Store) -> None:
+        store.set(f"beat/{self._rank}", json.dumps(asdict(self._beat())))
 
     def _beat(self) -> Beat:
         self._number += 1
-        at = "between epochs"
-        if self._doing:
-            at = f"in {self._doing} batch {self._batch}"
-            if self._steps % 2:
-                at = f"before {self._doing} batch {self._batch + 1}, for whose data it waits"
-        return Beat(self._number, self._steps, at, socket.gethostname(), os.getpid(), pid_space(), self._waits())
+        at = f"in {self._doing} batch {self._batch}" if self._doing else self._idle
+        if self._asks:
+            at = f"before {self._doing} batch {self._batch + 1}, for whose data it waits"
+        waits, collective = self._waits(), self._collective
+        return Beat(self._number, self._steps, at, socket.gethostname(), os.getpid(), pid_space(), waits, collective)
 
     def _waits(self) -> bool:
         frame = sys._current_frames().get(self._loop)
-        return frame is not None and str(frame.f_globals.get("__name__")).startswith(_WAITING)
+        inside = frame is not None and str(frame.f_globals.get("__name__")).startswith(_WAITING)
+        return inside or bool(self._collective)
 
     def _run(self) -> None:
-        store = self._store.clone()
+        try:
+            store = self._store.clone()  # here, as it takes 5 s where a machine's names can't be looked up
+        except RuntimeError:  # the store has gone, which says itself what is wrong
+            return
         store.set_timeout(timedelta(seconds=max(2.0, 2 * self._every_s)))
         steps, since = -1, time.monotonic()
         before = since
         while not self._over.wait(self._every_s):
             now = time.monotonic()
-            if self._steps != steps or not self._doing or now - before > 3 * self._every_s + 1:
+            counts = bool(self._doing) or self._waits()
+            if self._steps != steps or not counts or now - before > 3 * self._every_s + 1:
                 steps, since = self._steps, now  # it goes on; or the whole process, or machine, has been asleep
             before = now
             with suppress(RuntimeError):  # the store has gone, which says itself what is wrong
-                store.set(f"beat/{self._rank}", json.dumps(asdict(self._beat())))
+                self._say(store)
             if now - since >= self._timeout_s:
                 found = self._look(store)
                 if self._steps == steps and not self._over.is_set():
@@ -178,7 +218,7 @@ class Watch:
             earlier = self._read(store)
             for _ in range(3):
                 self._over.wait(self._every_s)
-                store.set(f"beat/{self._rank}", json.dumps(asdict(self._beat())))
+                self._say(store)
             return verdict(earlier, self._read(store), self._timeout_s)
         except RuntimeError as error:
             reason = " ".join(str(error).split())[:120]

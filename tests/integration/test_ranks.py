@@ -272,6 +272,26 @@ def test_a_stopped_rank_is_named(long: list[str], tmp_path: Path) -> None:
     assert all_gone(process.pid)
 
 
+STOPS = """
+    import os, signal, effloop
+    trainer = effloop.build_trainer(effloop.compose({overrides}))
+    def stopping(batches):
+        for batch in batches:
+            if trainer.parallel.rank:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            yield batch
+    trainer.evaluate(stopping(trainer.val.epoch(0)))
+"""
+
+
+def test_a_rank_that_stops_in_evaluation_is_named(photos: Path, tmp_path: Path) -> None:
+    script = STOPS.format(overrides=[f"data.root={photos}", *DDP, "parallel.timeout_s=3"])
+    (code, _, err), (killed, _, _) = run_script(script, tmp_path)
+    assert (code, killed) == (2, -signal.SIGKILL)
+    (line,) = err.splitlines()
+    assert re.search(r"rank 1 on .* has not answered for 3 s: the others wait for it .*, for sums over all ranks", line)
+
+
 def ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
 

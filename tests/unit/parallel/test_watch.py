@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -12,6 +13,7 @@ from torch.distributed import PrefixStore, TCPStore
 
 from effloop.parallel.watch import Beat, Verdict, Watch, pid_space, verdict
 
+PATIENCE_S = 180  # a store takes 5 s and more to open where names can't be looked up
 BEAT = Beat(number=7, steps=34, at="in training batch 17", host="here", pid=4711, space="")
 
 
@@ -43,45 +45,96 @@ def test_where_all_wait_nobody_is_to_blame():
     found = verdict([BEAT, BEAT], [after(BEAT, waits=True), after(BEAT, waits=True)], 30)
     assert found.beat is None
     assert "network" in found.line
+    summing = after(BEAT, waits=True, collective="for a sum", at="after training batch 17")
+    assert "all 2 are after training batch 17, for a sum; look" in verdict([BEAT, BEAT], [summing, summing], 30).line
     assert "rank 1" in verdict([BEAT, None], [after(BEAT), None], 30).line
 
 
 def watched(store: PrefixStore, rank: int, found: list[Verdict], go_on: threading.Event) -> None:
     """A rank of two: of four batches, rank 1 is held up in the third, and so is rank 0 then."""
     watch = Watch(store, rank, 2, 1.0, found.append)
+    watch.start()
     for number, _ in enumerate(watch.batches("abcd")):
         if (rank, number) in ((1, 2), (0, 3)):
-            go_on.wait(60)
+            go_on.wait(PATIENCE_S)
     watch.close()
 
 
-def test_two_ranks_on_a_real_store():
+def verdicts(rank_of_two: Callable[[PrefixStore, int, list[Verdict], threading.Event], None]) -> list[Verdict]:
+    """What rank 0 finds: two ranks, a thread each, on a real store; they are let go on then."""
     base = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     store = PrefixStore("run", base)
     found: tuple[list[Verdict], list[Verdict]] = ([], [])
     go_on = threading.Event()
-    threads = [threading.Thread(target=watched, args=(store, rank, found[rank], go_on)) for rank in (0, 1)]
+    threads = [threading.Thread(target=rank_of_two, args=(store, rank, found[rank], go_on)) for rank in (0, 1)]
     for thread in threads:
         thread.start()
-    until = time.monotonic() + 60
+    until = time.monotonic() + PATIENCE_S
     while not found[0] and time.monotonic() < until:
         time.sleep(0.05)
     go_on.set()
     for thread in threads:
         thread.join()
-    (said,) = found[0]
+    return found[0]
+
+
+def test_two_ranks_on_a_real_store():
+    (said,) = verdicts(watched)
     assert "rank 1 on" in said.line
     assert f"(pid {os.getpid()})" in said.line
     assert "in training batch 3" in said.line
     assert said.beat.space == pid_space()
 
 
+def built(store: PrefixStore, rank: int, found: list[Verdict], go_on: threading.Event) -> None:
+    """A rank of two that meet twice before there is a batch; rank 1 doesn't come to the second time."""
+    watch = Watch(store, rank, 2, 1.0, found.append)
+    watch.start()
+    with watch.waiting("to compare the data"):
+        pass
+    if rank:
+        go_on.wait(PATIENCE_S)
+        assert not found  # its own clock doesn't run
+    with watch.waiting("to begin with the same weights"):
+        go_on.wait(PATIENCE_S)
+    watch.close()
+
+
+def test_who_waits_in_a_collective_names_the_rank_that_does_not_come():
+    (said,) = verdicts(built)
+    assert "rank 1 on" in said.line
+    assert "wait for it before the first batch, to begin with the same weights; raise" in said.line
+
+
+def evaluated(store: PrefixStore, rank: int, found: list[Verdict], go_on: threading.Event) -> None:
+    """A rank of two that evaluate two batches and add up; rank 1 is held up after its last one."""
+    watch = Watch(store, rank, 2, 1.0, found.append)
+    watch.start()
+    with torch.no_grad():
+        list(watch.batches("ab"))
+    if rank:
+        go_on.wait(PATIENCE_S)
+    with watch.waiting("for a sum"):
+        go_on.wait(PATIENCE_S)
+    watch.close()
+
+
+def test_the_same_between_epochs():
+    (said,) = verdicts(evaluated)
+    assert "rank 1 on" in said.line
+    assert "wait for it after evaluating batch 2, for a sum; raise" in said.line
+
+
 def test_what_goes_on_is_left_alone():
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     found: list[Verdict] = []
     watch = Watch(store, 0, 1, 1.0, found.append)
+    watch.start()
+    time.sleep(1.5)  # before the first batch and between epochs a rank may take its time
     with torch.no_grad():
         assert list(watch.batches(iter("ab"))) == ["a", "b"]
-    time.sleep(1.5)  # between epochs a rank may take its time
+    with watch.waiting("for a sum"):
+        pass
+    time.sleep(1.5)
     watch.close()
     assert not found
