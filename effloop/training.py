@@ -14,6 +14,7 @@ from effloop.build import build_trainer
 from effloop.build_data import num_workers
 from effloop.checkpoint import files
 from effloop.config import Config
+from effloop.data.source import sources
 from effloop.errors import CheckpointError, ConfigError, InterruptedRunError
 from effloop.hardware import determinism_explained
 from effloop.parallel.found import found
@@ -35,6 +36,8 @@ def train(args: list[str]) -> int:
 def run(config: Config, overrides: Sequence[str], run_dir: Path) -> None:
     """Train one run in a new run folder and say where it is; with `parallel=ddp` by several processes."""
     if config.parallel.of_ranks and not found():
+        for split in (config.data.train_split, config.data.val_split):  # to say in a second what is amiss there
+            sources.build(config.data, split)
         ranks.launch(Job(configs.to_dict(config), list(overrides), str(run_dir)), train_task)
     else:
         train_task(Task(config, overrides, run_dir))

@@ -85,7 +85,7 @@ SCRIPT = """
 """
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [3])
 def test_a_script_of_ones_own_sees_each_sample_once(
     world_size: int, by_two: tuple[Path, str, str], photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -212,13 +212,6 @@ def test_a_killed_rank_takes_the_run_down_with_one_line(long: list[str], tmp_pat
     )
     assert not list(tmp_path.glob("effloop-ranks-*"))
 
-    run = tmp_path / "outputs" / "run"
-    epochs = 3 + max(row["epoch"] for row in rows(run))
-    code, out, err = done(started([*EFFLOOP, "resume", "outputs/run", f"epochs={epochs}"], tmp_path))
-    assert (code, err) == (0, "")
-    assert out.count("run: ") == 1
-    assert json.loads((run / "summary.json").read_text())["last"]["epoch"] == epochs - 1
-
 
 def test_a_killed_launcher_takes_its_ranks_along(long: list[str], tmp_path: Path) -> None:
     process = started([*long, "engine=processes", "num_workers=1"], tmp_path)
@@ -249,14 +242,14 @@ def test_a_terminated_launcher(long: list[str], tmp_path: Path) -> None:
 
 
 def test_max_restarts_go_on_from_the_last_checkpoint(long: list[str], tmp_path: Path) -> None:
-    process = started([*long, "epochs=25", "parallel.max_restarts=1"], tmp_path)
+    process = started([*long, "epochs=8", "parallel.max_restarts=1"], tmp_path)
     wait_until(lambda: epochs_done(tmp_path, 2), process)
     os.kill(pids(tmp_path)[1], signal.SIGKILL)
     code, out, err = done(process)
     assert (code, err) == (0, "")
     assert re.search(r"again from epoch \d+: rank 1 on \S+ \(pid \d+\) was killed by SIGKILL", out)
     assert [path.name for path in (tmp_path / "outputs").iterdir()] == ["run"]
-    assert json.loads((tmp_path / "outputs" / "run" / "summary.json").read_text())["last"]["epoch"] == 24
+    assert json.loads((tmp_path / "outputs" / "run" / "summary.json").read_text())["last"]["epoch"] == 7
 
 
 def test_a_stopped_rank_is_named(long: list[str], tmp_path: Path) -> None:
