@@ -50,7 +50,8 @@ def test_figures(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -
         ("what=loop out=.", "out: . can't be written: Is a directory; set out=FILE.json"),
         (
             "what=sclae",
-            "what: no benchmark 'sclae'; have loop, step, loader, train, storage, scale, augment; did you mean 'scale'?",
+            "what: no benchmark 'sclae'; have loop, step, loader, train, storage, scale, augment; "
+            "did you mean 'scale'?",
         ),
     ],
 )
