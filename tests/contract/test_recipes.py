@@ -57,7 +57,7 @@ def make(root: Path, recipe: str, device: str = "cpu", *overrides: str, parallel
 
 @functools.cache
 def composed(*overrides: str) -> Config:
-    """A config, composed once for all tests, none of which changes it: that took a third of their time."""
+    """A config, composed once for all tests, none of which changes it: that took half of their time."""
     return effloop.compose(overrides)
 
 
