@@ -1,4 +1,4 @@
-"""Config -> parts -> Trainer: the only place that sees the whole tree. Flat on purpose."""
+"""Config -> parts -> Trainer. Flat on purpose: here a newcomer reads the whole house."""
 
 from __future__ import annotations
 
@@ -144,7 +144,14 @@ def build_trainer(
 
 @dataclass(frozen=True)
 class Learner:
-    """What learns, and by which steps."""
+    """What learns, and by which steps.
+
+    Attributes:
+        step: model, objective and precision, not yet wrapped by a strategy.
+        average: has the weights that are evaluated.
+        optimizer, schedule: of the parameters that are trained.
+        notes: lines for people.
+    """
 
     step: Step
     average: NoAverage

@@ -14,6 +14,7 @@ from effloop.data.loader import Loader
 from effloop.data.source import Tail
 from effloop.hardware import available_cores, available_memory
 from effloop.model import Probe
+from effloop.model.probe import takes_statistics
 from effloop.parallel import Parallel
 from effloop.precision import Precision
 
@@ -91,19 +92,14 @@ class Facts:
             local_world_size=parallel.local_world_size,
             probe=probe,
             parameters=sum(each.numel() for each in model.parameters()),
-            batch_norms=sum(_takes_statistics(module) for module in model.modules()),
+            batch_norms=sum(
+                isinstance(module, _BATCH_NORMS) and takes_statistics(module) for module in model.modules()
+            ),
             samples=loaders[0].plan.order.num_samples,
             # Of what the host makes: with augment.device=gpu it may be larger than image_size.
             slot_bytes=sum(each.plan.order.batch_per_rank * each.plan.augment.size**2 * 3 for each in loaders),
             free_memory=available_memory(),
         )
-
-
-def _takes_statistics(module: nn.Module) -> bool:
-    """Whether it is a BatchNorm that isn't frozen: one that is keeps the statistics that it has."""
-    parameters = list(module.parameters(recurse=False))
-    trained = not parameters or any(each.requires_grad for each in parameters)
-    return isinstance(module, _BATCH_NORMS) and trained
 
 
 def hints(config: Config, facts: Facts) -> list[str]:

@@ -104,7 +104,7 @@ def _widths(layer: Any) -> list[int]:
     return [inputs, outputs] if groups == inputs else [inputs // groups, outputs // groups]
 
 
-def _takes_statistics(norm: nn.Module) -> bool:
+def takes_statistics(norm: nn.Module) -> bool:
     """Whether it takes the mean away that a batch has: a frozen one takes a constant."""
     own = list(norm.parameters(recurse=False))
     return not own or any(each.requires_grad for each in own)
@@ -119,7 +119,7 @@ def _watched(model: nn.Module) -> Iterator[_Calls]:
     def watch(name: str, module: nn.Module) -> None:
         if isinstance(module, _LAYERS):
             handles.append(module.register_forward_hook(lambda layer, _, output: calls.layer(name, layer, output)))
-        elif isinstance(module, CHANNEL_NORMS) and _takes_statistics(module):
+        elif isinstance(module, CHANNEL_NORMS) and takes_statistics(module):
             handles.append(module.register_forward_pre_hook(lambda _, inputs: calls.norm(inputs[0])))
 
     try:
