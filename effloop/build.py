@@ -36,7 +36,9 @@ from effloop.model import load_weights, parameter_groups, probe
 from effloop.optim import Average, NoAverage, Objective, optimizers, scaled_lr, schedules
 from effloop.parallel import Parallel, parallels
 from effloop.precision import Precision, precisions
+from effloop.prune import MedianPruner
 from effloop.record import Metrics, recorders
+from effloop.runs import JOB
 from effloop.search import check_run_name
 from effloop.step import Step
 from effloop.trainer import LoopConfig, Progress, Trainer, evaluate
@@ -134,6 +136,7 @@ def build_trainer(
         train=batches,
         val=val,
         notes=notes,
+        prunes=_prunes(config, run_dir, parallel),
         loop=LoopConfig(epochs=config.epochs, accumulate=config.accumulate, max_grad_norm=config.max_grad_norm),
     )
     if state:
@@ -220,6 +223,14 @@ def _run_dir_of(
     begun(made)
     snapshot.write(made, config, overrides, about)
     return str(made)
+
+
+def _prunes(config: Config, run_dir: Path, parallel: Parallel) -> Callable[[int, int], bool]:
+    """Whether a run ends early, by a rule that rank 0 asks for all."""
+    if not config.sweep.prune or not (run_dir / JOB).is_file():
+        return lambda done, epochs: False
+    rule = MedianPruner(run_dir, config.objective)
+    return lambda done, epochs: parallel.first(partial(rule.prunes, done, epochs))
 
 
 def evaluate_checkpoint(config: Config, state: Mapping[str, Any]) -> tuple[dict[str, float], Loader]:

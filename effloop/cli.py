@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in args
     args = [arg for arg in args if arg != "--debug"]
     try:
-        return _dispatch(args)
+        return _dispatch(args, debug=debug)
     except EffLoopError as error:
         if debug:
             raise
@@ -106,7 +106,7 @@ def entry() -> None:
     raise SystemExit(main())
 
 
-def _dispatch(args: list[str]) -> int:
+def _dispatch(args: list[str], *, debug: bool) -> int:
     if any(arg in ("-h", "--help") for arg in args):
         print(HELP, end="")
         return 0
@@ -114,7 +114,7 @@ def _dispatch(args: list[str]) -> int:
         print(f"effloop {effloop.__version__}")
         return 0
     commands: dict[str, Callable[[list[str]], int]] = {
-        "train": training.train,
+        "train": partial(training.train, debug=debug),
         "eval": evaluate_run,
         "resume": training.resume,
         "convert": convert_data,
@@ -134,7 +134,7 @@ def _dispatch(args: list[str]) -> int:
         return commands[args[0]](args[1:])
     if args and not args[0].startswith("-") and "=" not in args[0] and not args[0].startswith("~"):
         raise ConfigError(f"'{args[0]}' is not a command; {choices(args[0], commands)}")
-    return training.train(args)
+    return training.train(args, debug=debug)
 
 
 def evaluate_run(args: list[str]) -> int:

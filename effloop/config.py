@@ -27,7 +27,21 @@ from effloop.parallel import ParallelConfig
 from effloop.precision import PrecisionConfig, precisions
 from effloop.record import RecordConfig
 from effloop.registry import PartConfig
+from effloop.runs import check_objective
 from effloop.search import check_run_name, compose_tree
+
+
+@dataclass
+class SweepConfig:
+    """How the jobs of a sweep are treated; without meaning for a single run.
+
+    Attributes:
+        resume: go on with the sweep in its folder: what is done is left alone, what was begun goes on.
+        prune: end a run early whose validation score is worse than the median of the others' at the same epoch.
+    """
+
+    resume: bool = False
+    prune: bool = False
 
 
 @dataclass
@@ -57,6 +71,8 @@ class Config:
         device: auto, cpu, cuda or cuda:N.
         resume: a run folder or checkpoint file to go on from, in a new run folder.
         run: name of the run folder below `outputs/`.
+        objective: what the runs of a sweep are compared by, and what a search is for.
+        sweep: how the jobs of a sweep are treated.
     """
 
     data: DataConfig = MISSING
@@ -88,6 +104,8 @@ class Config:
     device: str = "auto"
     resume: str | None = None
     run: str = "unnamed"
+    objective: str = "val/top1"
+    sweep: SweepConfig = field(default_factory=SweepConfig)
 
     GROUPS: ClassVar[tuple[str, ...]] = (
         "data",
@@ -117,6 +135,12 @@ class Config:
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed: {self.seed} is not allowed; set a whole number from 0 to 2**63 - 1")
         check_run_name(self.run)
+        check_objective(self.objective)
+        if self.sweep.prune and not self.objective.startswith("val/"):
+            raise ConfigError(
+                f"sweep.prune: runs are ended early by a validation score, not by objective={self.objective}; "
+                "set objective=val/top1"
+            )
         self._check_speed()
         self._check_sizes()
 

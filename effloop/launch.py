@@ -1,4 +1,4 @@
-"""Hydra in front of training: its flags, sweeps, one job after the other, errors left to us."""
+"""Hydra in front of what runs: its flags, one job after the other, errors left to us."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import Any
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.types import TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from effloop import explain, search
@@ -38,13 +40,12 @@ def launch(args: list[str], run: Run) -> None:
         ConfigError: the arguments can't be taken, or jobs of a sweep failed.
         EffLoopError: as `run` raised it, where there is a single one.
     """
-    flags, overrides = _flags_and_overrides(args)
-    sweep = "-m" in flags or "--multirun" in flags
+    flags, overrides = parse(args)
+    sweep = is_sweep(flags)
     jobs: list[str] = []
     failures: list[EffLoopError] = []
     crashes: list[Exception] = []
 
-    @hydra.main(version_base=search.VERSION_BASE, config_path=str(search.config_root()), config_name=search.NAME)
     def job(tree: DictConfig) -> None:
         hydra_config = HydraConfig.get()
         task: Any = OmegaConf.to_container(hydra_config.overrides.task)  # as typed, interpolations and all
@@ -62,14 +63,14 @@ def launch(args: list[str], run: Run) -> None:
             crashes.append(error)
             raise
         finally:
-            _remove_if_empty(run_dir)
+            remove_if_empty(run_dir)
 
     try:
         with explain.in_one_line(Config, overrides):
             search.prepare(Config, overrides)
             if sweep:
-                _count_jobs(overrides)
-            _call_hydra(job, [*overrides, *flags])  # argparse wants the overrides side by side
+                count_jobs(OverridesParser.create().parse_overrides(overrides))
+            call_hydra(job, flags, overrides)
     except (ConfigError, OSError) as error:
         if crashes:  # a bug in training is no config error, whatever its type
             raise crashes[0] from None
@@ -99,7 +100,17 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
 `--experimental-rerun`, which unpickles a file."""
 
 
-def _flags_and_overrides(args: list[str]) -> tuple[list[str], list[str]]:
+def is_sweep(flags: Sequence[str]) -> bool:
+    """Whether each combination of values is asked for."""
+    return "-m" in flags or "--multirun" in flags
+
+
+def only_shows(flags: Sequence[str]) -> bool:
+    """Whether Hydra is to print something instead of starting a job."""
+    return any(flag in ("--cfg", "-c", "--info", "-i") for flag in flags)
+
+
+def parse(args: list[str]) -> tuple[list[str], list[str]]:
     """Hydra's flags with their words, and the rest.
 
     Raises:
@@ -125,26 +136,36 @@ def _flags_and_overrides(args: list[str]) -> tuple[list[str], list[str]]:
     return flags, overrides
 
 
-def _count_jobs(overrides: list[str]) -> None:
-    """Refuse a sweep of no jobs, or of so many that it must be a slip."""
-    counts = {
-        override.input_line: len(list(override.sweep_string_iterator()))
-        for override in OverridesParser.create().parse_overrides(overrides)
-        if override.is_sweep_override()
-    }
-    for override, count in counts.items():
-        if not count:
-            raise ConfigError(f"{override}: an empty sweep, 0 values; give at least one")
-    if prod(counts.values()) > MAX_JOBS:
-        raise ConfigError(f"the sweep has {prod(counts.values()):,} jobs, more than {MAX_JOBS:,}; sweep fewer values")
+def count_jobs(overrides: Sequence[Override]) -> int:
+    """How many jobs a sweep of all combinations has.
+
+    Raises:
+        ConfigError: none, or so many that it must be a slip.
+    """
+    counts = []
+    for override in overrides:
+        if not override.is_sweep_override():
+            continue
+        if not override.is_discrete_sweep():
+            raise ConfigError(f"{override.input_line}: an interval is for a search; add hydra/sweeper=optuna")
+        counts.append(len(list(override.sweep_string_iterator())))
+        if not counts[-1]:
+            raise ConfigError(f"{override.input_line}: an empty sweep, 0 values; give at least one")
+    if prod(counts) > MAX_JOBS:
+        raise ConfigError(f"the sweep has {prod(counts):,} jobs, more than {MAX_JOBS:,}; sweep fewer values")
+    return prod(counts)
 
 
-def _call_hydra(job: Callable[[], None], args: list[str]) -> None:
-    """Call a Hydra main function with our arguments, and with its exceptions left to us."""
+def call_hydra(job: TaskFunction, flags: Sequence[str], overrides: Sequence[str]) -> None:
+    """Have Hydra call `job` as flags and overrides say, with its exceptions left to us."""
+    decorate = hydra.main(
+        version_base=search.VERSION_BASE, config_path=str(search.config_root()), config_name=search.NAME
+    )
     saved_argv, saved_flag = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv, os.environ["HYDRA_FULL_ERROR"] = ["effloop", *args], "1"
+    sys.argv = ["effloop", *overrides, *flags]  # argparse wants the overrides side by side
+    os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
-        job()
+        decorate(job)()
     finally:
         sys.argv = saved_argv
         os.environ.pop("HYDRA_FULL_ERROR")
@@ -152,7 +173,7 @@ def _call_hydra(job: Callable[[], None], args: list[str]) -> None:
             os.environ["HYDRA_FULL_ERROR"] = saved_flag
 
 
-def _remove_if_empty(folder: Path) -> None:
+def remove_if_empty(folder: Path) -> None:
     """Remove the folder that Hydra made for a run that never began, and its empty parents."""
     for path in (folder, *folder.parents):
         try:

@@ -84,7 +84,7 @@ def rank_main(scratch: str, job: Job, work: Work) -> None:
     """What a rank runs that `ranks.launch` has started; it ends the process if anything fails."""
     launcher = multiprocessing.parent_process()
     assert launcher is not None
-    _end_with_parent(launcher.pid or 0)
+    end_with_parent(launcher.pid or 0)
     folder, start = Path(scratch), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     place = found()
     assert place is not None  # the launcher sets it
@@ -210,7 +210,7 @@ def _share_cores(joined: Joined, *, by_torchrun: bool) -> None:
 def _set_up(place: Place, *, by_torchrun: bool) -> None:
     """Whose end is this one's, and whose lines are whose."""
     if by_torchrun:
-        _end_with_parent(os.getppid())
+        end_with_parent(os.getppid())
     if place.rank:
         sys.stdout = cast("TextIO", Prefixed(sys.stdout, f"[rank {place.rank}] "))
         sys.stderr = cast("TextIO", Prefixed(sys.stderr, f"[rank {place.rank}] "))
@@ -255,7 +255,7 @@ class Prefixed:
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
-def _end_with_parent(parent: int) -> None:
+def end_with_parent(parent: int) -> None:
     """Have Linux end this process when its parent ends, however that may be."""
     with suppress(AttributeError, OSError):  # another system
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -75,12 +75,10 @@ class Run:
 
     @property
     def state(self) -> str:
-        """done, pruned, failed, killed; running, or ended together with its sweep; begun: there is no result yet."""
-        if self.job:
-            return str(self.job["state"])
+        """done, pruned, failed, killed, stopped; running, or ended together with its sweep; begun: no result yet."""
         if self.summary.get("pruned"):
             return "pruned"
-        return "done" if self.summary else "begun"
+        return str(self.job["state"]) if self.job else "done" if self.summary else "begun"
 
     @property
     def reason(self) -> str:
@@ -114,15 +112,15 @@ def read(path: Path) -> Run:
         environment=_json(path / "environment.json"),
         data=_json(path / "data.json"),
         summary=_json(path / "summary.json"),
-        metrics=_rows(path / "metrics.jsonl"),
-        perf=_rows(path / "perf.jsonl"),
+        metrics=rows(path / "metrics.jsonl"),
+        perf=rows(path / "perf.jsonl"),
         job=job,
     )
 
 
 def jobs(sweep: Path) -> list[Run]:
     """The jobs of a sweep's folder, by their numbers; those that haven't begun have no folder yet."""
-    found = [read(path.parent) for path in sweep.glob(f"*/{JOB}")]
+    found = [read(path.parent) for path in sweep.rglob(JOB)]
     return sorted(found, key=lambda run: int(run.job["number"]))
 
 
@@ -177,7 +175,7 @@ def _yaml(path: Path) -> Any:
         raise ConfigError(f"{path} can't be read: {line}; it was not written by EffLoop, or is damaged") from None
 
 
-def _rows(path: Path) -> list[Row]:
+def rows(path: Path) -> list[Row]:
     """The lines of a JSON lines file, without a last one that is cut off."""
     try:
         lines = path.read_text("utf-8").splitlines()

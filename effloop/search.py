@@ -143,13 +143,19 @@ def config_folders() -> list[Traversable]:
     return [config_root(), Path.cwd() / "configs", *plugins]
 
 
-def compose_tree(root: type, overrides: list[str]) -> DictConfig:
-    """`configs/train.yaml` with overrides, as Hydra composes it, not yet checked."""
+def compose_tree(root: type, overrides: list[str], *, with_hydra: bool = False) -> DictConfig:
+    """`configs/train.yaml` with overrides, as Hydra composes it, not yet checked.
+
+    Args:
+        root: the dataclass of the whole config.
+        overrides: none of them a sweep.
+        with_hydra: leave Hydra's own config in, as `hydra`.
+    """
     prepare(root, overrides)
     current = GlobalHydra.instance()
     callers, current.hydra = current.hydra, None  # the caller may be a Hydra application itself
     try:
         with hydra.initialize_config_dir(version_base=VERSION_BASE, config_dir=str(config_root())):
-            return hydra.compose(NAME, overrides=overrides)
+            return hydra.compose(NAME, overrides=overrides, return_hydra_config=with_hydra)
     finally:
         current.hydra = callers

@@ -22,7 +22,7 @@ from effloop.config import Config
 from effloop.errors import ConfigError
 from effloop.hardware import available_cores
 
-_STAMP = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(/\d+)?$")  # and a sweep's job number
+STAMP = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(/\d+)?$")  # and a sweep's job number
 
 
 def claim_run_dir(path: Path) -> Path:
@@ -40,7 +40,7 @@ def claim_run_dir(path: Path) -> Path:
             candidate.mkdir(parents=True, exist_ok=True)
             (candidate / "config.yaml").touch(exist_ok=False)  # whoever makes the file owns the folder
         except FileExistsError:
-            if not _STAMP.search(path.as_posix()):
+            if not STAMP.search(path.as_posix()):
                 raise ConfigError(
                     f"run: {path} holds a run already; go on with it (python -m effloop resume {path}) "
                     "or set run=ANOTHER_NAME"

@@ -87,6 +87,7 @@ class Trainer:
         train, val: the two splits' batches, on the device.
         metrics: of the training epoch under way and of the validation; both on the device.
         notes: lines for people, said when training begins.
+        prunes: (epochs done, epochs) -> whether the run ends there; the same on all ranks.
         progress: the position.
     """
 
@@ -105,6 +106,7 @@ class Trainer:
     val: BatchStream
     loop: LoopConfig
     notes: Sequence[str] = ()
+    prunes: Callable[[int, int], bool] = lambda done, epochs: False
     progress: Progress = field(default_factory=Progress)
 
     def fit(self) -> dict[str, float]:
@@ -116,6 +118,7 @@ class Trainer:
         if self.progress.epoch >= self.loop.epochs:
             raise ConfigError(f"epochs: {self.loop.epochs} are done; build a trainer with resume=RUN and more epochs")
         scores: dict[str, float] = {}
+        summary: dict[str, Any] = {}
         with self.recorder, closing(self.train), closing(self.val):
             for line in self.notes:
                 self.recorder.note(line)
@@ -129,8 +132,13 @@ class Trainer:
                 self.progress.epoch += 1
                 self.progress.samples_seen = 0
                 self.checkpoints.save(self.state_dict(), is_best=is_best)
+                if self.prunes(self.progress.epoch, self.loop.epochs):
+                    summary["pruned"] = self.progress.epoch
+                    self.recorder.note(f"pruned after epoch {self.progress.epoch - 1}: others did better by then")
+                    break
             last = {**scores, "epoch": self.progress.epoch - 1}
-            self.recorder.finish({"best": self.checkpoints.best, "last": last, "step": self.progress.step})
+            summary |= {"best": self.checkpoints.best, "last": last, "step": self.progress.step}
+            self.recorder.finish(summary)
         return scores
 
     def train_epoch(self, batches: Iterable[Batch]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from effloop import config as configs
 from effloop import launch, ranks
+from effloop import sweep as sweeps
 from effloop.build import build_trainer
 from effloop.build_data import num_workers
 from effloop.checkpoint import files
@@ -23,13 +24,17 @@ from effloop.rank import Job, Task, take_part
 from effloop.trainer import Trainer
 
 
-def train(args: list[str]) -> int:
+def train(args: list[str], *, debug: bool = False) -> int:
     """`train`: one run, or with -m one for each combination of values."""
     place = found()
     if place and place.world_size > 1:
         take_part(place, partial(_job_for_all, args), train_task, lambda joined: StoreNotes(joined.base), facts=True)
         return 0
-    launch.launch(args, run)
+    flags, _ = launch.parse(args)
+    if launch.is_sweep(flags) and not launch.only_shows(flags):
+        sweeps.sweep(args, debug=debug)
+    else:
+        launch.launch(args, run)
     return 0
 
 
@@ -126,15 +131,21 @@ def resume(args: list[str]) -> int:
         compose = partial(_job_of_ranks, folder, overrides)
         take_part(place, compose, train_task, lambda joined: StoreNotes(joined.base), facts=True)
         return 0
-    job = _job_to_resume(folder, overrides)
-    config = configs.from_dict(job.config, (), str(folder))
-    if _is_done(files.find(folder, "last"), config):
-        return 0
-    if config.parallel.of_ranks and not place:
+    work(_job_to_resume(folder, overrides))
+    return 0
+
+
+def work(job: Job) -> None:
+    """Do a job: a new run, or what is left of one; with `parallel=ddp` by several processes."""
+    config, folder = configs.from_dict(job.config, (), "the config of this job"), Path(job.run_dir)
+    if not job.resume:
+        run(config, job.overrides, folder)
+    elif _is_done(files.find(folder, "last"), config):
+        return
+    elif config.parallel.of_ranks and not found():
         ranks.launch(job, train_task)
     else:
-        train_task(Task(config, overrides, folder, resume=True))
-    return 0
+        train_task(Task(config, job.overrides, folder, resume=True))
 
 
 def _job_to_resume(folder: Path, overrides: Sequence[str]) -> Job:

@@ -1,0 +1,53 @@
+"""Ending runs of a sweep early that are worse than the others were."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from statistics import median
+
+from effloop import runs
+from effloop.runs import JOB, OBJECTIVES
+
+_OTHERS = 4
+"""So many others must have come as far: the median of fewer says little."""
+_WARM_UP = 0.25
+"""Share of a run's epochs that it may always have."""
+
+
+class MedianPruner:
+    """Ends a run whose best score so far is worse than the median of what the other jobs had at the same epoch.
+
+    The rule is that of Optuna's MedianPruner (Golovin et al., "Google Vizier", 2017, call it median stopping). It reads
+    the other jobs' folders, so it works for any launcher, and for a grid as for a search.
+
+    Args:
+        run_dir: the job's folder, beside those of the others.
+        objective: a validation score.
+    """
+
+    def __init__(self, run_dir: Path, objective: str) -> None:
+        self._run_dir = run_dir
+        self._objective = objective
+
+    def prunes(self, epoch: int, epochs: int) -> bool:
+        """Whether the run should end here, where `epoch` of `epochs` have been trained, evaluated and recorded."""
+        if epoch >= epochs or epoch < _WARM_UP * epochs:
+            return False
+        folders = [job.parent for job in self._run_dir.parent.glob(f"*/{JOB}")]
+        scores = [self._best(folder, epoch) for folder in folders if folder.name != self._run_dir.name]
+        scores = [score for score in scores if not math.isnan(score)]
+        mine = self._best(self._run_dir, epoch)
+        if len(scores) < _OTHERS:
+            return False
+        return mine < median(scores) if OBJECTIVES[self._objective] else mine > median(scores)
+
+    def _best(self, run_dir: Path, epoch: int) -> float:
+        """The best score of a run's first `epoch` epochs; NaN if it hasn't come so far."""
+        key = self._objective.removeprefix("val/")
+        rows = [row for row in runs.rows(run_dir / "metrics.jsonl") if row.get("split") == "val"]
+        values = [row.get(key) for row in rows if row["epoch"] < epoch]
+        numbers = [value for value in values if value is not None]
+        if len(values) < epoch or not numbers:
+            return math.nan
+        return float((max if OBJECTIVES[self._objective] else min)(numbers))
