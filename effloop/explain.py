@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, get_type_hints
 
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
@@ -33,6 +33,14 @@ _TYPES = {
     "String": "text",
     "Enum": "one of the names",
 }
+_PLUGINS = {
+    "hydra/launcher/joblib": "joblib",
+    "hydra/launcher/submitit_local": "submitit",
+    "hydra/launcher/submitit_slurm": "submitit",
+    "hydra/launcher/ray": "ray",
+    "hydra/sweeper/optuna": "optuna",
+}
+"""Choices that a package of Hydra's makes -> the extra that installs it."""
 _MOVED = {
     "augment.scale": "augment.ops.crop.scale",
     "augment.ratio": "augment.ops.crop.ratio",
@@ -115,6 +123,8 @@ def _first_line(error: BaseException) -> str:
 def _unknown_choice(path: str, found: Sequence[str]) -> str:
     """Of a group's choices, `found` are those that Hydra knows: YAML files, and parts that have none."""
     group, _, name = path.rpartition("/")
+    if path in _PLUGINS:
+        return f"{group}={name} needs a package that isn't installed; pip install 'effloop[{_PLUGINS[path]}]'"
     parts = groups.get(group)
     names = {each for each in found if not each.endswith("_schema")} | (set(parts.shelf()) if parts else set())
     first = parts.names() if parts else []  # before what is made of them, for the line may be cut
@@ -194,10 +204,17 @@ def _unknown_key(key: str, root: type) -> str:
 def _all_keys(root: type) -> list[str]:
     """Every key that some choice of parts has."""
     keys = [field.name for field in fields(root)]
+    keys += [f"{name}.{key}" for name, kind in _nested(root) for key in sorted(_fields(kind))]
     for group, parts in groups.items():
         configs: set[type[PartConfig]] = {parts[name].config for name in parts}
         keys += sorted({f"{group}.{field.name}" for config in configs for field in fields(config)})
     return keys
+
+
+def _nested(root: type) -> list[tuple[str, type]]:
+    """Dataclasses of the root that are no parts."""
+    kinds = [(name, kind) for name, kind in get_type_hints(root).items() if isinstance(kind, type)]
+    return [(name, kind) for name, kind in kinds if is_dataclass(kind) and not issubclass(kind, PartConfig)]
 
 
 def _fields(kind: type) -> set[str]:

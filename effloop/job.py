@@ -21,7 +21,7 @@ def main() -> int:
     try:
         registry.load_plugins()
         work(Job(**plan["job"]))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, InterruptedRunError):
         note.write("stopped", "interrupted")
         return InterruptedRunError.exit_code
     except EffLoopError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import shlex
 import signal
@@ -19,6 +20,7 @@ from typing import IO, Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, flag_override
 from rich.console import Console
 
@@ -77,8 +79,8 @@ class Sweep:
     beside: bool
     debug: bool
 
-    def __call__(self, tree: DictConfig) -> float:
-        """Train a job in a process of its own, and wait for it; NaN if it failed, which job.json says then."""
+    def __call__(self, tree: DictConfig) -> float | None:
+        """Train a job in a process of its own and wait for it; None if it failed, which job.json says then."""
         hydra = HydraConfig.get()
         task: Any = OmegaConf.to_container(hydra.overrides.task)  # as typed, interpolations and all
         own = [override for override in task if override.partition("=")[0] not in self.fixed]
@@ -103,7 +105,7 @@ class Sweep:
             raise KeyboardInterrupt
         if found.state not in ("done", "pruned"):
             print(f"effloop: {name}: {found.reason}", file=sys.stderr, flush=True)
-            return float("nan")
+            return None
         return found.value(self.objective)
 
     def _earlier(self, own: Sequence[str]) -> Run | None:
@@ -223,13 +225,12 @@ def sweep(args: list[str], *, debug: bool = False) -> None:
     with explain.in_one_line(Config, overrides):
         search.prepare(Config, overrides)
         parsed = OverridesParser.create().parse_overrides(overrides)
-        shared = {each.get_key_element(): str(each.input_line) for each in parsed if not each.is_sweep_override()}
+        shared = _shared(parsed)
         tree = search.compose_tree(Config, list(shared.values()), with_hydra=True)
         hydra, tree = tree.hydra, _without_hydra(tree)
         config = finish(tree, list(shared.values()))
         choices = hydra.runtime.choices
-        searches = choices["hydra/sweeper"] != "basic"
-        count = int(OmegaConf.select(hydra, "sweeper.n_trials") or 0) if searches else launch.count_jobs(parsed)
+        count = launch.count_jobs(parsed) if choices["hydra/sweeper"] == "basic" else 0  # a search ends when it likes
         planned = Path(str(hydra.sweep.dir)).absolute()
     with _owned(planned, overrides, shared, config) as folder:
         job = Sweep(
@@ -253,6 +254,12 @@ def sweep(args: list[str], *, debug: bool = False) -> None:
         _raise_for(found, count, problem, go_on)
 
 
+def _shared(parsed: Iterable[Override]) -> dict[str, str]:
+    """{key: override} of what all jobs of a sweep have; of several with a key the last counts."""
+    last = {each.get_key_element(): each for each in parsed}
+    return {key: str(each.input_line) for key, each in last.items() if not each.is_sweep_override()}
+
+
 def _without_hydra(tree: DictConfig) -> DictConfig:
     """The config without Hydra's own, as jobs get it."""
     with flag_override(tree, ["readonly", "struct"], False):
@@ -273,6 +280,7 @@ def _added(choices: Any, shared: Iterable[str], objective: str, folder: Path) ->
 
 def _launch(job: Sweep, flags: list[str], overrides: list[str], go_on: str) -> EffLoopError | None:
     """Have Hydra start the jobs; what went wrong beside them."""
+    logging.getLogger("hydra_plugins.hydra_optuna_sweeper").setLevel(logging.ERROR)  # that a job failed has been said
     try:
         with explain.in_one_line(Config, overrides):
             launch.call_hydra(job, flags, overrides)
@@ -396,8 +404,7 @@ def _check_same(earlier: Mapping[str, Any], shared: Mapping[str, str], folder: P
     Raises:
         ConfigError: they differ.
     """
-    parsed = OverridesParser.create().parse_overrides(list(earlier.get("overrides", [])))
-    before = {each.get_key_element(): str(each.input_line) for each in parsed if not each.is_sweep_override()}
+    before = _shared(OverridesParser.create().parse_overrides(list(earlier.get("overrides", []))))
     for key in {**before, **shared}:
         if key not in _ABOUT_THE_SWEEP and not key.startswith("hydra") and before.get(key) != shared.get(key):
             raise ConfigError(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+
+# For images this small a second thread is no help, and where another process wants the core, OpenMP's
+# threads wait for each other: an update of 5 ms took 1,300. Processes that tests start inherit it.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 import torch
 from runs import make_photos, train
 
-# For images this small a second thread is no help, and where another process wants the core, OpenMP's
-# threads wait for each other: an update of 5 ms took 1,300.
 torch.set_num_threads(1)
 
 

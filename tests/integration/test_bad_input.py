@@ -10,11 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hydra.errors import MissingConfigException
 from images import encode, photo, png
 from PIL import Image
 from runs import TINY, call, make_photos, rows, train
 
 from effloop.cli import main
+from effloop.config import Config
+from effloop.errors import ConfigError
+from effloop.explain import in_one_line
 
 
 class Refusal:
@@ -314,3 +318,34 @@ def test_as_a_process(tmp_path: Path, args: str, words: str) -> None:
 def test_debug_shows_the_traceback(here: Path) -> None:
     with pytest.raises(Exception, match="batch_size: 0 is not allowed"):
         main(["--debug", "batch_size=0"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["seed=choice()"], "seed=choice(): an empty sweep, 0 values; give at least one"),
+        (["seed=range(3,3)"], "seed=range(3,3): an empty sweep, 0 values; give at least one"),
+        (["lr=interval(0.1,1)"], "lr=interval(0.1,1): an interval is for a search; add hydra/sweeper=optuna"),
+        (["seed=range(0,2000)"], "the sweep has 2,000 jobs, more than 1,000; sweep fewer values"),
+        (["seeed=1,2"], "'seeed' is not a key of the config; did you mean 'seed'?"),
+        (["sweep.resum=true"], "'sweep.resum' is not a key of the config; did you mean 'sweep.resume'?"),
+        (["augment=native,nativ"], "augment: no choice 'nativ'; have "),
+        (["seed=1,2", "hydra/launcher=nobodys"], "hydra/launcher: no choice 'nobodys'; have basic, "),
+        (["seed=1,2", "objective=val/acc"], "objective: 'val/acc' is not measured; have val/top1, "),
+        (["seed=1,2", "sweep.prune=true", "objective=wait"], "sweep.prune: runs are ended early by a validation score"),
+        (["seed=1,2", "sweep.resume=true"], "holds no sweep; say which: run=NAME"),
+        (["seed=1,2", "run=../x"], "run: '../x' is not allowed; set a name below outputs/"),
+    ],
+)
+def test_sweeps(overrides: list[str], words: str, refused: Refusal) -> None:
+    assert words in refused.of("-m", *overrides)
+
+
+@pytest.mark.parametrize(("choice", "extra"), [("launcher/ray", "ray"), ("sweeper/optuna", "optuna")])
+def test_a_launcher_that_is_not_installed(choice: str, extra: str) -> None:
+    """As Hydra tells of it where its package isn't there: here it is."""
+    with pytest.raises(ConfigError) as caught, in_one_line(Config):
+        raise MissingConfigException("", f"hydra/{choice}", options=["basic"])
+    group = choice.partition("/")[0]
+    line = f"hydra/{group}={extra} needs a package that isn't installed; pip install 'effloop[{extra}]'"
+    assert str(caught.value) == line

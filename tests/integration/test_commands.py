@@ -133,34 +133,6 @@ class TestRunFolder:
         assert not (here / "outputs").exists()
 
 
-class TestSweep:
-    def test_each_job_has_its_folder(self, here: Path, photos: Path) -> None:
-        args = ["-m", f"data.root={photos}", *TINY, "epochs=1", "seed=1,2", "optim=sgd,adamw"]
-        assert main(args) == 0
-        found = sorted(here.glob("outputs/multirun/*/*/*/config.yaml"))
-        configs = [yaml.safe_load(path.read_text()) for path in found]
-        assert [path.parent.name for path in found] == ["0", "1", "2", "3"]
-        assert [(c["seed"], c["optim"]["name"]) for c in configs] == [
-            *((1, "sgd"), (1, "adamw")),
-            *((2, "sgd"), (2, "adamw")),
-        ]
-
-    def test_a_name_of_its_own(self, here: Path, photos: Path) -> None:
-        assert main(["-m", f"data.root={photos}", *TINY, "epochs=1", "seed=1,2", "run=mine"]) == 0
-        assert len(list(here.glob("outputs/multirun/mine/*/summary.json"))) == 2
-
-    def test_a_failing_job_stops_no_other(self, here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        # The flag stands between overrides, as people write it.
-        args = [f"data.root={photos}", "-m", *TINY, "epochs=1", "model.num_classes=3,7,null"]
-        assert main(args) == 2
-        lines = capsys.readouterr().err.splitlines()
-        assert len(lines) == 2
-        assert lines[0].startswith("effloop: job 1 (")
-        assert "7, but the data has 3 classes" in lines[0]
-        assert lines[1] == "effloop: 1 of 3 jobs of the sweep failed; what each lacks is said above"
-        assert [path.parent.name for path in sorted(here.glob("outputs/multirun/*/*/*/summary.json"))] == ["0", "2"]
-
-
 class TestEval:
     def test_folder_and_file_agree_with_the_run(self, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
         summary = json.loads((finished / "summary.json").read_text())

@@ -1,0 +1,197 @@
+"""Sweeps from the command line: jobs in processes of their own, launchers, going on, search."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from runs import TINY, call, rows, start
+
+from effloop import runs
+from effloop.cli import main
+
+QUIET = ("record.console=false", "record.tensorboard=false")
+
+
+def sweep(photos: Path, *overrides: str) -> int:
+    return main(["-m", f"data.root={photos}", *TINY, *QUIET, *overrides])
+
+
+def states(folder: Path) -> dict[str, str]:
+    return {run.path.name: run.state for run in runs.jobs(folder)}
+
+
+def wait_for(path: Path, holds: str = "") -> str:
+    """A file's text, once it is there and holds something."""
+    for _ in range(1200):
+        if path.is_file() and holds in (text := path.read_bytes().decode("utf-8", "replace")):
+            return text
+        time.sleep(0.05)
+    raise AssertionError(f"{path} didn't come")
+
+
+class TestJobs:
+    def test_each_has_its_folder_wherever_that_is(
+        self, tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        here = tmp_path / "it's a place, {1}"
+        here.mkdir()
+        monkeypatch.chdir(here)
+        assert sweep(photos, "epochs=1", "seed=1,2", "optim=sgd,adamw") == 0
+        found = sorted(here.glob("outputs/multirun/*/*/*/config.yaml"))
+        configs = [yaml.safe_load(path.read_text()) for path in found]
+        assert [path.parent.name for path in found] == ["0", "1", "2", "3"]
+        assert [(c["seed"], c["optim"]["name"]) for c in configs] == [
+            *((1, "sgd"), (1, "adamw")),
+            *((2, "sgd"), (2, "adamw")),
+        ]
+        folder = found[0].parents[1]
+        assert configs[3]["run"] == f"{folder.relative_to(here / 'outputs')}/3"
+        assert [run.job["overrides"] for run in runs.jobs(folder)][:2] == [
+            ["seed=1", "optim=sgd"],
+            ["seed=1", "optim=adamw"],
+        ]
+        for name in ("summary.csv", "plot.png", "report.html"):
+            assert (folder / name).stat().st_size
+        place = folder.relative_to(here)
+        assert capfd.readouterr().out.splitlines()[-1] == f"sweep: {place}   look: {place}/report.html"
+
+    def test_a_failing_one_stops_no_other(self, here: Path, photos: Path, capfd: pytest.CaptureFixture[str]) -> None:
+        # The flag stands between overrides, as people write it.
+        args = [f"data.root={photos}", "-m", *TINY, *QUIET, "epochs=1", "model.num_classes=3,7", "run=mine"]
+        assert main(args) == 2
+        lines = capfd.readouterr().err.splitlines()
+        assert len(lines) == 2
+        assert lines[0].startswith(
+            "effloop: job 1 (model.num_classes=7): model.num_classes: 7, but the data has 3 classes"
+        )
+        assert lines[1].startswith("effloop: 1 of 2 jobs of the sweep failed: job 1 (model.num_classes=7); ")
+        command = re.search(r"go on with: python -m effloop (.*)$", lines[1])
+        assert command
+        assert command[1].endswith("model.num_classes=3,7 run=mine sweep.resume=true")
+        folder = here / "outputs/multirun/mine"
+        assert states(folder) == {"0": "done", "1": "failed"}
+        assert "7, but the data has 3 classes" in (folder / "summary.csv").read_text()
+
+        assert sweep(photos, "epochs=1", "model.num_classes=3,7", "run=mine") == 2  # as typed before
+        assert "mine holds a sweep already; go on with it by sweep.resume=true" in capfd.readouterr().err
+        assert sweep(photos, "epochs=2", "model.num_classes=3,7", "run=mine", "sweep.resume=true") == 2
+        assert "was started with epochs=1, now it is epochs=2" in capfd.readouterr().err
+        assert states(folder) == {"0": "done", "1": "failed"}
+
+        # Other values of what is swept are new jobs.
+        assert sweep(photos, "epochs=1", "model.num_classes=null,3", "run=mine", "sweep.resume=true") == 2
+        assert "job 1 (model.num_classes=3): done already" in capfd.readouterr().out
+        assert states(folder) == {"0": "done", "0-2": "done", "1": "failed"}
+
+    def test_ranks(self, here: Path, photos: Path) -> None:
+        assert sweep(photos, "epochs=1", "batch_size=4", "device=cpu", "parallel=none,ddp", "run=x") == 0
+        found = runs.jobs(here / "outputs/multirun/x")
+        assert [run.config["parallel"]["name"] for run in found] == ["none", "ddp"]
+        assert [row["step"] for row in rows(found[1].path) if row["split"] == "val"] == [5]
+
+
+def test_two_at_once(here: Path, photos: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    args = ["-m", f"data.root={photos}", *TINY, *QUIET, "epochs=500,501", "run=x"]
+    with start(*args, cwd=here) as process:
+        pid = json.loads(wait_for(here / "outputs/multirun/x/0/job.json", '"pid"'))["pid"]
+        assert main([*args, "sweep.resume=true"]) == 2
+        assert f"x is being worked on by process {process.pid} on " in capfd.readouterr().err
+        wait_for(here / "outputs/multirun/x/0/metrics.jsonl", "val")
+        process.send_signal(signal.SIGINT)  # to this one alone; from a terminal, all hear it
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.startswith("effloop: interrupted; go on with: python -m effloop -m data.root=")
+    assert err.count("\n") == 1
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert states(here / "outputs/multirun/x") == {"0": "stopped"}
+
+
+def test_a_killed_job_is_named_and_gone_on_with(here: Path, photos: Path) -> None:
+    """Killed in the middle of the run; started again, only that one runs, from its checkpoint."""
+    args = ["-m", f"data.root={photos}", *TINY, "record.tensorboard=false", "epochs=1,40,2", "run=x"]
+    folder = here / "outputs/multirun/x"
+    with start(*args, cwd=here) as process:
+        wait_for(folder / "1/checkpoints/last.ckpt")
+        os.kill(json.loads(wait_for(folder / "1/job.json", '"pid"'))["pid"], signal.SIGKILL)
+        _, err = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert "effloop: job 1 (epochs=40): it was killed by SIGKILL (out of memory?)" in err
+    assert "1 of 3 jobs of the sweep failed: job 1 (epochs=40); " in err
+    assert states(folder) == {"0": "done", "1": "killed", "2": "done"}
+    assert "killed,it was killed by SIGKILL" in (folder / "summary.csv").read_text()
+
+    before = {name: (folder / name / "summary.json").stat().st_mtime_ns for name in "02"}
+    code, out, err = call(*args, "sweep.resume=true", cwd=here)
+    assert (code, err) == (0, "")
+    assert "job 0 (epochs=1): done already" in out
+    assert states(folder) == {"0": "done", "1": "done", "2": "done"}
+    assert {name: (folder / name / "summary.json").stat().st_mtime_ns for name in "02"} == before
+    epochs = [row["epoch"] for row in rows(folder / "1") if row["split"] == "val"]
+    assert epochs == list(range(40))
+    assert out.count("validation") < 40  # not from the beginning
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("joblib", ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")),
+        ("submitit", ("hydra/launcher=submitit_local",)),
+        ("ray", ("hydra/launcher=ray", "+hydra.launcher.ray.init.num_cpus=2")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_launchers(module: str, words: Sequence[str], here: Path, photos: Path) -> None:
+    pytest.importorskip(module)
+    args = ["-m", f"data.root={photos}", *TINY, "epochs=1", "model.num_classes=3,7", "run=x"]
+    code, out, err = call(*args, *words, cwd=here)
+    assert code == 2
+    assert "1 of 2 jobs of the sweep failed: job 1 (model.num_classes=7); " in err
+    assert states(here / "outputs/multirun/x") == {"0": "done", "1": "failed"}
+    assert "sweep: outputs/multirun/x" in out
+
+
+@pytest.mark.slow
+def test_search(here: Path, photos: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A failing trial ends nothing, and more of the objective is better without a word about it."""
+    pytest.importorskip("optuna")
+    words = [
+        "hydra/sweeper=optuna",
+        "hydra/sweeper/sampler=grid",
+        "lr=choice(1e-9,0.01)",
+        "model.num_classes=choice(3,7)",
+    ]
+    assert sweep(photos, *words, "run=x") == 2
+    assert "2 of 4 jobs of the sweep failed" in capfd.readouterr().err
+    folder = here / "outputs/multirun/x"
+    values = {run.config["lr"]: run.value("val/top1") for run in runs.jobs(folder) if run.state == "done"}
+    best: Any = yaml.safe_load((folder / "optimization_results.yaml").read_text())
+    assert best["best_value"] == max(values.values()) == values[float(best["best_params"]["lr"])]
+    assert values[0.01] > values[1e-9]
+
+
+def test_a_run_that_is_worse_than_most_ends_early(here: Path, photos: Path) -> None:
+    """Four jobs have been as good as can be; the fifth is ended once it has had a quarter of its epochs."""
+    overrides = ["epochs=8", "lr=1e-9", "sweep.prune=true", "seed=1"]
+    folder = here / "outputs/multirun/x"
+    for number in range(4):
+        (folder / str(number)).mkdir(parents=True)
+        fields = {"number": number, "overrides": [f"seed={number + 2}"], "state": "done", "reason": ""}
+        (folder / str(number) / runs.JOB).write_text(json.dumps(fields))
+        scores = [{"split": "val", "epoch": epoch, "step": epoch, "top1": 1.0} for epoch in range(8)]
+        (folder / str(number) / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in scores))
+    (folder / runs.SWEEP).write_text(json.dumps({"overrides": [f"data.root={photos}", *TINY, *QUIET, *overrides[:-1]]}))
+    assert sweep(photos, *overrides[:-1], "seed=2,3,4,5,1", "run=x", "sweep.resume=true") == 0
+    last = runs.read(folder / "4")
+    assert (last.state, last.summary["pruned"]) == ("pruned", 2)
+    assert [row["epoch"] for row in last.metrics if row["split"] == "val"] == [0, 1]
