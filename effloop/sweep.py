@@ -86,7 +86,7 @@ class Sweep:
         own = [override for override in task if override.partition("=")[0] not in self.fixed]
         number = int(hydra.job.num)
         name = f"job {number} ({' '.join(own)})" if own else f"job {number}"
-        earlier = self._earlier(own)
+        earlier = self._earlier(number, own)
         if earlier and earlier.state in ("done", "pruned"):
             print(f"{name}: {earlier.state} already", flush=True)
             launch.remove_if_empty(Path(hydra.runtime.output_dir))
@@ -108,10 +108,10 @@ class Sweep:
             return None
         return found.value(self.objective)
 
-    def _earlier(self, own: Sequence[str]) -> Run | None:
-        """What an earlier start of this sweep left of the job with the same values."""
-        started = runs.jobs(Path(self.folder)) if self.resume else []
-        return next((run for run in started if sorted(run.job["overrides"]) == sorted(own)), None)
+    def _earlier(self, number: int, own: Sequence[str]) -> Run | None:
+        """What an earlier start left of the job with the same values: of the sweep, or of this job by its launcher."""
+        started = [run for run in runs.jobs(Path(self.folder)) if sorted(run.job["overrides"]) == sorted(own)]
+        return next((run for run in started if self.resume or run.job["number"] == number), None)
 
     def _note(self, number: int, own: list[str], planned: Path, earlier: Run | None) -> Note:
         """What keeps the job's state: in its folder of an earlier start, or in one that nobody else has."""
