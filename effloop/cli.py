@@ -25,7 +25,7 @@ from effloop.data.source import Source, sources
 from effloop.errors import ConfigError, DataError, EffLoopError
 from effloop.hardware import available_cores
 from effloop.look import look
-from effloop.measure import bench
+from effloop.measure import bench, report
 from effloop.parallel.found import found
 from effloop.registry import choices
 from effloop.training import run_and_overrides
@@ -43,8 +43,8 @@ EffLoop trains image models on PyTorch as fast as the machine allows.
   python -m effloop verify [data=NAME] data.root=PATH   look at every sample
   python -m effloop show [split=val] [samples=8] [epochs=8]  what a model sees
   python -m effloop list [GROUP]               all that can be chosen
-  python -m effloop bench what=loop            what the loop costs; or step, its
-               knobs; or loader, train (with peers), storage, scale, augment
+  python -m effloop report RUN ...             runs or a sweep: table, plot, page
+  python -m effloop bench what=loop|step|loader|train|storage|scale|augment
 
 Parts, each chosen by GROUP=NAME:
   data       where images come from: auto, folder, lmdb, tar, tfrecord, hdf5,
@@ -122,6 +122,7 @@ def _dispatch(args: list[str], *, debug: bool) -> int:
         "show": show_samples,
         "list": list_choices,
         "bench": bench.main,
+        "report": report.main,
     }
     if args and args[0] not in _OF_RANKS and args[0] in commands and (place := found()) and place.world_size > 1:
         if place.rank:

@@ -11,7 +11,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from effloop.errors import ConfigError
 from effloop.measure.figures import Panel, plot, write_csv
 from effloop.measure.side_by_side import Figures
 
@@ -174,14 +173,11 @@ def _by_table(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]
 
 
 def files(result: Mapping[str, Any], out: Path) -> None:
-    """Write a result as CSV and, if matplotlib is there, as a plot, beside its JSON file `out`."""
+    """Write a result as CSV and as a plot, beside its JSON file `out`."""
     shared = {key: result[key] for key in ("engine", "repeats", "gpu_ran_on")}
     rows = [{**{key: value for key, value in row.items() if key != "seconds"}, **shared} for row in result["rows"]]
     write_csv(out.with_suffix(".csv"), rows)
-    try:
-        plot(out.with_suffix(".png"), list(_panels(result)))
-    except ConfigError as error:
-        print(error)
+    plot(out.with_suffix(".png"), list(_panels(result)))
 
 
 def _panels(result: Mapping[str, Any]) -> list[Panel]:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
-
-from effloop.errors import optional_package
 
 _INCHES = (9.0, 3.3)  # of a panel
 _BARS = 0.8  # of the room that a group has
@@ -47,17 +44,13 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def plot(path: Path, panels: Sequence[Panel]) -> None:
-    """Draw panels below each other; needs no display.
+    """Draw panels below each other; needs no display."""
+    from matplotlib.figure import Figure
 
-    Raises:
-        ConfigError: matplotlib isn't installed.
-    """
-    optional_package("matplotlib", "the plot", "effloop[plot]")
-    figures, agg = import_module("matplotlib.figure"), import_module("matplotlib.backends.backend_agg")
-    figure = figures.Figure(figsize=(_INCHES[0], _INCHES[1] * len(panels)), layout="constrained")
+    figure = Figure(figsize=(_INCHES[0], _INCHES[1] * len(panels)), layout="constrained")
     for panel, axes in zip(panels, figure.subplots(len(panels), squeeze=False)[:, 0], strict=True):
         _draw(panel, axes)
-    agg.FigureCanvasAgg(figure).print_png(path)
+    figure.savefig(path, format="png")
 
 
 def _draw(panel: Panel, axes: Any) -> None:
