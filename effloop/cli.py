@@ -43,7 +43,7 @@ EffLoop trains image models on PyTorch as fast as the machine allows.
   python -m effloop verify [data=NAME] data.root=PATH   look at every sample
   python -m effloop show [split=val] [samples=8] [epochs=8]  what a model sees
   python -m effloop list [GROUP]               all that can be chosen
-  python -m effloop report RUN ...             runs or a sweep: table, plot, page
+  python -m effloop report RUN ...             runs, sweeps: table, plot, page
   python -m effloop bench what=loop|step|loader|train|storage|scale|augment
 
 Parts, each chosen by GROUP=NAME:
