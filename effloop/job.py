@@ -8,8 +8,8 @@ import traceback
 
 from effloop import registry
 from effloop.errors import EffLoopError, InterruptedRunError
+from effloop.jobs import Note
 from effloop.rank import Job, end_with_parent
-from effloop.sweep import Note
 from effloop.training import work
 
 
