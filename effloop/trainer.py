@@ -126,12 +126,15 @@ class Trainer:
                 self.recorder.images("samples", self.train.preview)
             while self.progress.epoch < self.loop.epochs:
                 self.train_epoch(self.train.epoch(self.progress.epoch, self.progress.samples_seen))
-                scores = self.evaluate(self.val.epoch(0))
-                self.recorder.epoch(self.moment(), scores)
+                moment = self.moment()
+                with self.recorder.span("evaluation", moment):
+                    scores = self.evaluate(self.val.epoch(0))
+                self.recorder.epoch(moment, scores)
                 is_best = self.checkpoints.note(self.progress.epoch, scores)
                 self.progress.epoch += 1
                 self.progress.samples_seen = 0
-                self.checkpoints.save(self.state_dict(), is_best=is_best)
+                with self.recorder.span("checkpoint", moment):
+                    self.checkpoints.save(self.state_dict(), is_best=is_best)
                 if self.prunes(self.progress.epoch, self.loop.epochs):
                     summary["pruned"] = self.progress.epoch
                     self.recorder.note(f"pruned after epoch {self.progress.epoch - 1}: others did better by then")

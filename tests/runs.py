@@ -15,8 +15,6 @@ import effloop
 from effloop.cli import main
 
 TINY = ("image_size=16", "epochs=2", "batch_size=8", "model.width=4", "num_workers=0", "record.log_every=2")
-PERF = ("images_per_s", "wait")
-"""What of a run's record depends on the clock."""
 
 
 def make_photos(root: Path, train: int = 40, val: int = 13, classes: int = 3) -> Path:
@@ -58,7 +56,6 @@ def call(*args: str, cwd: Path, path: Path | None = None) -> tuple[int, str, str
     return process.returncode, out, err
 
 
-def rows(run: Path, *, perf: bool = False) -> list[dict[str, Any]]:
-    """metrics.jsonl; what depends on the clock is left out."""
-    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return found if perf else [{k: v for k, v in row.items() if k not in PERF} for row in found]
+def rows(run: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    """The rows of a JSON lines file in a run folder."""
+    return [json.loads(line) for line in (run / name).read_text().splitlines()]

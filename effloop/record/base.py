@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,8 +53,8 @@ class Recorder:
     def __enter__(self) -> Recorder:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """The run is over, or broken off by an exception of type `kind`."""
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
+        """The run is over, or broken off by `error`, which is of type `kind`."""
 
     def note(self, line: str) -> None:
         """Something worth a line, for people."""
@@ -67,6 +68,11 @@ class Recorder:
 
     def step(self, moment: Moment, metrics: Metrics, lr: float) -> None:
         """An update was done; `metrics` has this epoch's training so far, on the device."""
+
+    def span(self, name: str, moment: Moment) -> AbstractContextManager[None]:
+        """Around what is no training, to time it: `evaluation`, `checkpoint`."""
+        del name, moment
+        return nullcontext()
 
     def epoch(self, moment: Moment, scores: Mapping[str, float]) -> None:
         """An epoch was trained and evaluated."""

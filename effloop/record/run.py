@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,11 @@ from effloop.errors import ConfigError
 from effloop.record import grid
 from effloop.record.base import Moment, RecordConfig, Recorder, recorders
 from effloop.record.clock import Clock, Span
+from effloop.record.lines import LogFile, PlainOutput, TerminalSink
 from effloop.record.metrics import Metrics, Totals
-from effloop.record.sinks import JsonSink, LogSink, Report, Sink, TensorBoardSink, TerminalSink, finite, summary_table
+from effloop.record.rows import EpochTable, MetricsFile, PerfFile, SummaryFile
+from effloop.record.sinks import EpochReport, Report, Sink, Sinks
+from effloop.record.tensorboard import TensorBoardSink
 
 
 @dataclass
@@ -52,7 +55,7 @@ def _preview_rows(side: int) -> int:
 
 @recorders.register("run", RunConfig)
 class RunRecorder(Recorder):
-    """A log, metrics.jsonl, summary.json and TensorBoard curves in the run folder."""
+    """A log, rows of scores and times, a summary and TensorBoard curves in the run folder."""
 
     def __init__(
         self, config: RunConfig, *, run_dir: Path, first_step: int, rank: int = 0, world_size: int = 1
@@ -63,36 +66,45 @@ class RunRecorder(Recorder):
         """
         self.config = config
         self.run_dir = run_dir
-        self.console = Console()
         self._writes = rank == 0
         self._first_step = first_step
         self._world_size = world_size
         self._clock = Clock()
         self._trained = Span()
-        self._sinks: list[Sink] = []
+        self._beside: dict[str, float] = defaultdict(float)
+        self._sinks = Sinks()
         if self._writes:
-            self._sinks.append(LogSink((run_dir / "log.txt").open("a", encoding="utf-8")))
+            self._sinks.open(f"{run_dir / 'log.txt'}", lambda: LogFile(run_dir / "log.txt"))
         if self._writes and config.console:
-            self._sinks.append(TerminalSink(self.console) if self.console.is_terminal else LogSink(sys.stdout))
+            console = Console()
+            output = TerminalSink if console.is_terminal else PlainOutput
+            self._sinks.open("the standard output", lambda: output(console))
 
     def __enter__(self) -> RunRecorder:
         self._started = time.perf_counter()
-        if not self._writes:
-            return self
-        self._sinks.append(JsonSink(self.run_dir / "metrics.jsonl", self._first_step))
-        if self.config.tensorboard:
-            self._sinks.append(TensorBoardSink(self.run_dir / "tensorboard", self._first_step))
+        if self._writes:
+            self._open("metrics.jsonl", lambda path: MetricsFile(path, self._first_step))
+            self._open("perf.jsonl", lambda path: PerfFile(path, self._first_step))
+            self._open("metrics.csv", lambda path: EpochTable(path, self._first_step))
+            self._open("summary.json", SummaryFile)
+        if self._writes and self.config.tensorboard:
+            self._open("tensorboard", lambda path: TensorBoardSink(path, self._first_step))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if kind is not None:
-            self.note(f"stopped by {kind.__name__}: {error[0]}".removesuffix(": "))
-        for sink in self._sinks:
-            sink.close()
+    def _open(self, name: str, make: Callable[[Path], Sink]) -> None:
+        path = self.run_dir / name
+        self._sinks.open(str(path), lambda: make(path))
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
+        try:
+            if kind is not None:
+                self.note(f"stopped by {kind.__name__}: {error}".removesuffix(": "))
+        finally:
+            self._sinks.tell(lambda sink: sink.end(error))
+            self._sinks.tell(lambda sink: sink.close())
 
     def note(self, line: str) -> None:
-        for sink in self._sinks:
-            sink.note(line)
+        self._sinks.tell(lambda sink: sink.note(line))
 
     def images(self, name: str, preview: Previews) -> None:
         if not (self._writes and self.config.samples and self.config.tensorboard):
@@ -101,11 +113,15 @@ class RunRecorder(Recorder):
         if not found.rows:
             return
         picture = grid.draw(found)
-        try:
-            for sink in self._sinks:
+
+        def show(sink: Sink) -> None:
+            try:
                 sink.images(name, picture)
-        except OSError as error:
-            self.note(f"{name}: the picture can't be written: {error.strerror or error}; the run goes on without it")
+            except OSError as error:  # curves are smaller
+                reason = error.strerror or error
+                self.note(f"{name}: the picture can't be written: {reason}; the run goes on without it")
+
+        self._sinks.tell(show)
 
     def wait(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         self._clock = Clock(self._world_size)
@@ -118,7 +134,7 @@ class RunRecorder(Recorder):
         if moment.update % self.config.log_every and moment.update != moment.updates:
             return
         totals, span = metrics.read(), self._clock.read()
-        report = Report(
+        report = self._report = Report(
             moment=moment,
             lr=lr,
             now=(totals - self._reported).scores(),
@@ -127,23 +143,37 @@ class RunRecorder(Recorder):
             epoch_span=span,
         )
         self._reported, self._reported_span = totals, span
-        for sink in self._sinks:
-            sink.train(report)
+        self._sinks.tell(lambda sink: sink.train(report))
+
+    @contextmanager
+    def span(self, name: str, moment: Moment) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:  # Ctrl-C during a checkpoint is raised when that is complete
+            seconds = time.perf_counter() - began
+            self._beside[name] += seconds
+            self._sinks.tell(lambda sink: sink.span(name, moment, seconds))
 
     def epoch(self, moment: Moment, scores: Mapping[str, float]) -> None:
-        self._trained += self._reported_span
-        for sink in self._sinks:
-            sink.epoch(moment, scores, self._reported_span)
+        last = self._report
+        self._trained += last.epoch_span
+        report = EpochReport(moment, last.lr, train=last.mean, val=scores, span=last.epoch_span)
+        self._sinks.tell(lambda sink: sink.epoch(report))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        if not self._writes:
-            return
+        seconds = time.perf_counter() - self._started
+        spent = {
+            "wait": self._trained.waited_s,
+            "step": self._trained.seconds - self._trained.waited_s,
+            "evaluation": self._beside["evaluation"],
+            "checkpoint": self._beside["checkpoint"],
+        }
         whole = {
             **summary,
-            "seconds": time.perf_counter() - self._started,
+            "seconds": seconds,
             "images_per_s": self._trained.images_per_s,
             "wait": self._trained.wait,
+            "time": {**spent, "other": seconds - sum(spent.values())},
         }
-        (self.run_dir / "summary.json").write_text(json.dumps(finite(whole), indent=2) + "\n")
-        if self.config.console:
-            self.console.print(summary_table(whole))
+        self._sinks.tell(lambda sink: sink.finish(whole))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import os
@@ -46,6 +47,8 @@ def test_run_folder_is_complete(finished: Path) -> None:
         "data.json",
         "log.txt",
         "metrics.jsonl",
+        "metrics.csv",
+        "perf.jsonl",
         "checkpoints/last.ckpt",
         "checkpoints/best.ckpt",
         "summary.json",
@@ -71,7 +74,7 @@ def test_means_in_the_log_are_over_the_epoch(finished: Path) -> None:
 
 
 def test_metrics(finished: Path) -> None:
-    found = rows(finished, perf=True)
+    found = rows(finished)
     assert [(row["split"], row["epoch"], row["step"]) for row in found[:5]] == [
         ("train", 0, 2),
         ("train", 0, 4),
@@ -79,8 +82,55 @@ def test_metrics(finished: Path) -> None:
         ("val", 0, 5),
         ("train", 1, 7),
     ]
-    assert set(found[0]) == {"split", "epoch", "step", "loss", "top1", "top5", "lr", "images_per_s", "wait"}
-    assert set(found[3]) == {"split", "epoch", "step", "loss", "top1", "top5", "images_per_s", "wait"}
+    assert set(found[0]) == {"split", "epoch", "step", "loss", "top1", "top5", "lr"}
+    assert set(found[3]) == {"split", "epoch", "step", "loss", "top1", "top5"}
+
+
+def test_where_the_time_went(finished: Path) -> None:
+    found = rows(finished, "perf.jsonl")
+    assert [(row["span"], row["epoch"], row["step"]) for row in found[:6]] == [
+        ("train", 0, 2),
+        ("train", 0, 4),
+        ("train", 0, 5),
+        ("evaluation", 0, 5),
+        ("checkpoint", 0, 5),
+        ("train", 1, 7),
+    ]
+    assert set(found[0]) == {"span", "epoch", "step", "seconds", "wait_s", "images_per_s", "wait"}
+    assert set(found[3]) == set(found[4]) == {"span", "epoch", "step", "seconds"}
+    summary = json.loads((finished / "summary.json").read_text())
+    spent = summary["time"]
+    assert set(spent) == {"wait", "step", "evaluation", "checkpoint", "other"}
+    assert sum(spent.values()) == pytest.approx(summary["seconds"])
+    for name in ("evaluation", "checkpoint"):
+        assert spent[name] == pytest.approx(sum(row["seconds"] for row in found if row["span"] == name))
+    train_s = sum(row["seconds"] for row in found if row["span"] == "train")
+    assert spent["wait"] + spent["step"] == pytest.approx(train_s)
+    assert spent["wait"] == pytest.approx(sum(row["wait_s"] for row in found if row["span"] == "train"))
+    assert summary["wait"] == pytest.approx(spent["wait"] / train_s)
+    assert min(spent.values()) > 0
+
+
+def test_table_of_epochs(finished: Path) -> None:
+    with (finished / "metrics.csv").open(newline="") as file:
+        found = list(csv.DictReader(file))
+    assert ",".join(found[0]) == (
+        "epoch,step,lr,train/loss,train/top1,train/top5,val/loss,val/top1,val/top5,images_per_s,wait,seconds"
+    )
+    assert [(row["epoch"], row["step"]) for row in found] == [("0", "5"), ("1", "10"), ("2", "15")]
+    metrics, perf = rows(finished), rows(finished, "perf.jsonl")
+    for epoch, row in enumerate(found):
+        *train, val = [each for each in metrics if each["epoch"] == epoch]
+        assert float(row["lr"]) == train[-1]["lr"]
+        for name in ("loss", "top1", "top5"):
+            assert float(row[f"val/{name}"]) == val[name]
+            mean = sum(each[name] * images for each, images in zip(train, (16, 16, 8), strict=True)) / 40
+            assert float(row[f"train/{name}"]) == pytest.approx(mean)
+        spans = [each for each in perf if each["epoch"] == epoch and each["span"] == "train"]
+        seconds = sum(each["seconds"] for each in spans)
+        assert float(row["seconds"]) == pytest.approx(seconds)
+        assert float(row["images_per_s"]) == pytest.approx(40 / seconds)
+        assert float(row["wait"]) == pytest.approx(sum(each["wait_s"] for each in spans) / seconds)
 
 
 def test_numbers_that_are_none_become_null(here: Path, photos: Path) -> None:
@@ -89,6 +139,7 @@ def test_numbers_that_are_none_become_null(here: Path, photos: Path) -> None:
     assert '"loss": null' in text
     assert "NaN" not in text
     assert "Infinity" not in text
+    assert "nan" not in (here / "outputs/x/metrics.csv").read_text()
     assert "NaN" not in (here / "outputs/x/summary.json").read_text()
 
 

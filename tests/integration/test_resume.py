@@ -45,6 +45,14 @@ def assert_same_end(run: Path, reference: Path) -> None:
         for part in EXACT:
             assert_same(ours[part], theirs[part], part)
     assert rows(run) == rows(reference)
+    ours, theirs = ([(row["span"], row["step"]) for row in rows(each, "perf.jsonl")] for each in (run, reference))
+    assert ours == theirs
+    assert epochs(run) == epochs(reference)
+
+
+def epochs(run: Path) -> list[list[str]]:
+    """metrics.csv without the times, its last three columns."""
+    return [line.split(",")[:-3] for line in (run / "metrics.csv").read_text().splitlines()]
 
 
 def interrupt(args: Sequence[str], cwd: Path, run: Path, validations: int) -> tuple[int, str]:

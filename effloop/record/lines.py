@@ -1,0 +1,113 @@
+"""Lines for people: log.txt, the standard output, a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from effloop.record.append import AppendFile
+from effloop.record.sinks import EpochReport, Report, Sink
+
+
+class LogSink(Sink):
+    """A line for each report; where it goes is an override's."""
+
+    def train(self, report: Report) -> None:
+        self.note(report.line())
+
+    def epoch(self, report: EpochReport) -> None:
+        self.note(report.line())
+
+
+class LogFile(LogSink):
+    """`log.txt`."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = AppendFile(path)
+
+    def note(self, line: str) -> None:
+        self._file.write(f"{line}\n".encode("utf-8", "backslashreplace"))
+
+    def warning(self, line: str) -> None:
+        self.note(f"warning: {line}")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class PlainOutput(LogSink):
+    """A standard output that is no terminal."""
+
+    is_output = True
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def note(self, line: str) -> None:
+        print(line, flush=True)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        self._console.print(summary_table(summary))
+
+
+class TerminalSink(Sink):
+    """A progress bar for the epoch under way, a line for each that is done."""
+
+    is_output = True
+
+    def __init__(self, console: Console) -> None:
+        self._bar = Progress(
+            TextColumn("epoch {task.fields[epoch]}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+        )
+        self._task: TaskID | None = None
+
+    def note(self, line: str) -> None:
+        self._bar.console.print(line, highlight=False, soft_wrap=True)
+
+    def train(self, report: Report) -> None:
+        moment = report.moment
+        note = f"loss {report.mean['loss']:.3f}  {report.span.images_per_s:,.0f} images/s  wait {report.span.wait:.0%}"
+        if self._task is None:
+            epoch = f"{moment.epoch + 1}/{moment.epochs}"
+            self._task = self._bar.add_task("", total=moment.updates, epoch=epoch, note=note)
+            self._bar.start()
+        self._bar.update(self._task, completed=moment.update, note=note)
+
+    def epoch(self, report: EpochReport) -> None:
+        if self._task is not None:
+            self._bar.remove_task(self._task)
+            self._task = None
+        self.note(report.line())
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        self._bar.console.print(summary_table(summary))
+
+    def close(self) -> None:
+        self._bar.stop()
+
+
+def summary_table(summary: Mapping[str, Any]) -> Table:
+    """The best and the last scores of a run, side by side."""
+    table = Table(title="result")
+    for heading in ("", "best", "last"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name in ("top1", "top5", "loss"):
+        best, last = (summary[which].get(name, math.nan) for which in ("best", "last"))
+        table.add_row(name, *(f"{v:.4f}" if name == "loss" else f"{v:.2%}" for v in (best, last)))
+    table.add_row("epoch", str(summary["best"].get("epoch", "-")), str(summary["last"].get("epoch", "-")))
+    table.add_row("images/s", "", f"{summary['images_per_s']:,.0f}")
+    table.add_row("wait", "", f"{summary['wait']:.1%}")
+    table.add_row("seconds", "", f"{summary['seconds']:.1f}")
+    return table

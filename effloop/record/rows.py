@@ -1,0 +1,132 @@
+"""Files for programs: metrics.jsonl, perf.jsonl, metrics.csv, summary.json."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from effloop.record.append import AppendFile
+from effloop.record.base import Moment
+from effloop.record.sinks import EpochReport, Report, Sink
+
+
+class _Rows(Sink):
+    """A file of one row a line, each of an update."""
+
+    header = ""
+    """The first line."""
+
+    def __init__(self, path: Path, last_step: int) -> None:
+        """Go on in the file at `path`, without what it holds of updates after `last_step`."""
+        kept = []
+        if path.exists():
+            lines = path.read_text("utf-8").splitlines(keepends=True)
+            kept = [line for line in lines if line.endswith("\n") and self._step(line) <= last_step]
+        _replace(path, "".join([self.header, *kept]))
+        self._file = AppendFile(path)
+
+    def _step(self, line: str) -> float:
+        """The update that a line is of; infinity if it is no row."""
+        raise NotImplementedError
+
+    def _append(self, line: str) -> None:
+        self._file.write(line.encode())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _JsonLines(_Rows):
+    """One JSON object a line; numbers that aren't finite are null."""
+
+    def _step(self, line: str) -> float:
+        try:
+            step: float = json.loads(line)["step"]
+        except (ValueError, KeyError, TypeError):
+            return math.inf
+        return step
+
+    def _write(self, key: str, name: str, moment: Moment, values: Mapping[str, float]) -> None:
+        row = {key: name, "epoch": moment.epoch, "step": moment.step, **values}
+        self._append(json.dumps(finite(row)) + "\n")
+
+
+class MetricsFile(_JsonLines):
+    """`metrics.jsonl`: scores and learning rates, which are the same when a run is done again."""
+
+    def train(self, report: Report) -> None:
+        self._write("split", "train", report.moment, {**report.now, "lr": report.lr})
+
+    def epoch(self, report: EpochReport) -> None:
+        self._write("split", "val", report.moment, report.val)
+
+
+class PerfFile(_JsonLines):
+    """`perf.jsonl`: where the time went, which is never the same."""
+
+    def train(self, report: Report) -> None:
+        span = report.span
+        times = {"seconds": span.seconds, "wait_s": span.waited_s}
+        self._write("span", "train", report.moment, {**times, "images_per_s": span.images_per_s, "wait": span.wait})
+
+    def span(self, name: str, moment: Moment, seconds: float) -> None:
+        self._write("span", name, moment, {"seconds": seconds})
+
+
+_COLUMNS = (
+    *("epoch", "step", "lr", "train/loss", "train/top1", "train/top5", "val/loss", "val/top1", "val/top5"),
+    *("images_per_s", "wait", "seconds"),
+)
+
+
+class EpochTable(_Rows):
+    """`metrics.csv`: a row for each epoch; numbers that aren't finite are empty. The times are of the training."""
+
+    header = ",".join(_COLUMNS) + "\n"
+
+    def _step(self, line: str) -> float:
+        try:
+            return int(line.split(",")[1])
+        except (ValueError, IndexError):  # the header, which is written anew
+            return math.inf
+
+    def epoch(self, report: EpochReport) -> None:
+        moment, span = report.moment, report.span
+        scores = [each[name] for each in (report.train, report.val) for name in ("loss", "top1", "top5")]
+        row = [moment.epoch, moment.step, report.lr, *scores, span.images_per_s, span.wait, span.seconds]
+        line = io.StringIO()
+        csv.writer(line, lineterminator="\n").writerow(finite(value) for value in row)
+        self._append(line.getvalue())
+
+
+class SummaryFile(Sink):
+    """`summary.json`, at the end."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        _replace(self._path, json.dumps(finite(summary), indent=2) + "\n")
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_text(text, "utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def finite(values: Any) -> Any:
+    """The same, with null for every number that is NaN or infinite: JSON has neither."""
+    if isinstance(values, Mapping):
+        return {key: finite(value) for key, value in values.items()}
+    return None if isinstance(values, float) and not math.isfinite(values) else values

@@ -1,0 +1,149 @@
+"""Loggers that fail: a warning each, and the run goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import TINY, rows, train
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import effloop
+from effloop.cli import main
+
+FILES = ("log.txt", "metrics.jsonl", "perf.jsonl", "metrics.csv", "summary.json", "tensorboard")
+
+
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[None]:
+    """A file system of its own, of so many bytes; the test is skipped where none can be mounted."""
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "effloop-test", str(folder)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        pytest.skip(f"a full disk needs mount: {error}")
+    if done.returncode:
+        pytest.skip(f"a full disk can't be mounted here: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(folder: Path) -> None:
+    """Leave no free block on the disk of a folder."""
+    block = bytes(4096)
+    with (folder / "filler").open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(block)
+    assert shutil.disk_usage(folder).free == 0
+
+
+class Filling:
+    """A training stream that fills a disk as its second epoch begins."""
+
+    def __init__(self, stream: Any, folder: Path) -> None:
+        self._stream, self._folder = stream, folder
+
+    def epoch(self, epoch: int, samples_seen: int = 0) -> Any:
+        if epoch == 1:
+            fill(self._folder)
+        return self._stream.epoch(epoch, samples_seen)
+
+    def __len__(self) -> int:
+        return len(self._stream)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def warnings(err: str) -> list[str]:
+    """The lines on standard error, without what every warning says."""
+    end = "; the run goes on without it"
+    assert all(line.startswith("effloop: warning: record: ") and line.endswith(end) for line in err.splitlines()), err
+    return [line.removeprefix("effloop: warning: record: ").removesuffix(end) for line in err.splitlines()]
+
+
+def test_a_disk_that_fills_up(here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Path("outputs/full")
+    run.mkdir(parents=True)
+    with small_disk(run, "400k"):
+        words = ["epochs=9", "record.log_every=1", "record.samples=0", "checkpoint=none", "run=full"]
+        trainer = effloop.build_trainer(effloop.compose([f"data.root={photos}", *TINY, *words]))
+        trainer.train = Filling(trainer.train, run)
+        scores = trainer.fit()
+        assert trainer.progress.epoch == 9
+        out, err = capsys.readouterr()
+        failed = [line.partition(" ")[0] for line in warnings(err)]
+        assert all(line.endswith(" failed (No space left on device)") for line in warnings(err))
+        # metrics.csv may still have had the room for nine rows
+        assert set(failed) | {"outputs/full/metrics.csv"} == {f"outputs/full/{name}" for name in FILES}
+        assert len(set(failed)) == len(failed)
+        assert out.count("validation") == 9  # the standard output has lost nothing
+        assert "result" in out
+
+        metrics, perf = rows(run), rows(run, "perf.jsonl")
+        assert len(metrics) > 6  # more than the first epoch's: each file ends somewhere in its last block
+        assert [row["step"] for row in metrics if row["split"] == "train"][:6] == [1, 2, 3, 4, 5, 6]
+        assert {row["span"] for row in perf} == {"train", "evaluation", "checkpoint"}
+        assert len({len(line.split(",")) for line in (run / "metrics.csv").read_text().splitlines()}) == 1
+        assert (run / "log.txt").read_bytes().endswith(b"\n")
+        events = EventAccumulator(str(run / "tensorboard"))
+        events.Reload()
+        assert [event.step for event in events.Scalars("train/lr")][:6] == [1, 2, 3, 4, 5, 6]
+        assert not (run / "summary.json").exists()
+        del events
+    assert scores["loss"] > 0
+
+
+def test_files_that_cannot_be_made(here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Path("outputs/blocked")
+    for name in FILES:
+        (run / name).mkdir(parents=True) if name != "tensorboard" else (run / name).write_text("a file")
+    assert train(photos, "run=blocked") == 0
+    out, err = capsys.readouterr()
+    assert sorted(warnings(err)) == sorted(
+        f"{run / name} failed ({'File exists' if name == 'tensorboard' else 'Is a directory'})" for name in FILES
+    )
+    assert out.count("validation") == 2
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {"last.ckpt", "best.ckpt"}
+    assert not list(run.glob(".*"))
+
+
+def test_the_others_lose_nothing(here: Path, photos: Path, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Path("outputs/without")
+    run.mkdir(parents=True)
+    (run / "tensorboard").write_text("a file")
+    assert train(photos, "run=without", "epochs=3") == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (f"effloop: warning: record: {run}/tensorboard failed (File exists); the run goes on without it")
+    log = (run / "log.txt").read_text().splitlines()
+    assert log.count(line.removeprefix("effloop: ")) == 1
+    assert rows(run) == rows(finished)
+    assert json.loads((run / "summary.json").read_text())["step"] == 15
+
+
+def test_a_checkpoint_that_cannot_be_written_is_an_error(
+    here: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("outputs/stuck").mkdir(parents=True)
+    Path("outputs/stuck/checkpoints").write_text("a file")
+    assert train(photos, "run=stuck") == 2
+    assert "outputs/stuck/checkpoints/last.ckpt could not be written" in capsys.readouterr().err
+
+
+def test_a_resumed_run_has_all_its_loggers_again(here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Path("outputs/again")
+    (run / "perf.jsonl").mkdir(parents=True)
+    assert train(photos, "run=again") == 0
+    (run / "perf.jsonl").rmdir()
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert main(["resume", str(run), "epochs=3"]) == 0
+    assert capsys.readouterr().err == ""
+    assert [row["epoch"] for row in rows(run, "perf.jsonl") if row["span"] == "evaluation"] == [2]

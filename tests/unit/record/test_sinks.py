@@ -1,0 +1,120 @@
+"""Sinks that fail, and files that a full disk leaves readable."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from effloop.record.append import AppendFile
+from effloop.record.lines import LogFile
+from effloop.record.rows import EpochTable, MetricsFile
+from effloop.record.sinks import Sink, Sinks
+
+
+class Heard(Sink):
+    """Keeps what it hears; raises `error` when it has heard `limit` notes."""
+
+    def __init__(self, error: BaseException | None = None, limit: int = 0) -> None:
+        self.error, self.limit = error, limit
+        self.lines: list[str] = []
+        self.closed = False
+
+    def note(self, line: str) -> None:
+        if self.error and len(self.lines) == self.limit:
+            raise self.error
+        self.lines.append(line)
+
+    def warning(self, line: str) -> None:
+        self.note(line)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def tell(sinks: Sinks, *lines: str) -> None:
+    for line in lines:
+        sinks.tell(lambda sink, line=line: sink.note(line))
+
+
+def test_one_that_fails_is_dropped_and_the_others_hear_all(capsys: pytest.CaptureFixture[str]) -> None:
+    sinks, good, bad, late = Sinks(), Heard(), Heard(OSError(28, "No space left on device"), limit=1), Heard()
+    for name, sink in {"good": good, "one.jsonl": bad, "late": late}.items():
+        sinks.open(name, lambda sink=sink: sink)
+    tell(sinks, "a", "b", "c")
+    line = "record: one.jsonl failed (No space left on device); the run goes on without it"
+    assert capsys.readouterr().err == f"effloop: warning: {line}\n"
+    assert bad.lines == ["a"]
+    assert bad.closed
+    assert good.lines == ["a", "b", line, "c"]
+    assert late.lines == ["a", line, "b", "c"]
+
+
+def test_one_that_fails_at_the_news_of_another(capsys: pytest.CaptureFixture[str]) -> None:
+    sinks, last = Sinks(), Heard()
+    sinks.open("two.jsonl", lambda: Heard(ValueError("first\nsecond line"), limit=1))
+    sinks.open("three.jsonl", lambda: Heard(ValueError(), limit=1))
+    sinks.open("last", lambda: last)
+    tell(sinks, "a", "b")
+    assert sorted(capsys.readouterr().err.splitlines()) == [
+        "effloop: warning: record: three.jsonl failed (ValueError); the run goes on without it",
+        "effloop: warning: record: two.jsonl failed (ValueError: first); the run goes on without it",
+    ]
+    assert last.lines[0] == "a"
+    assert last.lines[-1] == "b"
+    assert len(last.lines) == 4
+
+
+def test_one_that_cannot_be_opened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sinks = Sinks()
+    sinks.open("log.txt", lambda: LogFile(tmp_path / "log.txt"))
+    sinks.open("four.jsonl", lambda: MetricsFile(tmp_path / "no" / "four.jsonl", 0))
+    sinks.tell(lambda sink: sink.close())
+    line = "warning: record: four.jsonl failed (No such file or directory); the run goes on without it\n"
+    assert capsys.readouterr().err == f"effloop: {line}"
+    assert (tmp_path / "log.txt").read_text() == line
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), BrokenPipeError()])
+def test_what_passes(error: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
+    sinks, sink = Sinks(), Heard(error)
+    sink.is_output = True  # its reader is gone, which is no fault of ours
+    sinks.open("output", lambda: sink)
+    with pytest.raises(type(error)):
+        tell(sinks, "a")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_record_that_does_not_fit_leaves_nothing(tmp_path: Path) -> None:
+    file, limits = AppendFile(tmp_path / "x"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    file.write(b"whole\n")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))  # the system takes four bytes more
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            file.write(b"too long\n")
+        file.write(b"fit\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        file.close()
+    assert (tmp_path / "x").read_bytes() == b"whole\nfit\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "row"), [(MetricsFile, '{{"split": "train", "epoch": 0, "step": {}}}\n'), (EpochTable, "0,{},0.1,1\n")]
+)
+def test_rows_after_the_checkpoint_are_dropped(tmp_path: Path, kind: Any, row: str) -> None:
+    path = tmp_path / "rows"
+    header = kind.header or row.format(0)
+    path.write_text(header + "".join(row.format(step) for step in (2, 4, 6)) + row.format(3)[:-1])  # cut by a kill
+    kind(path, 4).close()
+    assert path.read_text() == header + row.format(2) + row.format(4)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_any_line_can_be_logged(tmp_path: Path) -> None:
+    log = LogFile(tmp_path / "log.txt")
+    log.note("\udcff.jpg")
+    log.close()
+    assert (tmp_path / "log.txt").read_text() == "\\udcff.jpg\n"
