@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from effloop import config as configs
-from effloop import snapshot
+from effloop import runs, snapshot
 from effloop.auto import compile_now, settled
 from effloop.build_data import build_loader, build_stages
 from effloop.build_model import build_model
@@ -71,6 +71,7 @@ def build_trainer(
     rng.seed_all(config.seed)
     set_reproducible(deterministic=config.deterministic, cudnn_benchmark=not config.deterministic)
     parallel = parallels.build(config.parallel, find_device(config.device))
+    parallel.first(config.record.require)
     assert config.precision is not None  # `finish` decided it
     precision = precisions.build(config.precision, parallel.device)
     if config.reuse_memory:
@@ -125,6 +126,7 @@ def build_trainer(
             config.record,
             run_dir=run_dir,
             first_step=Progress(**state["progress"]).step if state else 0,
+            hyperparameters=runs.flat(configs.to_dict(config)),
             rank=parallel.rank,
             world_size=parallel.world_size,
         ),

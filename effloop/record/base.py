@@ -27,6 +27,13 @@ class RecordConfig(PartConfig):
         if self.log_every < 1:
             raise ConfigError(f"record.log_every: {self.log_every} is not allowed; set a number of updates above 0")
 
+    def require(self) -> None:
+        """Find out whether the packages that are needed are there.
+
+        Raises:
+            ConfigError: one is not installed.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class Moment:

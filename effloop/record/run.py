@@ -22,6 +22,7 @@ from effloop.record.metrics import Metrics, Totals
 from effloop.record.rows import EpochTable, MetricsFile, PerfFile, SummaryFile
 from effloop.record.sinks import EpochReport, Report, Sink, Sinks
 from effloop.record.tensorboard import TensorBoardSink
+from effloop.record.trackers import MlflowSink, WandbSink, import_mlflow, import_wandb
 
 
 @dataclass
@@ -32,16 +33,27 @@ class RunConfig(RecordConfig):
         tensorboard: write curves to `tensorboard/` in the run folder.
         console: show progress on the standard output.
         samples: so many training samples, each in its first epochs, are a picture in TensorBoard; 0 is none.
+        mlflow, wandb: make this a run at MLflow, at Weights & Biases, too; where, their environment variables say.
+        project: what the experiment is called at MLflow, the project at Weights & Biases.
     """
 
     tensorboard: bool = True
     console: bool = True
     samples: int = 8
+    mlflow: bool = False
+    wandb: bool = False
+    project: str = "effloop"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.samples <= 64:
             raise ConfigError(f"record.samples: {self.samples} is not allowed; set a number from 0 (none) to 64")
+
+    def require(self) -> None:
+        if self.mlflow:
+            import_mlflow()
+        if self.wandb:
+            import_wandb()
 
 
 _PREVIEW_EPOCHS = 4
@@ -58,16 +70,25 @@ class RunRecorder(Recorder):
     """A log, rows of scores and times, a summary and TensorBoard curves in the run folder."""
 
     def __init__(
-        self, config: RunConfig, *, run_dir: Path, first_step: int, rank: int = 0, world_size: int = 1
+        self,
+        config: RunConfig,
+        *,
+        run_dir: Path,
+        first_step: int,
+        hyperparameters: Mapping[str, Any],
+        rank: int = 0,
+        world_size: int = 1,
     ) -> None:
         """Record to `run_dir`; a resumed run goes on after update `first_step`.
 
         Rank 0 alone writes. The others hear the same, because whoever reads a meter needs all ranks' sums.
+        `hyperparameters` are what to tell the run from others by: {"optim.lr": 0.1, …}.
         """
         self.config = config
         self.run_dir = run_dir
         self._writes = rank == 0
         self._first_step = first_step
+        self._hyperparameters = hyperparameters
         self._world_size = world_size
         self._clock = Clock()
         self._trained = Span()
@@ -83,13 +104,21 @@ class RunRecorder(Recorder):
     def __enter__(self) -> RunRecorder:
         self._started = time.perf_counter()
         if self._writes:
-            self._open("metrics.jsonl", lambda path: MetricsFile(path, self._first_step))
-            self._open("perf.jsonl", lambda path: PerfFile(path, self._first_step))
-            self._open("metrics.csv", lambda path: EpochTable(path, self._first_step))
-            self._open("summary.json", SummaryFile)
-        if self._writes and self.config.tensorboard:
-            self._open("tensorboard", lambda path: TensorBoardSink(path, self._first_step))
+            self._open_sinks()
         return self
+
+    def _open_sinks(self) -> None:
+        first_step, about = self._first_step, self._hyperparameters
+        self._open("metrics.jsonl", lambda path: MetricsFile(path, first_step))
+        self._open("perf.jsonl", lambda path: PerfFile(path, first_step))
+        self._open("metrics.csv", lambda path: EpochTable(path, first_step))
+        self._open("summary.json", SummaryFile)
+        if self.config.tensorboard:
+            self._open("tensorboard", lambda path: TensorBoardSink(path, first_step, about))
+        if self.config.mlflow:
+            self._sinks.open("MLflow", lambda: MlflowSink(self.run_dir, self.config.project, about))
+        if self.config.wandb:
+            self._sinks.open("Weights & Biases", lambda: WandbSink(self.run_dir, self.config.project, about))
 
     def _open(self, name: str, make: Callable[[Path], Sink]) -> None:
         path = self.run_dir / name

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from PIL import Image
 
-from effloop.errors import warn
+from effloop.errors import EffLoopError, warn
 from effloop.record.base import Moment
 from effloop.record.clock import Span
 
@@ -49,6 +49,16 @@ class Report:
             f"Loss {self.now['loss']:.4f} ({self.mean['loss']:.4f})  {errors}"
         )
 
+    def curves(self) -> dict[str, float]:
+        """The same by the names of curves: train/*, perf/*."""
+        values = {f"train/{name}": value for name, value in self.now.items()}
+        return {
+            **values,
+            "train/lr": self.lr,
+            "perf/images_per_s": self.span.images_per_s,
+            "perf/wait": self.span.wait,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class EpochReport:
@@ -74,6 +84,10 @@ class EpochReport:
             f"Epoch: [{self.moment.epoch}] validation  Loss {val['loss']:.4f}  Top@1 {100 * val['top1']:.2f}  "
             f"Top@5 {100 * val['top5']:.2f}  Data {span.images_per_s:.1f}  Wait {span.wait:.1%}"
         )
+
+    def curves(self) -> dict[str, float]:
+        """The validation's scores by the names of curves: val/*."""
+        return {f"val/{name}": value for name, value in self.val.items()}
 
 
 class Sink:
@@ -150,7 +164,7 @@ class Sinks:
                 self._warn(name, error)
 
     def _warn(self, name: str, error: Exception) -> None:
-        reason = error.strerror if isinstance(error, OSError) else None
+        reason = error.strerror if isinstance(error, OSError) else str(error) if isinstance(error, EffLoopError) else ""
         if not reason:
             reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}".removesuffix(": ")
         line = f"record: {name} failed ({reason}); the run goes on without it"

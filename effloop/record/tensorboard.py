@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,13 @@ from effloop.record.sinks import EpochReport, Report, Scores, Sink
 
 
 class TensorBoardSink(Sink):
-    """Curves for TensorBoard: train/*, val/*, perf/*; and a picture of samples.
+    """Curves for TensorBoard: train/*, val/*, perf/*; a picture of samples; hyperparameters, and what they brought.
 
     Written where it happens, all curves of a report as one event. TensorBoard's own SummaryWriter has a
     thread for that, which takes a core from the step, and which Ctrl-C at the wrong moment leaves waiting.
     """
 
-    def __init__(self, folder: Path, first_step: int) -> None:
+    def __init__(self, folder: Path, first_step: int, hyperparameters: Mapping[str, Any]) -> None:
         from tensorboard.compat.proto.event_pb2 import SessionLog
         from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -31,6 +32,7 @@ class TensorBoardSink(Sink):
         self._write(0, file_version="brain.Event:2")
         if first_step:  # curves of updates that a resumed run does again are hidden from here on
             self._write(first_step, session_log=SessionLog(status=SessionLog.START))
+        self._begin_session(hyperparameters)
 
     def images(self, name: str, picture: Image.Image) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -40,12 +42,43 @@ class TensorBoardSink(Sink):
         self._write(0, summary=Summary(value=[Summary.Value(tag=name, image=image)]))
 
     def train(self, report: Report) -> None:
-        values = {f"train/{name}": value for name, value in report.now.items()}
-        values |= {"train/lr": report.lr, "perf/images_per_s": report.span.images_per_s, "perf/wait": report.span.wait}
-        self._curves(values, report.moment.step)
+        self._curves(report.curves(), report.moment.step)
 
     def epoch(self, report: EpochReport) -> None:
-        self._curves({f"val/{name}": value for name, value in report.val.items()}, report.moment.step)
+        self._curves(report.curves(), report.moment.step)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
+
+        best = {f"hparam/val/{name}": summary["best"][name] for name in ("top1", "top5", "loss")}
+        self._curves({**best, "hparam/images_per_s": summary["images_per_s"]}, summary["step"])
+        done = plugin_data_pb2.SessionEndInfo(status=api_pb2.STATUS_SUCCESS, end_time_secs=time.time())
+        self._session(metadata.SESSION_END_INFO_TAG, session_end_info=done)
+
+    def _begin_session(self, hyperparameters: Mapping[str, Any]) -> None:
+        """Write the hyperparameters.
+
+        torch's SummaryWriter also writes which of them and which metrics the table has. TensorBoard takes that from
+        whichever run it finds first, for all; without it the table has those of all runs.
+        """
+        from tensorboard.plugins.hparams import metadata, plugin_data_pb2
+
+        begun = plugin_data_pb2.SessionStartInfo(start_time_secs=time.time())
+        for name, value in hyperparameters.items():
+            if isinstance(value, bool):
+                begun.hparams[name].bool_value = value
+            elif isinstance(value, int | float):
+                begun.hparams[name].number_value = value
+            elif isinstance(value, str):
+                begun.hparams[name].string_value = value
+        self._session(metadata.SESSION_START_INFO_TAG, session_start_info=begun)
+
+    def _session(self, tag: str, **info: Any) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.hparams import metadata, plugin_data_pb2
+
+        data = metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(**info))
+        self._write(0, summary=Summary(value=[Summary.Value(tag=tag, metadata=data)]))
 
     def _curves(self, values: Scores, step: int) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary

@@ -19,7 +19,14 @@ import torch
 import yaml
 from PIL import Image
 from runs import TINY, rows, train
+from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator, ImageEvent
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tensorboard.context import RequestContext
+from tensorboard.plugins.base_plugin import TBContext
+from tensorboard.plugins.hparams.api_pb2 import ListSessionGroupsRequest, Status
+from tensorboard.plugins.hparams.backend_context import Context
+from tensorboard.plugins.hparams.list_session_groups import Handler as SessionsHandler
 
 import effloop
 from effloop import config as configs
@@ -150,12 +157,45 @@ def test_tensorboard(finished: Path) -> None:
         *("train/loss", "train/top1", "train/top5", "train/lr"),
         *("val/loss", "val/top1", "val/top5"),
         *("perf/images_per_s", "perf/wait"),
+        *("hparam/val/loss", "hparam/val/top1", "hparam/val/top5", "hparam/images_per_s"),
     }
     validation = [row for row in rows(finished) if row["split"] == "val"]
     assert [(event.step, event.value) for event in curves.Scalars("val/top1")] == [
         (row["step"], pytest.approx(row["top1"])) for row in validation
     ]
     assert [event.step for event in curves.Scalars("train/lr")] == [2, 4, 5, 7, 9, 10, 12, 14, 15]
+
+
+def test_hyperparameters_in_tensorboard(here: Path, photos: Path) -> None:
+    """Read by what is behind TensorBoard's tab: two runs that differ, the second with parameters of its own."""
+    for run, words in {"x": ["lr=0.001"], "y": ["lr=0.002", "optim=sgd"]}.items():
+        assert train(photos, f"run={run}", "epochs=1", *words) == 0
+    runs = EventMultiplexer().AddRunsFromDirectory("outputs").Reload()
+    data = MultiplexerDataProvider(runs, "outputs")
+    backend = Context(TBContext(multiplexer=runs, data_provider=data))
+    tags = backend.hparams_metadata(RequestContext(), "")
+    table = backend.experiment_from_metadata(RequestContext(), "", True, tags, [])
+    columns = {info.name: info for info in table.hparam_infos}
+    differing = {name for name, info in columns.items() if info.differs}
+    assert differing == {"run", "lr", "optim.lr", "optim.name", "optim.weight_decay"}
+    assert "optim.momentum" in columns
+    assert {f"hparam/{name}" for name in ("val/loss", "val/top1", "val/top5", "images_per_s")} <= {
+        info.name.tag for info in table.metric_infos
+    }
+    finished = [Status.Value("STATUS_SUCCESS")]
+    wanted = ListSessionGroupsRequest(allowed_statuses=finished, include_metrics=True, slice_size=10)
+    groups = SessionsHandler(RequestContext(), backend, "", wanted).run().session_groups
+    found = {group.sessions[0].name: group for group in groups}
+    assert set(found) == {"x/tensorboard", "y/tensorboard"}
+    for name, group in found.items():
+        run = here / "outputs" / name.partition("/")[0]
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        best = json.loads((run / "summary.json").read_text())["best"]
+        assert group.hparams["lr"].number_value == config["lr"]
+        assert group.hparams["channels_last"].bool_value is True
+        assert group.hparams["optim.name"].string_value == config["optim"]["name"]
+        values = {value.name.tag: value.value for value in group.metric_values}
+        assert values["hparam/val/top1"] == pytest.approx(best["top1"])
 
 
 def pictures(run: Path) -> list[ImageEvent]:
