@@ -15,6 +15,8 @@ import effloop
 from effloop import config as configs
 
 EPOCHS = 8
+HOSTILE = "</script><script>document.title = 'taken'</script><img src=x onerror=document.title='taken'>"
+"""What must not do anything, wherever it stands in a run folder."""
 
 
 def make_run(folder: Path, *overrides: str, height: float = 0.7, speed: float = 900.0, epochs: int = EPOCHS) -> Path:
@@ -84,4 +86,18 @@ def make_sweep(folder: Path, swept: Mapping[str, Sequence[Any]], *common: str, o
         height = 0.4 + 0.4 * abs(math.sin(1 + 1.3 * number))
         make_run(folder / str(number), *common, *chosen, height=height, speed=600 + 150 * (number % 7))
         job(folder / str(number), number, chosen)
+    return folder
+
+
+def make_troubled_sweep(folder: Path) -> Path:
+    """A sweep of five learning rates: two jobs are done, one failed, one never began, one is under way."""
+    make_sweep(folder, {"lr": [0.003, 0.01, 0.1]}, "batch_size=64")
+    (folder / "2/summary.json").unlink()
+    job(folder / "2", 2, ["lr=0.1"], "failed", f"it ended with signal 9 {HOSTILE}")
+    job(folder / "3", 3, ["lr=10"], "killed")
+    config = configs.to_dict(configs.load(folder / "0/config.yaml", ["lr=20"]))
+    write_config(folder / "4", config)
+    write_rows(folder / "4", 0.5, 700, 2, done=False)
+    job(folder / "4", 4, ["lr=20"], "running")
+    (folder / "4/perf.jsonl").unlink()
     return folder

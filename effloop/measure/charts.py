@@ -36,6 +36,7 @@ _STYLE = {
     "axes.titlelocation": "left",
     "axes.titlesize": 10,
     "axes.titleweight": "bold",
+    "font.sans-serif": ["DejaVu Sans"],  # comes along with matplotlib
     "font.size": 9,
     "grid.alpha": 0.15,
     "grid.color": INK,
@@ -100,9 +101,9 @@ def svg(figure: Figure, label: str) -> str:
     box = re.search(r'viewBox="[^"]*"', text)
     assert box
     text = re.sub(r"<metadata>.*?</metadata>", "", text[box.end() :].partition(">")[2], flags=re.DOTALL)
-    text = re.sub(r' d="([^"]*)"', _short, text)
+    text = re.sub(r' d="([^"]*)"', _short, re.sub(r"\n\s+", "\n", text))
     text = re.sub(r' id="run-(\d+)"', r' data-run="\1"', text)
-    text = re.sub(r' id="[A-Za-z]+_\d+"', "", text)  # of figure, axes and lines: the same in each picture
+    text = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", text)  # of figure, axes and lines: the same in each picture
     return f'<svg {box[0]} role="img" aria-label="{label}">{text.replace(INK, "currentColor").strip()}'
 
 
@@ -139,6 +140,7 @@ def curves(runs: Sequence[Run]) -> dict[str, Figure]:
     Each run's line has the gid `run-INDEX` and its colour. Long ones are thinned out: means of neighbouring points.
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figures = {}
     for name, split, key in _CURVES:
@@ -149,6 +151,7 @@ def curves(runs: Sequence[Run]) -> dict[str, Figure]:
         axes = figures[name].subplots()
         _draw(axes, lines)
         axes.set(title=name, xlabel="epoch")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         scale(axes.yaxis, name)
         if name == "images/s":
             axes.set_ylim(bottom=0)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from effloop.data.source.base import printable
-from effloop.runs import OBJECTIVES, Run, check_objective, differing, flat
+from effloop.runs import OBJECTIVES, SWEEP, Run, check_objective, differing, flat
 
 FORMATS = {
     "val/top1": "{:.2%}",
@@ -92,7 +92,8 @@ def swept(runs: Sequence[Run]) -> dict[str, list[Any]]:
     Of one sweep's jobs these are overrides, as they were typed; of any runs keys of their configs, without those that
     follow from another (`optim.lr` from `lr`, what belongs to a part from the part).
     """
-    if len({run.path.parent for run in runs}) == 1 and all("overrides" in run.job for run in runs):
+    sweeps = {next((path for path in run.path.parents if (path / SWEEP).is_file()), None) for run in runs}
+    if len(sweeps) == 1 and all("overrides" in run.job for run in runs):
         return differing([_typed(run.job["overrides"]) for run in runs])
     found = {key: values for key, values in differences([run.config for run in runs]).items() if _counts(key)}
     for part in [key.removesuffix(".name") for key in found if key.endswith(".name") and key.count(".") == 1]:

@@ -151,7 +151,7 @@ def _reasons(comparison: Comparison) -> str:
     told = [
         f"<li><b>{_text(comparison.label(index))}</b> {_text(run.state)}: {_text(why(run))}</li>"
         for index, run in enumerate(comparison.runs)
-        if run.state in BROKEN
+        if run.state in BROKEN or run.reason
     ]
     return f'<ul class="errors">{_lines(told)}</ul>' if told else ""
 

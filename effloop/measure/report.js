@@ -16,11 +16,12 @@ function light(run) {
 
 // A line is thin: what lies a few pixels beside it counts, too.
 function runAt(event) {
-  const near = event.target.closest("svg") ? [0, -3, 3, -6, 6] : [0];
-  for (const dy of near)
-    for (const dx of near) {
-      const found = document.elementFromPoint(event.clientX + dx, event.clientY + dy)?.closest("[data-run]");
-      if (found) return found.dataset.run;
+  const hit = event.target.closest("[data-run]");
+  if (hit) return hit.dataset.run;
+  for (const dy of event.target.closest("svg") ? [0, -3, 3, -6, 6] : [])
+    for (const dx of [0, -3, 3, -6, 6]) {
+      const near = document.elementFromPoint(event.clientX + dx, event.clientY + dy)?.closest("svg [data-run]");
+      if (near) return near.dataset.run;
     }
   return undefined;
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
@@ -58,7 +57,7 @@ def main(args: list[str]) -> int:
         if not value:
             raise ConfigError(f"report: '{key}=' has no value; set one or drop it")
     runs = list({run.path.resolve(): run for run in find(paths)}.values())
-    objective = check_objective(options.get("objective") or _objective(paths, runs))
+    objective = check_objective(options.get("objective") or _objective(runs))
     folder = Path("outputs/reports") / time.strftime("%Y-%m-%d/%H-%M-%S")
     if "out" in options or len(paths) == 1:
         folder = Path(options.get("out") or paths[0])
@@ -70,11 +69,9 @@ def main(args: list[str]) -> int:
     return 0
 
 
-def _objective(paths: Sequence[Path], runs: Sequence[Run]) -> str:
-    """The one that the sweep, or all runs, were made for; else `val/top1`."""
+def _objective(runs: Sequence[Run]) -> str:
+    """The one that all runs were made for; else `val/top1`."""
     told = {str(run.config["objective"]) for run in runs if "objective" in run.config}
-    if len(paths) == 1 and (paths[0] / SWEEP).is_file():
-        told = {str(json.loads((paths[0] / SWEEP).read_text("utf-8")).get("objective", "val/top1"))}
     return told.pop() if len(told) == 1 else "val/top1"
 
 
@@ -105,7 +102,8 @@ def write(runs: Sequence[Run], folder: Path, objective: str, title: str) -> None
 
 def _rows(comparison: Comparison, folder: Path) -> list[Row]:
     """Of the CSV: all that differs, what was measured, where the time went."""
-    differ = {**comparison.swept, **differences([run.config for run in comparison.runs])}
+    swept, configs = comparison.swept, differences([run.config for run in comparison.runs])
+    differ = {**swept, **configs, **swept}
     found = []
     for index, run in enumerate(comparison.runs):
         split = time_split(run)
@@ -181,6 +179,6 @@ def _below(comparison: Comparison, room: int) -> Text:
     if more := list(comparison.swept)[room:]:
         lines.append(f"+{len(more)} more in {SUMMARY}: {', '.join(map(word, more))}")
     for name, run in zip(comparison.names, comparison.runs, strict=True):
-        if run.state in BROKEN:
+        if run.state in BROKEN or run.reason:
             lines.append(f"{word(name)} {word(run.state)}: {word(why(run))}")
     return Text("\n".join(lines), style="not italic")

@@ -1,0 +1,138 @@
+"""`report`: what it writes and prints, of whatever state runs are in."""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from folders import make_run, make_sweep, make_troubled_sweep
+from PIL import Image
+
+from effloop import runs
+from effloop.cli import main
+from effloop.measure.report import table, write
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of two jobs that are done, one that failed, one that never began, and one under way; not to be changed."""
+    return make_troubled_sweep(tmp_path_factory.mktemp("sweep") / "mine")
+
+
+@pytest.fixture(scope="module")
+def written(sweep: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of that sweep's report."""
+    folder = tmp_path_factory.mktemp("report") / "new/folder"
+    write(runs.jobs(sweep), folder, "val/top1", "a title")
+    return folder
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+class TestFiles:
+    def test_csv(self, sweep: Path, written: Path) -> None:
+        rows = rows_of(written / "summary.csv")
+        assert [row["run"] for row in rows] == ["0", "1", "2", "3", "4"]
+        assert [row["state"] for row in rows] == ["done", "done", "failed", "killed", "running"]
+        assert [row["lr"] for row in rows] == ["0.003", "0.01", "0.1", "10", "20"]
+        assert [row["optim.lr"] for row in rows] == ["0.003", "0.01", "0.1", "", "20.0"]
+        assert [row["best"] for row in rows] == ["1", "0", "0", "0", "0"]
+        assert [row["epochs done"] for row in rows] == ["8", "8", "8", "0", "2"]
+        assert float(rows[0]["val/top1"]) == pytest.approx(runs.read(sweep / "0").summary["best"]["top1"])
+        assert float(rows[0]["last val/loss"]) == pytest.approx(runs.read(sweep / "0").summary["last"]["loss"])
+        assert float(rows[0]["time/evaluation"]) == pytest.approx(1.6)
+        assert float(rows[2]["time/evaluation"]) == pytest.approx(1.6)  # as far as it got
+        assert (rows[3]["val/top1"], rows[3]["images/s"], rows[3]["seconds"]) == ("", "", "3.5")
+        assert (written / rows[1]["path"]).resolve() == (sweep / "1").resolve()
+
+    def test_plot(self, written: Path) -> None:
+        with Image.open(written / "plot.png") as image:
+            assert (image.format, image.size[0]) == ("PNG", 1500)
+
+    def test_page(self, written: Path) -> None:
+        text = (written / "report.html").read_text("utf-8")
+        assert "<title>a title</title>" in text
+        assert "5 runs: 2 done, 1 failed, 1 killed, 1 running" in text
+        assert "<img" not in text
+        assert text.count("<script") == 1
+        assert "&lt;script&gt;document.title = &#x27;taken&#x27;" in text
+        assert text.count('<tr data-run="') == 5 + 3  # of five runs, three have spent time
+        assert not [line for line in text.splitlines() if 'src="' in line or 'href="http' in line]
+
+
+class TestTable:
+    @pytest.mark.parametrize("columns", [80, 120])
+    def test_fits(
+        self, sweep: Path, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.chdir(sweep.parent)
+        assert main(["report", "mine", "out=elsewhere"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines[:-1])) <= columns
+        cells = [line.split() for line in lines]
+        assert ["0", "0.003", "best", "8/8"] in [row[:4] for row in cells]
+        assert ["3", "10", "killed", "0", *"----", "3.5"] in cells
+        assert "2 failed: it ended with signal 9" in "".join(lines)
+        assert "3 killed: no reason is known" in lines[-2]
+        assert lines[-1] == "report: elsewhere/report.html   beside it: plot.png, summary.csv"
+        assert "…" not in "".join(lines)
+
+    def test_what_finds_no_room(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        keys = {"lr": [0.001], "optim.weight_decay": [0.1], "batch_size": [8], "seed": [1], "epochs": [3]}
+        make_sweep(tmp_path / "a", keys)
+        make_sweep(tmp_path / "b", {key: [2 * value for value in values] for key, values in keys.items()})
+        found = runs.find([tmp_path / "a", tmp_path / "b"])
+        for columns, more in ((200, "+1 more in summary.csv: "), (80, "+3 more in summary.csv: ")):
+            monkeypatch.setenv("COLUMNS", str(columns))
+            assert str(table(found, "val/loss").caption).startswith(more)
+
+
+class TestCommand:
+    def test_into_the_folder_it_was_given(self, sweep: Path, tmp_path: Path) -> None:
+        shutil.copytree(sweep, tmp_path / "copy")
+        assert main(["report", str(tmp_path / "copy")]) == 0
+        assert (tmp_path / "copy/report.html").is_file()
+
+    def test_runs_from_anywhere(self, sweep: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """Also one that is named twice, and a folder whose name is no text."""
+        run = make_run(here / os.fsdecode(b"\xff \x1b[31m"), "model=small_resnet")
+        args = [str(sweep / "0"), str(run), f"{run}/", str(sweep / "../mine/0"), "objective=images/s"]
+        assert main(["report", *args]) == 0
+        (page,) = here.glob("outputs/reports/*/*/report.html")
+        rows = rows_of(page.parent / "summary.csv")
+        assert [(row["model"], row["best"]) for row in rows] == [("cnn", "0"), ("small_resnet", "1")]
+        assert "\x1b" not in capsys.readouterr().out + page.read_text("utf-8")
+
+    def test_real_runs(self, finished: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["report", str(finished), "out=x"]) == 0
+        (row,) = rows_of(here / "x/summary.csv")
+        assert (row["state"], row["epochs done"], row["best"]) == ("done", "3", "0")
+        assert "3/3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "wanted"),
+    [
+        ([], "report: no runs; name run folders or a sweep's: python -m effloop report RUN ..."),
+        (["nowhere"], "'nowhere' is not there; name a folder that holds config.yaml, or a sweep's"),
+        (["."], "'.' is not a run folder; name a folder that holds config.yaml, or a sweep's"),
+        (["{sweep}", "objective=top1"], "objective: 'top1' is not measured; have val/top1, "),
+        (["{sweep}", "out="], "report: 'out=' has no value; set one or drop it"),
+        (["{sweep}", "out=a file"], "the report: 'a file' can't be written: File exists; set out=FOLDER"),
+    ],
+)
+def test_one_line(sweep: Path, here: Path, args: list[str], wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "a file").write_text("")
+    assert main(["report", *(arg.replace("{sweep}", str(sweep)) for arg in args)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"effloop: {wanted}")
+    assert err.count("\n") == 1
+    assert [path.name for path in here.iterdir()] == ["a file"]

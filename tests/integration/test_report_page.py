@@ -1,0 +1,206 @@
+"""The report's page in a real browser: it loads from a file, without a network, and does what it promises."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from folders import HOSTILE, make_run, make_troubled_sweep
+
+from effloop import runs
+from effloop.measure.report import write
+
+webdriver = pytest.importorskip("selenium.webdriver")
+from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--window-size=1200,1600"),
+)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not chromium or not driver:
+        pytest.skip("needs chromium and chromedriver: apt-get install chromium chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('browser')}"):
+        options.add_argument(flag)
+    with webdriver.Chrome(options=options, service=webdriver.ChromeService(driver)) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of five jobs, two with scores that count, and a run from elsewhere; names and values are hostile."""
+    folder = tmp_path_factory.mktemp("runs") / "<img src=x onerror=document.title='taken'>"
+    make_troubled_sweep(folder)
+    make_run(folder / "seven", f'data.root="{HOSTILE}"', "lr=0.5", epochs=3)
+    write(runs.find([folder / name for name in "01234"] + [folder / "seven"]), folder, "val/top1", HOSTILE)
+    return folder / "report.html"
+
+
+@pytest.fixture
+def opened(browser: Any, page: Path) -> Any:
+    browser.get(page.as_uri())
+    return browser
+
+
+def column(browser: Any, name: str) -> list[str]:
+    """The cells of the table below a heading, from top to bottom."""
+    heads = [each.text for each in browser.find_elements(By.CSS_SELECTOR, ".sortable thead th")]
+    rows = browser.find_elements(By.CSS_SELECTOR, ".sortable tbody tr")
+    return [row.find_elements(By.CSS_SELECTOR, "th, td")[heads.index(name)].text for row in rows]
+
+
+def head(browser: Any, name: str) -> Any:
+    return browser.find_element(By.XPATH, f"//thead//th[button[text()='{name}']]")
+
+
+def lit(browser: Any) -> set[str]:
+    """Runs that are lit, of the six; a chart's lines, rows and buttons agree."""
+    found = [
+        {each.get_dom_attribute("data-run") for each in browser.find_elements(By.CSS_SELECTOR, f"{kind}.on")}
+        for kind in (".sortable tr", ".charts g", ".chip")
+    ]
+    assert found[0] == found[2]
+    assert found[1] <= found[0]
+    return found[0]
+
+
+def test_loads_without_an_error_or_a_request(opened: Any) -> None:
+    assert opened.get_log("browser") == []
+    assert opened.title == HOSTILE
+    assert opened.execute_script("return performance.getEntriesByType('resource').length") == 0
+    assert opened.find_elements(By.TAG_NAME, "img") == []
+    assert len(opened.find_elements(By.TAG_NAME, "script")) == 1
+    text = opened.find_element(By.TAG_NAME, "body").text
+    assert f"failed: it ended with signal 9 {HOSTILE}" in text
+    assert "6 runs: 3 done, 1 failed, 1 killed, 1 running" in text
+
+
+def test_policy_forbids_the_network_and_other_scripts(opened: Any) -> None:
+    refused = opened.execute_async_script("""
+        const done = arguments[0], refused = [];
+        document.addEventListener("securitypolicyviolation", (event) => {
+            if (refused.push(event.effectiveDirective) === 2) done(refused.sort());
+        });
+        document.body.append(Object.assign(new Image(), {src: "http://127.0.0.1:9/a.png"}));
+        const script = document.createElement("script");
+        script.textContent = "document.title = 'taken'";
+        document.body.append(script);
+    """)
+    assert refused == ["img-src", "script-src-elem"]
+    assert opened.title == HOSTILE
+
+
+def test_sorts_numbers_both_ways_and_what_is_unknown_last(opened: Any) -> None:
+    assert column(opened, "lr") == ["0.003", "0.01", "0.1", "-", "20.0", "0.5"]
+    head(opened, "lr").click()
+    assert head(opened, "lr").get_attribute("aria-sort") == "ascending"
+    assert column(opened, "lr") == ["0.003", "0.01", "0.1", "0.5", "20.0", "-"]
+    head(opened, "lr").click()
+    assert head(opened, "lr").get_attribute("aria-sort") == "descending"
+    assert column(opened, "lr") == ["20.0", "0.5", "0.1", "0.01", "0.003", "-"]
+
+    head(opened, "images/s").find_element(By.TAG_NAME, "button").send_keys(Keys.ENTER)
+    assert head(opened, "lr").get_attribute("aria-sort") is None
+    assert column(opened, "images/s") == ["600", "750", "900", "-", "-", "-"]
+    head(opened, "images/s").find_element(By.TAG_NAME, "button").send_keys(Keys.SPACE)
+    assert column(opened, "images/s") == ["900", "750", "600", "-", "-", "-"]
+    head(opened, "state").click()
+    states = [each.removeprefix("best ") for each in column(opened, "state")]
+    assert states == ["done", "done", "done", "failed", "killed", "running"]
+
+
+def test_shows_a_curve_for_each_run_that_has_one(opened: Any) -> None:
+    titles = [each.get_dom_attribute("aria-label") for each in opened.find_elements(By.CSS_SELECTOR, ".charts svg")]
+    assert titles == [f"{name} over epochs" for name in ("train/loss", "val/loss", "val/top1", "images/s")]
+    for svg, wanted in zip(
+        opened.find_elements(By.CSS_SELECTOR, ".charts svg"), ["01245", "01245", "01245", "0125"], strict=True
+    ):
+        lines = svg.find_elements(By.CSS_SELECTOR, "g[data-run]")
+        assert "".join(line.get_dom_attribute("data-run") for line in lines) == wanted
+        assert all(line.rect["width"] > 20 for line in lines)
+        assert svg.rect["width"] > 300
+    bars = opened.find_elements(By.CSS_SELECTOR, ".time tr")
+    assert "".join(bar.get_dom_attribute("data-run") for bar in bars) == "0125"
+    assert all(bar.find_element(By.TAG_NAME, "rect").rect["width"] > 5 for bar in bars)
+    assert opened.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_swatches_have_the_colours_of_the_curves(opened: Any) -> None:
+    for run in "0125":
+        swatch = opened.find_element(By.CSS_SELECTOR, f".sortable [data-run='{run}'] .swatch")
+        line = opened.find_element(By.CSS_SELECTOR, f".charts [data-run='{run}'] path")
+        colour = swatch.value_of_css_property("background-color").replace("rgba", "rgb").replace(", 1)", ")")
+        assert line.value_of_css_property("stroke") == colour
+
+
+def test_lights_what_is_pointed_at(opened: Any) -> None:
+    assert lit(opened) == set()
+    row = opened.find_element(By.CSS_SELECTOR, ".sortable [data-run='1']")
+    ActionChains(opened).move_to_element(row).perform()
+    assert lit(opened) == {"1"}
+    row.click()
+    ActionChains(opened).move_to_element(opened.find_element(By.TAG_NAME, "h1")).perform()
+    assert lit(opened) == {"1"}  # it stays
+    pin = opened.find_element(By.CSS_SELECTOR, ".sortable [data-run='2'] .pin")
+    pin.send_keys(Keys.ENTER)
+    assert pin.get_attribute("aria-pressed") == "true"
+    assert lit(opened) == {"1", "2"}
+    pin.send_keys(Keys.ENTER)
+    row.click()
+    ActionChains(opened).move_to_element(opened.find_element(By.TAG_NAME, "h1")).perform()
+    opened.execute_script("document.activeElement.blur()")
+    assert lit(opened) == set()
+
+
+def test_points_at_a_curve(opened: Any) -> None:
+    line = opened.find_element(By.CSS_SELECTOR, ".charts [data-run='0'] use")
+    ActionChains(opened).scroll_to_element(line).move_to_element(line).perform()
+    assert lit(opened) == {"0"}
+    assert "lr=0.003" in opened.find_element(By.ID, "tip").text
+
+
+def shown(browser: Any) -> Sequence[str]:
+    lines = browser.find_elements(By.CSS_SELECTOR, ".charts figure:first-child g[data-run]")
+    return "".join(line.get_dom_attribute("data-run") for line in lines if line.is_displayed())
+
+
+def test_hides_runs(opened: Any) -> None:
+    chips = opened.find_elements(By.CSS_SELECTOR, ".chip")
+    chips[2].click()
+    assert (shown(opened), chips[2].get_attribute("aria-pressed")) == ("0245", "false")
+    chips[0].click()
+    assert shown(opened) == ""
+    chips[1].send_keys(Keys.ENTER)
+    assert shown(opened) == "0"
+    chips[0].click()
+    assert shown(opened) == "01245"
+
+
+def test_is_whole_in_a_narrow_window_and_in_the_dark(opened: Any) -> None:
+    opened.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+    )
+    opened.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    )
+    try:
+        assert opened.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+        body = opened.find_element(By.TAG_NAME, "body").value_of_css_property
+        text = opened.find_element(By.CSS_SELECTOR, ".charts text").value_of_css_property("fill")
+        assert body("background-color").startswith(("rgb(21,", "rgba(21,"))
+        assert text.startswith("rgb(230,")
+    finally:
+        opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
