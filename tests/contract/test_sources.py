@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
 import pickle
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -72,6 +73,12 @@ def some(source: Source) -> list[int]:
 @pytest.mark.parametrize("name", sources.names())
 def test_describes_itself(name: str) -> None:
     assert 10 < len(sources[name].summary) < 110
+
+
+def test_names_its_files(source: Source) -> None:
+    files = [*source.files()]
+    assert files
+    assert all(Path(os.fsdecode(file)).is_file() for file in files)
 
 
 def test_labels(source: Source) -> None:

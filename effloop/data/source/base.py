@@ -6,7 +6,7 @@ import hashlib
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -142,6 +142,10 @@ class Source(ABC):
         """
         return {**self.fingerprint(), "where": self.where}
 
+    def files(self) -> Iterable[bytes]:
+        """Paths of the files that hold this split, and maybe others; empty if it doesn't say."""
+        return ()
+
     def verify(self, index: int) -> None:  # noqa: B027  most formats hold no checksum
         """Compare sample `index` with its checksum, where the format holds one.
 
@@ -236,15 +240,19 @@ def check_same_classes(train: Source, val: Source) -> None:
 def stamp(root: Path) -> dict[str, Any]:
     """Where a file or folder is, and the names, sizes, inodes and times of change of all files in it."""
     root = root.resolve()
-    files = [root] if root.is_file() else sorted(path for path in root.rglob("*") if path.is_file())
     digest = hashlib.sha256()
-    for file in files:
+    for file in files_in(root):
         status = file.stat()
         digest.update(
             b"%s %d %d %d %d\n"
             % (os.fsencode(file), *(status.st_dev, status.st_ino), status.st_size, status.st_mtime_ns)
         )
     return {"root": os.fsencode(root).hex(), "files": digest.hexdigest()}
+
+
+def files_in(root: Path) -> list[Path]:
+    """A file, or all that are in a folder, sorted."""
+    return [root] if root.is_file() else sorted(path for path in root.rglob("*") if path.is_file())
 
 
 def index_folder(index_dir: str | None) -> Path:

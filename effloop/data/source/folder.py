@@ -90,6 +90,9 @@ class FolderSource(Source):
         root, folders = os.fsencode(self.root.resolve()).hex(), self._index["folder_mtime_ns"].tobytes()
         return {**self.fingerprint(), "root": root, "folders": hashlib.sha256(folders).hexdigest()}
 
+    def files(self) -> Iterator[bytes]:
+        return (self._prefix + bytes(self._keys[index]) for index in range(len(self)))
+
     def __getstate__(self) -> dict[str, Any]:
         return {"root": self.root, "index": self._index, "fingerprint": self.fingerprint()}
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import mmap
+import os
 import resource
 import sys
 from abc import abstractmethod
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from effloop.data.checksum import crc32c
 from effloop.data.header import Encoded
-from effloop.data.source.base import DataConfig, Fingerprint, Source, expand_root, stamp
+from effloop.data.source.base import DataConfig, Fingerprint, Source, expand_root, files_in, stamp
 from effloop.data.source.writing import FORMAT_VERSION
 from effloop.errors import DataError
 from effloop.hardware import allow_open_files
@@ -322,6 +323,9 @@ class PackedSource(Source):
 
     def identity(self) -> dict[str, Any]:
         return {**self.fingerprint(), **stamp(expand_root(self.config)), "split": self.split}
+
+    def files(self) -> Iterator[bytes]:
+        return map(os.fsencode, files_in(expand_root(self.config)))
 
     def verify_index(self) -> None:
         """Compare keys, labels and sizes of all samples with the header's fingerprint.
