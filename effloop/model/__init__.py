@@ -6,7 +6,7 @@ from effloop.model.checkpointing import checkpoint_blocks
 from effloop.model.freezing import freeze
 from effloop.model.groups import parameter_groups
 from effloop.model.probe import Probe, probe
-from effloop.model.weights import load_weights
+from effloop.model.weights import load_weights, weights_file
 
 __all__ = [
     "ModelConfig",
@@ -19,5 +19,6 @@ __all__ = [
     "parameter_groups",
     "probe",
     "small_resnet",
+    "weights_file",
     "zoo",
 ]

@@ -50,13 +50,12 @@ def load_weights(model: nn.Module, weights: str, arch: str | None = None) -> str
     Raises:
         ConfigError: there are no such weights, they can't be had or read, or they are of another model.
     """
-    path = Path(weights).expanduser()
-    names = _torchvision_names(arch) if arch and not path.exists() else []
+    path = weights_file(weights)
+    names = _torchvision_names(arch) if arch and path is None else []
     if weights in names:
         assert arch is not None
         where, found = f"torchvision's {weights}", _from_torchvision(model, arch, weights)
-    elif path.exists():
-        path = _checkpoint_of(path) if path.is_dir() else path
+    elif path is not None:
         where, found = str(path), _tensors(_read(path), path)
     else:
         known = f"; or a name that torchvision has for {arch}: {choices(weights, names)}" if names else ""
@@ -64,6 +63,18 @@ def load_weights(model: nn.Module, weights: str, arch: str | None = None) -> str
     left = _load(model, _renamed(found, model), where)
     head = f"; {', '.join(left)} stay as initialised, for another number of classes" if left else ""
     return f"weights: {len(model.state_dict()) - len(left)} tensors from {where}{head}"
+
+
+def weights_file(weights: str) -> Path | None:
+    """The file that given weights are read from; None if they aren't a path, or nothing is there.
+
+    Raises:
+        ConfigError: a folder without a checkpoint.
+    """
+    path = Path(weights).expanduser()
+    if not path.exists():
+        return None
+    return _checkpoint_of(path) if path.is_dir() else path
 
 
 def _load(model: nn.Module, found: dict[str, Tensor], where: str) -> list[str]:
