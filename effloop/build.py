@@ -19,7 +19,7 @@ from effloop.auto import compile_now, settled
 from effloop.build_data import build_loader, build_stages
 from effloop.build_model import build_model
 from effloop.checkpoint import Checkpoints, files, keepers, rng
-from effloop.compatible import check_resumable, check_same_model, check_trained_on, fitting
+from effloop.compatible import check_resumable, check_same_data, check_same_model, check_trained_on, fitting
 from effloop.config import Config
 from effloop.data.loader import Loader
 from effloop.data.source import sources
@@ -91,6 +91,7 @@ def build_trainer(
         with fitting("resume"):  # before there is a new run folder
             check_resumable(config, state, world_size=parallel.world_size, in_place=resume is not None)
             check_trained_on(state, train.classes, train.plan.source.where)
+            notes += check_same_data(state, data, in_place=resume is not None)
             model.load_state_dict(state["model"])
     elif config.model.weights:
         arch = getattr(config.model, "arch", None) if config.model.name == "torchvision" else None
@@ -109,9 +110,11 @@ def build_trainer(
         seconds = compile_now(config, train_step, learner.average.model, precision, len(train.classes))
         notes.append(f"compile  {seconds:.1f} s, before the first step")
 
-    about = {"classes": list(train.classes), **data}
-    run_dir = Path(parallel.first(partial(_run_dir_of, config, overrides, about, run_dir, resume, begun)))
-    facts = {"config": configs.to_dict(config), "classes": list(train.classes), "world_size": parallel.world_size}
+    classes = list(train.classes)
+    about = snapshot.About(config, overrides, {"classes": classes, **data}, parallel.world_size)
+    epoch = state["progress"]["epoch"] if state and resume else None
+    run_dir = Path(parallel.first(partial(_run_dir_of, about, run_dir, epoch, begun)))
+    facts = {"config": configs.to_dict(config), "classes": classes, "data": data, "world_size": parallel.world_size}
     trainer = Trainer(
         model=model,
         train_step=train_step,
@@ -206,24 +209,16 @@ def _settled(config: Config, parallel: Parallel) -> tuple[Config, list[str]]:
     return config, lines
 
 
-def _run_dir_of(
-    config: Config,
-    overrides: Sequence[str],
-    about: Mapping[str, Any],
-    run_dir: Path | None,
-    resume: Path | None,
-    begun: Callable[[Path], None],
-) -> str:
+def _run_dir_of(about: snapshot.About, run_dir: Path | None, epoch: int | None, begun: Callable[[Path], None]) -> str:
     """The run folder, made with what it says of its run; or the one to go on in, brought up to date."""
-    if resume is not None:
+    if epoch is not None:
         assert run_dir is not None
-        if overrides:
-            snapshot.rewrite(run_dir, config, overrides)
+        snapshot.goes_on(run_dir, about, epoch)
         begun(run_dir)
         return str(run_dir)
-    made = snapshot.claim_run_dir(run_dir or Path("outputs") / check_run_name(config.run))
+    made = snapshot.claim_run_dir(run_dir or Path("outputs") / check_run_name(about.config.run))
     begun(made)
-    snapshot.write(made, config, overrides, about)
+    snapshot.write(made, about)
     return str(made)
 
 

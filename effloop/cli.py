@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 import effloop
-from effloop import catalog, launch, training
+from effloop import catalog, compare, launch, replay, runs, training
 from effloop import config as configs
 from effloop.build import evaluate_checkpoint
 from effloop.checkpoint import files
@@ -38,6 +38,8 @@ EffLoop trains image models on PyTorch as fast as the machine allows.
   python -m effloop -m KEY=A,B,C ...           once for each value (a sweep)
   python -m effloop eval RUN [OVERRIDE ...]    score a run, or a .ckpt file
   python -m effloop resume RUN [OVERRIDE ...]  go on with a run that was stopped
+  python -m effloop replay RUN [OVERRIDE ...]  do it again, compare to the bit
+  python -m effloop diff RUN RUN ...           what differs between runs
   python -m effloop convert to=lmdb out=PATH data.root=PATH [max_side=500]
       [quality=90|source|lossless] [payload=original|jpeg|raw] [restart=auto]
   python -m effloop verify [data=NAME] data.root=PATH   look at every sample
@@ -47,15 +49,13 @@ EffLoop trains image models on PyTorch as fast as the machine allows.
   python -m effloop bench what=loop|step|loader|train|storage|scale|augment
 
 Parts, each chosen by GROUP=NAME:
-  data       where images come from: auto, folder, lmdb, tar, tfrecord, hdf5,
-             recordio, pth, zarr, memmap, embedded, dali (folder by DALI);
-             in memory by data.cache
+  data       images from: auto, folder, lmdb, tar, tfrecord, hdf5, recordio,
+             pth, zarr, memmap, embedded, dali; kept in memory by data.cache
   decode     who decodes: auto, turbojpeg, opencv, pillow
   augment    native, torchvision, albumentations; native_rand: see list augment
   engine     whose hands: threads, processes, dali, inline
   model      cnn, small_resnet, timm, resnet50 or any of torchvision
-  optim      sgd, adamw
-  schedule   cosine, linear, step, constant
+  optim      sgd, adamw     schedule  cosine, linear, step, constant
   precision  fp32, tf32, amp, bf16, fp16
   parallel   none, ddp, dp  record  run, none        checkpoint  last_best, none
   experiment recipes: finetune, cifar10_fast, ... (list experiment), and yours
@@ -77,7 +77,8 @@ Configs of your own: ./configs/GROUP/NAME.yaml.
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code.
 
-    0, 1 for data that `verify` finds fault with, 2 for what the user can mend, 130 for Ctrl-C.
+    0, 1 for data that `verify` finds fault with, or a replay's other numbers, 2 for what the user can mend, 130 for
+    Ctrl-C.
     """
     args = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in args
@@ -117,6 +118,8 @@ def _dispatch(args: list[str], *, debug: bool) -> int:
         "train": partial(training.train, debug=debug),
         "eval": evaluate_run,
         "resume": training.resume,
+        "replay": replay.main,
+        "diff": diff_runs,
         "convert": convert_data,
         "verify": verify_data,
         "show": show_samples,
@@ -154,6 +157,15 @@ def evaluate_run(args: list[str]) -> int:
         f"{len(loader.plan.source):,}", f"{scores['top1']:.2%}", f"{scores['top5']:.2%}", f"{scores['loss']:.4f}"
     )
     Console().print(table)
+    return 0
+
+
+def diff_runs(args: list[str]) -> int:
+    """`diff RUN RUN ...`: what differs between runs; of a sweep's folder all jobs take part."""
+    found = runs.find(map(Path, args))
+    if len(found) < 2:
+        raise ConfigError("diff needs two runs or more: python -m effloop diff RUN RUN [RUN ...]")
+    Console().print(*compare.groups(found), sep="\n")
     return 0
 
 

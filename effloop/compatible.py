@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from effloop import compare
 from effloop import config as configs
 from effloop.config import Config
 from effloop.errors import ConfigError, DataError
@@ -71,6 +72,26 @@ def check_resumable(config: Config, state: Mapping[str, Any], *, world_size: int
         raise ConfigError(
             f"epochs: {config.epochs}, but {config.resume} has done {epoch}; set epochs={epoch + 1} or more"
         )
+
+
+def check_same_data(state: Mapping[str, Any], data: Mapping[str, Any], *, in_place: bool) -> list[str]:
+    """Refuse to go on with other data in the same run folder; in a new one a line for each split says so.
+
+    Args:
+        state: the checkpoint.
+        data: {split: its fingerprint} of the run that is to go on.
+        in_place: whether in the same run folder.
+
+    Raises:
+        DataError: the line has both fingerprints.
+    """
+    lines = compare.inputs(state.get("data", data), data)
+    if lines and in_place:
+        raise DataError(
+            f"the data is not what the run was trained on: {'; '.join(lines)}; put it back, "
+            "or go on with it in a new run: python -m effloop resume=RUN OVERRIDE ..."
+        )
+    return [f"data   not what the checkpoint was trained on: {line}" for line in lines]
 
 
 def check_same_model(config: Config, state: Mapping[str, Any]) -> None:

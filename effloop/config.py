@@ -236,6 +236,8 @@ def to_dict(config: Config) -> dict[str, Any]:
     for key in ("root", "index_dir"):
         if plain["data"].get(key):
             plain["data"][key] = os.path.abspath(os.path.expanduser(plain["data"][key]))
+    if plain["resume"]:
+        plain["resume"] = os.path.abspath(os.path.expanduser(plain["resume"]))
     weights = os.path.expanduser(plain["model"]["weights"] or "")
     if os.path.exists(weights):  # else it is the name of some that are known
         plain["model"]["weights"] = os.path.abspath(weights)

@@ -44,7 +44,8 @@ def look(
             )
         picture = grid.draw(loader.preview(num_samples, num_epochs))
     run_dir = snapshot.claim_run_dir(run_dir)
-    snapshot.write(run_dir, config, overrides, {"classes": list(source.classes), split: source.fingerprint()})
+    data = {"classes": list(source.classes), split: source.fingerprint()}
+    snapshot.write(run_dir, snapshot.About(config, overrides, data))
     path = run_dir / "samples.png"
     encoded = grid.png(picture)
     path.write_bytes(encoded)

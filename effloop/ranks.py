@@ -36,8 +36,8 @@ _PATIENCE_S = 5
 _LOOK_UP_S = 0.05
 
 
-def launch(job: Job, work: Work) -> None:
-    """Start the ranks of a job, and wait for their end.
+def launch(job: Job, work: Work) -> Path:
+    """Start the ranks of a job, wait for their end, and return the run folder.
 
     Raises:
         ConfigError: not so many GPUs are here; or a rank says that the config can't be taken.
@@ -52,6 +52,7 @@ def launch(job: Job, work: Work) -> None:
         config = _launch_config(folder, processes, parallel.max_restarts)
         try:
             elastic_launch(config, rank_main)(str(folder), job, work)
+            return _run_dir(folder, job) or Path(job.run_dir)
         except ChildFailedError as error:
             raise _explained(folder, error, job) from None
         except KeyboardInterrupt:

@@ -40,12 +40,25 @@ def train(args: list[str], *, debug: bool = False) -> int:
 
 def run(config: Config, overrides: Sequence[str], run_dir: Path) -> None:
     """Train one run in a new run folder and say where it is; with `parallel=ddp` by several processes."""
+    train_new(config, overrides, run_dir)
+
+
+def train_new(config: Config, overrides: Sequence[str], run_dir: Path, note: str = "") -> Path:
+    """Train one run in a new run folder, which is returned.
+
+    Args:
+        config: of the run.
+        overrides: what it was composed from.
+        run_dir: the folder; one named after the time gets `-2` where it is taken.
+        note: a line for people.
+    """
     if config.parallel.of_ranks and not found():
         for split in (config.data.train_split, config.data.val_split):  # to say in a second what is amiss there
             sources.build(config.data, split)
-        ranks.launch(Job(configs.to_dict(config), list(overrides), str(run_dir)), train_task)
-    else:
-        train_task(Task(config, overrides, run_dir))
+        return ranks.launch(Job(configs.to_dict(config), list(overrides), str(run_dir), note=note), train_task)
+    made: list[Path] = []
+    train_task(Task(config, overrides, run_dir, note=note, begun=made.append))
+    return made[0]
 
 
 def _job_for_all(args: list[str]) -> Job | None:

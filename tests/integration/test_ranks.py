@@ -46,6 +46,16 @@ def test_it_starts_its_ranks_and_leaves_one_run_folder(by_two: tuple[Path, str, 
     assert json.loads((folder / "outputs" / "run" / "summary.json").read_text())
 
 
+def test_it_is_replayed_by_as_many_to_the_bit(by_two: tuple[Path, str, str], tmp_path: Path) -> None:
+    run = by_two[0] / "outputs" / "run"
+    code, out, err = done(started([*EFFLOOP, "replay", str(run), "run=again"], tmp_path))
+    assert (code, err) == (0, "")
+    assert out.startswith(f"replay of {run}: nothing differs\n")
+    assert out.endswith(f"\nmetrics.jsonl: equal to the bit, {len(rows(run))} lines\n")
+    config = yaml.safe_load((tmp_path / "outputs/again/config.yaml").read_text())
+    assert config["parallel"]["processes"] == 2  # though torchrun might have started them
+
+
 def test_it_computes_what_one_process_does_with_the_global_batch(
     by_two: tuple[Path, str, str], photos: Path, here: Path
 ) -> None:

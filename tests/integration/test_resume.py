@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import shutil
@@ -134,6 +135,27 @@ class TestSameProcess:
         assert (config["lr"], config["schedule"]["name"]) == (0.5, "constant")
         overrides = yaml.safe_load((stopped / "overrides.yaml").read_text())
         assert overrides[-4:] == ["epochs=3", "lr=0.5", "schedule=constant", "optim.weight_decay=0.01"]
+        (entry,) = json.loads((stopped / "resumed.json").read_text())
+        assert entry == {"epoch": 1, "overrides": overrides[-3:], "differs": []}
+
+    def test_other_data(self, stopped: Path, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        data = Path(shutil.copytree(photos, here / "data"))
+        shutil.copyfile(data / "train/a/000.jpg", data / "train/a/more.jpg")
+        before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
+        capsys.readouterr()
+        assert main(["resume", str(stopped), f"data.root={data}"]) == 2
+        err = capsys.readouterr().err
+        then, now = (json.loads((stopped / "data.json").read_text())["train"]["sha256"][:12], "41 samples, ")
+        assert err.count("\n") == 1
+        assert all(words in err for words in (f"40 samples, 30,776 bytes, sha256 {then} then", now, "resume=RUN"))
+        assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()} == before
+
+        assert train(data, f"resume={stopped}", "epochs=3", "run=new", "data.tail=wrap") == 0
+        log = (stopped.with_name("new") / "log.txt").read_text()
+        assert "data   not what the checkpoint was trained on: train: 40 samples" in log
+
+        (data / "train/a/more.jpg").unlink()
+        assert main(["resume", str(stopped), f"data.root={data}"]) == 0  # the same, elsewhere
 
     @pytest.mark.parametrize(
         ("override", "words"),

@@ -1,0 +1,224 @@
+"""A run done again: what differs is named before, the numbers are compared after; and what differs between runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from plans import write_as
+from runs import rows, train
+
+from effloop import config as configs
+from effloop import replay, runs
+from effloop.cli import main
+
+
+@pytest.fixture(scope="module")
+def original(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of one epoch, its data named by a relative path; not to be changed."""
+    folder = tmp_path_factory.mktemp("original")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        (folder / "photos").symlink_to(photos)
+        assert train(Path("photos"), "run=run", "epochs=1") == 0
+    return folder / "outputs/run"
+
+
+@pytest.fixture
+def run(original: Path, here: Path) -> Path:
+    """A copy of that folder."""
+    return Path(shutil.copytree(original, here / "run"))
+
+
+def edit(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def again(out: str) -> Path:
+    """The folder of a replay, from what it has printed."""
+    return Path(next(line for line in out.splitlines() if line.startswith("run: ")).split()[1])
+
+
+def test_equal_to_the_bit(original: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(original)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"replay of {original}: nothing differs\n")
+    assert out.endswith("\nmetrics.jsonl: equal to the bit, 4 lines\n")
+    run = again(out)
+    assert run.is_relative_to("outputs")
+    assert (run / "metrics.jsonl").read_bytes() == (original / "metrics.jsonl").read_bytes()
+    assert runs.read(run).config == {**runs.read(original).config, "run": str(run.relative_to("outputs"))}
+    typed = yaml.safe_load((original / "overrides.yaml").read_text())
+    assert yaml.safe_load((run / "overrides.yaml").read_text()) == [word for word in typed if word != "run=run"]
+
+
+def test_other_numbers_without_a_reason(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    lines[1] = json.dumps({**json.loads(lines[1]), "loss": 0.125})
+    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    assert main(["replay", str(run)]) == 1
+    *_, what, then, now = capsys.readouterr().out.splitlines()
+    assert what == "metrics.jsonl: line 2 differs"
+    assert '"loss": 0.125' in then
+    assert json.loads(now.removeprefix("  now ")) == rows(run.parent / again_folder(run))[1]
+
+
+def again_folder(run: Path) -> Path:
+    """The one run folder below `outputs/`."""
+    (config,) = (run.parent / "outputs").rglob("config.yaml")
+    return config.parent.relative_to(run.parent)
+
+
+def test_a_run_that_did_not_finish(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = (run / "metrics.jsonl").read_text().splitlines()[:2]
+    (run / "metrics.jsonl").write_text(f"{first}\n{second[:20]}")
+    (run / "summary.json").unlink()
+    shutil.rmtree(run / "checkpoints")
+    assert main(["replay", str(run), "run=x"]) == 0
+    assert capsys.readouterr().out.endswith("metrics.jsonl: equal to the bit, 1 lines; outputs/x has 3 more\n")
+
+
+def test_what_differs_is_named_before_the_start(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    environment = json.loads((run / "environment.json").read_text())
+    edit(run / "environment.json", packages={**environment["packages"], "torch": "2.14.0"}, python="3.12.0")
+    (run / "resumed.json").write_text('[{"epoch": 1, "overrides": ["lr=0.5"], "differs": ["python: 1 then, 2 now"]}]')
+    assert main(["replay", str(run), "seed=1", "optim.label_smoothing=0"]) == 0  # it is known why
+    out = capsys.readouterr().out
+    before, _, after = out.partition(f"\nreplay of {run}\n")
+    assert before.splitlines() == [
+        f"replay of {run}, what differs:",
+        "  optim.label_smoothing: 0.1 then, 0.0 now",
+        "  seed: 0 then, 1 now",
+        "  it went on from epoch 1 with lr=0.5, which the replay has from its beginning",
+        "  it went on from epoch 1 elsewhere: python: 1 then, 2 now",
+        f"  python: 3.12.0 then, {environment['python']} now",
+        f"  torch: 2.14.0 then, {environment['packages']['torch']} now",
+    ]
+    assert "\nmetrics.jsonl: line 1 differs\n" in after
+
+
+def test_a_changed_file_is_named_before_the_start(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = Path(shutil.copytree(photos, here / "data"))
+    assert train(data, "run=x", "epochs=1") == 0
+    shutil.copyfile(data / "train/a/000.jpg", data / "train/b/001.jpg")  # which leaves its folder's time as it was
+    capsys.readouterr()
+    assert main(["replay", "outputs/x"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("replay of outputs/x, what differs:\n  data: files changed since then: train/b/001.jpg\n")
+    assert "metrics.jsonl: line " in out
+
+    for name in "01234567":
+        shutil.copyfile(data / "train/a/000.jpg", data / f"train/a/{name}.jpg")
+    *_, counted, changed = replay.differing(runs.read(Path("outputs/x")), configs.load(Path("outputs/x/config.yaml")))
+    assert counted.startswith("train: 40 samples, 30,")
+    assert ", 48 samples, " in counted.replace("then", "")
+    assert changed.endswith("train/a/0.jpg, train/a/1.jpg, train/a/2.jpg, train/a/3.jpg, train/a/4.jpg and 4 more")
+
+
+def test_packed_data(photos: Path, here: Path) -> None:
+    root = write_as("memmap", photos, here / "set.effloop")
+    assert train(root, "run=x", "epochs=1", "record=none", "checkpoint=none") == 0
+    original, config = runs.read(Path("outputs/x")), configs.load(Path("outputs/x/config.yaml"))
+    assert [*replay.differing(original, config)] == []
+    root.touch()
+    assert [*replay.differing(original, config)] == [f"data: files changed since then: {root}"]
+
+
+def test_what_a_run_began_from(original: Path, photos: Path, here: Path) -> None:
+    shutil.copytree(original, "earlier")
+    assert train(photos, "run=x", "resume=earlier", "epochs=2") == 0
+    run, config = runs.read(Path("outputs/x")), configs.load(Path("outputs/x/config.yaml"))
+    assert run.data["resume"]["path"] == str(here / "earlier/checkpoints/last.ckpt")
+    assert [*replay.differing(run, config)] == []
+    assert main(["resume", "earlier", "epochs=2"]) == 0
+    (line,) = replay.differing(run, config)
+    assert line.startswith("resume: ")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("environment.json", '{"packages": ', "run/environment.json can't be read: "),
+        ("resumed.json", "[3]", "run/resumed.json can't be read: "),
+        ("config.yaml", "device: ${oc.env:SECRET}\n", "run/config.yaml is not a config that EffLoop wrote"),
+        ("config.yaml", None, "'run' is not a run folder"),
+    ],
+)
+def test_damaged(run: Path, file: str, content: str | None, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / file).unlink(missing_ok=True)
+    if content is not None:
+        (run / file).write_text(content)
+    refused(capsys, words, "replay", "run")
+
+
+def refused(capsys: pytest.CaptureFixture[str], words: str, *args: str) -> None:
+    capsys.readouterr()
+    assert main(list(args)) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert words in err
+    assert not Path("outputs").exists()
+
+
+def test_not_to_be_done_again(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refused(capsys, "replay needs a run", "replay")
+    refused(capsys, "'nowhere' is not there", "replay", "nowhere")
+    refused(capsys, "data.root: '/nowhere' is not there", "replay", "run", "data.root=/nowhere")
+    refused(capsys, "epochs=1,2: several values are a sweep", "replay", "run", "epochs=1,2")
+    refused(capsys, "diff needs two runs", "diff", "run")
+    refused(capsys, "'nowhere' is not there", "diff", "run", "nowhere")
+
+
+class TestDiff:
+    def of(self, capsys: pytest.CaptureFixture[str], *paths: Path) -> dict[str, dict[str, list[str]]]:
+        """{group: {what differs: its words in each run}}."""
+        capsys.readouterr()
+        assert main(["diff", *map(str, paths)]) == 0
+        found: dict[str, dict[str, list[str]]] = {}
+        group = ""
+        for line in capsys.readouterr().out.splitlines():
+            if line.startswith("│"):
+                key, *words = (cell.strip() for cell in line.strip("│").split("│"))
+                found[group][key] = words
+            elif line[0].isalpha():
+                group = line.split()[0].removesuffix(":")
+                found[group] = {}
+        return found
+
+    def test_the_same(self, original: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert self.of(capsys, original, run) == {"config": {}, "environment": {}, "data": {}, "result": {}}
+
+    def test_what_differs(self, original: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        (run / "config.yaml").write_text(yaml.safe_dump({**config, "amp": True, "optim": {"name": "sgd"}}))
+        edit(run / "environment.json", python="3.12.0", command=["other"])
+        edit(run / "data.json", classes=["a", "b"])
+        (run / "summary.json").unlink()
+        (run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text().splitlines()[0] + "\n")
+        found = self.of(capsys, original, run)
+        assert found["config"]["amp"] == ["null", "true"]
+        assert found["config"]["optim.name"] == ["adamw", "sgd"]
+        assert found["config"]["optim.lr"][1] == "-"
+        assert found["environment"] == {
+            "python": [json.loads((original / "environment.json").read_text())["python"], "3.12.0"]
+        }
+        assert found["data"] == {"classes": ["[a,b,c]", "[a,b]"]}
+        assert found["result"]["state"] == ["done", "begun"]
+        assert found["result"]["metrics.jsonl"] == ["4 lines", "1 lines"]
+
+    def test_jobs_of_a_sweep(self, original: Path, run: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (here / "sweep").mkdir()
+        (here / "sweep/sweep.json").write_text("{}")
+        for number in (0, 1):
+            job = Path(shutil.copytree(run, here / f"sweep/{number}"))
+            fields = {"number": number, "overrides": [f"seed={number}"], "state": "done", "reason": ""}
+            (job / "job.json").write_text(json.dumps(fields))
+        (here / "sweep/1/config.yaml").write_text((run / "config.yaml").read_text().replace("seed: 0", "seed: 1"))
+        assert self.of(capsys, here / "sweep")["config"] == {"seed": ["0", "1"]}
+        capsys.readouterr()
+        assert main(["replay", "sweep/0", "run=alone"]) == 0
+        assert not Path("outputs/alone/job.json").exists()
