@@ -102,7 +102,7 @@ def _result(run: Run, first: Run) -> Tree:
     values = {objective: run.value(objective) for objective in OBJECTIVES}
     index = first_difference(first.metrics, run.metrics)
     lines = f"{len(run.metrics)} lines" + (
-        "" if index is None else f", other than {first.name}'s from line {index + 1}"
+        "" if index is None else f", unlike {first.name} from line {index + 1}"
     )
     last = run.metrics[-1] if run.metrics else {}
     return {

@@ -18,6 +18,7 @@ def main() -> int:
     plan = json.load(sys.stdin)
     end_with_parent(plan["parent"])
     note = Note(**plan["note"])
+    sys.argv = ["effloop", *plan["job"]["overrides"]]  # what the run folder says it was started by
     try:
         registry.load_plugins()
         work(Job(**plan["job"]))

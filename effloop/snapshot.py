@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
-from effloop import compare, runs
+from effloop import compare
 from effloop import config as configs
 from effloop.checkpoint import files
 from effloop.config import Config
@@ -96,7 +96,11 @@ def goes_on(run_dir: Path, about: About, epoch: int) -> None:
     Overrides go to config.yaml and overrides.yaml. Where the rest of the run isn't what it would have been without a
     stop, resumed.json gets an entry: its `epoch`, the `overrides`, and how the environment `differs`.
     """
-    differs = compare.environments(runs.read(run_dir).environment, environment(checkouts(), about.ranks))
+    try:
+        then = json.loads((run_dir / "environment.json").read_text("utf-8"))
+    except (OSError, ValueError):  # no reason not to go on
+        then = {}
+    differs = compare.environments(then, environment(checkouts(), about.ranks))
     if about.overrides:
         _write_overrides(run_dir, [*typed(run_dir), *about.overrides])
         configs.save(about.config, run_dir / "config.yaml")
