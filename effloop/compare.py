@@ -101,9 +101,7 @@ def _result(run: Run, first: Run) -> Tree:
     """How far a run came and what it brought; its metrics beside those of the first."""
     values = {objective: run.value(objective) for objective in OBJECTIVES}
     index = first_difference(first.metrics, run.metrics)
-    lines = f"{len(run.metrics)} lines" + (
-        "" if index is None else f", unlike {first.name} from line {index + 1}"
-    )
+    lines = f"{len(run.metrics)} lines" + ("" if index is None else f", unlike {first.name} from line {index + 1}")
     last = run.metrics[-1] if run.metrics else {}
     return {
         "state": run.state,
