@@ -89,7 +89,7 @@ def _said(comparison: Comparison, num_drawn: int) -> str:
 def _layout(comparison: Comparison, drawn: Sequence[int]) -> _Layout:
     swept = comparison.swept
     axis = _axis(swept)
-    others = [key for key in swept if key != axis]
+    others = [key for key in swept if key != axis and len({word(swept[key][index]) for index in drawn}) > 1]
     lines: dict[str, list[int]] = {}
     for index in drawn:
         lines.setdefault(", ".join(word(swept[key][index]) for key in others), []).append(index)
@@ -127,7 +127,7 @@ def _draw(axes: Axes, layout: _Layout, values: Sequence[float], name: str) -> No
         places, heights = [point[0] for point in points], [point[1] for point in points]
         x, y = (heights, places) if layout.rows else (places, heights)
         axes.plot(x, y, linestyle=line, color=colour, linewidth=1.5)
-        axes.plot([], [], marker="o", linestyle=line, color=colour, linewidth=1.5, label=label)  # for the legend
+        axes.plot([], [], marker="o", linestyle=line, color=colour, linewidth=1.5, label=_cut(label))  # for the legend
         for place, value, run in points:
             axes.plot(*_turned(layout, place, value), "o", color=colour, markersize=6, gid=f"run-{run}")
             if layout.rows and not layout.legend and math.isfinite(value):
@@ -164,4 +164,5 @@ def _from_zero(axes: Axes, which: str) -> None:
 
 
 def _cut(name: str) -> str:
-    return name if len(name) <= _MAX_NAME else f"{name[: _MAX_NAME - 1]}…"
+    half = _MAX_NAME // 2
+    return name if len(name) <= _MAX_NAME else f"{name[:half]}…{name[1 - half :]}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,7 +78,9 @@ def style() -> Iterator[None]:
     """What is drawn and written in it looks alike."""
     import matplotlib
 
-    with matplotlib.rc_context(_STYLE):  # type: ignore[arg-type]
+    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():  # type: ignore[arg-type]
+        # A box in the PNG; the page has the system's fonts.
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
         yield
 
 

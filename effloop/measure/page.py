@@ -167,12 +167,13 @@ def _curves(comparison: Comparison, colours: Sequence[str]) -> str:
         return ""
     many = len(comparison.runs) > _MAX_LABELS
     chips = ['<button type="button" class="chip" aria-pressed="true">all</button>']
-    for index, name in enumerate(comparison.names):
+    for index, (run, name) in enumerate(zip(comparison.runs, comparison.names, strict=True)):
         label = comparison.label(index)
-        chips.append(
-            f'<button type="button" class="chip" data-run="{index}" aria-pressed="true" title="{_text(label)}">'
-            f"{_swatch(colours[index])}{_text(name if many else label)}</button>"
-        )
+        if run.metrics or run.perf:
+            chips.append(
+                f'<button type="button" class="chip" data-run="{index}" aria-pressed="true" title="{_text(label)}">'
+                f"{_swatch(colours[index])}{_text(name if many else label)}</button>"
+            )
     drawn = [f"<figure>{charts.svg(figure, f'{name} over epochs')}</figure>" for name, figure in figures.items()]
     return f'<div class="chips">{_lines(chips)}</div><div class="charts">{_lines(drawn)}</div>'
 

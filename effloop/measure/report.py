@@ -147,7 +147,7 @@ def _table(comparison: Comparison, room: int) -> Table:
     names = list(dict.fromkeys([comparison.objective, "val/top1", "val/loss", "images/s", "wait", "seconds"]))
     found = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), caption_justify="left")
     found.caption = _below(comparison, room)
-    found.add_column("run", no_wrap=True)
+    found.add_column("run", no_wrap=True, max_width=32)
     ends = short(comparison.swept)
     for key in keys:
         numeric = are_numbers(comparison.swept[key])
