@@ -20,9 +20,9 @@ _WEIGHTY = ("effloop", "torch", "torchvision", "numpy", "simplejpeg", "opencv-py
 """Packages that compute what a run computes; of others a change matters rarely."""
 _PACKAGES = "packages."
 _MOST_PACKAGES, _MOST_ITEMS, _HASH = 10, 12, 12
-_OF_EACH_RUN = ("started", "command")
+OF_EACH_RUN = ("started", "command")
 """What of environment.json is another in each run."""
-_NO_NUMBERS = (*_OF_EACH_RUN, "hardware.cores", "hardware.memory_gb")
+_NO_NUMBERS = (*OF_EACH_RUN, "hardware.cores", "hardware.memory_gb")
 """What of it changes no number that a run computes: threads that compute are `hardware.torch_threads`."""
 
 
@@ -76,7 +76,7 @@ def groups(found: Sequence[Run]) -> list[RenderableType]:
     """What differs between runs in config, environment, data and result: a table each, or a line that nothing does."""
     trees: dict[str, list[Tree]] = {
         "config": [_without(run.config, ("run",)) for run in found],
-        "environment": [_without(run.environment, _OF_EACH_RUN) for run in found],
+        "environment": [_without(run.environment, OF_EACH_RUN) for run in found],
         "data": [_without(run.data, ()) for run in found],
         "result": [_result(run, found[0]) for run in found],
     }

@@ -32,7 +32,8 @@ def write_config(folder: Path, config: Mapping[str, Any], overrides: Sequence[st
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False))
     (folder / "overrides.yaml").write_text(yaml.safe_dump(list(overrides)))
-    environment = {"command": ["effloop", *overrides], "python": "3.11.9", "packages": {"torch": "2.11.0"}}
+    its_own = {"started": f"in {folder}", "command": ["effloop", *overrides]}
+    environment = {**its_own, "python": "3.11.9", "packages": {"torch": "2.11.0"}}
     (folder / "environment.json").write_text(json.dumps(environment))
     split = {"samples": 1280, "bytes": 1_000_000, "sha256": "ab" * 32}
     (folder / "data.json").write_text(json.dumps({"classes": ["a", "b"], "train": split, "val": split}))

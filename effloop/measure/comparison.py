@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from effloop import compare as comparing
 from effloop.data.source.base import printable
 from effloop.runs import OBJECTIVES, SWEEP, Run, check_objective, differing, flat
 
@@ -163,13 +164,7 @@ def are_numbers(values: Iterable[Any]) -> bool:
 
 def word(value: Any) -> str:
     """A value as it is typed, on one line; what can't be printed as an escape, None as a dash."""
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(word, value))}]"
-    return printable(str(value).encode("utf-8", "surrogatepass"))
+    return "-" if value is None else printable(comparing.word(value).encode("utf-8", "surrogatepass"))
 
 
 def written(name: str, value: float) -> str:

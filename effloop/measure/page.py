@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 import effloop
+from effloop.compare import OF_EACH_RUN
 from effloop.measure import charts
 from effloop.measure.against import against
 from effloop.measure.comparison import (
@@ -242,4 +243,4 @@ def _differing(comparison: Comparison, trees: Sequence[Mapping[str, Any]]) -> st
 
 def _lasting(environment: Mapping[str, Any]) -> dict[str, Any]:
     """An environment without what is another in each run."""
-    return {key: value for key, value in environment.items() if key != "command"}
+    return {key: value for key, value in environment.items() if key not in OF_EACH_RUN}

@@ -59,6 +59,8 @@ class TestFiles:
         text = (written / "report.html").read_text("utf-8")
         assert "<title>a title</title>" in text
         assert "5 runs: 2 done, 1 failed, 1 killed, 1 running" in text
+        assert "<h2>Config" in text
+        assert "<h2>Environment" not in text  # nothing differs but what always does
         assert "<img" not in text
         assert text.count("<script") == 1
         assert "&lt;script&gt;document.title = &#x27;taken&#x27;" in text

@@ -105,7 +105,7 @@ class TestTimeSplit:
 
 def test_words() -> None:
     assert [word(value) for value in (None, True, 0.1, [1, None], "a\nb", "\x1b[31m", "\udcff")] == [
-        *("-", "true", "0.1", "[1,-]", "a\\nb", "\\x1b[31m", "\\xed\\xb3\\xbf"),
+        *("-", "true", "0.1", "[1,null]", "a\\nb", "\\x1b[31m", "\\xed\\xb3\\xbf"),
     ]
     shown = [written("val/top1", 0.5), written("images/s", 1234.5), written("wait", math.nan)]
     assert shown == ["50.00%", "1,234", "-"]
