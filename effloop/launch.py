@@ -174,9 +174,12 @@ def call_hydra(job: TaskFunction, flags: Sequence[str], overrides: Sequence[str]
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Remove the folder that Hydra made for a run that never began, and its empty parents."""
+    """Remove the folder that Hydra made for a run that never began, and its empty parents below the one we are in."""
+    here, folder = Path.cwd(), folder.absolute()
     for path in (folder, *folder.parents):
+        if path == here or (path != folder and here not in path.parents):
+            return
         try:
             path.rmdir()
-        except OSError:  # not empty, or the folder that we are in
+        except OSError:  # not empty
             return

@@ -28,11 +28,12 @@ class Refusal:
         self.photos, self.here, self.capsys = photos, here, capsys
 
     def __call__(self, *args: str) -> str:
+        before = list(self.here.iterdir())
         assert main(list(args)) == 2
         out, err = self.capsys.readouterr()
         assert re.fullmatch(r"effloop: .+\n", err), err  # one line, and no newline but its own
         assert out == ""
-        assert not (self.here / "outputs").exists()
+        assert list(self.here.iterdir()) == before
         return err
 
     def of(self, *overrides: str) -> str:
