@@ -74,7 +74,7 @@ class TerminalSink(Sink):
         self._task: TaskID | None = None
 
     def note(self, line: str) -> None:
-        self._bar.console.print(line, highlight=False, soft_wrap=True)
+        self._bar.console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def train(self, report: Report) -> None:
         moment = report.moment

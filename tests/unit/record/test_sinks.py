@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import resource
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from effloop.record.append import AppendFile
-from effloop.record.lines import LogFile
+from effloop.record.lines import LogFile, TerminalSink
 from effloop.record.rows import EpochTable, MetricsFile
 from effloop.record.sinks import Sink, Sinks
 
@@ -111,6 +113,15 @@ def test_rows_after_the_checkpoint_are_dropped(tmp_path: Path, kind: Any, row: s
     kind(path, 4).close()
     assert path.read_text() == header + row.format(2) + row.format(4)
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_terminal_shows_lines_as_they_are() -> None:
+    out = io.StringIO()
+    sink = TerminalSink(Console(file=out, force_terminal=True, width=80))
+    line = "frozen: [conv1,*.bn1], in outputs/[red]x :smile: [/x]"
+    sink.note(line)
+    sink.close()
+    assert line in out.getvalue()
 
 
 def test_any_line_can_be_logged(tmp_path: Path) -> None:
