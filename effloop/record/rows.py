@@ -13,6 +13,7 @@ from typing import Any
 
 from effloop.record.append import AppendFile
 from effloop.record.base import Moment
+from effloop.record.clock import Span
 from effloop.record.sinks import EpochReport, Report, Sink
 
 
@@ -79,6 +80,19 @@ class PerfFile(_JsonLines):
         self._write("span", name, moment, {"seconds": seconds})
 
 
+def spent(path: Path) -> tuple[Span, dict[str, float]]:
+    """Time that the rows of a perf.jsonl have: of training, and in seconds of all else, by name; none without a file."""
+    try:
+        rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        train = [row for row in rows if row["span"] == "train"]
+        images = sum(row["images_per_s"] * row["seconds"] for row in train)
+        trained = Span(sum(r["seconds"] for r in train), sum(r["wait_s"] for r in train), round(images))
+        names = {row["span"] for row in rows} - {"train"}
+        return trained, {name: sum(row["seconds"] for row in rows if row["span"] == name) for name in names}
+    except (OSError, ValueError, LookupError, TypeError):
+        return Span(), {}
+
+
 _COLUMNS = (
     *("epoch", "step", "lr", "train/loss", "train/top1", "train/top5", "val/loss", "val/top1", "val/top5"),
     *("images_per_s", "wait", "seconds"),
@@ -106,9 +120,10 @@ class EpochTable(_Rows):
 
 
 class SummaryFile(Sink):
-    """`summary.json`, at the end."""
+    """`summary.json`, at the end: a run that goes on has none until then."""
 
     def __init__(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
         self._path = path
 
     def finish(self, summary: Mapping[str, Any]) -> None:

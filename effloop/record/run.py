@@ -19,7 +19,7 @@ from effloop.record.base import Moment, RecordConfig, Recorder, recorders
 from effloop.record.clock import Clock, Span
 from effloop.record.lines import LogFile, PlainOutput, TerminalSink
 from effloop.record.metrics import Metrics, Totals
-from effloop.record.rows import EpochTable, MetricsFile, PerfFile, SummaryFile
+from effloop.record.rows import EpochTable, MetricsFile, PerfFile, SummaryFile, spent
 from effloop.record.sinks import EpochReport, Report, Sink, Sinks
 from effloop.record.tensorboard import TensorBoardSink
 from effloop.record.trackers import MlflowSink, WandbSink, import_mlflow, import_wandb
@@ -105,7 +105,14 @@ class RunRecorder(Recorder):
         self._started = time.perf_counter()
         if self._writes:
             self._open_sinks()
+            self._take_up()
         return self
+
+    def _take_up(self) -> None:
+        """Go on with the times that a run had before it was resumed."""
+        self._trained, beside = spent(self.run_dir / "perf.jsonl")
+        self._beside.update(beside)
+        self._started -= self._trained.seconds + sum(beside.values())
 
     def _open_sinks(self) -> None:
         first_step, about = self._first_step, self._hyperparameters

@@ -30,8 +30,8 @@ class TensorBoardSink(Sink):
         self._file = AppendFile(folder / f"events.out.tfevents.{time.time_ns()}.effloop.{os.getpid()}")
         self._records = RecordWriter(self._file)
         self._write(0, file_version="brain.Event:2")
-        if first_step:  # curves of updates that a resumed run does again are hidden from here on
-            self._write(first_step, session_log=SessionLog(status=SessionLog.START))
+        if first_step:  # curves of updates that a resumed run does again are hidden: from the next one on
+            self._write(first_step + 1, session_log=SessionLog(status=SessionLog.START))
         self._begin_session(hyperparameters)
 
     def images(self, name: str, picture: Image.Image) -> None:

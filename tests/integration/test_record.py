@@ -9,6 +9,7 @@ import os
 import pty
 import re
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,7 @@ from tensorboard.plugins.hparams.list_session_groups import Handler as SessionsH
 
 import effloop
 from effloop import config as configs
+from effloop import runs
 from effloop.checkpoint import files
 from effloop.cli import main
 from effloop.measure.bench import Preloaded
@@ -171,9 +173,9 @@ def test_hyperparameters_in_tensorboard(here: Path, photos: Path) -> None:
     """Read by what is behind TensorBoard's tab: two runs that differ, the second with parameters of its own."""
     for run, words in {"x": ["lr=0.001"], "y": ["lr=0.002", "optim=sgd"]}.items():
         assert train(photos, f"run={run}", "epochs=1", *words) == 0
-    runs = EventMultiplexer().AddRunsFromDirectory("outputs").Reload()
-    data = MultiplexerDataProvider(runs, "outputs")
-    backend = Context(TBContext(multiplexer=runs, data_provider=data))
+    events = EventMultiplexer().AddRunsFromDirectory("outputs").Reload()
+    data = MultiplexerDataProvider(events, "outputs")
+    backend = Context(TBContext(multiplexer=events, data_provider=data))
     tags = backend.hparams_metadata(RequestContext(), "")
     table = backend.experiment_from_metadata(RequestContext(), "", True, tags, [])
     columns = {info.name: info for info in table.hparam_infos}
@@ -229,6 +231,35 @@ def test_samples_are_shown_once(here: Path, photos: Path) -> None:
     assert pictures(here / "outputs/x") == first
     assert train(photos, "run=y", "epochs=2", "resume=outputs/x/checkpoints/best.ckpt") == 0
     assert pictures(here / "outputs/y") == []
+
+
+def test_a_resumed_run_keeps_its_curves_and_times(here: Path, finished: Path) -> None:
+    run = Path(shutil.copytree(finished, here / "run"))
+    with (run / "perf.jsonl").open("a") as file:  # of an epoch that a kill cut short
+        file.write('{"span": "train", "epoch": 3, "step": 17, "seconds": 1e6, "wait_s": 1.0}\n')
+    assert main(["resume", "run", "epochs=4"]) == 0
+    curves = EventAccumulator(str(run / "tensorboard"))
+    curves.Reload()
+    assert [event.step for event in curves.Scalars("val/top1")] == [5, 10, 15, 20]
+    assert [event.step for event in curves.Scalars("train/lr")] == [2, 4, 5, 7, 9, 10, 12, 14, 15, 17, 19, 20]
+    summary, perf = json.loads((run / "summary.json").read_text()), rows(run, "perf.jsonl")
+    spent = summary["time"]
+    assert summary["seconds"] == pytest.approx(sum(spent.values()))
+    train_s = sum(row["seconds"] for row in perf if row["span"] == "train")
+    assert spent["wait"] + spent["step"] == pytest.approx(train_s)
+    assert spent["checkpoint"] == pytest.approx(sum(row["seconds"] for row in perf if row["span"] == "checkpoint"))
+    assert summary["images_per_s"] == pytest.approx(4 * 40 / train_s)
+
+
+def test_a_run_that_goes_on_has_no_result_yet(here: Path, finished: Path) -> None:
+    run = Path(shutil.copytree(finished, here / "run"))
+    trainer = effloop.build_trainer(
+        configs.load(run / "config.yaml", ["epochs=4"]), run_dir=run, resume=run / "checkpoints/last.ckpt"
+    )
+    with trainer.recorder:
+        assert runs.read(run).state == "begun"
+    trainer.train.close()
+    trainer.val.close()
 
 
 def test_samples_in_tensorboard_are_no_larger_than_is_sane(here: Path, photos: Path) -> None:
