@@ -81,7 +81,7 @@ class PerfFile(_JsonLines):
 
 
 def spent(path: Path) -> tuple[Span, dict[str, float]]:
-    """Time that the rows of a perf.jsonl have: of training, and in seconds of all else, by name; none without a file."""
+    """What the rows of a perf.jsonl come to: the training, and seconds of all else by name; nothing without a file."""
     try:
         rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
         train = [row for row in rows if row["span"] == "train"]
