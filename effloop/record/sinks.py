@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -167,6 +168,7 @@ class Sinks:
         reason = error.strerror if isinstance(error, OSError) else str(error) if isinstance(error, EffLoopError) else ""
         if not reason:
             reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}".removesuffix(": ")
+        reason = re.sub(r"://[^/\s]+@", "://…@", reason)  # a server's address may hold a password
         line = f"record: {name} failed ({reason}); the run goes on without it"
         with suppress(OSError):  # the same disk, where standard error goes to a file
             warn(line)

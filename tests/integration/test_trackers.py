@@ -105,14 +105,15 @@ def test_mlflow_without_a_place_is_a_database_here(
 def test_mlflow_whose_server_is_gone(
     here: Path, photos: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # discard: nobody listens
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@127.0.0.1:9")  # discard: nobody listens
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     assert train(photos, "run=gone", "record.mlflow=true") == 0
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith(
-        "effloop: warning: record: MLflow failed (MlflowException: API request to http://127.0.0.1:9/"
+        "effloop: warning: record: MLflow failed (MlflowException: API request to http://…@127.0.0.1:9/"
     )
     assert line.endswith("; the run goes on without it")
+    assert "secret" not in (here / "outputs/gone/log.txt").read_text()
     assert len(rows(here / "outputs/gone")) == 8
 
 
