@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -114,7 +115,12 @@ def _fit(trainer: Trainer, config: Config) -> None:
         return
     look = f"   look: tensorboard --logdir {name}" if (run_dir / "tensorboard").exists() else ""
     score = f"   score: python -m effloop eval {name}" if (run_dir / "checkpoints" / "best.ckpt").exists() else ""
-    print(f"run: {run_dir}{look}{score}")
+    try:
+        print(f"run: {run_dir}{look}{score}", flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError:  # a full disk, of which the recorder has warned; Python would write again at its end, and fail
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _description(trainer: Trainer, config: Config, run_dir: Path) -> list[str]:
