@@ -85,9 +85,10 @@ def groups(found: Sequence[Run]) -> list[RenderableType]:
 
 
 def _group(group: str, names: Sequence[str], trees: Sequence[Tree]) -> RenderableType:
-    changed = runs.differing(trees)
+    changed = runs.differing([tree for tree in trees if tree])
     if not changed:
-        return Text(f"{group}: the same" if any(trees) else f"{group}: not recorded")
+        without = ", ".join(name for name, tree in zip(names, trees, strict=True) if not tree)
+        return Text(f"{group}: " + (f"not recorded in {without}" if without else "the same"))
     table = Table(title=group, title_justify="left")
     for heading in ("", *names):
         table.add_column(Text(heading), overflow="fold")

@@ -119,7 +119,7 @@ def _changed_files(opened: Sequence[Source], since: float, root: str | None) -> 
     The time of a file's change is its inode's, which copying with times, moving and renaming can't set back.
     """
     until = time.monotonic() + _LOOK_S
-    prefix = os.fsencode(root or "") + b"/"
+    prefix = os.fsencode(os.path.join(os.path.abspath(root), "")) if root else b""
     names: dict[bytes, None] = {}  # packed files hold several splits
     for looked, file in enumerate(file for source in opened for file in source.files()):
         if not looked % 1000 and time.monotonic() > until:

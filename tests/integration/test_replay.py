@@ -113,10 +113,12 @@ def test_a_changed_file_is_named_before_the_start(photos: Path, here: Path, caps
 
     for name in "01234567":
         shutil.copyfile(data / "train/a/000.jpg", data / f"train/a/{name}.jpg")
-    *_, counted, changed = replay.differing(runs.read(Path("outputs/x")), configs.load(Path("outputs/x/config.yaml")))
+    *_, counted, changed = replay.differing(
+        runs.read(Path("outputs/x")), configs.load(Path("outputs/x/config.yaml"), ["data.root=data"])
+    )
     assert counted.startswith("train: 40 samples, 30,")
     assert ", 48 samples, " in counted.replace("then", "")
-    assert changed.endswith("train/a/0.jpg, train/a/1.jpg, train/a/2.jpg, train/a/3.jpg, train/a/4.jpg and 4 more")
+    assert changed.endswith(": train/a/0.jpg, train/a/1.jpg, train/a/2.jpg, train/a/3.jpg, train/a/4.jpg and 4 more")
 
 
 def test_packed_data(photos: Path, here: Path) -> None:
@@ -209,6 +211,11 @@ class TestDiff:
         assert found["data"] == {"classes": ["[a,b,c]", "[a,b]"]}
         assert found["result"]["state"] == ["done", "begun"]
         assert found["result"]["metrics.jsonl"] == ["4 lines", "1 lines"]
+
+    def test_what_one_has_not_recorded(self, original: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (run / "environment.json").unlink()
+        assert main(["diff", str(original), str(run)]) == 0
+        assert "environment: not recorded in here/run\n" in capsys.readouterr().out
 
     def test_jobs_of_a_sweep(self, original: Path, run: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (here / "sweep").mkdir()
