@@ -103,8 +103,11 @@ class Sweep:
 
     def _earlier(self, number: int, own: Sequence[str]) -> Run | None:
         """What an earlier start left of the job with the same values: of the sweep, or of this job by its launcher."""
-        started = [run for run in runs.jobs(Path(self.folder)) if sorted(run.job["overrides"]) == sorted(own)]
-        return next((run for run in started if self.resume or run.job["number"] == number), None)
+        notes = runs.notes(Path(self.folder))  # not all that the jobs wrote: 35 ms each
+        same = [folder for folder, note in notes.items() if sorted(note["overrides"]) == sorted(own)]
+        mine = [folder for folder in same if notes[folder]["number"] == number]  # several may have the same values
+        found = mine or (same if self.resume else [])
+        return runs.read(found[0]) if found else None
 
     def _note(self, number: int, own: list[str], planned: Path, earlier: Run | None) -> Note:
         """What keeps the job's state: in its folder of an earlier start, or in one that nobody else has."""

@@ -118,10 +118,15 @@ def read(path: Path) -> Run:
     )
 
 
+def notes(sweep: Path) -> dict[Path, dict[str, Any]]:
+    """{folder: its job.json} of a sweep's jobs, by their numbers; those that haven't begun have no folder yet."""
+    found = {path.parent: _json(path) for path in sweep.rglob(JOB)}
+    return dict(sorted(found.items(), key=lambda item: (int(item[1]["number"]), item[0])))
+
+
 def jobs(sweep: Path) -> list[Run]:
-    """The jobs of a sweep's folder, by their numbers; those that haven't begun have no folder yet."""
-    found = [read(path.parent) for path in sweep.rglob(JOB)]
-    return sorted(found, key=lambda run: int(run.job["number"]))
+    """The jobs of a sweep's folder, by their numbers."""
+    return [read(folder) for folder in notes(sweep)]
 
 
 def find(paths: Iterable[Path]) -> list[Run]:

@@ -182,17 +182,22 @@ def test_search(here: Path, photos: Path, capfd: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_run_that_is_worse_than_most_ends_early(here: Path, photos: Path) -> None:
-    """Four jobs have been as good as can be; the fifth is ended once it has had a quarter of its epochs."""
-    overrides = ["epochs=8", "lr=1e-9", "sweep.prune=true", "seed=1"]
+    """Four jobs have been as good as can be; the fifth is ended once it has had a quarter of its epochs.
+
+    It was killed, and has the values of the first, which is done: it is gone on with all the same.
+    """
+    overrides = ["epochs=8", "lr=1e-9", "sweep.prune=true"]
     folder = here / "outputs/multirun/x"
-    for number in range(4):
+    for number, seed in enumerate((1, 2, 3, 4, 1)):
         (folder / str(number)).mkdir(parents=True)
-        fields = {"number": number, "overrides": [f"seed={number + 2}"], "state": "done", "reason": ""}
-        (folder / str(number) / runs.JOB).write_text(json.dumps(fields))
+        fields = {"number": number, "overrides": [f"seed={seed}"], "state": "killed" if number == 4 else "done"}
+        (folder / str(number) / runs.JOB).write_text(json.dumps({**fields, "reason": ""}))
+        if number == 4:
+            continue
         scores = [{"split": "val", "epoch": epoch, "step": epoch, "top1": 1.0} for epoch in range(8)]
         (folder / str(number) / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in scores))
-    (folder / runs.SWEEP).write_text(json.dumps({"overrides": [f"data.root={photos}", *TINY, *QUIET, *overrides[:-1]]}))
-    assert sweep(photos, *overrides[:-1], "seed=2,3,4,5,1", "run=x", "sweep.resume=true") == 0
+    (folder / runs.SWEEP).write_text(json.dumps({"overrides": [f"data.root={photos}", *TINY, *QUIET, *overrides]}))
+    assert sweep(photos, *overrides, "seed=1,2,3,4,1", "run=x", "sweep.resume=true") == 0
     last = runs.read(folder / "4")
     assert (last.state, last.summary["pruned"]) == ("pruned", 2)
     assert [row["epoch"] for row in last.metrics if row["split"] == "val"] == [0, 1]
