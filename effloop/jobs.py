@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -22,7 +23,7 @@ from effloop import config as configs
 from effloop import launch, registry, runs
 from effloop.config import finish
 from effloop.errors import EffLoopError
-from effloop.rank import Job, Prefixed
+from effloop.rank import Job, Prefixed, end_with_parent
 from effloop.runs import JOB, Run
 
 _PATIENCE_S = 10
@@ -63,6 +64,7 @@ class Sweep:
         resume: whether jobs of an earlier start are gone on with.
         beside: whether jobs run side by side, so that their lines need a name.
         debug: show tracebacks.
+        pid: of the process that starts the sweep.
     """
 
     folder: str
@@ -71,9 +73,12 @@ class Sweep:
     resume: bool
     beside: bool
     debug: bool
+    pid: int
 
     def __call__(self, tree: DictConfig) -> float | None:
         """Train a job in a process of its own and wait for it; None if it failed, which job.json says then."""
+        if os.getppid() == self.pid:  # a process of joblib's, which would go on without the sweep
+            end_with_parent(self.pid)
         hydra = HydraConfig.get()
         task: Any = OmegaConf.to_container(hydra.overrides.task)  # as typed, interpolations and all
         own = [override for override in task if override.partition("=")[0] not in self.fixed]
@@ -86,14 +91,11 @@ class Sweep:
             return earlier.value(self.objective)
         print(f"\n{name}", flush=True)
         note = self._note(number, own, Path(hydra.runtime.output_dir), earlier)
-        folder = Path(note.folder)
-        try:
-            job = self._job(tree, task, folder)
-        except EffLoopError as error:
-            note.write("failed", str(error))
-        else:
-            self._run(job, note)
-        found = runs.read(folder)
+        with _alone_in(Path(note.folder)) as alone:
+            if not alone:
+                print(f"effloop: {name}: a process of an earlier start is still at it", file=sys.stderr, flush=True)
+                return None
+            found = self._do(tree, task, note)
         if found.state == "stopped":
             raise KeyboardInterrupt
         if found.state not in ("done", "pruned"):
@@ -123,6 +125,16 @@ class Sweep:
         note = Note(str(folder), number, own)
         note.write("waiting")
         return note
+
+    def _do(self, tree: DictConfig, task: list[str], note: Note) -> Run:
+        """Do a job, as far as that can be; what came of it."""
+        try:
+            job = self._job(tree, task, Path(note.folder))
+        except EffLoopError as error:
+            note.write("failed", str(error))
+        else:
+            self._run(job, note)
+        return runs.read(Path(note.folder))
 
     def _job(self, tree: DictConfig, task: list[str], folder: Path) -> Job:
         """What is to be done in a folder: all of it, or what is left."""
@@ -157,6 +169,21 @@ class Sweep:
                 code = process.wait()
         if runs.read(Path(note.folder)).job["state"] == "running":  # it couldn't say itself how it ended
             note.write("killed", _ending(code))
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[bool]:
+    """Whether no other process is at a job: a launcher's may go on when the sweep that it was of has been killed."""
+    place = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(place)
 
 
 def _ending(code: int) -> str:

@@ -56,6 +56,7 @@ def sweep(args: list[str], *, debug: bool = False) -> None:
             resume=config.sweep.resume,
             beside=choices["hydra/launcher"] != "basic",
             debug=debug,
+            pid=os.getpid(),
         )
         added = _added(choices, shared, config.objective, folder)
         go_on = _how_to_go_on(overrides, folder)

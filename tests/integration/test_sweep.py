@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import signal
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +90,14 @@ class TestJobs:
         assert "was started with epochs=1, now it is epochs=2" in capfd.readouterr().err
         assert states(folder) == {"0": "done", "1": "failed"}
 
+        place = os.open(folder / "1", os.O_RDONLY)
+        fcntl.flock(place, fcntl.LOCK_EX)
+        assert sweep(photos, "epochs=1", "model.num_classes=3,7", "run=mine", "sweep.resume=true") == 2
+        os.close(place)
+        err = capfd.readouterr().err
+        assert "job 1 (model.num_classes=7): a process of an earlier start is still at it" in err
+        assert states(folder) == {"0": "done", "1": "failed"}
+
         # Other values of what is swept are new jobs.
         assert sweep(photos, "epochs=1", "model.num_classes=null,3", "run=mine", "sweep.resume=true") == 2
         assert "job 1 (model.num_classes=3): done already" in capfd.readouterr().out
@@ -160,6 +170,25 @@ def test_launchers(module: str, words: Sequence[str], here: Path, photos: Path) 
     assert "1 of 2 jobs of the sweep failed: job 1 (model.num_classes=7); " in err
     assert states(here / "outputs/multirun/x") == {"0": "done", "1": "failed"}
     assert "sweep: outputs/multirun/x" in out
+
+
+@pytest.mark.slow
+def test_none_goes_on_without_the_sweep(here: Path, photos: Path) -> None:
+    """Joblib's processes would, when the sweep is killed."""
+    pytest.importorskip("joblib")
+    args = ["-m", f"data.root={photos}", *TINY, *QUIET, "epochs=5000", "seed=1,2", "hydra/launcher=joblib", "run=x"]
+    with start(*args, cwd=here) as process:
+        wait_for(here / "outputs/multirun/x/0/job.json", '"pid"')
+        place = os.open(here / "outputs/multirun/x/0", os.O_RDONLY)
+        process.kill()
+        for _ in range(1200):  # the process of joblib's holds it for as long as it lives
+            with suppress(BlockingIOError):
+                fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(0.05)
+        else:
+            raise AssertionError("joblib's process goes on")
+        os.close(place)
 
 
 @pytest.mark.slow
