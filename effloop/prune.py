@@ -18,8 +18,9 @@ _WARM_UP = 0.25
 class MedianPruner:
     """Ends a run whose best score so far is worse than the median of what the other jobs had at the same epoch.
 
-    The rule is that of Optuna's MedianPruner (Golovin et al., "Google Vizier", 2017, call it median stopping). It reads
-    the other jobs' folders, so it works for any launcher, and for a grid as for a search.
+    It is the median stopping of Golovin et al. ("Google Vizier", 2017), also Optuna's MedianPruner, but with the best
+    score up to the epoch for the others, too, and not only for those that came to their end. It reads the other jobs'
+    folders, so it works for any launcher, and for a grid as for a search. A run without any finite score is the worst.
 
     Args:
         run_dir: the job's folder, beside those of the others.
@@ -43,11 +44,11 @@ class MedianPruner:
         return mine < median(scores) if OBJECTIVES[self._objective] else mine > median(scores)
 
     def _best(self, run_dir: Path, epoch: int) -> float:
-        """The best score of a run's first `epoch` epochs; NaN if it hasn't come so far."""
+        """The best score of a run's first `epoch` epochs; infinitely bad if it has none, NaN if it isn't so far."""
         key = self._objective.removeprefix("val/")
         rows = [row for row in runs.rows(run_dir / "metrics.jsonl") if row.get("split") == "val"]
         values = [row.get(key) for row in rows if row["epoch"] < epoch]
-        numbers = [value for value in values if value is not None]
-        if len(values) < epoch or not numbers:
+        if len(values) < epoch:
             return math.nan
-        return float((max if OBJECTIVES[self._objective] else min)(numbers))
+        numbers = [value for value in values if value is not None]
+        return float(max(numbers, default=-math.inf) if OBJECTIVES[self._objective] else min(numbers, default=math.inf))

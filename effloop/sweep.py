@@ -10,8 +10,9 @@ import shlex
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -42,7 +43,7 @@ def sweep(args: list[str], *, debug: bool = False) -> None:
         search.prepare(Config, overrides)
         parsed = OverridesParser.create().parse_overrides(overrides)
         shared = _shared(parsed)
-        tree = search.compose_tree(Config, list(shared.values()), with_hydra=True)
+        tree = search.compose_tree(Config, [*shared.values(), *_searchpath(flags)], with_hydra=True)
         hydra, tree = tree.hydra, _without_hydra(tree)
         config = finish(tree, list(shared.values()))
         choices = hydra.runtime.choices
@@ -59,7 +60,7 @@ def sweep(args: list[str], *, debug: bool = False) -> None:
             pid=os.getpid(),
         )
         added = _added(choices, shared, config.objective, folder)
-        go_on = _how_to_go_on(overrides, folder)
+        go_on = _how_to_go_on(flags, overrides, folder)
         problem = _launch(job, flags, [*overrides, *added], go_on)
         found = runs.jobs(folder)
         if not found:
@@ -67,14 +68,25 @@ def sweep(args: list[str], *, debug: bool = False) -> None:
                 (folder / name).unlink(missing_ok=True)
             launch.remove_if_empty(folder)
             raise problem or ConfigError("the sweep has no jobs; give a key several values")
-        _show(found, folder, config.objective)
-        _raise_for(found, count, problem, go_on)
+        unwritten = _show(found, folder, config.objective)
+        _raise_for(found, count, problem or unwritten, go_on)
 
 
 def _shared(parsed: Iterable[Override]) -> dict[str, str]:
     """{key: override} of what all jobs of a sweep have; of several with a key the last counts."""
     last = {each.get_key_element(): each for each in parsed}
     return {key: str(each.input_line) for key, each in last.items() if not each.is_sweep_override()}
+
+
+def _searchpath(flags: Sequence[str]) -> list[str]:
+    """The override that does what `--config-dir FOLDER` does."""
+    given = [word for flag, word in pairwise(flags) if flag in ("--config-dir", "-cd")]
+    return [f"hydra.searchpath=[{_quoted('file://' + os.path.abspath(given[-1]))}]"] if given else []
+
+
+def _quoted(text: str) -> str:
+    """As the value of an override, whatever is in it."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _without_hydra(tree: DictConfig) -> DictConfig:
@@ -86,7 +98,7 @@ def _without_hydra(tree: DictConfig) -> DictConfig:
 
 def _added(choices: Any, shared: Iterable[str], objective: str, folder: Path) -> list[str]:
     """Overrides that make Hydra's sweepers and launchers do what is expected here, where nobody has said otherwise."""
-    added = {"hydra.sweep.dir": "'" + str(folder).replace("\\", "\\\\").replace("'", "\\'") + "'"}
+    added = {"hydra.sweep.dir": _quoted(str(folder))}
     if choices["hydra/sweeper"] == "optuna":
         added["hydra.sweeper.direction"] = "maximize" if OBJECTIVES[objective] else "minimize"
         added["hydra.sweeper.max_failure_rate"] = "1.0"  # a failed job ends no other
@@ -113,14 +125,18 @@ def _launch(job: Sweep, flags: list[str], overrides: list[str], go_on: str) -> E
     return None
 
 
-def _show(found: Sequence[Run], folder: Path, objective: str) -> None:
-    """The table on the terminal; summary.csv, plot.png and report.html in the sweep's folder."""
+def _show(found: Sequence[Run], folder: Path, objective: str) -> ConfigError | None:
+    """The table on the terminal; summary.csv, plot.png and report.html in the sweep's folder, or why they aren't."""
     place = os.path.relpath(folder)
-    report.write(found, folder, objective, place)
     console = Console()
     console.print()
     console.print(report.table(found, objective))
+    try:
+        report.write(found, folder, objective, place)
+    except ConfigError as error:
+        return ConfigError(f"{error} in: python -m effloop report {shlex.quote(place)}")
     print(f"sweep: {place}   look: {place}/report.html", flush=True)
+    return None
 
 
 def _raise_for(found: Sequence[Run], count: int, problem: EffLoopError | None, go_on: str) -> None:
@@ -128,11 +144,14 @@ def _raise_for(found: Sequence[Run], count: int, problem: EffLoopError | None, g
 
     Raises:
         ConfigError: there are some.
+        EffLoopError: the problem, where all did.
     """
     failed = [run for run in found if run.state not in ("done", "pruned")]
     count = max(count, len(found))
     missing = count - len(found)
-    if not failed and not missing and not problem:
+    if not failed and not missing:
+        if problem:
+            raise problem
         return
     names = [f"job {run.name} ({' '.join(run.job['overrides'])})" for run in failed]
     names += [f"{missing} not started"] * bool(missing)
@@ -147,12 +166,12 @@ _ABOUT_THE_SWEEP = ("run", "objective", "sweep.resume", "sweep.prune")
 """Keys that change nothing about what a job is."""
 
 
-def _how_to_go_on(overrides: Sequence[str], folder: Path) -> str:
+def _how_to_go_on(flags: Sequence[str], overrides: Sequence[str], folder: Path) -> str:
     """The command that goes on with a sweep."""
     kept = [each for each in overrides if each.partition("=")[0] not in ("run", "sweep.resume")]
     outputs = Path("outputs", "multirun").absolute()
     name = [f"run={folder.relative_to(outputs)}"] if folder.is_relative_to(outputs) else []
-    return "go on with: " + shlex.join(["python", "-m", "effloop", "-m", *kept, *name, "sweep.resume=true"])
+    return "go on with: " + shlex.join(["python", "-m", "effloop", *flags, *kept, *name, "sweep.resume=true"])
 
 
 @contextmanager
@@ -162,37 +181,58 @@ def _owned(planned: Path, overrides: list[str], shared: Mapping[str, str], confi
     Raises:
         ConfigError: another sweep's, or another process is at it.
     """
-    folder, is_new = _folder(planned, config)
-    with (folder / SWEEP).open("r+", encoding="utf-8") as file:
+    folder = _folder(planned, config)
+    place = os.path.relpath(folder)
+    with _opened(folder / SWEEP) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            owner = json.load(file)
+            owner = _earlier(file)
             raise ConfigError(
-                f"run: {os.path.relpath(folder)} is being worked on by process {owner.get('pid')} on "
-                f"{owner.get('host')}; wait for its end or set run=ANOTHER_NAME"
+                f"run: {place} is being worked on by process {owner.get('pid')} on {owner.get('host')}; "
+                "wait for its end or set run=ANOTHER_NAME"
             ) from None
-        if not is_new:
-            _check_same(json.load(file), shared, folder)
-            file.seek(0)
+        earlier = _earlier(file)
+        if earlier:  # nothing, where a start was killed at once
+            _check_same(earlier, shared, folder)
         facts = {
             "overrides": overrides,
             "objective": config.objective,
             "pid": os.getpid(),
             "host": socket.gethostname(),
         }
+        file.seek(0)
         file.write(json.dumps(facts, indent=2) + "\n")
         file.truncate()
         file.flush()
         yield folder
 
 
-def _folder(planned: Path, config: Config) -> tuple[Path, bool]:
-    """The folder, and whether it was made now."""
+def _opened(path: Path) -> TextIO:
+    """What keeps a sweep's facts, to be read and written."""
+    try:
+        return path.open("r+", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"run: {os.path.relpath(path)} can't be written: {error.strerror}; set run=ANOTHER_NAME"
+        ) from None
+
+
+def _earlier(file: TextIO) -> dict[str, Any]:
+    """The facts of an earlier start; empty where there was none."""
+    try:
+        return dict(json.loads(file.read() or "{}"))
+    except ValueError:
+        place = os.path.relpath(file.name)
+        raise ConfigError(f"{place} is damaged; delete it, and start again with the same overrides") from None
+
+
+def _folder(planned: Path, config: Config) -> Path:
+    """The folder; made now, if it isn't to be gone on with."""
     place, tries = os.path.relpath(planned), 1
     stamped = snapshot.STAMP.search(planned.as_posix())
     if config.sweep.resume and (planned / SWEEP).is_file():
-        return planned, False
+        return planned
     if config.sweep.resume and stamped:
         raise ConfigError(
             f"sweep.resume: {place} holds no sweep; say which: run=NAME, as it stands below outputs/multirun/"
@@ -212,7 +252,7 @@ def _folder(planned: Path, config: Config) -> tuple[Path, bool]:
         except OSError as error:
             raise ConfigError(f"run: {place} can't be made: {error.strerror}; start from another folder") from None
         else:
-            return folder, True
+            return folder
 
 
 def _check_same(earlier: Mapping[str, Any], shared: Mapping[str, str], folder: Path) -> None:

@@ -104,7 +104,10 @@ class TestJobs:
         assert states(folder) == {"0": "done", "0-2": "done", "1": "failed"}
 
     def test_ranks(self, here: Path, photos: Path) -> None:
-        assert sweep(photos, "epochs=1", "batch_size=4", "device=cpu", "parallel=none,ddp", "run=x") == 0
+        (here / "mine/experiment").mkdir(parents=True)
+        (here / "mine/experiment/small.yaml").write_text("# @package _global_\nepochs: 1\nbatch_size: 4\n")
+        args = [f"data.root={photos}", *TINY[:1], *TINY[3:], *QUIET, "device=cpu", "parallel=none,ddp", "run=x"]
+        assert main(["-m", "--config-dir", "mine", "experiment=small", *args]) == 0
         found = runs.jobs(here / "outputs/multirun/x")
         assert [run.config["parallel"]["name"] for run in found] == ["none", "ddp"]
         assert [row["step"] for row in rows(found[1].path) if row["split"] == "val"] == [5]
