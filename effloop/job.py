@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import traceback
 
@@ -20,10 +22,15 @@ def main() -> int:
     note = Note(**plan["note"])
     sys.argv = ["effloop", *plan["job"]["overrides"]]  # what the run folder says it was started by
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # which `jobs` has held back
         registry.load_plugins()
         work(Job(**plan["job"]))
     except (KeyboardInterrupt, InterruptedRunError):
         note.write("stopped", "interrupted")
+        return InterruptedRunError.exit_code
+    except BrokenPipeError:
+        note.write("stopped", "nobody reads its output any more")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python has yet to write
         return InterruptedRunError.exit_code
     except EffLoopError as error:
         note.write("failed", str(error))

@@ -86,10 +86,10 @@ class Sweep:
         name = f"job {number} ({' '.join(own)})" if own else f"job {number}"
         earlier = self._earlier(number, own)
         if earlier and earlier.state in ("done", "pruned"):
-            print(f"{name}: {earlier.state} already", flush=True)
+            _say(f"{name}: {earlier.state} already")
             launch.remove_if_empty(Path(hydra.runtime.output_dir))
             return earlier.value(self.objective)
-        print(f"\n{name}", flush=True)
+        _say(f"\n{name}")
         note = self._note(number, own, Path(hydra.runtime.output_dir), earlier)
         with _alone_in(Path(note.folder)) as alone:
             if not alone:
@@ -153,13 +153,10 @@ class Sweep:
         """Do a job in a process of its own."""
         plan = {"job": asdict(job), "note": asdict(note), "debug": self.debug, "parent": os.getpid()}
         streams = subprocess.PIPE if self.beside else None
-        with subprocess.Popen(
-            [sys.executable, "-m", "effloop.job"],
-            stdin=subprocess.PIPE,
-            stdout=streams,
-            stderr=streams,
-            text=True,
-        ) as process:
+        command = [sys.executable, "-m", "effloop.job"]
+        with _ctrl_c_held_back():
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=streams, stderr=streams, text=True)
+        with process:
             note.write("running", pid=process.pid, host=socket.gethostname())
             assert process.stdin is not None
             with suppress(BrokenPipeError):  # it has ended already
@@ -169,6 +166,14 @@ class Sweep:
                 code = process.wait()
         if runs.read(Path(note.folder)).job["state"] == "running":  # it couldn't say itself how it ended
             note.write("killed", _ending(code))
+
+
+def _say(line: str) -> None:
+    """Print a line; where nobody reads it any more, that ends the sweep as Ctrl-C does."""
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        raise KeyboardInterrupt from None
 
 
 @contextmanager
@@ -195,6 +200,16 @@ def _ending(code: int) -> str:
 
 
 @contextmanager
+def _ctrl_c_held_back() -> Iterator[None]:
+    """Start processes that Ctrl-C waits for until they let it through: importing torch takes 2 s."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
 def _ends(process: subprocess.Popen[str]) -> Iterator[None]:
     """On Ctrl-C, wait for a process that may have heard it, too, and see to its end."""
     try:
@@ -214,8 +229,9 @@ def _lines_passed_on(process: subprocess.Popen[str], prefix: str) -> Iterator[No
 
     def pass_on(source: IO[str], stream: Any) -> None:
         for line in source:
-            stream.write(line)
-            stream.flush()
+            with suppress(BrokenPipeError):  # a pipe that isn't emptied would stop the job
+                stream.write(line)
+                stream.flush()
 
     pairs = [(process.stdout, sys.stdout), (process.stderr, sys.stderr)]
     threads = [

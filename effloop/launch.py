@@ -143,7 +143,7 @@ def count_jobs(overrides: Sequence[Override]) -> int:
         ConfigError: none, or so many that it must be a slip.
     """
     counts = []
-    for override in overrides:
+    for override in {each.get_key_element(): each for each in overrides}.values():  # of several with a key the last
         if not override.is_sweep_override():
             continue
         if not override.is_discrete_sweep():

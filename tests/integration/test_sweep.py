@@ -156,6 +156,31 @@ def test_a_killed_job_is_named_and_gone_on_with(here: Path, photos: Path) -> Non
 
 
 @pytest.mark.slow
+def test_ctrl_c_before_a_job_can_answer(here: Path, photos: Path) -> None:
+    """Python's traceback, in the middle of importing torch, says nothing."""
+    with start("-m", f"data.root={photos}", *TINY, *QUIET, "epochs=500,501", "run=x", cwd=here) as process:
+        wait_for(here / "outputs/multirun/x/0/job.json", '"pid"')
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.startswith("effloop: interrupted; go on with: ")
+    assert err.count("\n") == 1
+    assert states(here / "outputs/multirun/x") == {"0": "stopped"}
+
+
+@pytest.mark.slow
+def test_nobody_reads_the_output(here: Path, photos: Path) -> None:
+    with start("-m", f"data.root={photos}", *TINY, "epochs=1,2", "run=x", cwd=here) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        err = process.stderr.read()
+    assert process.returncode == 130
+    assert err.startswith("effloop: interrupted; go on with: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "words"),
     [
