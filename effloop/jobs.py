@@ -64,7 +64,7 @@ class Sweep:
         resume: whether jobs of an earlier start are gone on with.
         beside: whether jobs run side by side, so that their lines need a name.
         debug: show tracebacks.
-        pid: of the process that starts the sweep.
+        parent: the process without which a launcher's own are to end, which are its children; 0 is none.
     """
 
     folder: str
@@ -73,12 +73,12 @@ class Sweep:
     resume: bool
     beside: bool
     debug: bool
-    pid: int
+    parent: int
 
     def __call__(self, tree: DictConfig) -> float | None:
         """Train a job in a process of its own and wait for it; None if it failed, which job.json says then."""
-        if os.getppid() == self.pid:  # a process of joblib's, which would go on without the sweep
-            end_with_parent(self.pid)
+        if self.parent not in (0, os.getpid()):
+            end_with_parent(self.parent)
         hydra = HydraConfig.get()
         task: Any = OmegaConf.to_container(hydra.overrides.task)  # as typed, interpolations and all
         own = [override for override in task if override.partition("=")[0] not in self.fixed]

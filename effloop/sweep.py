@@ -57,7 +57,7 @@ def sweep(args: list[str], *, debug: bool = False) -> None:
             resume=config.sweep.resume,
             beside=choices["hydra/launcher"] != "basic",
             debug=debug,
-            pid=os.getpid(),
+            parent=os.getpid() if choices["hydra/launcher"] == "joblib" else 0,  # whose processes would go on alone
         )
         added = _added(choices, shared, config.objective, folder)
         go_on = _how_to_go_on(flags, overrides, folder)
