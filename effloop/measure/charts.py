@@ -191,9 +191,12 @@ def _line(run: Run, split: str, key: str, limit: int) -> tuple[np.ndarray, np.nd
 
 def _epochs(run: Run, rows: Sequence[Row]) -> np.ndarray:
     """Where rows' updates are, in epochs: between those that evaluations follow; within the first, as far as it got."""
-    told = [row for row in (*run.metrics, *run.perf) if are_numbers([row.get("step"), row.get("epoch")])]
-    ends = {row["step"]: row["epoch"] + 1 for row in told if "val" in row.values() or "evaluation" in row.values()}
-    ends = ends or {max((row["step"] for row in told), default=1): 1}
+    evaluated = [row for row in run.metrics if row.get("split") == "val"]
+    evaluated += [row for row in run.perf if row.get("span") == "evaluation"]
+    ends = {row["step"]: row["epoch"] + 1 for row in evaluated if are_numbers([row.get("step"), row.get("epoch")])}
+    if not ends:
+        known = [row["step"] for row in (*run.metrics, *run.perf) if are_numbers([row.get("step")])]
+        ends = {max(known, default=1): 1}
     x, y = [0, *sorted(ends)], [0, *(ends[step] for step in sorted(ends))]
     rate = (y[-1] - y[-2]) / max(x[-1] - x[-2], 1)
     steps = np.array([number(row.get("step")) for row in rows])
