@@ -104,11 +104,11 @@ def read(path: Path) -> Run:
     if not (path / "config.yaml").is_file() and not (path / JOB).is_file():
         what = "is not there" if not path.exists() else "is not a run folder"
         raise ConfigError(f"'{path}' {what}; name a folder that holds config.yaml, or a sweep's")
-    job = _json(path / JOB)
+    job = _job(path / JOB)
     return Run(
         path=path,
-        config=_yaml(path / "config.yaml") or {},
-        overrides=job.get("overrides") or _yaml(path / "overrides.yaml") or [],
+        config=_yaml(path / "config.yaml", dict),
+        overrides=job.get("overrides") or _yaml(path / "overrides.yaml", list),
         environment=_json(path / "environment.json"),
         data=_json(path / "data.json"),
         summary=_json(path / "summary.json"),
@@ -120,7 +120,7 @@ def read(path: Path) -> Run:
 
 def notes(sweep: Path) -> dict[Path, dict[str, Any]]:
     """{folder: its job.json} of a sweep's jobs, by their numbers; those that haven't begun have no folder yet."""
-    found = {path.parent: _json(path) for path in sweep.rglob(JOB)}
+    found = {path.parent: _job(path) for path in sweep.rglob(JOB)}
     return dict(sorted(found.items(), key=lambda item: (int(item[1]["number"]), item[0])))
 
 
@@ -170,11 +170,22 @@ def _json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _yaml(path: Path) -> Any:
+def _job(path: Path) -> dict[str, Any]:
+    job = _json(path)
+    if path.is_file() and not {"number", "state"} <= job.keys():
+        raise ConfigError(f"{path} has no number and state; it was not written by EffLoop, or is damaged")
+    return job
+
+
+def _yaml(path: Path, kind: type) -> Any:
+    """What a file says, a `kind`; an empty one if there is no file."""
     try:
-        return yaml.safe_load(path.read_text("utf-8"))
+        found = yaml.safe_load(path.read_text("utf-8")) or kind()
+        if not isinstance(found, kind):
+            raise ValueError(f"it holds a {type(found).__name__} instead of a {kind.__name__}")
+        return found
     except FileNotFoundError:
-        return None
+        return kind()
     except (OSError, ValueError, yaml.YAMLError) as error:
         line = " ".join(str(error).split())
         raise ConfigError(f"{path} can't be read: {line}; it was not written by EffLoop, or is damaged") from None

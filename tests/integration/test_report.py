@@ -120,6 +120,25 @@ class TestCommand:
 
 
 @pytest.mark.parametrize(
+    ("name", "text", "wanted"),
+    [
+        ("config.yaml", "- a", "it holds a list instead of a dict; it was not written by EffLoop, or is damaged"),
+        ("overrides.yaml", "a", "it holds a str instead of a list; it was not written by EffLoop, or is damaged"),
+        ("job.json", '{"number": 1}', "has no number and state; it was not written by EffLoop, or is damaged"),
+    ],
+)
+def test_what_effloop_has_not_written(
+    here: Path, name: str, text: str, wanted: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "config.yaml").write_text("lr: 1")
+    (here / name).write_text(text)
+    assert main(["report", "."]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"effloop: {name} ")
+    assert err.endswith(f" {wanted}\n")
+
+
+@pytest.mark.parametrize(
     ("args", "wanted"),
     [
         ([], "report: no runs; name run folders or a sweep's: python -m effloop report RUN ..."),
