@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from effloop.measure.charts import INK, colours, scale
-from effloop.measure.comparison import BROKEN, Comparison, are_numbers, measured, word, written
+from effloop.measure.comparison import BROKEN, Comparison, are_numbers, brief, measured, word, written
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _MAX_LINES = 12  # of combinations, in a legend; above, each run is a row
 _MAX_ROWS = 40  # with names; above, runs are numbered along the x-axis
 _MAX_NAME = 48  # characters of a row's name
+_CHARACTER = 1 / 65  # width of a digit, of a panel's beside a legend
 _LOG = 30  # an axis whose values span more is logarithmic
 
 
@@ -153,8 +154,10 @@ def _finish(axes: Axes, layout: _Layout, drawn: Sequence[int], name: str) -> Non
     if places[0] > 0 and places[-1] / places[0] > _LOG:
         axes.set_xscale("log")
     at = [math.log(place) for place in places] if axes.get_xscale() == "log" else places
-    if min(after - before for before, after in itertools.pairwise(at)) > 0.05 * (at[-1] - at[0]):
-        axes.set_xticks(places, [word(place) for place in places])  # one for each value, as it was typed
+    typed = [brief(place) for place in places]
+    room = _CHARACTER * (2 + max(map(len, typed)))
+    if min(after - before for before, after in itertools.pairwise(at)) > room * (at[-1] - at[0]):
+        axes.set_xticks(places, typed)  # one for each value, as it was typed
         axes.minorticks_off()
 
 

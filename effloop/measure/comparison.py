@@ -55,7 +55,8 @@ class Comparison:
     def label(self, index: int) -> str:
         """`3: lr=0.1 weight_decay=0.05`: a run's name and what makes it this one."""
         keys = short(self.swept)
-        said = [f"{keys[key]}={word(values[index])}" for key, values in self.swept.items() if values[index] is not None]
+        values = {keys[key]: each[index] for key, each in self.swept.items()}
+        said = [f"{key}={brief(value)}" for key, value in values.items() if value is not None]
         return f"{word(self.names[index])}: {' '.join(said)}" if said else word(self.names[index])
 
     def counts(self) -> str:
@@ -91,15 +92,23 @@ def swept(runs: Sequence[Run]) -> dict[str, list[Any]]:
     """{key: its value in each run} for what runs were made to differ in.
 
     Of one sweep's jobs these are overrides, as they were typed; of any runs keys of their configs, without those that
-    follow from another (`optim.lr` from `lr`, what belongs to a part from the part).
+    follow from another (`optim.lr` from `lr`, what only one part has and is the same in all its runs from the part).
     """
     sweeps = {next((path for path in run.path.parents if (path / SWEEP).is_file()), None) for run in runs}
     if len(sweeps) == 1 and all("overrides" in run.job for run in runs):
         return differing([_typed(run.job["overrides"]) for run in runs])
     found = {key: values for key, values in differences([run.config for run in runs]).items() if _counts(key)}
+    if "model.name" in found and "model.arch" in found:  # model=resnet50 is what is typed
+        models = zip(found["model.name"], found["model.arch"], strict=True)
+        found["model.name"] = [arch if name == "torchvision" else name for name, arch in models]
     for part in [key.removesuffix(".name") for key in found if key.endswith(".name") and key.count(".") == 1]:
         shared = set.intersection(*(set(flat(run.config)) for run in runs if run.config))
-        found = {key: values for key, values in found.items() if not key.startswith(f"{part}.") or key in shared}
+        names = found[f"{part}.name"]
+        found = {
+            key: values
+            for key, values in found.items()
+            if not key.startswith(f"{part}.") or key in shared or not _follows(values, names)
+        }
     if found.get("lr") == found.get("optim.lr"):
         found.pop("optim.lr", None)
     if "amp" in found and "precision.name" in found:
@@ -167,8 +176,15 @@ def word(value: Any) -> str:
     return "-" if value is None else printable(comparing.word(value).encode("utf-8", "surrogatepass"))
 
 
+def brief(value: Any) -> str:
+    """A value as it is typed, but no more than six digits of one that a search has drawn."""
+    return f"{value:.6g}" if isinstance(value, float) and len(str(value)) > 8 else word(value)
+
+
 def written(name: str, value: float) -> str:
     """What was measured, as it is shown; a dash: not known."""
+    if name == "val/loss" and 1e6 <= abs(value) < math.inf:  # it diverged
+        return f"{value:.2e}"
     return FORMATS[name].format(value) if math.isfinite(value) else "-"
 
 
@@ -181,6 +197,11 @@ def _names(runs: Sequence[Run]) -> list[str]:
             break
         names = ["/".join(each[-depth:]) for each in parts]
     return names
+
+
+def _follows(values: Sequence[Any], names: Sequence[Any]) -> bool:
+    """Whether runs of the same part have the same value."""
+    return all(value == values[names.index(name)] for value, name in zip(values, names, strict=True))
 
 
 def _counts(key: str) -> bool:

@@ -23,6 +23,7 @@ from effloop.measure.comparison import (
     SPLIT,
     Comparison,
     are_numbers,
+    brief,
     compare,
     differences,
     epochs,
@@ -147,7 +148,7 @@ def _table(comparison: Comparison, room: int) -> Table:
     names = list(dict.fromkeys([comparison.objective, "val/top1", "val/loss", "images/s", "wait", "seconds"]))
     found = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), caption_justify="left")
     found.caption = _below(comparison, room)
-    found.add_column("run", no_wrap=True, max_width=32)
+    found.add_column("run", overflow="fold", max_width=32)  # names give way, not results
     ends = short(comparison.swept)
     for key in keys:
         numeric = are_numbers(comparison.swept[key])
@@ -164,9 +165,9 @@ def _table(comparison: Comparison, room: int) -> Table:
     for index, run in enumerate(comparison.runs):
         done, of = epochs(run)
         best = index == comparison.best
-        cells = [comparison.names[index], *(comparison.swept[key][index] for key in keys)]
+        cells = [comparison.names[index], *(brief(comparison.swept[key][index]) for key in keys)]
         state = "best" if best and run.state == "done" else f"{run.state}, best" if best else run.state
-        cells += [state, f"{done}/{of}" if of else done]
+        cells += [state, f"{done}/{of}" if of else str(done)]
         cells += [written(name, measured(run, name)) for name in names]
         style = "bold green" if best else "red" if run.state in BROKEN else ""
         found.add_row(*(Text(word(cell)) for cell in cells), style=style)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from folders import make_run, make_sweep, make_troubled_sweep
 from PIL import Image
+from rich.console import Console
 
 from effloop import runs
 from effloop.cli import main
@@ -85,6 +86,17 @@ class TestTable:
         assert "3 killed: no reason is known" in lines[-2]
         assert lines[-1] == "report: elsewhere/report.html   beside it: plot.png, summary.csv"
         assert "…" not in "".join(lines)
+
+    def test_names_give_way_to_results(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        names = [f"a_rather_long_name_of_an_experiment_{number}" for number in range(2)]
+        made = [make_run(tmp_path / name, f"lr=0.001{name[-1]}3456789012345") for name in names]
+        monkeypatch.setenv("COLUMNS", "80")
+        console = Console()
+        with console.capture() as captured:
+            console.print(table(runs.find(made), "val/top1"))
+        text = captured.get()
+        assert "…" not in text
+        assert all(text.count(result) == 2 for result in ("68.72%", "0.9256", "11.6%", "14.1", "8/8"))
 
     def test_what_finds_no_room(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         keys = {"lr": [0.001], "optim.weight_decay": [0.1], "batch_size": [8], "seed": [1], "epochs": [3]}

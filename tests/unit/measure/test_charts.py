@@ -58,6 +58,10 @@ class TestAgainst:
         line = left.lines[0]
         assert (line.get_linestyle(), list(line.get_xdata())) == ("-", [0.01, 0.1, 1.0])
 
+    def test_ticks_have_room(self) -> None:
+        axes = against(compare(jobs(*(f"lr={number / 1000}" for number in range(1, 21))), "val/top1")).axes[0]
+        assert len(axes.get_xticks()) < 15
+
     def test_a_grid_is_lines(self) -> None:
         words = [f"num_workers={workers} batch_size={size}" for workers in (0, 1, 2) for size in (32, 64)]
         figure = against(compare(jobs(*words), "images/s"))

@@ -41,6 +41,16 @@ class TestSwept:
         adamw = {"optim": {"name": "adamw", "lr": 2, "betas": [0.9, 0.99]}}
         assert swept([run(sgd), run(adamw)]) == {"optim": ["sgd", "adamw"], "optim.lr": [1, 2]}
 
+    def test_models_are_told_apart(self) -> None:
+        runs = [run({"model": {"name": "torchvision", "arch": arch}}) for arch in ("resnet18", "resnet50")]
+        assert swept(runs) == {"model.arch": ["resnet18", "resnet50"]}
+        cnn = run({"model": {"name": "cnn", "width": 8}})
+        assert swept([*runs, cnn]) == {"model": ["resnet18", "resnet50", "cnn"]}
+        assert swept([runs[0], cnn, run({"model": {"name": "cnn", "width": 16}})]) == {
+            "model": ["resnet18", "cnn", "cnn"],
+            "model.width": [None, 8, 16],
+        }
+
     @pytest.mark.parametrize(("amp", "wanted"), [(None, "precision"), (False, "amp")])
     def test_amp_beside_precision(self, amp: bool | None, wanted: str) -> None:
         runs = [run({"amp": amp, "precision": {"name": "fp32"}}), run({"amp": True, "precision": {"name": "amp"}})]
@@ -82,6 +92,8 @@ def test_label() -> None:
     comparison = compare([job(0, "optim.lr=1", "a=b"), job(1, "optim.lr=2")], "wait")
     assert [comparison.label(index) for index in (0, 1)] == ["0: lr=1 a=b", "1: lr=2"]
     assert comparison.counts() == "2 runs: 2 done"
+    drawn = compare([job(0, "lr=0.0023456789012345"), job(1, "lr=1e-5")], "wait")
+    assert [drawn.label(index) for index in (0, 1)] == ["0: lr=0.00234568", "1: lr=1e-05"]
 
 
 class TestTimeSplit:
@@ -109,3 +121,4 @@ def test_words() -> None:
     ]
     shown = [written("val/top1", 0.5), written("images/s", 1234.5), written("wait", math.nan)]
     assert shown == ["50.00%", "1,234", "-"]
+    assert [written("val/loss", value) for value in (1.7, 1e28, math.inf)] == ["1.7000", "1.00e+28", "-"]
