@@ -8,8 +8,8 @@ effloop.build_trainer(cfg).fit()
 """
 
 from effloop.batch import Batch
-from effloop.build import build_trainer
-from effloop.build_data import build_loader
+from effloop.build.loader import build_loader
+from effloop.build.trainer import build_trainer
 from effloop.config import Config, compose
 
 __version__ = "0.1.0"

@@ -1,6 +1,6 @@
 """`python -m effloop`."""
 
-from effloop.cli import main
+from effloop.cli.main import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

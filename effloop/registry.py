@@ -16,6 +16,8 @@ from effloop.errors import ConfigError
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
+Names = TypeVar("Names", bound=Callable[[], Mapping[str, "PartConfig"]])
+
 PLUGIN_GROUP = "effloop.plugins"
 
 groups: dict[str, Registry[Any]] = {}
@@ -43,16 +45,14 @@ class Registry(Generic[T]):
 
     Args:
         group: the config group, e.g. `decode`; `decode=pillow` then chooses the part `pillow`.
-        shelf: names that are too many, or too slow to list, to register one by one: a function
-            that returns {name: config}. It is called only when a name isn't found otherwise.
     """
 
-    def __init__(self, group: str, shelf: Callable[[], Mapping[str, PartConfig]] | None = None) -> None:
+    def __init__(self, group: str) -> None:
         if group in groups:
             raise ValueError(f"a registry for the group '{group}' exists already")
         self.group = group
         self._entries: dict[str, Entry[T]] = {}
-        self._shelf = shelf
+        self._lazy_names: Callable[[], Mapping[str, PartConfig]] = dict
         groups[group] = self
 
     def register(self, name: str, config: type[PartConfig]) -> Callable[[F], F]:
@@ -91,9 +91,16 @@ class Registry(Generic[T]):
             raise ConfigError(f"{self.group}: no choice '{name}'; {choices(name, self.names())}")
         return self._entries[name]
 
-    def shelf(self) -> Mapping[str, PartConfig]:
+    def lazy_names(self, names: Names) -> Names:
+        """Decorator: the function below returns {name: config} of choices that are too many, or too slow to list, to
+        register one by one; it is called only when a name isn't found otherwise.
+        """
+        self._lazy_names = names
+        return names
+
+    def named_lazily(self) -> Mapping[str, PartConfig]:
         """{name: config} of the choices that are only listed on demand."""
-        return self._shelf() if self._shelf else {}
+        return self._lazy_names()
 
     def build(self, config: PartConfig, /, *args: Any, **kwargs: Any) -> T:
         """What `config.name` names, built from its config and what the assembler adds."""

@@ -6,7 +6,7 @@ import io
 import tarfile
 from pathlib import Path
 
-from effloop.data.source import ustar
+from effloop.data.source.formats import ustar
 
 Members = list[tuple[str, bytes]]
 

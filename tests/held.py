@@ -11,7 +11,7 @@ from pathlib import Path
 
 from plans import make_engine, make_plan, open_source
 
-from effloop.measure.memory import memory_of
+from effloop.system.memory import memory_of
 
 MIB = 1 << 20
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from effloop.data.augment.operation import Touch
-from effloop.data.keyed import sample_keys
+from effloop.data.random import sample_keys
 
 
 def keys(count: int, seed: int = 0) -> np.ndarray:

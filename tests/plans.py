@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from effloop.data.augment.native import NativeAugment, NativeConfig
+from effloop.data.augment.native.augment import NativeAugment, NativeConfig
 from effloop.data.decode import Decoder, decoders
 from effloop.data.engine import Engine, engines
 from effloop.data.plan import Order, Plan
 from effloop.data.source import Source, Tail, sources
-from effloop.data.source.writing import SHARD_BYTES, Dataset, Record, writers
+from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, writers
 
 READ_BY = {"zarr2": "zarr", "n5": "zarr"}
 """Where `convert to=A` is read by `data=B`."""

@@ -12,7 +12,7 @@ from typing import Any
 from images import encode, photo
 
 import effloop
-from effloop.cli import main
+from effloop.cli.main import main
 
 TINY = ("image_size=16", "epochs=2", "batch_size=8", "model.width=4", "num_workers=0", "record.log_every=2")
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from effloop.data.header import read_header
+from effloop.data.image.header import read_header
 from effloop.data.plan import Plan
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from effloop.batch import Batch, Preview
-from effloop.data.cache import CachedSource
+from effloop.data.cache.cached import CachedSource
 from effloop.data.engine import Engine
 from effloop.data.plan import Plan, Task
 from effloop.data.transfer import Transfer

@@ -18,11 +18,11 @@ from effloop.data.augment import Augment
 from effloop.data.augment.base import Draws
 from effloop.data.decode import Decoder
 from effloop.data.decode.base import Seen
-from effloop.data.header import Encoded
-from effloop.data.keyed import Permutation, sample_keys
+from effloop.data.image.header import Encoded
+from effloop.data.random import Permutation, sample_keys
 from effloop.data.source import Source, Tail
 from effloop.errors import ConfigError, DataError
-from effloop.hardware import set_own_threads
+from effloop.system.hardware import set_own_threads
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -54,10 +53,4 @@ NORMS = (*CHANNEL_NORMS, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 """What normalises."""
 
 
-def _torchvision_models() -> Mapping[str, PartConfig]:
-    from effloop.model.zoo import torchvision_shelf  # torchvision.models takes 1.3 s to import
-
-    return torchvision_shelf()
-
-
-models: Registry[nn.Module] = Registry("model", shelf=_torchvision_models)
+models: Registry[nn.Module] = Registry("model")

@@ -34,7 +34,8 @@ class TimmConfig(TorchvisionConfig):
     """
 
 
-def torchvision_shelf() -> Mapping[str, PartConfig]:
+@models.lazy_names
+def torchvision_names() -> Mapping[str, PartConfig]:
     """{name: config} of every classification model of torchvision."""
     import torchvision.models as zoo
 

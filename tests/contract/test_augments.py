@@ -11,7 +11,7 @@ from images import photo
 
 import effloop
 from effloop.data.augment import Augment, augments
-from effloop.data.keyed import sample_keys
+from effloop.data.random import sample_keys
 
 Build = Callable[[bool], Augment]
 SIZES = np.array([(40, 60), (33, 33), (90, 20), (1, 1), (7, 300)])

@@ -10,8 +10,8 @@ from ranks import environment, free_port
 from torch import nn
 
 import effloop
-from effloop import search
 from effloop.config import Config
+from effloop.config import hydra_setup as search
 from effloop.data.augment import augments
 from effloop.data.decode import decoders
 from effloop.model import models
@@ -118,11 +118,11 @@ def test_precision_trains_on_the_cpu(name: str) -> None:
 def test_every_model_of_torchvision_composes_by_name() -> None:
     import torchvision.models as zoo
 
-    shelf = models.shelf()
-    assert set(shelf) == set(zoo.list_models(module=zoo))
-    assert all(config.name == "torchvision" and config.arch == arch for arch, config in shelf.items())
+    lazy = models.named_lazily()
+    assert set(lazy) == set(zoo.list_models(module=zoo))
+    assert all(config.name == "torchvision" and config.arch == arch for arch, config in lazy.items())
     for arch in ("mobilenet_v3_small", "vit_b_16"):
-        assert effloop.compose([f"model={arch}"]).model == shelf[arch]
+        assert effloop.compose([f"model={arch}"]).model == lazy[arch]
 
 
 def test_default_is_the_table_of_contents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from images import encode, photo
 from plans import line, make_decoder, make_engine, make_plan, native_config, open_source
 
 from effloop.batch import Batch
-from effloop.data.augment.native import NativeAugment
+from effloop.data.augment.native.augment import NativeAugment
 from effloop.data.engine import engines
 from effloop.data.plan import Plan
 from effloop.errors import ConfigError, DataError

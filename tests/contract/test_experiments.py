@@ -13,9 +13,9 @@ from runs import call, make_photos, rows
 
 import effloop
 from effloop import config as configs
-from effloop import search
-from effloop.build_model import build_model
+from effloop.build.model import build_model
 from effloop.config import Config
+from effloop.config import hydra_setup as search
 from effloop.errors import ConfigError
 from effloop.model import parameter_groups
 from effloop.optim import scaled_lr

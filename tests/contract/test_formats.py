@@ -11,10 +11,10 @@ import pytest
 from images import encode, exif, photo
 from plans import READ_BY, make_engine, make_plan, open_source, read_bytes, write_as, write_records
 
-from effloop.data.header import pnm_header
+from effloop.data.image.header import pnm_header
 from effloop.data.source import Source, sources
-from effloop.data.source.packed import PackedSource
-from effloop.data.source.writing import writers
+from effloop.data.source.storage.packed import PackedSource
+from effloop.data.source.storage.writing import writers
 from effloop.errors import DataError
 
 FORMATS = pytest.mark.parametrize("name", sorted(writers))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import effloop
-from effloop.build_model import build_model
+from effloop.build.model import build_model
 from effloop.errors import ConfigError
 from effloop.model import models
 

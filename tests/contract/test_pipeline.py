@@ -14,11 +14,11 @@ from images import encode, photo
 from plans import READ_BY, make_decoder, make_engine, make_plan, open_source, write_as
 
 from effloop.batch import Batch
-from effloop.data.cache import cached
+from effloop.data.cache.cached import cached
 from effloop.data.decode import Decoder, decoders
 from effloop.data.engine import engines
 from effloop.data.source import Cache, Source, sources
-from effloop.data.source.writing import writers
+from effloop.data.source.storage.writing import writers
 from effloop.errors import ConfigError
 
 KINDS: dict[str, dict[str, Any]] = {

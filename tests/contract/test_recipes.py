@@ -14,9 +14,9 @@ import torch
 from runs import make_photos
 
 import effloop
-from effloop import search
 from effloop.batch import Batch
 from effloop.config import Config
+from effloop.config import hydra_setup as search
 from effloop.data.engine import engines
 from effloop.data.loader import Loader
 from effloop.errors import ConfigError

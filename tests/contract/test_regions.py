@@ -8,9 +8,9 @@ import pytest
 from images import encode, photo
 
 from effloop.data.decode import Decoder, common, decoders
-from effloop.data.header import read_header
-from effloop.data.jpeg import Layout, cut, cut_below, layout_of, with_lengths
-from effloop.data.resize import resize_into
+from effloop.data.image.header import read_header
+from effloop.data.image.jpeg import Layout, cut, cut_below, layout_of, with_lengths
+from effloop.data.image.resize import resize_into
 from effloop.errors import ConfigError, DataError
 
 SIZES = [(67, 53), (128, 96), (33, 176), (200, 272), (16, 16), (1, 1), (250, 7)]

@@ -17,9 +17,9 @@ import pytest
 from plans import open_source, read_bytes, write_as
 from runs import make_photos
 
-from effloop.data.header import read_header
+from effloop.data.image.header import read_header
 from effloop.data.source import Source, sources
-from effloop.data.source.columns import smallest_uint
+from effloop.data.source.storage.columns import smallest_uint
 
 Open = Callable[[str], Source]
 

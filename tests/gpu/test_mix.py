@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from effloop.data.augment.mix import Mix
-from effloop.data.keyed import sample_keys
+from effloop.data.random import sample_keys
 
 pytestmark = [
     pytest.mark.gpu,

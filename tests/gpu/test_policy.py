@@ -9,9 +9,9 @@ import pytest
 import torch
 from images import photo
 
-from effloop.data.augment.affine import RandomAffine, RandomRotation
-from effloop.data.augment.policy import RandAugment, TrivialAugmentWide
-from effloop.data.keyed import sample_keys
+from effloop.data.augment.native.affine import RandomAffine, RandomRotation
+from effloop.data.augment.native.policy import RandAugment, TrivialAugmentWide
+from effloop.data.random import sample_keys
 
 pytestmark = [
     pytest.mark.gpu,

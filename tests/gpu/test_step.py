@@ -17,7 +17,7 @@ from runs import TINY
 import effloop
 from effloop.precision import Precision
 from effloop.record import Metrics, Moment, Recorder
-from effloop.trainer import Trainer
+from effloop.train.trainer import Trainer
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,8 +11,8 @@ from images import photo
 
 from effloop.data.augment import augments
 from effloop.data.augment.base import Device
-from effloop.data.augment.torchvision import TorchvisionConfig
-from effloop.data.keyed import sample_keys
+from effloop.data.augment.torchvision.augment import TorchvisionConfig
+from effloop.data.random import sample_keys
 
 pytestmark = [
     pytest.mark.gpu,

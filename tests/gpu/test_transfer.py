@@ -13,8 +13,8 @@ from plans import make_engine, make_plan, open_source
 from torch import Tensor
 
 from effloop.batch import Batch
-from effloop.data.keyed import sample_keys
 from effloop.data.plan import Plan
+from effloop.data.random import sample_keys
 from effloop.data.transfer import Transfer
 
 pytestmark = [

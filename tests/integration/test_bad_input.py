@@ -15,10 +15,10 @@ from images import encode, photo, png
 from PIL import Image
 from runs import TINY, call, make_photos, rows, train
 
-from effloop.cli import main
+from effloop.cli.main import main
 from effloop.config import Config
+from effloop.config.messages import in_one_line
 from effloop.errors import ConfigError
-from effloop.explain import in_one_line
 
 
 class Refusal:

@@ -15,7 +15,7 @@ from runs import TINY, call, rows, train
 
 import effloop
 from effloop import config as configs
-from effloop.cli import main
+from effloop.cli.main import main
 from effloop.config import Config
 from effloop.optim import optimizers, schedules
 from effloop.parallel import parallels
@@ -103,7 +103,7 @@ class TestRunFolder:
         assert (here / "outputs/a/x/metrics.jsonl").read_bytes() == before
 
     def test_same_second(self, here: Path) -> None:
-        from effloop.snapshot import claim_run_dir
+        from effloop.runs.folder import claim_run_dir
 
         stamp = Path("outputs/2026-11-21/10-00-00")
         assert [claim_run_dir(stamp).name for _ in range(3)] == ["10-00-00", "10-00-00-2", "10-00-00-3"]

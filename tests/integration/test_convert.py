@@ -19,17 +19,17 @@ from kills import check, chunks, convert
 from plans import Listed, make_engine, make_plan, open_source, read_bytes
 from runs import make_photos, start
 
-from effloop.cli import main
-from effloop.data.convert import _job
-from effloop.data.convert import convert as convert_splits
-from effloop.data.convert_options import ConvertOptions
+from effloop.cli.main import main
+from effloop.convert.convert import _job
+from effloop.convert.convert import convert as convert_splits
+from effloop.convert.options import ConvertOptions
+from effloop.convert.reencode import Recipe, Recode
 from effloop.data.decode import decoders
-from effloop.data.header import read_header
-from effloop.data.recode import Recipe, Recode
+from effloop.data.image.header import read_header
 from effloop.data.source import Source
-from effloop.data.source.columns import ColumnFile
 from effloop.data.source.folder import FolderConfig, FolderSource
-from effloop.data.source.writing import SHARD_BYTES, Dataset, writers
+from effloop.data.source.storage.columns import ColumnFile
+from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, writers
 from effloop.errors import ConfigError, DataError
 
 DECODER = decoders.build(decoders["auto"].config(name="auto"))
@@ -319,7 +319,7 @@ class TestGoingOn:
         source = open_source("folder", many)
         options = ConvertOptions("memmap", {here / "set": Recipe()}, ("train",))
         jobs = [_job(options, {"train": source}, DECODER, "1")]
-        monkeypatch.setattr("effloop.data.convert._MAKE_PIXELS", ("numpy", "no-such-package"))
+        monkeypatch.setattr("effloop.convert.convert._MAKE_PIXELS", ("numpy", "no-such-package"))
         jobs.append(_job(options, {"train": source}, DECODER, "1"))
         assert jobs[0]["packages"]["torch"] == metadata.version("torch")
         assert jobs[1]["packages"] == {"numpy": np.__version__, "no-such-package": None}

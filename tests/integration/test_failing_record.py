@@ -17,7 +17,7 @@ from runs import TINY, rows, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import effloop
-from effloop.cli import main
+from effloop.cli.main import main
 
 FILES = ("log.txt", "metrics.jsonl", "perf.jsonl", "metrics.csv", "summary.json", "tensorboard")
 

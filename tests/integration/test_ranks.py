@@ -17,7 +17,7 @@ import yaml
 from ranks import all_gone, done, environment, free_port, pids, run_script, started, wait_until
 from runs import TINY, rows, train
 
-from effloop.cli import main
+from effloop.cli.main import main
 
 pytestmark = pytest.mark.slow
 

@@ -31,11 +31,11 @@ from tensorboard.plugins.hparams.list_session_groups import Handler as SessionsH
 
 import effloop
 from effloop import config as configs
-from effloop import runs
+from effloop.bench.benchmarks import Preloaded
 from effloop.checkpoint import files
-from effloop.cli import main
-from effloop.measure.bench import Preloaded
+from effloop.cli.main import main
 from effloop.record import grid
+from effloop.runs import reader as runs
 
 NUMBER = r"-?\d+\.\d+"
 PAIR = rf"{NUMBER} \({NUMBER}\)"

@@ -13,8 +13,9 @@ from plans import write_as
 from runs import rows, train
 
 from effloop import config as configs
-from effloop import replay, runs
-from effloop.cli import main
+from effloop.cli import replay
+from effloop.cli.main import main
+from effloop.runs import reader as runs
 
 
 @pytest.fixture(scope="module")

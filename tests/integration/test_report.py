@@ -12,9 +12,9 @@ from folders import make_run, make_sweep, make_troubled_sweep
 from PIL import Image
 from rich.console import Console
 
-from effloop import runs
-from effloop.cli import main
-from effloop.measure.report import table, write
+from effloop.cli.main import main
+from effloop.report.files import table, write
+from effloop.runs import reader as runs
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from folders import HOSTILE, make_run, make_troubled_sweep
 
-from effloop import runs
-from effloop.measure.report import write
+from effloop.report.files import write
+from effloop.runs import reader as runs
 
 webdriver = pytest.importorskip("selenium.webdriver")
 from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402

@@ -18,7 +18,7 @@ import yaml
 from runs import TINY, rows, start, train
 
 from effloop.checkpoint import files
-from effloop.cli import main
+from effloop.cli.main import main
 
 EXACT = ("model", "optimizer", "schedule", "precision", "checkpoints", "progress", "metrics", "rng")
 
@@ -90,7 +90,7 @@ class TestSameProcess:
 
     @pytest.fixture
     def stopped(self, here: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        from effloop.trainer import Trainer
+        from effloop.train.trainer import Trainer
 
         train_epoch = Trainer.train_epoch
 

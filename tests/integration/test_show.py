@@ -14,7 +14,7 @@ from runs import call, make_photos
 
 import effloop
 from effloop.batch import Preview
-from effloop.cli import main
+from effloop.cli.main import main
 from effloop.data.loader import Loader
 from effloop.record.grid import Layout
 

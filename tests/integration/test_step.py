@@ -10,11 +10,11 @@ import torch
 from runs import TINY, train
 
 import effloop
-from effloop.cli import main
+from effloop.cli.main import main
 from effloop.errors import ConfigError
 from effloop.optim import Average, NoAverage
 from effloop.precision import Precision
-from effloop.trainer import Trainer
+from effloop.train.trainer import Trainer
 
 QUIET = ("record=none", "checkpoint=none")
 

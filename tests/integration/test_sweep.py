@@ -17,8 +17,8 @@ import pytest
 import yaml
 from runs import TINY, call, rows, start
 
-from effloop import runs
-from effloop.cli import main
+from effloop.cli.main import main
+from effloop.runs import reader as runs
 
 QUIET = ("record.console=false", "record.tensorboard=false")
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from runs import TINY, call, rows, train
 
-from effloop.cli import main
+from effloop.cli.main import main
 from effloop.record.trackers import import_mlflow, import_wandb
 
 if not (importlib.util.find_spec("mlflow") and importlib.util.find_spec("wandb")):
@@ -76,7 +76,7 @@ def test_mlflow_draws_no_random_number(here: Path, photos: Path, finished: Path,
 def test_mlflow_knows_how_a_run_ended(
     here: Path, photos: Path, store: Any, error: type[BaseException], status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from effloop.trainer import Trainer
+    from effloop.train.trainer import Trainer
 
     def broken(*_: object) -> None:
         raise error

@@ -10,8 +10,8 @@ import pytest
 from plans import write_as
 from runs import call
 
-from effloop.cli import main
-from effloop.data.source.columns import ColumnFile
+from effloop.cli.main import main
+from effloop.data.source.storage.columns import ColumnFile
 
 
 @pytest.fixture

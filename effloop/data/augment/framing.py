@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from effloop.data.resize import resize_into
+from effloop.data.image.resize import resize_into
 
 Sizes = NDArray[np.int64]
 Image = NDArray[np.uint8]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from effloop.data.augment.operation import to_device
-from effloop.data.keyed import stream, uniforms
+from effloop.data.random import stream, uniforms
 
 _SALT = int.from_bytes(b"mixing")  # more than the 32 bits of operations' salts, so that none is the same
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from effloop.data.augment.framing import Image, ResizeInto, Sizes, inside, place, reframed, to_device
-from effloop.data.keyed import uniforms
+from effloop.data.random import uniforms
 
 Keys = NDArray[np.uint64]
 

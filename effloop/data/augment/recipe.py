@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from effloop.data.augment.base import RecipeConfig
 from effloop.data.augment.operation import BadParameterError
-from effloop.data.keyed import stream
+from effloop.data.random import stream
 from effloop.errors import ConfigError
 from effloop.registry import choices
 

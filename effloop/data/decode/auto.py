@@ -12,7 +12,7 @@ from effloop.data.decode.common import PlainDecoder
 from effloop.data.decode.opencv import OpenCVConfig, OpenCVDecoder
 from effloop.data.decode.pillow import PillowDecoder
 from effloop.data.decode.turbojpeg import TurboJPEGConfig, TurboJPEGDecoder
-from effloop.data.header import Encoded, Header
+from effloop.data.image.header import Encoded, Header
 from effloop.errors import ConfigError
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from effloop.data.header import Encoded
+from effloop.data.image.header import Encoded
 from effloop.errors import ConfigError
 from effloop.registry import PartConfig, Registry
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from PIL import BmpImagePlugin, Image, ImageFile, JpegImagePlugin, PngImagePlugin, PpmImagePlugin, WebPImagePlugin
 
 from effloop.data.decode.base import Box, DecodeConfig, Decoder
-from effloop.data.header import Encoded, Header, pnm_pixels, read_header, size_by_header
-from effloop.data.jpeg import Part, cut, cut_below, layout_of
+from effloop.data.image.header import Encoded, Header, pnm_pixels, read_header, size_by_header
+from effloop.data.image.jpeg import Part, cut, cut_below, layout_of
 from effloop.errors import DataError
 
 WORTH_CUTTING = 4096

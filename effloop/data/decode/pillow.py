@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from effloop.data.decode.base import DecodeConfig, decoders
 from effloop.data.decode.common import PlainDecoder, judge
-from effloop.data.header import Encoded, Header
+from effloop.data.image.header import Encoded, Header
 from effloop.errors import DataError
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from effloop.data.decode.base import DecodeConfig, decoders
 from effloop.data.decode.common import PlainDecoder
-from effloop.data.header import Encoded, Header
+from effloop.data.image.header import Encoded, Header
 from effloop.errors import optional_package
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from PIL import Image
 
 from effloop.data.source.folder import FolderConfig, FolderSource
-from effloop.data.source.memmap import write_memmap
-from effloop.data.source.writing import Dataset, Record
+from effloop.data.source.formats.memmap import write_memmap
+from effloop.data.source.storage.writing import Dataset, Record
 
 SHORT_SIDE = 96
 QUALITY = 80

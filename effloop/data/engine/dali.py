@@ -17,7 +17,7 @@ from torch.utils.dlpack import from_dlpack
 from effloop.batch import Batch
 from effloop.data.engine.base import Engine, EngineConfig, engines
 from effloop.data.engine.ring import Ring
-from effloop.data.header import Encoded, read_header
+from effloop.data.image.header import Encoded, read_header
 from effloop.data.plan import Look, Plan, Task
 from effloop.errors import ConfigError, DataError, optional_package, warn
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from effloop.data.engine.ring import unheld
 from effloop.errors import ConfigError
-from effloop.hardware import available_memory
+from effloop.system.hardware import available_memory
 
 Shape = tuple[int, int, int, int]
 

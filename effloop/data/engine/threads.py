@@ -16,7 +16,7 @@ from effloop.batch import Batch
 from effloop.data.decode.base import Seen
 from effloop.data.engine.base import Engine, RunsConfig, engines, fill_whole
 from effloop.data.engine.ring import Ring
-from effloop.data.header import Encoded
+from effloop.data.image.header import Encoded
 from effloop.data.plan import Look, Plan, Task
 
 

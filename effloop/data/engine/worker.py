@@ -22,7 +22,7 @@ from torch import Tensor
 from effloop.data.engine.shared import SharedSlots
 from effloop.data.plan import Plan, Task
 from effloop.errors import ConfigError, DataError, EffLoopError, WorkerError
-from effloop.hardware import keep_freed_memory
+from effloop.system.hardware import keep_freed_memory
 
 JOB = struct.Struct("<5q")
 """A run of samples: epoch, number of the batch, its slot, first row, one past the last row."""

@@ -16,7 +16,7 @@ from typing import Any
 from numpy.typing import NDArray
 from omegaconf import MISSING
 
-from effloop.data.header import Encoded
+from effloop.data.image.header import Encoded
 from effloop.errors import ConfigError, DataError
 from effloop.registry import PartConfig, Registry
 

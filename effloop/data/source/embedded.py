@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from effloop.data.source.base import DataConfig, sources
-from effloop.data.source.memmap import MemmapConfig, MemmapSource
+from effloop.data.source.formats.memmap import MemmapConfig, MemmapSource
 from effloop.errors import ConfigError
 
 PATH = Path(__file__).parents[1] / "embedded" / "clothing.effloop"

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from effloop.data.header import Encoded, extension
+from effloop.data.image.header import Encoded, extension
 from effloop.data.source.base import DataConfig, Source, expand_root, index_folder, printable, sources
-from effloop.data.source.columns import Blobs, ColumnFile, ColumnWriter
-from effloop.data.source.writing import SHARD_BYTES, Dataset, Ledger, writes
+from effloop.data.source.storage.columns import Blobs, ColumnFile, ColumnWriter
+from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Ledger, writes
 from effloop.errors import ConfigError, DataError
 
 EXTENSIONS = (b".jpg", b".jpeg", b".png", b".webp", b".bmp", b".ppm", b".pgm")

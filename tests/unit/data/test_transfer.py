@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from effloop.batch import Batch
-from effloop.data.keyed import sample_keys
+from effloop.data.random import sample_keys
 from effloop.data.transfer import Transfer
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]

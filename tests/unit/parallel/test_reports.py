@@ -8,8 +8,8 @@ import pytest
 import torch.distributed as dist
 
 from effloop.errors import CheckpointError, ConfigError, DataError, WorkerError
+from effloop.launch.rank import Prefixed
 from effloop.parallel.reports import Report, cause, kind_of, read, write
-from effloop.rank import Prefixed
 
 
 def report(rank: int, kind: str, at: float, start: int = 0) -> Report:

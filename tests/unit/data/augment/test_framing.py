@@ -7,7 +7,7 @@ from images import photo
 from torchvision.transforms.v2 import functional as v2
 
 from effloop.data.augment import framing
-from effloop.data.resize import resize_into
+from effloop.data.image.resize import resize_into
 
 N, HEIGHT, WIDTH = 5, 61, 47
 

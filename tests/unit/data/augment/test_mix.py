@@ -15,7 +15,7 @@ from torchvision.transforms import v2
 
 from effloop.data.augment.base import AugmentConfig
 from effloop.data.augment.mix import Mix, MixDraws, symmetric_beta
-from effloop.data.keyed import sample_keys, uniforms
+from effloop.data.random import sample_keys, uniforms
 from effloop.errors import ConfigError
 
 CLASSES = 7

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from effloop.data.decode import DecodeConfig
 from effloop.data.decode.common import PlainDecoder, judge
-from effloop.data.header import Encoded, Header, read_header
+from effloop.data.image.header import Encoded, Header, read_header
 from effloop.errors import DataError
 
 PHOTO = photo()

@@ -8,7 +8,7 @@ import pytest
 from images import FORMATS, chunk, encode, exif, photo, png
 
 from effloop.data.decode.opencv import OpenCVConfig, OpenCVDecoder, jpeg_sound, png_sound
-from effloop.data.header import read_header
+from effloop.data.image.header import read_header
 from effloop.errors import ConfigError, DataError
 
 cv2 = pytest.importorskip("cv2")

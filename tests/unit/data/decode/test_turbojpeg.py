@@ -8,7 +8,7 @@ from images import FORMATS, encode, photo
 
 from effloop.data.decode.pillow import PillowConfig, PillowDecoder
 from effloop.data.decode.turbojpeg import TurboJPEGConfig, TurboJPEGDecoder
-from effloop.data.header import read_header
+from effloop.data.image.header import read_header
 from effloop.errors import ConfigError
 
 pytest.importorskip("simplejpeg")

@@ -14,11 +14,11 @@ from plans import line, make_engine, make_plan, native_config, open_source, writ
 
 from effloop.batch import Batch
 from effloop.data.augment.base import Device, Draws
-from effloop.data.augment.native import NativeAugment
-from effloop.data.cache import cached
+from effloop.data.augment.native.augment import NativeAugment
+from effloop.data.cache.cached import cached
 from effloop.data.engine import Engine
 from effloop.data.engine.dali import DaliConfig, DaliEngine
-from effloop.data.header import pnm_header
+from effloop.data.image.header import pnm_header
 from effloop.data.plan import Plan
 from effloop.data.source import Cache
 from effloop.errors import ConfigError, DataError

@@ -26,13 +26,13 @@ import torch
 from plans import line, make_engine, make_plan, native_config, open_source
 
 import effloop
-from effloop import hardware
 from effloop.batch import Batch
-from effloop.data.augment.native import NativeAugment
+from effloop.data.augment.native.augment import NativeAugment
 from effloop.data.engine.processes import ProcessEngine
 from effloop.data.engine.shared import SharedRing, SharedSlots
 from effloop.data.plan import Plan
 from effloop.errors import ConfigError, WorkerError
+from effloop.system import hardware
 
 MEMORY = "effloop-batches"
 """What the kernel calls the memory of batches."""
@@ -488,7 +488,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from plans import make_engine, make_plan, native_config, open_source
-from effloop.data.augment.native import NativeAugment
+from effloop.data.augment.native.augment import NativeAugment
 from effloop.data.engine.processes import StartMethod
 
 class Failing(NativeAugment):

@@ -10,7 +10,7 @@ from plans import line, open_source, write_as
 
 from effloop.data.source.embedded import PATH, EmbeddedSource
 from effloop.data.source.folder import FolderSource
-from effloop.data.source.memmap import MemmapSource
+from effloop.data.source.formats.memmap import MemmapSource
 from effloop.errors import ConfigError, DataError
 
 

@@ -12,9 +12,9 @@ from images import encode, photo
 from plans import Copied, line, open_source, read_bytes, write_as, write_records
 from torchvision.datasets import ImageFolder
 
-from effloop.data.header import pnm_header
+from effloop.data.image.header import pnm_header
 from effloop.data.source import printable
-from effloop.data.source.writing import Dataset, writers
+from effloop.data.source.storage.writing import Dataset, writers
 from effloop.errors import ConfigError, DataError
 
 JPEG = encode(photo(8, 9), "JPEG")

@@ -1,0 +1,1 @@
+"""What costs what, beside baselines."""

@@ -1,0 +1,156 @@
+"""What is only known by doing some steps: which value `auto` comes to, and how long compiling takes."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from effloop.build.model import build_model
+from effloop.build.race import fastest, seconds_of, undisturbed
+from effloop.config import Config
+from effloop.errors import ConfigError
+from effloop.optim import Objective, optimizers
+from effloop.parallel import Parallel
+from effloop.precision import Precision, precisions
+from effloop.train.step import Step
+
+_VALUES = {"channels_last": (True, False), "cudnn_benchmark": (True, False), "compile": (False, True)}
+"""Key -> what it can be, the first being what it is where both are as fast."""
+
+
+def settled(config: Config, num_classes: int, parallel: Parallel) -> tuple[Config, list[str]]:
+    """The config with a value for each key that is `auto`, and a line for each that says what was measured.
+
+    Whole training steps are measured, on random images of the batch's size; what comes after is as if they hadn't
+    been. All ranks measure, as they will train, at the same time; what rank 0 found holds for all.
+    """
+    asked = [key for key in _VALUES if getattr(config, key) == "auto"]
+    lines = []
+    first: dict[str, Any] = {key: _VALUES[key][0] for key in asked}
+    trial = replace(config, **first)
+    for key in asked:
+        if key == "cudnn_benchmark" and parallel.device.type != "cuda":
+            lines.append("cudnn_benchmark: auto took true; without a GPU it changes nothing")
+            continue
+        ways: list[dict[str, Any]] = [{key: value} for value in _VALUES[key]]
+        values = {str(way[key]).lower(): replace(trial, **way) for way in ways}
+        with ExitStack() as stack:
+            stack.enter_context(undisturbed(nn.Module()))  # random numbers
+            # What cuDNN has found, by trying or not, holds for the life of a process.
+            make = partial(_elsewhere, stack) if key == "cudnn_benchmark" else _trial
+            steps = {word: make(each, num_classes, parallel.device) for word, each in values.items()}
+            verdict = fastest(key, steps)
+        trial = values[parallel.first(lambda found=verdict: found.name)]  # type: ignore[misc]
+        lines.append(verdict.line)
+    return trial, lines
+
+
+def _trial(config: Config, num_classes: int, device: torch.device) -> Callable[[], None]:
+    """One update of a model of its own, which is built when the first is asked for."""
+    made: list[tuple[Step, torch.optim.Optimizer, Tensor, Tensor, Tensor]] = []
+    assert config.precision is not None
+    precision = precisions.build(config.precision, device)
+
+    def step() -> None:
+        if not made:
+            model = build_model(config, ["?"] * num_classes, device).train()
+            learner = Step(model, Objective(config.optim.label_smoothing), precision)
+            optimizer = optimizers.build(config.optim, [each for each in model.parameters() if each.requires_grad])
+            made.append((learner, optimizer, *_batch(config, config.image_size, num_classes, device)))
+        learner, optimizer, images, targets, valid = made[0]
+        precision.backward(learner(images, targets, valid)[0])
+        precision.step(optimizer, config.max_grad_norm)
+        optimizer.zero_grad()
+
+    return step
+
+
+def _elsewhere(stack: ExitStack, config: Config, num_classes: int, device: torch.device) -> Callable[[], None]:
+    """The same in a process of its own, which ends with the stack."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=_serve, args=(theirs, config, num_classes, device), daemon=True)
+    child.start()
+    theirs.close()
+    stack.callback(child.join)
+    stack.callback(ours.close)
+
+    def step() -> None:
+        ours.send(None)
+        try:
+            reason = ours.recv()
+        except EOFError:
+            reason = "its process ended"
+        if reason:
+            raise RuntimeError(reason)
+
+    return step
+
+
+def _serve(pipe: Connection, config: Config, num_classes: int, device: torch.device) -> None:
+    """Do a step for each word from the pipe, until it is closed."""
+    torch.backends.cudnn.benchmark = bool(config.cudnn_benchmark)
+    step = _trial(config, num_classes, device)
+    with suppress(EOFError):
+        while True:
+            pipe.recv()
+            try:
+                seconds_of(step)
+                pipe.send("")
+            except Exception as error:
+                pipe.send(f"{type(error).__name__}: {error}")
+
+
+def compile_now(
+    config: Config, train_step: nn.Module, averaged: nn.Module, precision: Precision, num_classes: int
+) -> float:
+    """Have a compiled model compiled before the clock of training runs; the seconds that it took.
+
+    For training and for evaluation, at each size of images that there will be; nothing else is changed by it. All
+    ranks have to: in DDP's own forward torch cuts the graph where gradients are sent, so that sending and computing
+    overlap.
+
+    Args:
+        config: of the run.
+        train_step: a `Step`, as the strategy wrapped it.
+        averaged: what is evaluated.
+        precision: of both.
+        num_classes: of the model.
+
+    Raises:
+        ConfigError: torch.compile can't; the line has its reason.
+    """
+    import torch._dynamo as dynamo  # 1 s
+
+    dynamo.config.optimize_ddp = not config.model.checkpointing  # such graphs can't be cut
+
+    def run() -> None:
+        for size in dict.fromkeys(config.progressive or [config.image_size]):
+            precision.backward(train_step.train()(*_batch(config, size, num_classes, precision.device))[0])
+        images, _, _ = _batch(config, config.image_size, num_classes, precision.device)
+        with torch.no_grad(), precision.autocast():
+            averaged.eval()(images)
+
+    try:
+        with undisturbed(train_step):
+            return seconds_of(run)
+    except dynamo.exc.TorchDynamoException as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigError(f"compile: torch.compile can't do it here: {reason}; set compile=false") from error
+
+
+def _batch(config: Config, size: int, num_classes: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Random images as a loader hands them out, their targets and `valid`."""
+    layout = torch.channels_last if config.channels_last else torch.contiguous_format
+    shape = (config.batch_size, 3, size, size)
+    images = torch.randn(shape, device=device).contiguous(memory_format=layout)
+    targets = torch.randint(num_classes, shape[:1], device=device)
+    return images, targets, torch.ones(shape[:1], dtype=torch.bool, device=device)

@@ -1,0 +1,129 @@
+"""Config -> the batches of a split: source, order, decoder, augmentation, engine, transfer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from effloop.config import Config
+from effloop.data.augment import augments
+from effloop.data.augment.mix import Mix
+from effloop.data.cache.cached import cached
+from effloop.data.check import check_samples
+from effloop.data.decode import decoders
+from effloop.data.engine import engines
+from effloop.data.loader import Loader
+from effloop.data.plan import Order, Plan
+from effloop.data.progressive import Stages
+from effloop.data.source import Cache, Source, Tail, sources
+from effloop.data.transfer import Transfer
+from effloop.errors import ConfigError, EffLoopError, warn
+from effloop.parallel import Parallel
+from effloop.system.hardware import available_cores, find_device, keep_freed_memory
+from effloop.train.trainer import BatchStream
+
+
+def build_loader(config: Config, split: str = "train", *, parallel: Parallel | None = None) -> Loader:
+    """The batches of one split, for EffLoop's loop or anybody's.
+
+        for batch in effloop.build_loader(cfg, split="train").epoch(0):
+            batch.images, batch.targets, batch.ids, batch.valid
+
+    Args:
+        config: from `compose`.
+        split: `train` (shuffled, augmented, tail dropped or wrapped) or `val` (in order, centre
+            crops, tail padded and marked in `valid`).
+        parallel: whose slice of the batches; None is a single process.
+
+    Returns:
+        A loader of `Batch`es on `config.device`: images (N, 3, S, S) float32, normalised with
+        `data.mean` and `data.std`, or uint8 where these are null.
+
+    Raises:
+        ConfigError: a value that doesn't fit.
+        DataError: the data isn't there or a sample of the first look can't be read.
+    """
+    if split not in ("train", "val"):
+        raise ConfigError(f"split: '{split}' is not allowed; take train or val")
+    train = split == "train"
+    device = parallel.device if parallel else find_device(config.device)
+    if config.reuse_memory:
+        keep_freed_memory()
+    workers = num_workers(config, parallel)
+    source = sources.build(config.data, config.data.train_split if train else config.data.val_split)
+    order = Order(
+        num_samples=len(source),
+        batch_per_rank=config.batch_size,
+        seed=config.seed if train else None,
+        tail=config.data.tail if train else Tail.pad,
+        rank=parallel.rank if parallel else 0,
+        world_size=parallel.world_size if parallel else 1,
+    )
+    if not len(order):
+        raise ConfigError(
+            f"batch_size: {order.global_batch} is more than the {len(source)} samples of {source.where}; "
+            f"set batch_size={len(source) // order.world_size or 1} or less, or data.tail=wrap"
+        )
+    decoder = decoders.build(config.decode)
+    limit = None if config.data.cache_gb is None else config.data.cache_gb * 1e9
+    plan = Plan(
+        source=cached(source, config.data.cache, decoder, limit, share=_share(config, source, train=train)),
+        decoder=decoder,
+        augment=augments.build(config.augment, size=config.image_size, train=train),
+        order=order,
+        seed=config.seed,
+    )
+    if device.type == "cpu" and plan.augment.has_device_part:
+        warn("augment.device=gpu: the model is on the CPU; batches are augmented there, in the loop's own thread")
+    check_samples(plan, config.data.check, workers)
+    engine = engines.build(config.engine, plan, num_workers=workers, pin_memory=device.type == "cuda")
+    transfer = Transfer(
+        device,
+        config.data.mean,
+        config.data.std,
+        channels_last=config.channels_last is not False,
+        augment=plan.augment,
+        mix=Mix(config.augment.mixup, config.augment.cutmix, len(source.classes)) if train else None,
+    )
+    return Loader(plan, engine, transfer)
+
+
+def build_stages(config: Config, train: Loader, parallel: Parallel) -> tuple[BatchStream, Loader]:
+    """What the loop asks for batches, and the loader whose batches take most memory.
+
+    Args:
+        config: whose `progressive` sizes are to take turns; none is `train` throughout.
+        train: the training split at `image_size`.
+        parallel: whose slice of the batches.
+
+    Raises:
+        ConfigError: a recipe can't make images of a size.
+    """
+    if not config.progressive:
+        return train, train
+    loaders = {config.image_size: train}
+    for size in config.progressive:
+        if size not in loaders:
+            try:
+                loaders[size] = build_loader(replace(config, image_size=size), "train", parallel=parallel)
+            except ConfigError as error:
+                raise ConfigError(f"progressive: at {size} pixels {error}") from error
+    stages = Stages(config.progressive, [loaders[size] for size in config.progressive], config.epochs)
+    return stages, loaders[max(config.progressive)]
+
+
+def num_workers(config: Config, parallel: Parallel | None) -> int:
+    """Threads or processes that load for one rank: what was asked for, or its share of the cores."""
+    ranks = parallel.sharing if parallel else 1
+    return max(1, available_cores() // ranks) if isinstance(config.num_workers, str) else config.num_workers
+
+
+def _share(config: Config, source: Source, *, train: bool) -> float:
+    """How much of the cache a split gets: as much as it has of both splits' bytes."""
+    if config.data.cache is Cache.none:
+        return 1.0
+    try:
+        other = sources.build(config.data, config.data.val_split if train else config.data.train_split)
+    except EffLoopError:  # there is only this one
+        return 1.0
+    mine, others = (part.fingerprint()["bytes"] for part in (source, other))
+    return float(mine / (mine + others))

@@ -1,0 +1,170 @@
+"""How a config is composed, checked and kept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf
+
+from effloop import registry
+from effloop.config import messages as explain
+from effloop.config.hydra_setup import compose_tree
+from effloop.config.schema import Config, word
+from effloop.errors import ConfigError
+from effloop.precision import PrecisionConfig, precisions
+from effloop.registry import PartConfig
+
+
+def compose(overrides: Sequence[str] = ()) -> Config:
+    """The config that `python -m effloop OVERRIDES` would use.
+
+    It is checked, and its short names are carried out, here: to change it, compose again.
+
+        cfg = effloop.compose(["data.root=/data/in1k", "batch_size=256"])
+
+    Args:
+        overrides: as on the command line: `group=choice`, `key=value`, `+key=value`.
+
+    Raises:
+        ConfigError: an override, a YAML file or a value can't be taken; one line says why.
+    """
+    with explain.in_one_line(Config, overrides):
+        tree = compose_tree(Config, list(overrides))
+    return finish(tree, overrides)
+
+
+def finish(tree: DictConfig, overrides: Sequence[str] = ()) -> Config:
+    """A composed tree as plain dataclasses, checked, with the short names carried out.
+
+    Raises:
+        ConfigError: a value is missing, wrong or contradicts another.
+    """
+    with explain.in_one_line(Config, overrides, tree):
+        explain.refuse_unknown_keys(tree)
+        config: Any = OmegaConf.to_object(tree)
+        assert isinstance(config, Config)
+        for group in Config.GROUPS:
+            _check_part(group, getattr(config, group))
+    _resolve_precision(config)
+    if config.parallel.name == "dp" and config.compile:
+        raise ConfigError(
+            f"compile: {word(config.compile)} contradicts parallel=dp, which copies the model in every step; "
+            "set parallel=ddp or compile=false"
+        )
+    config.lr = config.optim.lr = config.optim.lr if config.lr is None else config.lr
+    return config
+
+
+def _check_part(group: str, part: PartConfig | None) -> None:
+    if part is not None and type(part) is not registry.groups[group][part.name].config:
+        raise ConfigError(f"{group}.name: '{part.name}' can't be set alone; choose the part by {group}={part.name}")
+
+
+def _resolve_precision(config: Config) -> None:
+    """`amp` decides where `precision` is unset; the two must not contradict each other."""
+    wanted = {True: "amp", False: "fp32", None: "fp32"}[config.amp]
+    if config.precision is None:
+        config.precision = cast("PrecisionConfig", precisions[wanted].config(name=wanted))
+    if config.amp is not None and config.amp != config.precision.mixed:
+        raise ConfigError(f"amp: {word(config.amp)} contradicts precision={config.precision.name}; drop one of them")
+
+
+def save(config: Config, path: Path) -> None:
+    """Write a config as YAML, complete and resolved."""
+    OmegaConf.save(OmegaConf.create(to_dict(config)), path)
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """A config as plain dicts, lists and values, for a run folder or checkpoint; paths absolute."""
+    plain: Any = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
+    for key in ("root", "index_dir"):
+        if plain["data"].get(key):
+            plain["data"][key] = os.path.abspath(os.path.expanduser(plain["data"][key]))
+    if plain["resume"]:
+        plain["resume"] = os.path.abspath(os.path.expanduser(plain["resume"]))
+    weights = os.path.expanduser(plain["model"]["weights"] or "")
+    if os.path.exists(weights):  # else it is the name of some that are known
+        plain["model"]["weights"] = os.path.abspath(weights)
+    return {str(key): value for key, value in plain.items()}
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """A config that `save` wrote, with overrides.
+
+    What is read is not trusted: plain YAML, no interpolation, parts only from the registries.
+
+    Raises:
+        ConfigError: not such a file, or an override can't be taken.
+    """
+    try:
+        plain = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"'{path}' is not there; name a run folder") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not a config that EffLoop wrote: {str(error).splitlines()[0]}") from None
+    return from_dict(plain, overrides, str(path))
+
+
+def from_dict(plain: Any, overrides: Sequence[str], where: str) -> Config:
+    """A config from `to_dict`'s plain values, with overrides; `where` names it in errors.
+
+    Raises:
+        ConfigError: not such values, or an override can't be taken.
+    """
+    parts = [plain.get(group) for group in Config.GROUPS] if isinstance(plain, dict) else [None]
+    if not all(isinstance(part, dict) and "name" in part for part in parts):
+        raise ConfigError(f"{where} is not a config that EffLoop wrote")
+    if "${" in yaml.safe_dump(plain):
+        raise ConfigError(f"{where} is refused: it holds an interpolation, and a saved config has none")
+    with explain.in_one_line(Config, overrides):
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        for override in parsed:
+            if override.is_sweep_override():
+                raise ConfigError(f"{override.input_line}: several values are a sweep, which only training takes")
+        choices = [override for override in parsed if override.key_or_group in Config.GROUPS]
+        chosen = _chosen(choices)
+        tree: Any = OmegaConf.structured(Config)
+        for group in Config.GROUPS:
+            tree[group] = OmegaConf.structured(registry.groups[group][str(plain[group]["name"])].config)
+        tree = OmegaConf.merge(tree, plain)
+        for group, part in chosen.items():
+            tree[group] = part
+        for override in parsed:
+            if override.is_delete():
+                _delete(tree, override)
+            elif override not in choices:
+                OmegaConf.update(tree, override.key_or_group, override.value(), merge=True)
+            # The saved half of a pair must not speak against the new one.
+            for key, other in (("amp", "precision"), ("precision", "amp"), ("optim", "lr"), ("optim.lr", "lr")):
+                if override.key_or_group == key:
+                    tree[other] = None
+    assert isinstance(tree, DictConfig)
+    return finish(tree, overrides)
+
+
+def _delete(tree: Any, override: Override) -> None:
+    """Carry out `~KEY`.
+
+    Raises:
+        ConfigError: nothing is there.
+    """
+    parent, _, key = override.key_or_group.rpartition(".")
+    node = OmegaConf.select(tree, parent)
+    if not isinstance(node, DictConfig) or key not in node or OmegaConf.get_type(node) is not dict:
+        raise ConfigError(f"{override.input_line}: there is no such entry to delete; ~augment.ops.LABEL deletes one")
+    del node[key]
+
+
+def _chosen(choices: Sequence[Override]) -> dict[str, Any]:
+    """{group: its tree} by overrides `group=choice`; a preset (data=dali) chooses for other groups, too."""
+    if not choices:
+        return {}
+    default, composed = compose_tree(Config, []), compose_tree(Config, [str(each.input_line) for each in choices])
+    named = {each.key_or_group for each in choices}
+    return {group: composed[group] for group in Config.GROUPS if group in named or composed[group] != default[group]}

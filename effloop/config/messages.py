@@ -1,0 +1,259 @@
+"""Hydra's and OmegaConf's errors as one line: what, got, allowed, fix."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from typing import Any, get_type_hints
+
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    InterpolationKeyError,
+    InterpolationResolutionError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+    UnsupportedInterpolationType,
+    ValidationError,
+)
+from yaml import MarkedYAMLError, YAMLError
+
+from effloop.errors import ConfigError
+from effloop.registry import PartConfig, choices, groups
+
+_TYPES = {
+    "Integer": "a whole number",
+    "Float": "a number",
+    "Boolean": "true or false",
+    "String": "text",
+    "Enum": "one of the names",
+}
+_PLUGINS = {
+    "hydra/launcher/joblib": "joblib",
+    "hydra/launcher/submitit_local": "submitit",
+    "hydra/launcher/submitit_slurm": "submitit",
+    "hydra/launcher/ray": "ray",
+    "hydra/sweeper/optuna": "optuna",
+}
+"""Choices that a package of Hydra's makes -> the extra that installs it."""
+_MOVED = {
+    "augment.scale": "augment.ops.crop.scale",
+    "augment.ratio": "augment.ops.crop.ratio",
+    "augment.flip": "augment.ops.flip.p",
+}
+"""Keys of earlier versions -> where they are now."""
+
+
+@contextmanager
+def in_one_line(root: type, overrides: Sequence[str] = (), tree: DictConfig | None = None) -> Iterator[None]:
+    """Turn what Hydra, OmegaConf and YAML raise inside the block into a `ConfigError` of one line.
+
+    Args:
+        root: the dataclass of the whole config, to find the nearest name in.
+        overrides: what was asked for, to quote from.
+        tree: the composed config, if there is one yet, to show a cycle of interpolations in.
+    """
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
+        raise ConfigError(_explain(error, root, overrides, tree)) from error
+
+
+def _explain(error: BaseException, root: type, overrides: Sequence[str], tree: DictConfig | None) -> str:
+    """One line for an error of the config's makers."""
+    chain = list(_chain(error))
+    for link in chain:
+        if isinstance(link, ConfigError):
+            return str(link)
+    for link in chain:
+        if isinstance(link, ConfigAttributeError | ConfigKeyError):
+            return _unknown_key(str(link.full_key), root)
+        line = _known(link, overrides, tree)
+        if line:
+            return line
+    return " ".join(str(error).split())
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _known(error: BaseException, overrides: Sequence[str], tree: DictConfig | None) -> str | None:
+    """The line for one of the errors that users meet; None for any other."""
+    key = str(getattr(error, "full_key", None) or "").replace("hydra.run.dir", "run")  # where `run` ends up
+    match error:
+        case MissingConfigException():
+            return _unknown_choice(str(error.missing_cfg_file), error.options or ())
+        case OverrideParseException():
+            return _not_an_override(str(error.override), str(error))
+        case MarkedYAMLError():
+            return _bad_yaml(error)
+        case MissingMandatoryValue():
+            return f"{key} is missing; set {key}=VALUE"
+        case InterpolationKeyError():
+            return f"{key}: {_first_line(error)}; name a key that exists"
+        case UnsupportedInterpolationType():
+            return f"{key}: {_first_line(error)}; use ${{KEY}} or ${{oc.env:VARIABLE}}"
+        case InterpolationResolutionError() if "Recursive" in str(error):
+            return f"{key}: its interpolations run in a circle: {_circle(key, tree)}; set one of them to a value"
+        case InterpolationResolutionError():
+            return _unresolved(key, str(error))
+        case ValidationError() if key:
+            return _wrong_type(key, _first_line(error), overrides)
+        case ConfigCompositionException() if "Ambiguous value" in str(error):
+            override = re.findall(r"'(.*?)'", str(error))[0]
+            return f"{override}: several values are a sweep; add -m to run one after the other"
+        case _ if "Config group override must be" in str(error):
+            given = [override for override in overrides if override.partition("=")[0] in {*groups, "experiment", ""}]
+            return f"{', '.join(given)}: a part is chosen by its name; write GROUP=NAME"
+    return None
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _unknown_choice(path: str, found: Sequence[str]) -> str:
+    """Of a group's choices, `found` are those that Hydra knows: YAML files, and parts that have none."""
+    group, _, name = path.rpartition("/")
+    if path in _PLUGINS:
+        return f"{group}={name} needs a package that isn't installed; pip install 'effloop[{_PLUGINS[path]}]'"
+    parts = groups.get(group)
+    names = {each for each in found if not each.endswith("_schema")} | (set(parts.named_lazily()) if parts else set())
+    first = parts.names() if parts else []  # before what is made of them, for the line may be cut
+    have = [*first, *sorted(names.difference(first))]
+    if not have:
+        return f"{group or path}: no choice '{name}'; python -m effloop list shows what there is"
+    return f"{group}: no choice '{name}'; {choices(name, have)}"
+
+
+def _not_an_override(override: str, message: str) -> str:
+    if "empty choice" in message:
+        return f"{override}: an empty sweep, 0 values; give at least one"
+    if "=" in override:
+        key, _, value = override.partition("=")
+        return f"""{override}: the value can't be read; quote what is special in it: '{key}="{value}"'"""
+    return f"'{override}' is neither a command nor an override; write KEY=VALUE, see python -m effloop --help"
+
+
+def _bad_yaml(error: MarkedYAMLError) -> str:
+    mark = error.problem_mark or error.context_mark
+    where = f"{mark.name}, line {mark.line + 1}" if mark else "a YAML file"
+    problem = str(error.problem)
+    if "duplicate key" in problem:
+        return f"{where}: {problem}; keep one of the two"
+    if "constructor for the tag" in problem:
+        tag = problem.rpartition("tag ")[2]
+        return f"{where}: unsafe YAML tag {tag} is refused; write a plain value"
+    return f"{where}: {problem}"
+
+
+def _unresolved(key: str, message: str) -> str:
+    variable = re.search(r"Environment variable '(.*?)' not found", message)
+    if variable:
+        return f"{key}: the environment variable {variable[1]} is not set; set it, or set {key}=VALUE"
+    return f"{key}: {' '.join(message.partition('full_key')[0].split())}"
+
+
+def _wrong_type(key: str, message: str, overrides: Sequence[str]) -> str:
+    converted = re.match(r"Value '(.*)' of type '(.*)' could not be converted to (\w+)", message)
+    if converted:
+        value, kind, wanted = converted.groups()
+        kind = kind.removesuffix("Config").lower()  # OmegaConf's ListConfig is a list to everybody else
+        return f"{key}: got '{value}' ({kind}), expected {_TYPES.get(wanted, wanted)}"
+    boolean = re.match(r"Value '(.*)' is not a valid bool \(type (\w+)\)", message)
+    if boolean:
+        return f"{key}: got '{boolean[1]}' ({boolean[2]}), expected true or false"
+    hint = re.match(r"Value '(.*)' of type '(.*)' is incompatible with type hint '(?:Union\[)?(.*?)\]?'", message)
+    if hint:
+        return f"{key}: got '{hint[1]}' ({hint[2]}), expected {hint[3].replace(', ', ' or ')}"
+    enum = re.match(r"Invalid value '(.*)', expected one of \[(.*)\]", message)
+    if enum:
+        return f"{key}: no choice '{enum[1]}'; {choices(enum[1], enum[2].split(', '))}"
+    given = [o.partition("=")[2] for o in overrides if o.partition("=")[0].lstrip("+") == key]
+    got = f"got '{given[-1]}', " if given else ""
+    return f"{key}: {got}{message[0].lower()}{message[1:].rstrip('.')}"
+
+
+def _unknown_key(key: str, root: type) -> str:
+    """`'momentm' is not a key; did you mean 'optim.momentum'?`"""
+    if key.partition(".")[0] == "experiment":
+        return "experiment: its keys belong to the root; begin the file with the line '# @package _global_'"
+    group, _, field_name = key.rpartition(".")
+    parts = groups.get(group)
+    owners = [name for name in parts or () if parts and field_name in _fields(parts[name].config)]
+    if owners:
+        return f"'{key}' is not a key of the {group} chosen; {group}={owners[0]} has it"
+    if key in _MOVED:
+        return f"'{key}' is not a key of the config any more; it is '{_MOVED[key]}' now"
+    known = _all_keys(root)
+    tail = key.rpartition(".")[2]
+    same_tail = [k for k in known if k.rpartition(".")[2] == tail and k != key]
+    close = same_tail or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    hint = f"did you mean '{close[0]}'?" if close else "see python -m effloop --cfg job"
+    return f"'{key}' is not a key of the config; {hint}"
+
+
+def _all_keys(root: type) -> list[str]:
+    """Every key that some choice of parts has."""
+    keys = [field.name for field in fields(root)]
+    keys += [f"{name}.{key}" for name, kind in _nested(root) for key in sorted(_fields(kind))]
+    for group, parts in groups.items():
+        configs: set[type[PartConfig]] = {parts[name].config for name in parts}
+        keys += sorted({f"{group}.{field.name}" for config in configs for field in fields(config)})
+    return keys
+
+
+def _nested(root: type) -> list[tuple[str, type]]:
+    """Dataclasses of the root that are no parts."""
+    kinds = [(name, kind) for name, kind in get_type_hints(root).items() if isinstance(kind, type)]
+    return [(name, kind) for name, kind in kinds if is_dataclass(kind) and not issubclass(kind, PartConfig)]
+
+
+def _fields(kind: type) -> set[str]:
+    return {field.name for field in fields(kind)}
+
+
+def _circle(key: str, tree: DictConfig | None) -> str:
+    """`lr -> optim.lr -> lr`, as far as it can be followed."""
+    raw = OmegaConf.to_container(tree, resolve=False) if tree is not None else {}
+    path = [key]
+    while path.count(path[-1]) == 1:
+        value: Any = raw
+        for part in path[-1].split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        reference = re.search(r"\$\{([\w.]+)\}", str(value))
+        if not reference:
+            break
+        path.append(reference[1])
+    return " -> ".join(path)
+
+
+def refuse_unknown_keys(tree: DictConfig) -> None:
+    """Refuse what `+key=value` put where no dataclass has such a field.
+
+    Raises:
+        ConfigError: an unknown key; the line has the nearest one.
+    """
+    root = OmegaConf.get_type(tree)
+    assert root is not None
+    for key in _keys_without_field(tree, ""):
+        raise ConfigError(_unknown_key(key, root))
+
+
+def _keys_without_field(tree: DictConfig, prefix: str) -> Iterator[str]:
+    kind = OmegaConf.get_type(tree)
+    known = _fields(kind) if kind is not None and is_dataclass(kind) else None
+    for name in map(str, tree):
+        child = tree._get_node(name)
+        if known is not None and name not in known:
+            yield f"{prefix}{name}"
+        elif isinstance(child, DictConfig) and not child._is_none() and not child._is_missing():
+            yield from _keys_without_field(child, f"{prefix}{name}.")

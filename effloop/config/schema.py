@@ -1,0 +1,163 @@
+"""The whole config as a typed tree, and what its values may be."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from omegaconf import MISSING
+
+from effloop.checkpoint import CheckpointConfig
+from effloop.config.hydra_setup import check_run_name
+from effloop.data.augment import AugmentConfig
+from effloop.data.decode import DecodeConfig
+from effloop.data.engine import EngineConfig
+from effloop.data.source import DataConfig
+from effloop.errors import ConfigError
+from effloop.model import ModelConfig
+from effloop.optim import OptimConfig, ScheduleConfig
+from effloop.parallel import ParallelConfig
+from effloop.precision import PrecisionConfig
+from effloop.record import RecordConfig
+from effloop.task.objectives import check_objective
+
+
+@dataclass
+class SweepConfig:
+    """How the jobs of a sweep are treated; without meaning for a single run.
+
+    Attributes:
+        resume: go on with the sweep in its folder: what is done is left alone, what was begun goes on.
+        prune: end a run early whose validation score is worse than the median of the others' at the same epoch.
+    """
+
+    resume: bool = False
+    prune: bool = False
+
+
+@dataclass
+class Config:
+    """The root: one field per config group, and short names for what people sweep.
+
+    Attributes:
+        batch_size: images per rank and step; the global number is printed.
+        num_workers: threads or processes that load, per split in use; `auto` is the cores this
+            rank may use; 0 loads in the loop's own thread.
+        epochs: how often the training split is gone through.
+        lr: learning rate at the schedule's height; null takes `optim.lr`.
+        seed: of the order, of every sample's random numbers and of the weights.
+        amp: true is short for precision=amp, false for precision=fp32; null leaves it to `precision`.
+        compile: compile the model with torch.compile; `auto` measures whether that is faster.
+        channels_last: memory layout of images and weights; `auto` measures which is faster.
+        cudnn_benchmark: let cuDNN try its algorithms for each shape and keep the fastest; null is yes, unless
+            `deterministic`; `auto` measures whether that is faster.
+        deterministic: only algorithms that give the same bits every time, which some GPU operations lack.
+        reuse_memory: keep freed memory for the next step and the next image instead of giving it back; from the
+            first loader or run that sets it, for as long as the process lives. Worker processes always do.
+        accumulate: batches whose gradients make one update.
+        max_grad_norm: what an update's gradients are scaled down to, if their L2 norm is above it; null is no limit.
+        image_size: height and width of what the model sees, in pixels.
+        progressive: image sizes to train at, for equally many epochs each, in this order; empty is `image_size`
+            throughout. Evaluation is always at `image_size`.
+        device: auto, cpu, cuda or cuda:N.
+        resume: a run folder or checkpoint file to go on from, in a new run folder.
+        run: name of the run folder below `outputs/`.
+        objective: what the runs of a sweep are compared by, and what a search is for.
+        sweep: how the jobs of a sweep are treated.
+    """
+
+    data: DataConfig = MISSING
+    decode: DecodeConfig = MISSING
+    augment: AugmentConfig = MISSING
+    engine: EngineConfig = MISSING
+    model: ModelConfig = MISSING
+    optim: OptimConfig = MISSING
+    schedule: ScheduleConfig = MISSING
+    parallel: ParallelConfig = MISSING
+    precision: PrecisionConfig | None = None
+    record: RecordConfig = MISSING
+    checkpoint: CheckpointConfig = MISSING
+    batch_size: int = 32
+    num_workers: int | str = "auto"
+    epochs: int = 1
+    lr: float | None = None
+    seed: int = 0
+    amp: bool | None = None
+    compile: bool | str = False
+    channels_last: bool | str = True
+    cudnn_benchmark: bool | str | None = None
+    deterministic: bool = False
+    reuse_memory: bool = True
+    accumulate: int = 1
+    max_grad_norm: float | None = None
+    image_size: int = 64
+    progressive: list[int] = field(default_factory=list)
+    device: str = "auto"
+    resume: str | None = None
+    run: str = "unnamed"
+    objective: str = "val/top1"
+    sweep: SweepConfig = field(default_factory=SweepConfig)
+
+    GROUPS: ClassVar[tuple[str, ...]] = (
+        "data",
+        "decode",
+        "augment",
+        "engine",
+        "model",
+        "optim",
+        "schedule",
+        "parallel",
+        "precision",
+        "record",
+        "checkpoint",
+    )
+
+    def __post_init__(self) -> None:
+        for key in ("batch_size", "epochs", "accumulate", "image_size"):
+            if getattr(self, key) < 1:
+                raise ConfigError(f"{key}: {getattr(self, key)} is not allowed; set a whole number above 0, e.g. 1")
+        for key in ("lr", "max_grad_norm"):
+            value = getattr(self, key)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"{key}: {value} is not allowed; set a finite number above 0")
+        workers = self.num_workers
+        if workers != "auto" and (not isinstance(workers, int) or workers < 0):
+            raise ConfigError(f"num_workers: {workers!r} is not allowed; set auto, 0 or a whole number above it")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"seed: {self.seed} is not allowed; set a whole number from 0 to 2**63 - 1")
+        check_run_name(self.run)
+        check_objective(self.objective)
+        if self.sweep.prune and not self.objective.startswith("val/"):
+            raise ConfigError(
+                f"sweep.prune: runs are ended early by a validation score, not by objective={self.objective}; "
+                "set objective=val/top1"
+            )
+        self._check_speed()
+        self._check_sizes()
+
+    def _check_speed(self) -> None:
+        """Refuse words other than `auto` where true or false belongs, and wishes that contradict each other."""
+        for key in ("compile", "channels_last", "cudnn_benchmark"):
+            if isinstance(getattr(self, key), str) and getattr(self, key) != "auto":
+                raise ConfigError(f"{key}: {getattr(self, key)!r} is not allowed; set true, false or auto")
+        if self.deterministic and self.cudnn_benchmark:
+            raise ConfigError(
+                f"deterministic: true contradicts cudnn_benchmark={word(self.cudnn_benchmark)}, whose choices differ "
+                "from run to run; drop one of them"
+            )
+
+    def _check_sizes(self) -> None:
+        """Refuse image sizes that can't be, or too many for the epochs."""
+        for size in self.progressive:
+            if size < 1:
+                raise ConfigError(f"progressive: {size} is not a size in pixels; set whole numbers above 0")
+        if len(self.progressive) > self.epochs:
+            raise ConfigError(
+                f"progressive: {len(self.progressive)} sizes for epochs={self.epochs}; set at least as many epochs"
+            )
+
+
+def word(value: bool | str) -> str:
+    """A value as it is typed."""
+    return str(value).lower()

@@ -1,0 +1,1 @@
+"""Offline work on datasets: re-encode, write, verify."""

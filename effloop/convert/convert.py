@@ -1,0 +1,240 @@
+"""A dataset in another storage format, its images as they are or made anew: `python -m effloop convert`."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from effloop.convert.options import ConvertOptions
+from effloop.convert.progress import Meter, duration
+from effloop.convert.readback import compare
+from effloop.convert.reencode import Recode
+from effloop.convert.spool import Firsts, Originals, Recoded, mean_size
+from effloop.convert.workfolder import WorkFolder, check_free, is_disk_full, size, tree_size, unwritable
+from effloop.data.decode import Decoder
+from effloop.data.source.base import Source, check_same_classes
+from effloop.data.source.storage.writing import Dataset, writers
+from effloop.errors import ConfigError, DataError, EffLoopError, InterruptedRunError
+
+_MAKE_PIXELS = ("torch", "pillow", "simplejpeg", "opencv-python", "opencv-python-headless")
+"""Whose versions may decide on the bytes of an image made anew."""
+_SAMPLED = 64  # images made anew to estimate what all will take
+
+
+def convert(
+    options: ConvertOptions, splits: Mapping[str, Source], decoder: Decoder, threads: int, version: str
+) -> None:
+    """Write the datasets, show how far it is, and print what came of it.
+
+    An output is absent or complete, and nothing is ever overwritten. What is on the way lies in a hidden
+    folder beside it, `.NAME.partial`. If the process is killed or interrupted, the same command goes on:
+    images that have been made anew are kept there, 256 in a file, and not made again; writing them into
+    the format, or copying originals, starts again. The result is the same to the byte, killed or not. After
+    a failure for want of space nothing is left. Data that was changed, moved or replaced meanwhile starts
+    afresh; in a folder of images, one that was overwritten in place is not noticed.
+
+    The source's index is compared with its checksum first, and what was written is read back: its keys,
+    labels and sizes are those of the records that went in, and of the source where they are copies.
+
+    Args:
+        options: what is to be written.
+        splits: `train`, `val` or both -> the opened source.
+        decoder: by which images are decoded.
+        threads: that make images anew; 0 is one.
+        version: EffLoop's. Another version doesn't go on where this one stopped.
+
+    Raises:
+        ConfigError: an output is there already or being written, or the disk can't take it.
+        DataError: an image can't be read or decoded, or the format can't hold it; the line names it. Or
+            the source's index is damaged, or what was written doesn't read back.
+        InterruptedRunError: Ctrl-C.
+    """
+    if len(splits) > 1:
+        check_same_classes(splits["train"], splits["val"])
+    recodes = {out: Recode(recipe, decoder) if recipe else None for out, recipe in options.outputs.items()}
+    with WorkFolder([*recodes], _job(options, splits, decoder, version)) as work:
+        conversion = _Conversion(options, splits, threads, work)
+        with conversion.cleaning_up(), Meter() as conversion.meter:
+            conversion.check_indexes()
+            results = {out: conversion.make(out, recode) for out, recode in recodes.items()}
+            work.publish()
+    for out, num_bytes in results.items():
+        _show(out, splits, num_bytes)
+    print(conversion.summary())
+
+
+def _job(options: ConvertOptions, splits: Mapping[str, Source], decoder: Decoder, version: str) -> dict[str, Any]:
+    """All that decides on the bytes of the outputs."""
+    recoding = any(options.outputs.values())
+    return {
+        "effloop": version,
+        "packages": {name: _version(name) for name in _MAKE_PIXELS} if recoding else {},
+        "to": options.to,
+        "outputs": {str(out): recipe and recipe.about() for out, recipe in options.outputs.items()},
+        "shard_bytes": options.shard_bytes,
+        "decoder": type(decoder).__qualname__,
+        "splits": {name: source.identity() for name, source in splits.items()},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+class _Conversion:
+    """One call of `convert`, and what a line about its failure needs to know."""
+
+    def __init__(self, options: ConvertOptions, splits: Mapping[str, Source], threads: int, work: WorkFolder) -> None:
+        self.options, self.splits, self.threads, self.work = options, splits, threads, work
+        self.meter: Meter
+        self._started = time.monotonic()
+        self._needed = self._recoded = 0
+        self._recoding_s = 0.0
+        self._records: dict[str, Originals] = {}
+
+    def check_indexes(self) -> None:
+        """Compare what the splits' indexes say with their checksums, unless all is made already."""
+        if self.work.complete:
+            return
+        for source in self.splits.values():
+            source.verify_index()
+
+    def make(self, out: Path, recode: Recode | None) -> dict[str, int]:
+        """Make one output, up to its publication; returns the bytes of each split's images."""
+        if self.work.is_finished(out):
+            return self.work.noted(out)
+        about = recode.recipe.about() if recode else _about(self.splits)
+        if recode:
+            self._recode(out, recode, about)
+        else:
+            self._records = {name: Originals(source, self.meter, name) for name, source in self.splits.items()}
+        num_bytes = {name: records.num_bytes for name, records in self._records.items()}
+        self._needed = sum(num_bytes.values())
+        check_free(self.work.path, self._needed, str(out))
+        self._write(out, Dataset(self._classes, self._records, about))
+        self._read_back(out, copied=recode is None)
+        self.work.finish(out, num_bytes)
+        shutil.rmtree(self._spool(out), ignore_errors=True)
+        return num_bytes
+
+    def _recode(self, out: Path, recode: Recode, about: Mapping[str, Any]) -> None:
+        """Make all images anew, or those that an earlier run of this job has not made."""
+        spool = self._spool(out)
+        # A package that isn't installed, a file system that the format can't live on: better known now.
+        firsts = {name: Firsts(source) for name, source in self.splits.items()}
+        self._write(out, Dataset(self._classes, firsts, about))
+        self.work.discard()
+        self._needed = 2 * self._estimate(recode)  # in the spool, and in the output
+        check_free(self.work.path, self._needed, f"{out} with what is kept on the way", tree_size(spool))
+        made = {name: Recoded(source, self.meter, name, spool / name, recode) for name, source in self.splits.items()}
+        self._records = {**made}
+        started = time.monotonic()
+        for records in made.values():
+            self._recoded += records.make(self.threads)
+        self._recoding_s += time.monotonic() - started
+
+    def _read_back(self, out: Path, copied: bool) -> None:
+        """Open what was written, and compare it with what went in."""
+        written = self.work.path / "writing" / out.name
+        for name, records in self._records.items():
+            wanted = records.fingerprint()
+            if copied and wanted != self.splits[name].fingerprint():
+                raise DataError(
+                    f"{self.splits[name].where} has changed while it was read, or its keys, labels or sizes don't "
+                    "match its fingerprint; convert again"
+                )
+            compare(self.options.to, written, name, wanted, self.work.path / "scans")
+
+    def _write(self, out: Path, dataset: Dataset) -> None:
+        writers[self.options.to](self.work.writing(out), dataset, self.options.shard_bytes)
+
+    @property
+    def _classes(self) -> Sequence[str]:
+        return next(iter(self.splits.values())).classes
+
+    def _spool(self, out: Path) -> Path:
+        return self.work.path / "spool" / out.name
+
+    def _estimate(self, recode: Recode) -> int:
+        """Bytes of all images made anew, from a few that are spread over the splits."""
+        total = 0.0
+        for source in self.splits.values():
+            count = len(source)
+            ids = np.unique(np.linspace(0, count - 1, min(_SAMPLED, count)).astype(np.int64)).tolist()
+            total += count * mean_size(source, ids, recode, self.threads)
+        return int(total)
+
+    @contextmanager
+    def cleaning_up(self) -> Iterator[None]:
+        """Around the work: what was made anew is kept for the next run, the rest goes; a full disk leaves nothing."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            kept = self._keep()
+            again = "goes on from there" if kept else "starts again"
+            raise InterruptedRunError(f"interrupted; running the same command again {again}") from None
+        except Exception as error:
+            if is_disk_full(error, self.work.path):
+                wrote = size(self._wrote())
+                self.work.remove()
+                raise ConfigError(
+                    f"out: the disk of {self.work.path.parent} is full after {wrote}; {size(self._needed)} of images "
+                    "are needed, and what the format adds; make room or set out=PATH"
+                ) from error
+            self._keep()
+            if isinstance(error, OSError) and not isinstance(error, EffLoopError):
+                raise unwritable(self.work.path, error) from error
+            raise
+
+    def _keep(self) -> bool:
+        """Remove what nothing can go on from; returns whether anything is left."""
+        self.work.discard()
+        if not self.work.is_finished_any and not any((self.work.path / "spool").glob("*/*/*.chunk")):
+            self.work.remove()
+            return False
+        return True
+
+    def _wrote(self) -> int:
+        """Bytes of images that have been written so far."""
+        return tree_size(self.work.path / "spool") + sum(records.bytes_taken for records in self._records.values())
+
+    def summary(self) -> str:
+        """`2 s; 1,856 images made anew, 1,203 images/s by 2 threads`."""
+        line = f"took {duration(time.monotonic() - self._started)}"
+        if not self._recoded:
+            return line
+        speed = self._recoded / self._recoding_s
+        return f"{line}; {self._recoded:,} images made anew, {speed:,.0f} images/s (threads: {max(1, self.threads)})"
+
+
+def _about(splits: Mapping[str, Source]) -> Mapping[str, Any]:
+    """What the header of a copy says: how its images were made is what the original says of them."""
+    abouts = [getattr(source, "about", None) or {"payload": "original"} for source in splits.values()]
+    first: Mapping[str, Any] = abouts[0]
+    return first if all(about == first for about in abouts) else {"payload": "original"}
+
+
+def _show(out: Path, splits: Mapping[str, Source], num_bytes: Mapping[str, int]) -> None:
+    """Print what came of one output."""
+    table = Table()
+    for heading in ("split", "images", "before", "after", "ratio", "mean before", "mean after"):
+        table.add_column(heading, justify="left" if heading == "split" else "right")
+    for name, source in splits.items():
+        images, before, after = len(source), source.fingerprint()["bytes"], num_bytes[name]
+        ratio = f"{after / before:.3f}" if before else "-"
+        means = (size(before / images), size(after / images))
+        table.add_row(name, f"{images:,}", size(before), size(after), ratio, *means)
+    print(f"{out} is written")
+    Console().print(table)

@@ -1,0 +1,196 @@
+"""Images made anew, kept in chunks on disk until a writer takes them, so that a killed conversion can go on."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from effloop.convert.progress import Meter
+from effloop.data.image.header import Encoded
+from effloop.data.source.base import Fingerprint, Source
+from effloop.data.source.storage.columns import Blobs, ColumnFile, ColumnWriter
+from effloop.data.source.storage.writing import Record
+from effloop.errors import DataError
+
+CHUNK = 256
+"""Images in a file of the spool: what a thread loses by a kill, at most."""
+_LABELS = 1 << 20  # labels looked at at a time
+_STEP = 16  # images between two reports of a thread
+
+
+class Originals:
+    """The samples of a split as they are, for a writer; each is compared with its checksum, if it has one."""
+
+    def __init__(self, source: Source, meter: Meter, name: str) -> None:
+        self.source, self.meter, self.name = source, meter, name
+        self._seen = Fingerprint()
+        self.num_bytes: int = source.fingerprint()["bytes"]
+        self.bytes_taken = 0
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __iter__(self) -> Iterator[Record]:
+        self.bytes_taken, self._seen = 0, Fingerprint()
+        for record in self.meter.track(self._records(), f"{self.name}: writing", len(self)):
+            self.bytes_taken += len(record.data)
+            self._seen.add(record.key, record.label, len(record.data))
+            yield record
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Of the records that a writer took when it last asked for them."""
+        return self._seen.result()
+
+    def _records(self) -> Iterator[Record]:
+        for start in range(0, len(self), CHUNK):
+            ids = range(start, min(start + CHUNK, len(self)))
+            self.source.will_need(ids)
+            labels = self.source.labels[ids.start : ids.stop].tolist()
+            for index, label in zip(ids, labels, strict=True):
+                data = read(self.source, index)
+                if len(data) != self.source.size(index):
+                    raise DataError(
+                        f"{self.source.where}/{self.source.key(index)} has {len(data):,} bytes, the index says "
+                        f"{self.source.size(index):,}; if it was replaced, touch its folder and convert again"
+                    )
+                yield Record(self.source.raw_key(index), label, data)
+
+
+class Recoded(Originals):
+    """The samples of a split, made anew by several threads and kept in a folder.
+
+    Args:
+        source: the split.
+        meter: is told what is done.
+        name: of the split, for people.
+        folder: of the chunks; those that are there already are taken as they are.
+        recode: what is done to an image.
+    """
+
+    def __init__(
+        self, source: Source, meter: Meter, name: str, folder: Path, recode: Callable[[Encoded], bytes]
+    ) -> None:
+        super().__init__(source, meter, name)
+        self.folder, self.recode = folder, recode
+        self.num_chunks = -(-len(source) // CHUNK)
+        self._broken_off = threading.Event()
+
+    def make(self, num_threads: int) -> int:
+        """Make the chunks that are not there yet; returns how many images that were.
+
+        Raises:
+            DataError: an image can't be read or made anew; the message names it.
+            OSError: a chunk can't be written.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for leftover in self.folder.glob(".*"):  # half a chunk of a run that was killed
+            leftover.unlink()
+        missing = [number for number in range(self.num_chunks) if not self._path(number).exists()]
+        todo = sum(len(self._ids(number)) for number in missing)
+        self.meter.begin(f"{self.name}: recoding", len(self), len(self) - todo)
+        with ThreadPoolExecutor(max(1, num_threads), thread_name_prefix="effloop-convert") as pool:
+            try:
+                begun: deque[Future[None]] = deque()
+                for number in missing:
+                    begun.append(pool.submit(self._make_chunk, number))
+                    if len(begun) > 2 * num_threads:
+                        begun.popleft().result()
+                while begun:
+                    begun.popleft().result()
+            finally:
+                self._broken_off.set()
+                pool.shutdown(cancel_futures=True)
+        self.num_bytes = sum(len(self._chunk(number).blob("data")) for number in range(self.num_chunks))
+        return todo
+
+    def _make_chunk(self, number: int) -> None:
+        ids = self._ids(number)
+        self.source.will_need(ids)
+        with ColumnWriter(self._path(number), {}) as writer, writer.blobs("data") as append:
+            for index in ids:
+                if self._broken_off.is_set():
+                    raise InterruptedError  # nobody waits for this chunk any more
+                append(recoded(self.source, index, self.recode))
+                if index % _STEP == _STEP - 1 or index == ids[-1]:
+                    self.meter.advance(index % _STEP + 1)
+
+    def _records(self) -> Iterator[Record]:
+        for number in range(self.num_chunks):
+            ids, images = self._ids(number), Blobs(self._chunk(number), "data")
+            labels = self.source.labels[ids.start : ids.stop].tolist()
+            for place, (index, label) in enumerate(zip(ids, labels, strict=True)):
+                yield Record(self.source.raw_key(index), label, images[place])
+
+    def _ids(self, number: int) -> range:
+        return range(number * CHUNK, min((number + 1) * CHUNK, len(self)))
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number:06}.chunk"
+
+    def _chunk(self, number: int) -> ColumnFile:
+        return ColumnFile(self._path(number))
+
+
+class Firsts:
+    """The first sample of each class: what a writer is tried with before hours of work go into all of them."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self._ids = _first_of_each_class(source)
+        self.num_bytes = sum(map(source.size, self._ids))
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __iter__(self) -> Iterator[Record]:
+        for index in self._ids:
+            yield Record(self.source.raw_key(index), int(self.source.labels[index]), read(self.source, index))
+
+
+def _first_of_each_class(source: Source) -> list[int]:
+    first: dict[int, int] = {}
+    for start in range(0, len(source), _LABELS):
+        labels, places = np.unique(source.labels[start : start + _LABELS], return_index=True)
+        for label, place in zip(labels.tolist(), places.tolist(), strict=True):
+            first.setdefault(label, start + place)
+        if len(first) >= len(source.classes):
+            break
+    return sorted(first.values())
+
+
+def mean_size(source: Source, ids: Sequence[int], recode: Callable[[Encoded], bytes], num_threads: int) -> float:
+    """Bytes of these samples when they are made anew, on average."""
+    with ThreadPoolExecutor(max(1, num_threads), thread_name_prefix="effloop-convert") as pool:
+        return sum(pool.map(lambda index: len(recoded(source, index, recode)), ids)) / len(ids)
+
+
+def read(source: Source, index: int) -> Encoded:
+    """A sample's encoded image, compared with its checksum.
+
+    Raises:
+        DataError: it can't be read or is damaged; the message names it.
+    """
+    try:
+        source.verify(index)  # whatever `data.checksums` says: what goes over gets a checksum of its own
+        return source.read(index)
+    except DataError as error:
+        raise DataError(f"{source.where}/{source.key(index)} {error}") from error
+
+
+def recoded(source: Source, index: int, recode: Callable[[Encoded], bytes]) -> bytes:
+    """A sample's image made anew.
+
+    Raises:
+        DataError: as from `read`, or it can't be decoded; the message names it.
+    """
+    data = read(source, index)
+    try:
+        return recode(data)
+    except DataError as error:
+        raise DataError(f"{source.where}/{source.key(index)} {error}") from error

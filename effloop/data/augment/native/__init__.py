@@ -1,0 +1,1 @@
+"""EffLoop's own augmentation."""

@@ -1,0 +1,205 @@
+"""Native operations that cut and resize: their boxes are known before an image is decoded."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from effloop.data.augment.operation import (
+    MOST_SIDE,
+    RATIOS,
+    BadParameterError,
+    Keys,
+    Reframe,
+    Sizes,
+    check_range,
+    operation,
+)
+from effloop.data.random import uniforms
+
+_ATTEMPTS = 10  # torchvision's
+
+
+@operation
+class RandomResizedCrop(Reframe):
+    """A box of random area and ratio, resized: torchvision's law (Szegedy et al. 2015, "Going deeper with
+    convolutions").
+
+    Args:
+        size: height and width of what comes out, or one number for both.
+        scale: smallest and largest area of the box, as a share of the image.
+        ratio: smallest and largest width over height of the box, drawn evenly in its logarithm.
+    """
+
+    def __init__(self, size: object, scale: object = (0.08, 1.0), ratio: object = (3 / 4, 4 / 3)) -> None:
+        self.target = check_size("size", size)
+        self.scale = check_range("scale", scale, 0, 1, above=True)
+        self.ratio = check_range("ratio", ratio, *RATIOS)
+
+    def boxes(self, keys: Keys, sizes: Sizes) -> NDArray[np.int64]:
+        # The first number is RandomHorizontalFlip's.
+        return random_resized_boxes(uniforms(keys, 2 * _ATTEMPTS + 3)[:, 1:], sizes, self.scale, self.ratio)
+
+
+@operation
+class Resize(Reframe):
+    """The whole image, resized.
+
+    Args:
+        size: [height, width] of what comes out; one number is the shorter side, and the ratio stays.
+    """
+
+    def __init__(self, size: object) -> None:
+        self.exact = isinstance(size, list | tuple)
+        self.target = check_size("size", size)
+
+    def boxes(self, keys: Keys, sizes: Sizes) -> NDArray[np.int64]:
+        return np.concatenate([np.zeros_like(sizes), sizes], axis=1)
+
+    def out_sizes(self, sizes: Sizes) -> Sizes:
+        if self.exact:
+            return super().out_sizes(sizes)
+        out: Sizes = self.target[0] * sizes // sizes.min(axis=1, keepdims=True)  # rounded down, as by torchvision
+        return out
+
+
+@operation
+class RandomCrop(Reframe):
+    """A box at a random place, as it is.
+
+    Args:
+        size: height and width of the box, or one number for both.
+        padding: black pixels around the image, which the box may cover.
+    """
+
+    def __init__(self, size: object, padding: int = 0) -> None:
+        self.target = check_size("size", size)
+        if type(padding) is not int or not 0 <= padding < min(self.target):
+            raise BadParameterError(
+                f"padding: {padding} is not allowed; set a number of pixels, at least 0 and less than size"
+            )
+        self.padding = padding
+
+    def boxes(self, keys: Keys, sizes: Sizes) -> NDArray[np.int64]:
+        space = self._space(sizes)
+        corners = (uniforms(keys, 2) * (space + 1)).astype(np.int64) - self.padding
+        return np.concatenate([corners, self.out_sizes(sizes)], axis=1)
+
+    def out_sizes(self, sizes: Sizes) -> Sizes:
+        self._space(sizes)
+        return super().out_sizes(sizes)
+
+    def _space(self, sizes: Sizes) -> Sizes:
+        """(N, 2) how many places there are, less one."""
+        space: Sizes = sizes + 2 * self.padding - np.array(self.target)
+        if space.min() < 0:
+            height, width = sizes[space.min(axis=1).argmin()]
+            raise BadParameterError(
+                f"size: {self.target[0]}x{self.target[1]} is more than the {height}x{width} pixels of an image; "
+                "set it smaller, resize before, or set padding"
+            )
+        return space
+
+
+@operation
+class CenterCrop(RandomCrop):
+    """A box in the middle, as it is.
+
+    Args:
+        size: height and width of the box, or one number for both.
+    """
+
+    def __init__(self, size: object) -> None:
+        super().__init__(size)
+
+    def boxes(self, keys: Keys, sizes: Sizes) -> NDArray[np.int64]:
+        corners = np.rint(self._space(sizes) / 2).astype(np.int64)  # to the even one, as torchvision does
+        return np.concatenate([corners, self.out_sizes(sizes)], axis=1)
+
+
+class Whole(Reframe):
+    """The image as it is; stands before a recipe that doesn't begin with a crop."""
+
+    target = (0, 0)
+    resizes = False
+
+    def out_sizes(self, sizes: Sizes) -> Sizes:
+        return sizes
+
+    def boxes(self, keys: Keys, sizes: Sizes) -> NDArray[np.int64]:
+        return np.concatenate([np.zeros_like(sizes), sizes], axis=1)
+
+
+class CentralSquare(Reframe):
+    """For evaluation: a square in the middle, resized.
+
+    Args:
+        size: height and width of what comes out.
+        share: side of the square, as a share of the shorter side.
+    """
+
+    def __init__(self, size: int, share: float) -> None:
+        self.target = (size, size)
+        self.share = share
+
+    def boxes(self, keys: Keys, sizes: Sizes) -> NDArray[np.int64]:
+        return center_boxes(sizes, self.share)
+
+
+def check_size(name: str, value: object) -> tuple[int, int]:
+    """Height and width, from a pair or one number for both.
+
+    Raises:
+        BadParameterError: it is neither.
+    """
+    pair: list[Any] = list(value) if isinstance(value, list | tuple) else [value, value]
+    if len(pair) != 2 or not all(type(side) is int and 0 < side <= MOST_SIDE for side in pair):
+        raise BadParameterError(
+            f"{name}: {value} is not allowed; set a number of pixels from 1 to {MOST_SIDE}, or [height, width]"
+        )
+    return pair[0], pair[1]
+
+
+def random_resized_boxes(
+    numbers: NDArray[np.float64], sizes: Sizes, scale: tuple[float, float], ratio: tuple[float, float]
+) -> NDArray[np.int64]:
+    """Crop boxes by the law of torchvision's RandomResizedCrop, for many images at once.
+
+    Args:
+        numbers: (N, 22) in [0, 1): ten areas, ten ratios, top, left.
+        sizes: (N, 2) height and width.
+        scale: smallest and largest share of the area.
+        ratio: smallest and largest width over height, drawn evenly in its logarithm.
+
+    Returns:
+        (N, 4) top, left, height, width. Where no attempt fits, the largest centred box of a ratio
+        that is allowed.
+    """
+    height, width = sizes[:, 0], sizes[:, 1]
+    area = (height * width)[:, None] * (scale[0] + (scale[1] - scale[0]) * numbers[:, :_ATTEMPTS])
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    aspect = np.exp(low + (high - low) * numbers[:, _ATTEMPTS : 2 * _ATTEMPTS])
+    w = np.rint(np.sqrt(area * aspect)).astype(np.int64)
+    h = np.rint(np.sqrt(area / aspect)).astype(np.int64)
+    fits = (w > 0) & (w <= width[:, None]) & (h > 0) & (h <= height[:, None])
+    rows, first = np.arange(len(sizes)), fits.argmax(axis=1)
+    found = fits[rows, first]
+    w = np.where(found, w[rows, first], np.minimum(width, np.maximum(np.rint(height * ratio[1]), 1)).astype(np.int64))
+    h = np.where(found, h[rows, first], np.minimum(height, np.maximum(np.rint(width / ratio[0]), 1)).astype(np.int64))
+    top = np.where(found, numbers[:, -2] * (height - h + 1), (height - h) // 2).astype(np.int64)
+    left = np.where(found, numbers[:, -1] * (width - w + 1), (width - w) // 2).astype(np.int64)
+    return np.stack([top, left, h, w], axis=1)
+
+
+def center_boxes(sizes: NDArray[np.int64], share: float) -> NDArray[np.int64]:
+    """(N, 2) sizes -> (N, 4) centred squares whose side is `share` of the shorter side.
+
+    Cutting first and resizing after gives what resizing the shorter side to `size / share` and
+    cutting the centre gives, up to rounding, and needs only that part of the image decoded.
+    """
+    side = np.maximum(np.rint(sizes.min(axis=1) * share), 1).astype(np.int64)
+    corner = (sizes - side[:, None]) // 2
+    return np.concatenate([corner, side[:, None], side[:, None]], axis=1)

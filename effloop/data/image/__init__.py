@@ -1,0 +1,1 @@
+"""What an image file's bytes say, and its pixels' size."""

@@ -1,0 +1,199 @@
+"""A `tf.train.Example`: its features found where they stand in a record, and one made for a record.
+
+The protobuf message (tensorflow/core/example/example.proto and feature.proto); a field is a varint of its
+number and kind (its tag; kind 2 is "length, then bytes"), then its value:
+
+    Example {Features = 1}                    Feature {one of BytesList = 1, FloatList = 2, Int64List = 3}
+    Features {repeated entry = 1}             BytesList {repeated bytes = 1}
+    entry {string name = 1; Feature = 2}      Int64List {repeated int64 = 1, packed or not}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from effloop.data.image.header import Encoded, read_header
+from effloop.data.source.base import printable
+from effloop.data.source.storage.writing import Record
+from effloop.errors import DataError
+
+Span = tuple[int, int]
+"""First byte and end of something inside a record."""
+
+_FIRST, _SECOND, _FIRST_VARINT = 1 << 3 | 2, 2 << 3 | 2, 1 << 3
+_BYTES, _FLOATS, _INTEGERS = 1 << 3 | 2, 2 << 3 | 2, 3 << 3 | 2
+_KINDS = {_BYTES: "bytes", _FLOATS: "floats", _INTEGERS: "integers"}
+_LONGEST = (1 << 31) - 1  # of a message
+_64_BITS = (1 << 64) - 1
+
+
+class Example:
+    """The features of one record.
+
+    Args:
+        data: the record.
+
+    Raises:
+        DataError: not such a message. Messages go behind what names the record.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._features: dict[bytes, Span] = {}
+        for tag, start, end in _fields(data, 0, len(data)):
+            for entry, first, stop in _fields(data, start, end) if tag == _FIRST else ():
+                if entry == _FIRST:
+                    parts = {part: (begin, close) for part, begin, close in _fields(data, first, stop)}
+                    # Of two with the same name the last counts, as in every protobuf.
+                    self._features[data[slice(*parts.get(_FIRST, (0, 0)))]] = parts.get(_SECOND, (0, 0))
+
+    def text(self, name: str, option: str) -> bytes:
+        """The bytes in feature `name`; none if there is no such feature."""
+        span = self._value(name, _BYTES, option)
+        return self._data[slice(*span)] if span else b""
+
+    def place(self, name: str, option: str) -> Span:
+        """Where the bytes of feature `name` stand in the record.
+
+        Raises:
+            DataError: no such feature, or not a single value of bytes; says that `option` chooses it.
+        """
+        return self._needed(name, _BYTES, option)
+
+    def integer(self, name: str, option: str) -> int:
+        """The number in feature `name`.
+
+        Raises:
+            DataError: no such feature, or not a single integer; says that `option` chooses it.
+        """
+        value, _ = _varint(self._data, *self._needed(name, _INTEGERS, option))
+        return value - (value >> 63 << 64)  # two's complement
+
+    def _value(self, name: str, wanted: int, option: str) -> Span | None:
+        """Where a feature's only value stands; None if there is no such feature, or nothing in it."""
+        data, kind = self._data, wanted
+        span: Span | None = None
+        count = 0
+        for tag, start, end in _fields(data, *self._features.get(name.encode(errors="surrogateescape"), (0, 0))):
+            if tag in _KINDS:
+                if tag != kind:
+                    kind, span, count = tag, None, 0  # "one of": the last counts
+                for value, first, stop in _fields(data, start, end):
+                    if value in (_FIRST, _FIRST_VARINT) and (first < stop or kind != _INTEGERS):
+                        span = span or (first, stop)
+                        count += _count_varints(data, first, stop) if kind == _INTEGERS else 1
+        if kind != wanted:
+            raise DataError(
+                f"has {_KINDS[kind]} in '{name}', not {_KINDS[wanted]}; set {option}=NAME of another feature"
+            )
+        if count > 1:
+            raise DataError(f"has {count:,} values in '{name}', not one; set {option}=NAME of another feature")
+        return span
+
+    def _needed(self, name: str, kind: int, option: str) -> Span:
+        span = self._value(name, kind, option)
+        if span is None:
+            names = ", ".join(sorted(map(printable, self._features))[:12]) or "none"
+            raise DataError(f"has no feature '{name}', or an empty one; it has {names}: set {option}=NAME")
+        return span
+
+
+def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Tag, first byte and end of every field of the message `data[at:end]`."""
+    while at < end:
+        tag, at = _varint(data, at, end) if data[at] > 127 else (data[at], at + 1)
+        kind = tag & 7
+        if kind == 2:
+            # Most are one byte long: not calling for these makes a walk over files 1.2 times as fast.
+            size, at = (data[at], at + 1) if at < end and data[at] < 128 else _varint(data, at, end)
+            stop = at + size
+        elif kind == 0:
+            _, stop = _varint(data, at, end)
+        else:
+            stop = at + {1: 8, 5: 4}.get(kind, len(data))  # 3 and 4, groups, are in no Example
+        if stop > end or tag < 8:
+            raise _broken()
+        yield tag, at, stop
+        at = stop
+
+
+def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+    """The unsigned 64-bit number at `at`, and where it ends."""
+    value = shift = 0
+    while at < end and shift < 70:
+        byte = data[at]
+        value |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 128:
+            return value & _64_BITS, at
+    raise _broken()
+
+
+def _count_varints(data: bytes, at: int, end: int) -> int:
+    """How many numbers stand packed in `data[at:end]`, one or more. Not one by one: a list may have millions."""
+    _, first_end = _varint(data, at, end)
+    if first_end == end:
+        return 1
+    if data[end - 1] > 127:
+        raise _broken()
+    return int(np.count_nonzero(np.frombuffer(data, np.uint8, end - at, at) < 128))
+
+
+def _broken() -> DataError:
+    return DataError("holds no tf.train.Example: its protobuf can't be parsed; data=tfrecord reads these only")
+
+
+def example_before(record: Record, classes: Sequence[str]) -> bytes:
+    """An Example of this record up to its image, with which it ends.
+
+    Raises:
+        DataError: more than protobuf takes.
+    """
+    name = classes[record.label] if 0 <= record.label < len(classes) else ""  # the index refuses the rest
+    small = (
+        (b"image/class/label", _INTEGERS, _as_varint(record.label & _64_BITS)),
+        (b"image/class/text", _BYTES, name.encode("utf-8", "backslashreplace")),
+        (b"image/filename", _BYTES, record.key),
+        (b"image/format", _BYTES, _format_of(record.data)),
+    )
+    size = len(record.data)
+    features = b"".join(_before(name, kind, len(value)) + value for name, kind, value in small)
+    features += _before(b"image/encoded", _BYTES, size)
+    example = _length(_FIRST, len(features) + size) + features
+    if len(example) + size > _LONGEST:
+        raise DataError(
+            f"{printable(record.key)} has {size:,} bytes; a tf.train.Example takes {_LONGEST:,} in all: "
+            "leave it out, or convert to another format"
+        )
+    return example
+
+
+def _before(name: bytes, kind: int, size: int) -> bytes:
+    """What stands before the `size` bytes of a feature's only value (packed, if it is an integer)."""
+    value = _length(_FIRST, size)
+    values = _length(kind, len(value) + size) + value
+    feature = _length(_SECOND, len(values) + size) + values
+    entry = _length(_FIRST, len(name)) + name + feature
+    return _length(_FIRST, len(entry) + size) + entry
+
+
+def _length(tag: int, size: int) -> bytes:
+    return bytes([tag]) + _as_varint(size)
+
+
+def _as_varint(value: int) -> bytes:
+    coded = bytearray()
+    while value > 127:
+        coded.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*coded, value])
+
+
+def _format_of(data: Encoded) -> bytes:
+    """JPEG, PNG, ...; nothing if it is not an image."""
+    try:
+        return read_header(data).format.encode()
+    except DataError:
+        return b""

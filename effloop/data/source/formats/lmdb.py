@@ -1,0 +1,211 @@
+"""LMDB: one environment per split, whose values are read where they are, without LMDB.
+
+LMDB keeps a value above half a page in pages of its own, in one piece, and a smaller one within a
+page, so that every sample is a place in `data.mdb`. Training walks no tree and holds no environment
+open: nothing to open again after a fork, no reader slots, nothing that a damaged page could crash.
+
+Layout: ROOT/SPLIT/data.mdb, which any LMDB 0.9 reads, and ROOT/SPLIT.index beside the folder.
+Keys are the samples' numbers, nine decimal digits. Values, little-endian: u32 CRC-32C of the encoded
+image, u32 label, u16 length of the sample's key, its key, the encoded image. The value of `effloop`
+has the same form, with label 0, no key and `writing.Dataset.header` as JSON for an image.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from effloop.data.source.base import expand_root, printable, sources
+from effloop.data.source.formats.lmdb_pages import Tree, Value
+from effloop.data.source.storage.checksum import crc32c
+from effloop.data.source.storage.indexed import Entry, IndexedConfig, IndexedSource, IndexWriter, write_index
+from effloop.data.source.storage.packed import MappedFiles, check_header
+from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Ledger, Record, Records, writes
+from effloop.errors import DataError, warn
+from effloop.system.hardware import file_system
+
+HEADER_KEY = b"effloop"  # behind all digits
+_FIXED = struct.Struct("<IIH")
+_LONGEST_KEY = (1 << 16) - 1
+_MOST_SAMPLES = 10**9
+
+_REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs"})
+"""Not cluster file systems (Lustre, Ceph, GPFS), whose clients wait for a server that is away, nor 9p
+and virtiofs, which are a virtual machine's way to its own host."""
+
+
+@dataclass
+class LmdbConfig(IndexedConfig):
+    """`data=lmdb`: nothing beyond what every indexed source has."""
+
+
+@sources.register("lmdb", LmdbConfig)
+class LmdbSource(IndexedSource):
+    """LMDB, one environment per split, read where the bytes are; fork-safe, and never crashed by a damaged page."""
+
+    format = "lmdb"
+
+    def __init__(self, config: LmdbConfig, split: str) -> None:
+        super().__init__(config, split)
+        kind = file_system(expand_root(config))
+        if kind in _REMOTE:  # not when a worker unpickles it: said once
+            warn(
+                f"data.root: '{config.root}' is on a network file system ({kind}): LMDB doesn't support that, and a "
+                "lost connection kills whoever reads the mapped file (SIGBUS); copy the dataset to a local disk"
+            )
+
+    @classmethod
+    def claims(cls, root: Path) -> bool:
+        return any(root.glob("*/data.mdb")) or (root / "data.mdb").is_file()
+
+    def shards(self, root: Path) -> list[Path]:
+        file = root / self.split / "data.mdb"
+        if file.is_file():
+            return [file]
+        if (root / "data.mdb").is_file():
+            raise DataError(
+                f"data.root: '{self.config.root}' is an LMDB environment; data=lmdb reads a folder that has one per "
+                f"split: set data.root=FOLDER, or {_CONVERT}"
+            )
+        return []
+
+    def own_header(self, files: Sequence[Path]) -> dict[str, Any]:
+        tree = _tree(files[0])
+        value = tree.find(HEADER_KEY)
+        if value is None:
+            if _holds_pickles(tree):
+                raise DataError(f"{files[0]} holds pickled values, which are never loaded; {_CONVERT}")
+            return check_header(None, str(files[0]))
+        entry = _entry(tree, value)
+        data = tree.data[entry.offset : entry.offset + entry.size]
+        if (entry.key, entry.label, entry.crc32c) != (b"", 0, crc32c(data)):
+            raise tree.damaged("its header doesn't match its checksum")
+        try:
+            header = json.loads(data)
+        except (ValueError, RecursionError):
+            raise tree.damaged("its header is not JSON") from None
+        return check_header(header, str(files[0]))
+
+    def scan(self, files: Sequence[Path]) -> Iterator[Entry]:
+        return _walk(_tree(files[0]))
+
+
+_CONVERT = "convert the images again: python -m effloop convert data.root=FOLDER to=lmdb out=PATH"
+
+
+def _tree(file: Path) -> Tree:
+    return Tree(file, MappedFiles([file])[0])
+
+
+def _walk(tree: Tree) -> Iterator[Entry]:
+    """Every sample; its checksum as it was written, for whoever reads it to compare.
+
+    So that a walk reads no images, and one that is damaged costs none of its neighbours. Keys, labels
+    and sizes are held by the fingerprint in the header.
+    """
+    for value in tree:
+        if value.key != HEADER_KEY:
+            yield _entry(tree, value)
+
+
+def _entry(tree: Tree, value: Value) -> Entry:
+    if value.size >= _FIXED.size:
+        checksum, label, length = _FIXED.unpack_from(tree.data, value.offset)
+        start, end = value.offset + _FIXED.size, value.offset + value.size
+        if start + length <= end:
+            key = tree.data[start : start + length]
+            return Entry(key, label, 0, start + length, end - start - length, checksum)
+    raise tree.damaged(f"the record '{printable(value.key)}' is not one that EffLoop wrote")
+
+
+def _holds_pickles(tree: Tree) -> bool:
+    """Whether it looks like what datasets that pickle their samples write: their keys, or a pickle first."""
+    if tree.find(b"__len__") or tree.find(b"__keys__"):
+        return True
+    first = next(iter(tree), None)
+    start = tree.data[first.offset : first.offset + min(2, first.size)] if first else b""
+    return start[:1] == b"\x80" and start[1:] in (b"\x02", b"\x03", b"\x04", b"\x05")
+
+
+@writes("lmdb")
+def write_lmdb(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
+    """A folder with one environment per split and their indexes; without LMDB's lock file, which differs each time."""
+    del shard_bytes  # an environment is one file
+    for split, records in dataset.splits.items():
+        folder = path / split
+        folder.mkdir(parents=True)
+        written = _write_environment(folder, dataset, records)
+        file, index = folder / "data.mdb", IndexWriter(len(dataset.classes), path)
+        tree = _tree(file)
+        for entry in _walk(tree):
+            if crc32c(tree.data[entry.offset : entry.offset + entry.size]) != entry.crc32c:
+                raise DataError(f"{file}: what was written is not what is read back; check the disk")
+            index.add(entry)
+        if index.ledger.fingerprint() != written:
+            raise DataError(f"{file}: what was written is not what is read back; check the disk")
+        write_index(path, split, dataset, [file], index)
+
+
+_COMMIT_RECORDS, _COMMIT_BYTES = 1000, 1 << 25  # what a writer holds in memory, twice: its own and LMDB's pages
+_PAGE = 4096
+
+
+def _write_environment(folder: Path, dataset: Dataset, records: Records) -> dict[str, Any]:
+    """Write one split; returns its fingerprint."""
+    import lmdb  # who only reads needs none
+
+    if len(records) > _MOST_SAMPLES:
+        raise DataError(f"{folder} would hold {len(records):,} samples; to=lmdb holds up to {_MOST_SAMPLES:,}")
+    ledger = Ledger(len(dataset.classes), folder)
+    # A value wastes up to a page, and so does the tree; it costs addresses, no memory and no disk.
+    map_size = (1 << 24) + -(-records.num_bytes // _PAGE) * _PAGE + 2 * _PAGE * len(records)
+    try:
+        with lmdb.open(os.fsencode(folder), map_size=map_size, lock=False) as environment:
+            for batch in _batches(records, ledger):
+                _commit(environment, batch)
+            version = ".".join(map(str, lmdb.version()))
+            header = json.dumps({**dataset.header(ledger.fingerprint()), "lmdb": version}).encode()
+            _commit(environment, [(HEADER_KEY, _value(Record(b"", 0, header), crc32c(header)))])
+    except lmdb.Error as error:  # a full disk, mostly: as any file that can't be written says it
+        raise OSError(error.code, str(error), str(folder)) from None
+    return ledger.fingerprint()
+
+
+def _batches(records: Records, ledger: Ledger) -> Iterator[list[tuple[bytes, bytes]]]:
+    """(key, value) of what is committed together. The rule is fixed, so that the same records give the same file."""
+    batch: list[tuple[bytes, bytes]] = []
+    num_bytes = 0
+    for number, record in enumerate(records):
+        value = _value(record, ledger.add_record(record))
+        batch.append((b"%09d" % number, value))
+        num_bytes += len(value)
+        if len(batch) == _COMMIT_RECORDS or num_bytes >= _COMMIT_BYTES:
+            yield batch
+            batch, num_bytes = [], 0
+    yield batch
+
+
+def _value(record: Record, checksum: int) -> bytes:
+    key = record.key
+    if len(key) > _LONGEST_KEY:
+        raise DataError(f"{printable(key[:40])}… has a key of {len(key):,} bytes; to=lmdb holds up to {_LONGEST_KEY:,}")
+    return b"".join((_FIXED.pack(checksum, record.label, len(key)), key, record.data))
+
+
+def _commit(environment: Any, batch: Sequence[tuple[bytes, bytes]]) -> None:
+    """Write these records, behind all others; they must be there twice for a map that was planned too small."""
+    import lmdb
+
+    while True:
+        try:
+            with environment.begin(write=True) as transaction:
+                for key, value in batch:
+                    transaction.put(key, value, append=True)
+            return
+        except lmdb.MapFullError:
+            environment.set_mapsize(2 * environment.info()["map_size"])

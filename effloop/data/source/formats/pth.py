@@ -1,0 +1,182 @@
+"""A file of `torch.save`: `{"header": JSON, "splits": {split: {column: tensor}}}`.
+
+Such a file is a zip archive of a pickle, `data.pkl`, and of every tensor's values, uncompressed. It is
+loaded with `weights_only`, which takes tensors, numbers and text, and runs nothing; and onto the device
+"meta", which leaves the values where they are: `torch.load(mmap=True)` maps the whole file privately
+and writable, which Linux refuses for files larger than the memory.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+import warnings
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from effloop.data.source.base import expand_root, sources
+from effloop.data.source.storage.arrays import DTYPES, Array, no_split, pack, write_payload
+from effloop.data.source.storage.columns import Spool
+from effloop.data.source.storage.packed import MappedFiles, Packed, PackedConfig, PackedSource, check_header
+from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Ledger, writes
+from effloop.errors import ConfigError, DataError
+
+MAGIC = b"PK\x03\x04"
+_PICKLE = "/data.pkl"
+_LOCAL_HEADER, _LENGTHS_AT = 30, 26
+_UNREADABLE = (zipfile.BadZipFile, ValueError, EOFError, OverflowError, NotImplementedError)
+
+_DTYPES = {
+    torch.uint8: np.uint8,
+    torch.uint16: np.uint16,
+    torch.uint32: np.uint32,
+    torch.int64: np.uint64,  # torch computes with these; no value is that large
+}
+
+
+@dataclass
+class PthConfig(PackedConfig):
+    """`data=pth`: nothing beyond what every packed source has."""
+
+
+@sources.register("pth", PthConfig)
+class PthSource(PackedSource):
+    """One file of torch.save, mapped: all splits as tensors, and no pickle that could run."""
+
+    def open_split(self) -> Packed:
+        path = expand_root(self.config)
+        if path.is_dir():
+            raise ConfigError(
+                f"data.root: '{self.config.root}' is a folder; data=pth reads one file: set data.root=FILE"
+            )
+        records = _records(path)
+        headers, splits = _load(path)
+        if self.split not in headers or self.split not in splits:
+            raise no_split(path, self.split, [split for split in headers if split in splits])
+        where = f"{path}:{self.split}"
+        tensors = splits[self.split]
+        arrays = {name: _array(tensors[name], records, f"{where}/{name}") for name in DTYPES if name in tensors}
+        return pack(check_header(headers[self.split], where), where, MappedFiles([path]), arrays)
+
+    @classmethod
+    def claims(cls, root: Path) -> bool:
+        if not root.is_file():
+            return False
+        with root.open("rb") as file:
+            if file.read(len(MAGIC)) != MAGIC:
+                return False
+        try:
+            with zipfile.ZipFile(root) as archive:
+                return any(name.endswith(_PICKLE) for name in archive.namelist())
+        except (*_UNREADABLE, OSError):
+            return False
+
+
+def _records(path: Path) -> dict[int, int]:
+    """First byte -> length of every record of the archive that is stored as it is; the pickle is checked.
+
+    Raises:
+        DataError: not such an archive, cut, of the other byte order, or its pickle doesn't match its checksum.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+            entries = archive.infolist()
+            folders = [entry.filename[: -len(_PICKLE)] for entry in entries if entry.filename.endswith(_PICKLE)]
+            if len(folders) != 1:
+                raise _not_ours(path, f"it is a zip archive with {len(folders)} files named data.pkl")
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+                raise _not_ours(path, "it is compressed, and can't be mapped")
+            archive.read(folders[0] + _PICKLE)  # compares its CRC-32, which torch.load doesn't
+            order = archive.read(f"{folders[0]}/byteorder").decode()
+            records = {}
+            for entry in entries:
+                file.seek(entry.header_offset + _LENGTHS_AT)
+                name, extra = (int.from_bytes(file.read(2), "little") for _ in range(2))
+                records[entry.header_offset + _LOCAL_HEADER + name + extra] = entry.file_size
+    except (*_UNREADABLE, OSError, KeyError, RuntimeError) as error:
+        text = " ".join(str(error.args[0] if isinstance(error, KeyError) else error).split())
+        raise DataError(f"{path} is damaged, or no archive of torch.save: {text}; convert the images again") from None
+    if order != sys.byteorder:
+        raise DataError(f"{path} holds {order}-endian tensors, this machine is {sys.byteorder}; convert it again here")
+    return records
+
+
+def _load(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Headers and tensors by split; the tensors have no values here."""
+    try:
+        with warnings.catch_warnings(), path.open("rb") as file:
+            warnings.simplefilter("ignore")  # one line is printed for a file that can't be taken, ours
+            content = torch.load(file, weights_only=True, map_location="meta")
+    except pickle.UnpicklingError:
+        raise _not_ours(path, "it holds more than tensors, numbers and text, and is not run") from None
+    except Exception as error:  # a damaged or made-up pickle can raise anything
+        text = " ".join(str(error).split())[:200]
+        raise DataError(f"{path} is damaged: torch.load says: {text}; convert the images again") from None
+    header, splits = (content.get(name) if isinstance(content, dict) else None for name in ("header", "splits"))
+    if not isinstance(header, str) or not isinstance(splits, dict):
+        raise _not_ours(path, "it has no header")
+    try:
+        headers = json.loads(header)
+    except (ValueError, RecursionError):
+        headers = None
+    if not isinstance(headers, dict) or not all(isinstance(tensors, dict) for tensors in splits.values()):
+        raise DataError(f"{path} is damaged: its header doesn't describe its splits; convert it again")
+    return headers, splits
+
+
+def _not_ours(path: Path, why: str) -> DataError:
+    return DataError(f"{path} is not a dataset written by EffLoop: {why}; convert the images again")
+
+
+def _array(tensor: Any, records: Mapping[int, int], where: str) -> Array:
+    """Where a tensor's values are in the file.
+
+    Raises:
+        DataError: not a plain vector that fills a record of the archive.
+    """
+    plain = isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and tensor.dim() == 1
+    if not plain or tensor.dtype not in _DTYPES:
+        found = f"{tensor.dtype} of shape {tuple(tensor.shape)}" if isinstance(tensor, torch.Tensor) else "no tensor"
+        raise DataError(f"{where} is {found}, not a vector of unsigned integers; convert it again")
+    # What torch.load notes on a "meta" storage has no public name; that a record begins there is checked.
+    offset = getattr(tensor.untyped_storage(), "_checkpoint_offset", -1)
+    array = Array(0, offset, np.dtype(_DTYPES[tensor.dtype]), len(tensor))
+    whole = tensor.is_contiguous() and tensor.storage_offset() == 0
+    if array.count and (not whole or records.get(array.offset) != array.end - array.offset):
+        raise DataError(f"{where} is not the whole of a record of the archive; convert it again")
+    return array
+
+
+@writes("pth")
+def write_pth(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
+    """One file; the encoded images are gathered in a nameless file beside it, so they take the space twice."""
+    del shard_bytes  # one file is the point of it
+    headers, splits, spools = {}, {}, []
+    for split, records in dataset.splits.items():
+        ledger, payload = Ledger(len(dataset.classes), path.parent), Spool("B", path.parent)
+        write_payload(records, ledger, payload.extend)
+        columns = {**ledger.columns(), "payload": payload.array()}
+        splits[split] = {name: _tensor(values) for name, values in columns.items()}
+        headers[split] = dataset.header(ledger.fingerprint())
+        spools.append((ledger, payload))  # their files are there until they are saved
+    with path.open("xb") as file:  # an open file: by its name, torch.save would name the archive after it
+        try:
+            torch.save({"header": json.dumps(headers), "splits": splits}, file)
+        except RuntimeError as error:  # "unexpected pos 704 vs 598" is what torch.save says of a full disk
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
+
+
+def _tensor(values: NDArray[Any]) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the values are read-only; nobody writes to them
+        return torch.from_numpy(values.view(np.int64) if values.dtype == np.uint64 else values)

@@ -1,0 +1,229 @@
+"""MXNet's RecordIO files of images, without MXNet.
+
+A file is frames: u32 magic, u32 whose upper 3 bits are a kind and lower 29 a length, so many bytes, zeros
+up to a multiple of 4; little-endian (dmlc-core/include/dmlc/recordio.h). A record is one frame of kind 0.
+If it holds the magic at a multiple of 4, it is cut there into frames of the kinds 1, 2, ..., 2, 3, and the
+magic between them is left out. A record is u32 count, f32 label, u64 number, u64 second number, as many f32
+labels as count says (0: the one label is that of the header), and the image (mxnet/recordio.py, IRHeader).
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from effloop.data.image.header import Encoded
+from effloop.data.source.base import printable, sources
+from effloop.data.source.formats.recordio_lists import Keys, Starts, beside
+from effloop.data.source.storage.checksum import crc32c
+from effloop.data.source.storage.columns import ColumnFile
+from effloop.data.source.storage.indexed import (
+    Entry,
+    IndexedConfig,
+    IndexedSource,
+    IndexWriter,
+    write_index,
+    write_names,
+)
+from effloop.data.source.storage.packed import MappedFiles, Places, Scattered
+from effloop.data.source.storage.shards import find_shards
+from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, writes
+from effloop.errors import DataError
+
+_MAGIC = struct.pack("<I", 0xCED7230A)
+_FRAME, _HEADER, _LABEL = struct.Struct("<4sI"), struct.Struct("<IfQQ"), struct.Struct("<f")
+_WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
+_LONGEST = (1 << 29) - 1  # of a record; dmlc's writer takes no more
+_LARGEST_LABEL = 1 << 24  # up to here a float32 holds every whole number
+
+
+@dataclass
+class RecordIOConfig(IndexedConfig):
+    """`data=recordio`: nothing beyond what every indexed source has."""
+
+
+@sources.register("recordio", RecordIOConfig)
+class RecordIOSource(IndexedSource):
+    """MXNet's RecordIO (.rec) of images, with one label each; .lst names the samples, if it is there."""
+
+    config: RecordIOConfig
+    format = "recordio"
+
+    def shards(self, root: Path) -> list[Path]:
+        file = root / f"{self.split}.rec"
+        return [file] if file.is_file() else self.find(root, ["*.rec"])
+
+    def beside(self, files: Sequence[Path]) -> list[Path]:
+        return [other for file in files for other in beside(file) if other.is_file()]
+
+    def places(self, files: MappedFiles, index: ColumnFile) -> Places:
+        return _Payloads(files, *(index.unsigned(name) for name in ("file", "offset", "size")))
+
+    def scan(self, files: Sequence[Path]) -> Iterator[Entry]:
+        for number, path in enumerate(files):
+            starts, keys = Starts(path), Keys(path, alone=len(files) == 1)
+            for start, parts, record in _records(path):
+                try:
+                    identity, label, payload = _unpack(record)
+                except DataError as error:
+                    raise DataError(f"{path}: the record at byte {start:,} {error}") from None
+                starts.check(start)
+                # Frames begin at multiples of 4: an odd offset says that the sample stands in parts, and from where.
+                place = start + 1 if len(parts) > 1 else parts[0][0] + payload
+                yield Entry(keys[identity], label, number, place, len(record) - payload, crc32c(record[payload:]))
+            starts.check(1 << 64)
+
+    @classmethod
+    def claims(cls, root: Path) -> bool:
+        found = (file for split in ("train", "val") for file in find_shards(root, split, ["*.rec"]))
+        first = next(found, None)
+        if first is None:
+            return False
+        with open(first, "rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+
+
+class _Payloads(Scattered):
+    """Samples at (file, offset, size); an odd offset is that of the first of a sample's frames, plus 1."""
+
+    def __getitem__(self, index: int) -> Encoded:
+        file, offset, size = self.place(index)
+        if offset % 2 == 0:
+            return super().__getitem__(index)
+        parts, _ = _frames(file, offset - 1)
+        record = _join(file, parts)
+        if len(record) - size not in (_HEADER.size, _HEADER.size + _LABEL.size):
+            raise DataError(
+                f"is damaged: its frames hold {len(record):,} bytes, a header and {size:,} should be in them"
+            )
+        return record[len(record) - size :]
+
+
+@writes("recordio")
+def write_recordio(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
+    """SPLIT.rec, SPLIT.idx and SPLIT.lst, as im2rec makes them; SPLIT.index and classes.txt."""
+    del shard_bytes  # MXNet and DALI read one file with one .idx
+    path.mkdir()
+    write_names(path, dataset.classes)
+    for split, records in dataset.splits.items():
+        index, file = IndexWriter(len(dataset.classes), path), path / f"{split}.rec"
+        idx, lst = beside(file)
+        with open(file, "wb") as rec, open(idx, "w") as starts, open(lst, "wb") as names:
+            for number, record in enumerate(records):
+                start, data, checksum = rec.tell(), bytes(record.data), crc32c(record.data)
+                # The checksum is for others: whoever packs an image anew keeps its header, so it proves nothing.
+                frames = _frames_of(_HEADER.pack(0, _label_of(record), number, checksum) + data, record)
+                place = start + 1 if len(frames) > 1 else start + _FRAME.size + _HEADER.size
+                index.add(Entry(record.key, record.label, 0, place, len(data), checksum))
+                rec.writelines(frames)
+                starts.write(f"{number}\t{start}\n")
+                names.write(b"%d\t%f\t%s\n" % (number, record.label, _name(record.key, number)))
+        write_index(path, split, dataset, [file], index)
+
+
+def _label_of(record: Record) -> int:
+    if record.label > _LARGEST_LABEL:
+        raise DataError(
+            f"{printable(record.key)} has the label {record.label}; RecordIO stores labels as float32, exact up to "
+            f"{_LARGEST_LABEL}: convert to another format"
+        )
+    return record.label
+
+
+def _name(key: bytes, number: int) -> bytes:
+    """The key, if it fits into a line of the .lst and comes back when im2rec strips it; else the number."""
+    text = key.decode("utf-8", "replace")
+    return key if text.encode() == key and text.isprintable() and text.strip() == text != "" else b"%d" % number
+
+
+def _frames_of(data: bytes, record: Record) -> list[bytes]:
+    """What is written of a record: frames with their heads and padding.
+
+    Raises:
+        DataError: longer than RecordIO takes.
+    """
+    if len(data) > _LONGEST:
+        raise DataError(
+            f"{printable(record.key)} has {len(record.data):,} bytes; a record of RecordIO takes {_LONGEST:,} in all: "
+            "leave it out, or convert to another format"
+        )
+    cuts, at = [-4], data.find(_MAGIC)
+    while at >= 0:
+        if at % 4 == 0:
+            cuts.append(at)
+        at = data.find(_MAGIC, at + 1)
+    parts = [data[before + 4 : after] for before, after in pairwise([*cuts, len(data)])]
+    kinds = [_WHOLE] if len(parts) == 1 else [_FIRST, *[_MIDDLE] * (len(parts) - 2), _LAST]
+    return [
+        _FRAME.pack(_MAGIC, kind << 29 | len(part)) + part + bytes(-len(part) % 4)
+        for kind, part in zip(kinds, parts, strict=True)
+    ]
+
+
+def _records(path: Path) -> Iterator[tuple[int, list[tuple[int, int]], bytes]]:
+    """Where each record starts, where its parts stand (first byte, end), and its bytes.
+
+    Raises:
+        DataError: damaged or cut; the message names the file and where the record starts.
+    """
+    if not path.stat().st_size:
+        return
+    file, at = MappedFiles([path])[0], 0
+    while at < len(file):
+        start = at
+        try:
+            parts, at = _frames(file, start)
+        except DataError as error:
+            raise DataError(f"{path}: the record at byte {start:,} {error}; copy the file again") from None
+        yield start, parts, _join(file, parts)
+
+
+def _frames(file: mmap.mmap, at: int) -> tuple[list[tuple[int, int]], int]:
+    """The parts (first byte, end) of the record that starts at `at`, and where the next one starts."""
+    parts, size = list[tuple[int, int]](), 0
+    while True:
+        start = at + _FRAME.size
+        if start > len(file):
+            raise DataError(f"is cut: at byte {at:,}, {max(0, len(file) - at)} bytes are left of a frame")
+        magic, coded = _FRAME.unpack_from(file, at)
+        kind, length = coded >> 29, coded & _LONGEST
+        if magic != _MAGIC or kind not in ((_MIDDLE, _LAST) if parts else (_WHOLE, _FIRST)):
+            raise DataError(f"is damaged: no frame that belongs to it starts at byte {at:,}")
+        if start + length > len(file):
+            raise DataError(f"is cut: a frame has {length:,} bytes, {len(file) - start:,} are left")
+        size += length
+        if size > _LONGEST:
+            raise DataError(f"is damaged: its frames hold more than {_LONGEST:,} bytes, what a record may have")
+        parts.append((start, start + length))
+        at = start + length + -length % 4
+        if kind in (_WHOLE, _LAST):
+            return parts, at
+
+
+def _join(file: mmap.mmap, parts: Sequence[tuple[int, int]]) -> bytes:
+    return _MAGIC.join(file[start:end] for start, end in parts)
+
+
+def _unpack(record: bytes) -> tuple[int, int, int]:
+    """A record's number, its label, and where its payload begins.
+
+    Raises:
+        DataError: no such record, or not of one label that is a whole number.
+    """
+    if len(record) < _HEADER.size:
+        raise DataError(f"holds no image: it has {len(record)} bytes, its header alone has {_HEADER.size}")
+    count, label, identity, _ = _HEADER.unpack_from(record)
+    payload = _HEADER.size + count * _LABEL.size
+    if count > 1:
+        raise DataError(f"has {count:,} labels, data=recordio reads one; write it again with one")
+    if count:
+        if len(record) < payload:
+            raise DataError("holds no image: its label is cut")
+        (label,) = _LABEL.unpack_from(record, _HEADER.size)
+    if not label.is_integer() or not 0 <= label <= _LARGEST_LABEL:
+        raise DataError(f"has the label {label:g}; allowed are whole numbers from 0 to {_LARGEST_LABEL}")
+    return identity, int(label), payload

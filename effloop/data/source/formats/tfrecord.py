@@ -1,0 +1,192 @@
+"""TFRecord files of `tf.train.Example`, without TensorFlow.
+
+A file is records end to end: u64 length, u32 checksum of these eight bytes, data, u32 checksum of the
+data; little-endian (tensorflow/core/lib/io/record_writer.h). A checksum is a CRC-32C, masked. Data is an
+`Example` (example.py).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from effloop.data.source.base import printable, sources
+from effloop.data.source.formats.example import Example, example_before
+from effloop.data.source.storage.checksum import crc32c
+from effloop.data.source.storage.indexed import (
+    Entry,
+    IndexedConfig,
+    IndexedSource,
+    IndexWriter,
+    write_index,
+    write_names,
+)
+from effloop.data.source.storage.packed import MappedFiles
+from effloop.data.source.storage.shards import find_shards
+from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, writes
+from effloop.errors import DataError
+
+_HEAD, _CHECK = struct.Struct("<QI"), struct.Struct("<I")
+_FIVE = "[0-9]" * 5
+_ENDINGS = ("*.tfrecord", "*.tfrecords", f"*-{_FIVE}-of-{_FIVE}")
+_COMPRESSED_ENDINGS = ("*.tfrecord.gz", "*.tfrecords.gz")
+_NUMBERED = re.compile(r"(.*)-(\d{5})-of-(\d{5})(.*)", re.DOTALL)
+_COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x78\x01": "zlib", b"\x78\x9c": "zlib", b"\x78\xda": "zlib"}
+
+
+@dataclass
+class TFRecordConfig(IndexedConfig):
+    """Fields of `data=tfrecord`: which features of an Example are read.
+
+    Attributes:
+        image: the feature with the encoded image.
+        label: the feature with the label, an integer. Where labels begin at 1, class 0 stays empty.
+        key: the feature that names a sample; one without it is called FILE/NUMBER.
+    """
+
+    image: str = "image/encoded"
+    label: str = "image/class/label"
+    key: str = "image/filename"
+
+
+@sources.register("tfrecord", TFRecordConfig)
+class TFRecordSource(IndexedSource):
+    """TFRecord files of tf.train.Example, as TensorFlow and DALI read them; checksums are compared."""
+
+    config: TFRecordConfig
+    format = "tfrecord"
+    twice = "remove one of the two, or set data=tfrecord data.key=NAME (of no feature: the samples are numbered)"
+
+    def shards(self, root: Path) -> list[Path]:
+        files = self.find(root, _ENDINGS) or self.find(root, _COMPRESSED_ENDINGS)
+        _check_complete(files)
+        return files
+
+    def scan(self, files: Sequence[Path]) -> Iterator[Entry]:
+        for number, file in enumerate(files):
+            for count, (offset, data) in enumerate(_records(file)):
+                key = b""
+                try:
+                    example = Example(data)
+                    key = example.text(self.config.key, "data=tfrecord data.key")
+                    start, end = example.place(self.config.image, "data=tfrecord data.image")
+                    label = example.integer(self.config.label, "data=tfrecord data.label")
+                    if not 0 <= label < 1 << 32:
+                        raise DataError(f"has the label {label}; allowed are 0 to {(1 << 32) - 1}")
+                except DataError as error:
+                    name = f" ({printable(key)})" if key else ""
+                    raise DataError(f"{file}: record {count}{name} {error}") from None
+                key = key or f"{file.name}/{count}".encode(errors="surrogateescape")
+                # The record's checksum is no use when only the image is read: it gets its own, for 5 % of the walk.
+                yield Entry(key, label, number, offset + start, end - start, crc32c(data[start:end]))
+
+    @classmethod
+    def claims(cls, root: Path) -> bool:
+        shards = (file for split in ("train", "val") for file in find_shards(root, split, _ENDINGS))
+        first = next(shards, None)
+        return first is not None and _begins_with_a_record(first)
+
+
+@writes("tfrecord")
+def write_tfrecord(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
+    """SPLIT-00000-of-00003.tfrecord and so on, DALI's index beside each, SPLIT.index and classes.txt."""
+    path.mkdir()
+    write_names(path, dataset.classes)
+    for split in dataset.splits:
+        index = IndexWriter(len(dataset.classes), path)
+        files = _write_shards(path / split, dataset, shard_bytes, index)
+        write_index(path, split, dataset, files, index)
+
+
+def _write_shards(base: Path, dataset: Dataset, shard_bytes: int, index: IndexWriter) -> list[Path]:
+    """Write the files of the split that `base` ends with, and `file.idx`: a line "offset size" per record."""
+    records, count, files = iter(dataset.splits[base.name]), 0, []
+    for first in records:
+        with open(f"{base}-{count:05}", "wb") as file, open(f"{base}-{count:05}.idx", "w") as offsets:
+            for record in chain([first], records):
+                start, before, data = file.tell(), example_before(record, dataset.classes), bytes(record.data)
+                place = start + _HEAD.size + len(before)
+                index.add(Entry(record.key, record.label, count, place, len(data), crc32c(data)))
+                length = (len(before) + len(data)).to_bytes(8, "little")
+                file.write(length + _CHECK.pack(_masked(length)) + before)
+                file.write(data)
+                file.write(_CHECK.pack(_masked(before + data)))
+                offsets.write(f"{start} {file.tell() - start}\n")
+                if file.tell() >= shard_bytes:
+                    break
+        count += 1
+    for number in range(count):  # a file's name says how many there are, and that is known only now
+        part, file_name = f"{base}-{number:05}", f"{base}-{number:05}-of-{count:05}.tfrecord"
+        os.rename(part, file_name)
+        os.rename(f"{part}.idx", f"{file_name}.idx")
+        files.append(Path(file_name))
+    return files
+
+
+def _records(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Where each record's data begins, and its data, both checksums compared.
+
+    Raises:
+        DataError: compressed, damaged or cut; the message names file and record.
+    """
+    if not path.stat().st_size:
+        return  # what a writer leaves that got no record
+    file = MappedFiles([path])[0]
+    at = count = 0
+    while at < len(file):
+        where, start = f"{path}: record {count}", at + _HEAD.size
+        if start > len(file):
+            raise DataError(f"{where} is cut: {len(file) - at} bytes are left; copy the file again")
+        length, checksum = _HEAD.unpack_from(file, at)
+        if _masked(file[at : at + 8]) != checksum:
+            if at == 0 and file[:2] in _COMPRESSIONS:
+                raise DataError(f"{path} is compressed ({_COMPRESSIONS[file[:2]]}); write it again without compression")
+            raise DataError(f"{where} is damaged: its length doesn't match its checksum; copy the file again")
+        end = start + length
+        if end + 4 > len(file):
+            raise DataError(
+                f"{where} is cut: data and checksum have {length + 4:,} bytes, {len(file) - start:,} are left; "
+                "copy the file again"
+            )
+        data = file[start:end]
+        if _masked(data) != _CHECK.unpack_from(file, end)[0]:
+            raise DataError(f"{where} is damaged: its data doesn't match its checksum; copy the file again")
+        yield start, data
+        at, count = end + 4, count + 1
+
+
+def _masked(data: bytes) -> int:
+    """The checksum that TFRecord stores: a CRC over data that holds CRCs is weak, so these are stirred."""
+    checksum = crc32c(data)
+    return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _begins_with_a_record(path: Path) -> bool:
+    with open(path, "rb") as file:
+        head = file.read(_HEAD.size)
+    return len(head) == _HEAD.size and _masked(head[:8]) == _HEAD.unpack(head)[1]
+
+
+def _check_complete(files: Sequence[Path]) -> None:
+    """Refuse files ...-00000-of-00003 of which one is missing.
+
+    Raises:
+        DataError: naming one that is.
+    """
+    series: dict[tuple[Path, str, str, str], set[int]] = {}
+    for file in files:
+        if found := _NUMBERED.fullmatch(file.name):
+            before, number, count, after = found.groups()
+            series.setdefault((file.parent, before, count, after), set()).add(int(number))
+    for (folder, before, count, after), numbers in series.items():
+        missing = next((number for number in range(int(count)) if number not in numbers), None)
+        if missing is not None:
+            raise DataError(
+                f"{folder / before}-{missing:05}-of-{count}{after} is missing, {len(numbers)} of "
+                f"{int(count)} are there; put it back, or name the files otherwise if they are meant to be a part"
+            )

@@ -1,0 +1,1 @@
+"""What holds a run back, and what would help."""

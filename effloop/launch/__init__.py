@@ -1,0 +1,1 @@
+"""One run, in this process or in ranks."""

@@ -1,0 +1,222 @@
+"""Starting the ranks of a run on this machine, and saying how they ended."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shlex
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from effloop import config as configs
+from effloop.errors import ConfigError, InterruptedRunError, RankError
+from effloop.launch.rank import Job, Work, rank_main
+from effloop.parallel import loopback
+from effloop.parallel.notes import FolderNotes
+from effloop.parallel.reports import Report, cause, read, write
+from effloop.parallel.scratch import scratch
+from effloop.system.hardware import find_device
+
+_PATIENCE_S = 5
+"""For ranks to end when they are told to, before they are killed."""
+_LOOK_UP_S = 0.05
+
+
+def launch(job: Job, work: Work) -> Path:
+    """Start the ranks of a job, wait for their end, and return the run folder.
+
+    Raises:
+        ConfigError: not so many GPUs are here; or a rank says that the config can't be taken.
+        InterruptedRunError: Ctrl-C.
+        RankError: a rank failed, and `parallel.max_restarts` were used up; one line says which and why.
+        SystemExit: another signal ended it, which has been said.
+    """
+    parallel: Any = configs.from_dict(job.config, (), "this config").parallel
+    processes = _processes(job.config["device"], parallel.processes)
+    loopback.register()
+    with scratch() as folder, _quiet(), _signals_put_back(), _interrupts_elsewhere(), _deaths_noted(folder):
+        config = _launch_config(folder, processes, parallel.max_restarts)
+        try:
+            elastic_launch(config, rank_main)(str(folder), job, work)
+            return _run_dir(folder, job) or Path(job.run_dir)
+        except ChildFailedError as error:
+            raise _explained(folder, error, job) from None
+        except KeyboardInterrupt:
+            raise InterruptedRunError(interrupted(_run_dir(folder, job))) from None
+        except SignalException as error:
+            if error.sigval == signal.SIGINT:
+                raise InterruptedRunError(interrupted(_run_dir(folder, job))) from None
+            print(f"effloop: {interrupted(_run_dir(folder, job), 'terminated')}", file=sys.stderr)
+            raise SystemExit(128 + error.sigval) from None  # as a shell has it
+
+
+def interrupted(run_dir: Path | None, how: str = "interrupted") -> str:
+    """The line for a run that Ctrl-C, or another signal, has ended."""
+    return f"{how}; {how_to_go_on(run_dir) or 'before there was a checkpoint'}"
+
+
+def how_to_go_on(run_dir: Path | None) -> str:
+    """The command that goes on with a run; empty where it has no checkpoint."""
+    if run_dir is None or not (run_dir / "checkpoints" / "last.ckpt").is_file():
+        return ""
+    return f"go on with: python -m effloop resume {shlex.quote(str(run_dir))}"
+
+
+def _processes(device: str, wanted: int | None) -> int:
+    """How many ranks to start."""
+    found = find_device(device)
+    if found.type != "cuda":
+        return wanted or 2
+    count = torch.cuda.device_count()
+    if wanted and wanted > count:
+        raise ConfigError(
+            f"parallel.processes: {wanted}, but this machine shows {count} GPUs; "
+            f"set parallel.processes={count} or less, or device=cpu"
+        )
+    return wanted or count
+
+
+def _launch_config(folder: Path, processes: int, max_restarts: int) -> LaunchConfig:
+    options: dict[str, Any] = {
+        "logs_specs": DefaultLogsSpecs(log_dir=str(folder / "elastic")),
+        "rdzv_backend": loopback.NAME,
+        "run_id": secrets.token_hex(8),
+        "local_addr": "127.0.0.1",
+        "max_restarts": max_restarts,
+        "monitor_interval": 0.1,
+        "start_method": "spawn",
+        "shutdown_timeout": _PATIENCE_S,  # which torch 2.11 hasn't
+    }
+    known = {field.name for field in fields(LaunchConfig)}
+    return LaunchConfig(1, 1, processes, **{key: value for key, value in options.items() if key in known})
+
+
+def _explained(folder: Path, error: ChildFailedError, job: Job) -> RankError | ConfigError:
+    """One line for how the ranks ended."""
+    found = cause(read(folder))
+    rank, failure = error.get_first_failure()
+    if failure.exitcode < 0 and (found is None or found.kind in ("killed", "terminated", "lost")):
+        found = _death(rank, failure.pid, -failure.exitcode)  # torch's launcher knows whose death it saw first
+    if found is None:
+        line = f"rank {rank} on {socket.gethostname()} (pid {failure.pid}) ended with exit code {failure.exitcode}"
+        return RankError(f"{line}; what it said is above")
+    if found.kind == "ours":
+        return ConfigError(found.line)
+    advice = "" if found.final else how_to_go_on(_run_dir(folder, job))
+    return RankError(f"{found.sentence}; {advice}" if advice else found.sentence)
+
+
+def _run_dir(folder: Path, job: Job) -> Path | None:
+    return FolderNotes(folder).run_dir() or (Path(job.run_dir) if job.resume else None)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the launcher's own account of what happened: 20 lines of warnings and tracebacks for a killed rank."""
+    talkers = ("torch.distributed.elastic", "torch.multiprocessing")
+    names = [name for name in logging.root.manager.loggerDict if name.startswith(talkers)]
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@contextmanager
+def _signals_put_back() -> Iterator[None]:
+    """Torch's launcher leaves its handlers behind."""
+    before = {
+        number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _interrupts_elsewhere() -> Iterator[None]:
+    """Have Ctrl-C come to another thread, and be held back in this one and so in the processes that it starts.
+
+    They begin with what this thread holds back, and let it through once they can handle it: a rank that is
+    still importing torch would else answer with a traceback. Python's handlers run in the main thread all the same.
+    """
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait, daemon=True)
+    thread.start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        over.set()
+        thread.join()
+
+
+@contextmanager
+def _deaths_noted(folder: Path) -> Iterator[None]:
+    """Have a report written for each rank that a signal ends: it can't do so itself."""
+    over = threading.Event()
+    waiting: dict[str, threading.Thread] = {}
+
+    def look() -> None:
+        while not over.wait(_LOOK_UP_S):
+            for path in folder.glob("pid-*"):
+                if path.name not in waiting and (text := path.read_text()):
+                    _, start, rank = path.name.split("-")
+                    args = (folder, int(start), int(rank), int(text))
+                    waiting[path.name] = threading.Thread(target=_note_death, args=args, daemon=True)
+                    waiting[path.name].start()
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        for each in waiting.values():
+            each.join(_PATIENCE_S)  # or it would write into the folder as that is removed
+
+
+def _note_death(folder: Path, start: int, rank: int, pid: int) -> None:
+    """Wait for a child's end without taking its exit code, which torch's launcher wants, and note a signal's name."""
+    number = 0
+    with suppress(ChildProcessError):  # torch's launcher was faster: of 20 deaths on busy cores, once
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        if ended and ended.si_code == os.CLD_EXITED:
+            return  # it has written a report itself
+        number = ended.si_status if ended else 0
+    with suppress(FileNotFoundError):  # all is over
+        write(folder, _death(rank, pid, number, start))
+
+
+def _death(rank: int, pid: int, number: int, start: int = 0) -> Report:
+    """The report on a rank that a signal has ended; 0 is one that isn't known.
+
+    When one rank has died torch's launcher ends the others by SIGTERM, which so says little.
+    """
+    name = signal.Signals(number).name if number else "a signal"
+    kind = "killed" if number and number != signal.SIGTERM else "terminated"
+    guess = " (out of memory?)" if number == signal.SIGKILL else ""
+    line = f"rank {rank} on {socket.gethostname()} (pid {pid}) was killed by {name}{guess}"
+    return Report(rank, line, kind, start=start, pid=pid, at=time.time())

@@ -1,1 +1,0 @@
-"""Measuring: what costs what, in ratios, alternating in one run."""

@@ -1,0 +1,203 @@
+"""Pictures of runs in one look, as PNG or as SVG for a page; and the curves of all of them."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from effloop.report.comparison import FORMATS, are_numbers, number
+from effloop.runs.reader import Row, Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK = "#24292f"
+"""Of text and axes; in a page it becomes that of the page's text."""
+
+_COLOURS = (
+    *("#3a7bd5", "#e8833a", "#2f9e5f", "#d64550", "#8e62c9"),
+    *("#a0705a", "#d864a9", "#1fa3b5", "#98961f", "#6b7a8f"),
+)
+_STYLE = {
+    "axes.edgecolor": INK,
+    "axes.grid": True,
+    "axes.labelcolor": INK,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlecolor": INK,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "font.sans-serif": ["DejaVu Sans"],  # comes along with matplotlib
+    "font.size": 9,
+    "grid.alpha": 0.15,
+    "grid.color": INK,
+    "legend.frameon": False,
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "effloop",  # the same picture twice is the same file
+    "text.color": INK,
+    "text.parse_math": False,  # a dollar in a run's name is a dollar
+    "xtick.color": INK,
+    "ytick.color": INK,
+}
+_POINTS = 8_000  # of all lines in a picture: 100 runs of 100 epochs make a page of 0.7 MB
+_DECADES = 50  # losses that span more are drawn logarithmically: one that diverges leaves the others legible
+_CURVES = (
+    ("train/loss", "train", "loss"),
+    ("val/loss", "val", "loss"),
+    ("val/top1", "val", "top1"),
+    ("images/s", "perf", "images_per_s"),
+)
+"""Title, which rows, and the key of their values."""
+
+
+def colours(count: int) -> list[str]:
+    """Of so many runs, `#rrggbb` each, legible on white and on black: distinct while they are few, then a rainbow."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    if count <= len(_COLOURS):
+        return list(_COLOURS[:count])
+    rainbow = colormaps["turbo"](np.linspace(0.06, 0.96, count))[:, :3]
+    light = rainbow @ [0.3, 0.6, 0.1]
+    dimmed = rainbow * np.minimum(1, 0.6 / light)[:, None]
+    return [to_hex(colour) for colour in dimmed + (1 - dimmed) * np.maximum(0, 0.35 - light)[:, None]]
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """What is drawn and written in it looks alike."""
+    import matplotlib
+
+    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():  # type: ignore[arg-type]
+        # A box in the PNG; the page has the system's fonts.
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
+        yield
+
+
+def png(figure: Figure, path: Path) -> None:
+    """Write a picture; needs no display."""
+    figure.savefig(path, format="png", dpi=150, facecolor="white")
+
+
+def svg(figure: Figure, label: str) -> str:
+    """A picture as an element of a page: as wide as its place, with the page's ink.
+
+    What was drawn with the gid `run-3` has `data-run="3"`.
+
+    Args:
+        figure: drawn in `style`.
+        label: what is read to those who don't see it; escaped.
+    """
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", transparent=True)
+    text = buffer.getvalue()
+    box = re.search(r'viewBox="[^"]*"', text)
+    assert box
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[box.end() :].partition(">")[2], flags=re.DOTALL)
+    text = re.sub(r' d="([^"]*)"', _short, re.sub(r"\n\s+", "\n", text))
+    text = re.sub(r' id="run-(\d+)"', r' data-run="\1"', text)
+    text = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", text)  # of figure, axes and lines: the same in each picture
+    return f'<svg {box[0]} role="img" aria-label="{label}">{text.replace(INK, "currentColor").strip()}'
+
+
+def _short(path: re.Match[str]) -> str:
+    """Path data to a tenth of a point, a third of its length."""
+    rounded = re.sub(r"(\.\d)\d+", r"\1", path[1])
+    packed = re.sub(r"\s*([A-Za-z])\s*", r"\1", rounded).strip()
+    return f' d="{packed}"'
+
+
+def scale(axis: Any, name: str) -> None:
+    """Label an axis in what is measured: shares as per cent, thousands with commas."""
+    from matplotlib.ticker import FuncFormatter, PercentFormatter
+
+    if "%" in FORMATS.get(name, ""):
+        axis.set_major_formatter(PercentFormatter(1.0))
+    elif name == "images/s":
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+
+
+def log_scale(axes: Axes) -> None:
+    """Make the y-axis logarithmic, with numbers as they are typed: powers need math, which `style` turns off."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def curves(runs: Sequence[Run]) -> dict[str, Figure]:
+    """Losses, scores and images/s of all runs over the epochs; those that no run has are left out.
+
+    Each run's line has the gid `run-INDEX` and its colour. Long ones are thinned out: means of neighbouring points.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figures = {}
+    for name, split, key in _CURVES:
+        lines = [_line(run, split, key, _POINTS // len(runs)) for run in runs]
+        if not any(np.isfinite(y).any() for _, y in lines):
+            continue
+        figures[name] = Figure(figsize=(5.6, 3.0), layout="constrained")
+        axes = figures[name].subplots()
+        _draw(axes, lines)
+        axes.set(title=name, xlabel="epoch")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        scale(axes.yaxis, name)
+        if name == "images/s":
+            axes.set_ylim(bottom=0)
+    return figures
+
+
+def _draw(axes: Axes, lines: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+    width, alpha = (1.6, 1.0) if len(lines) <= 12 else (1.0, 0.75)
+    for index, ((x, y), colour) in enumerate(zip(lines, colours(len(lines)), strict=True)):
+        if np.isfinite(y).any():
+            marker = "o" if np.isfinite(y).sum() <= 12 else ""
+            look: dict[str, Any] = {"color": colour, "linewidth": width, "alpha": alpha, "marker": marker}
+            axes.plot(x, y, markersize=3, gid=f"run-{index}", **look)
+    known = np.concatenate([y[np.isfinite(y)] for _, y in lines])
+    if known.min() > 0 and known.max() / known.min() > _DECADES:
+        log_scale(axes)
+    axes.set_xlim(left=0)
+
+
+def _line(run: Run, split: str, key: str, limit: int) -> tuple[np.ndarray, np.ndarray]:
+    """Epochs and values, float64, not more than `limit` of them (30 at least); NaN where there is no value."""
+    rows: Sequence[Row] = [row for row in run.metrics if row.get("split") == split]
+    if split == "perf":
+        rows = [row for row in run.perf if row.get("span") == "train"]
+    y = np.array([number(row.get(key)) for row in rows])
+    x, y = _epochs(run, rows), np.where(np.isfinite(y), y, math.nan)
+    run_length = math.ceil(len(y) / max(limit, 30)) or 1
+    if run_length == 1:
+        return x, y
+    starts = np.arange(0, len(y), run_length)
+    counts = np.diff([*starts, len(y)])
+    return np.add.reduceat(x, starts) / counts, np.add.reduceat(y, starts) / counts
+
+
+def _epochs(run: Run, rows: Sequence[Row]) -> np.ndarray:
+    """Where rows' updates are, in epochs: between those that evaluations follow; within the first, as far as it got."""
+    evaluated = [row for row in run.metrics if row.get("split") == "val"]
+    evaluated += [row for row in run.perf if row.get("span") == "evaluation"]
+    ends = {row["step"]: row["epoch"] + 1 for row in evaluated if are_numbers([row.get("step"), row.get("epoch")])}
+    if not ends:
+        known = [row["step"] for row in (*run.metrics, *run.perf) if are_numbers([row.get("step")])]
+        ends = {max(known, default=1): 1}
+    x, y = [0, *sorted(ends)], [0, *(ends[step] for step in sorted(ends))]
+    rate = (y[-1] - y[-2]) / max(x[-1] - x[-2], 1)
+    steps = np.array([number(row.get("step")) for row in rows])
+    return np.asarray(np.interp(steps, x, y) + np.maximum(0, steps - x[-1]) * rate)

@@ -1,0 +1,224 @@
+"""Runs beside each other: their names, what differs between them, which is best, where their time went."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from effloop.data.source.base import printable
+from effloop.runs import compare as comparing
+from effloop.runs.reader import SWEEP, Run, differing, flat
+from effloop.task.objectives import OBJECTIVES, check_objective
+
+FORMATS = {
+    "val/top1": "{:.2%}",
+    "val/top5": "{:.2%}",
+    "val/loss": "{:.4f}",
+    "images/s": "{:,.0f}",
+    "wait": "{:.1%}",
+    "seconds": "{:,.1f}",
+}
+"""What is measured -> how it is written."""
+
+SPLIT = ("wait", "step", "evaluation", "checkpoint", "other")
+"""What a run's time goes to."""
+
+BROKEN = ("failed", "killed")
+"""States of runs whose scores don't count."""
+
+_ASIDE = ("run", "resume", "sweep", "objective")
+"""Config keys that say which run it is, not how it trains."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs, in the order in which they were given, and what is to be said of them; indexes are places in `runs`.
+
+    Attributes:
+        runs: what run folders say.
+        objective: a name of `OBJECTIVES`.
+        names: of the runs, short, each once.
+        swept: {key: its value in each run; None: it has none} for what they were made to differ in.
+        values: of the objective; NaN: not known, or not to be counted.
+        best: index of the best of several; None: there is none.
+    """
+
+    runs: Sequence[Run]
+    objective: str
+    names: Sequence[str]
+    swept: Mapping[str, Sequence[Any]]
+    values: Sequence[float]
+    best: int | None
+
+    def label(self, index: int) -> str:
+        """`3: lr=0.1 weight_decay=0.05`: a run's name and what makes it this one."""
+        keys = short(self.swept)
+        values = {keys[key]: each[index] for key, each in self.swept.items()}
+        said = [f"{key}={brief(value)}" for key, value in values.items() if value is not None]
+        return f"{word(self.names[index])}: {' '.join(said)}" if said else word(self.names[index])
+
+    def counts(self) -> str:
+        """`8 runs: 6 done, 1 failed, 1 killed`."""
+        states = Counter(run.state for run in self.runs)
+        said = ", ".join(f"{count} {word(state)}" for state, count in states.most_common())
+        return f"{len(self.runs)} run{'s' * (len(self.runs) != 1)}: {said}"
+
+
+def compare(runs: Sequence[Run], objective: str) -> Comparison:
+    """What there is to be said of runs.
+
+    Raises:
+        ConfigError: there is no such objective.
+    """
+    check_objective(objective)
+    values = [math.nan if run.state in BROKEN else measured(run, objective) for run in runs]
+    known = [(value, index) for index, value in enumerate(values) if math.isfinite(value)]
+    best = None
+    if len(known) > 1:
+        sign = -1 if OBJECTIVES[objective] else 1
+        best = min(known, key=lambda each: (sign * each[0], each[1]))[1]
+    return Comparison(runs, objective, _names(runs), swept(runs), values, best)
+
+
+def measured(run: Run, name: str) -> float:
+    """What a run brought, by a name of `OBJECTIVES`; NaN: not known. A job that failed took its seconds, too."""
+    value = run.value(name)
+    return number(run.job.get("seconds")) if name == "seconds" and math.isnan(value) else value
+
+
+def swept(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """{key: its value in each run} for what runs were made to differ in.
+
+    Of one sweep's jobs these are overrides, as they were typed; of any runs keys of their configs, without those that
+    follow from another (`optim.lr` from `lr`, what only one part has and is the same in all its runs from the part).
+    """
+    sweeps = {next((path for path in run.path.parents if (path / SWEEP).is_file()), None) for run in runs}
+    if len(sweeps) == 1 and all("overrides" in run.job for run in runs):
+        return differing([_typed(run.job["overrides"]) for run in runs])
+    found = {key: values for key, values in differences([run.config for run in runs]).items() if _counts(key)}
+    if "model.name" in found and "model.arch" in found:  # model=resnet50 is what is typed
+        models = zip(found["model.name"], found["model.arch"], strict=True)
+        found["model.name"] = [arch if name == "torchvision" else name for name, arch in models]
+    for part in [key.removesuffix(".name") for key in found if key.endswith(".name") and key.count(".") == 1]:
+        shared = set.intersection(*(set(flat(run.config)) for run in runs if run.config))
+        names = found[f"{part}.name"]
+        found = {
+            key: values
+            for key, values in found.items()
+            if not key.startswith(f"{part}.") or key in shared or not _follows(values, names)
+        }
+    if found.get("lr") == found.get("optim.lr"):
+        found.pop("optim.lr", None)
+    if "amp" in found and "precision.name" in found:
+        found.pop("amp" if None in found["amp"] else "precision.name")
+    return {key.removesuffix(".name") if key.count(".") == 1 else key: values for key, values in found.items()}
+
+
+def short(keys: Iterable[str]) -> dict[str, str]:
+    """{key: as much of its end as it takes to tell it apart}, on one line."""
+    ends = {key: key.rpartition(".")[2] for key in keys}
+    counts = Counter(ends.values())
+    return {key: word(end if counts[end] == 1 else key) for key, end in ends.items()}
+
+
+def differences(trees: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """{key: its value in each tree} for what isn't the same in all; an empty tree is not known, and has None."""
+    known = [index for index, tree in enumerate(trees) if tree]
+    columns = differing([trees[index] for index in known])
+    spread: dict[str, list[Any]] = {key: [None] * len(trees) for key in columns}
+    for key, values in columns.items():
+        for index, value in zip(known, values, strict=True):
+            spread[key][index] = value
+    return spread
+
+
+def time_split(run: Run) -> dict[str, float]:
+    """Seconds for each of `SPLIT`: the summary's, or what perf.jsonl has so far; {} if neither says."""
+    told = run.summary.get("time")
+    seconds = dict.fromkeys(SPLIT, 0.0)
+    if isinstance(told, Mapping):
+        seconds = {part: number(told.get(part)) for part in SPLIT}
+    for row in () if isinstance(told, Mapping) else run.perf:
+        span, whole, wait = row.get("span"), number(row.get("seconds")), number(row.get("wait_s"))
+        if span == "train" and math.isfinite(whole + wait):
+            seconds["wait"] += wait
+            seconds["step"] += whole - wait
+        elif span in seconds and math.isfinite(whole):
+            seconds[span] += whole
+    return {part: value for part, value in seconds.items() if 0 < value < math.inf}
+
+
+def why(run: Run) -> str:
+    """The reason of a run that failed."""
+    return run.reason or "no reason is known"
+
+
+def epochs(run: Run) -> tuple[int, Any]:
+    """Epochs that are done, and how many there are to be; None: not known."""
+    done = [int(row["epoch"]) + 1 for row in run.metrics if row.get("split") == "val" and "epoch" in row]
+    return max(done, default=0), run.config.get("epochs")
+
+
+def number(value: Any) -> float:
+    """What a file says where a number belongs; NaN if it isn't one."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+
+
+def are_numbers(values: Iterable[Any]) -> bool:
+    """Whether they are finite numbers, all of them."""
+    return all(math.isfinite(number(value)) for value in values)
+
+
+def word(value: Any) -> str:
+    """A value as it is typed, on one line; what can't be printed as an escape, None as a dash."""
+    return "-" if value is None else printable(comparing.word(value).encode("utf-8", "surrogatepass"))
+
+
+def brief(value: Any) -> str:
+    """A value as it is typed, but no more than six digits of one that a search has drawn."""
+    return f"{value:.6g}" if isinstance(value, float) and len(str(value)) > 8 else word(value)
+
+
+def written(name: str, value: float) -> str:
+    """What was measured, as it is shown; a dash: not known."""
+    if name == "val/loss" and 1e6 <= abs(value) < math.inf:  # it diverged
+        return f"{value:.2e}"
+    return FORMATS[name].format(value) if math.isfinite(value) else "-"
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    """Job numbers, or as much of the ends of the paths as it takes to tell them apart."""
+    names = [run.name for run in runs]
+    parts = [run.path.absolute().parts for run in runs]
+    for depth in range(2, max(map(len, parts), default=0) + 1):
+        if len(set(names)) == len(names):
+            break
+        names = ["/".join(each[-depth:]) for each in parts]
+    return names
+
+
+def _follows(values: Sequence[Any], names: Sequence[Any]) -> bool:
+    """Whether runs of the same part have the same value."""
+    return all(value == values[names.index(name)] for value, name in zip(values, names, strict=True))
+
+
+def _counts(key: str) -> bool:
+    return key.split(".")[0] not in _ASIDE
+
+
+def _typed(overrides: Sequence[str]) -> dict[str, Any]:
+    """{key: value} of overrides; numbers as such."""
+    pairs = (str(override).lstrip("+~").partition("=")[::2] for override in overrides)
+    return {key: _value(text) for key, text in pairs}
+
+
+def _value(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text.strip("'\"")

@@ -1,0 +1,186 @@
+"""`report RUN…`: runs beside each other, as a table, a CSV, a plot and a page; so does a sweep at its end."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from effloop.errors import ConfigError
+from effloop.report import charts
+from effloop.report.comparison import (
+    BROKEN,
+    FORMATS,
+    SPLIT,
+    Comparison,
+    are_numbers,
+    brief,
+    compare,
+    differences,
+    epochs,
+    measured,
+    short,
+    time_split,
+    why,
+    word,
+    written,
+)
+from effloop.report.figures import write_csv
+from effloop.report.page import page
+from effloop.report.sweep_plot import against
+from effloop.runs.reader import SWEEP, Row, Run, find
+from effloop.task.objectives import check_objective
+
+SUMMARY, PLOT, REPORT = "summary.csv", "plot.png", "report.html"
+_MAX_SWEPT = 4  # columns of the terminal's table
+
+
+def main(args: list[str]) -> int:
+    """`report RUN… [out=FOLDER] [objective=NAME]`: a report of runs, or of a sweep's jobs.
+
+    It is written into the folder that is named if there is only one, else to `outputs/reports/DATE/TIME`.
+
+    Raises:
+        ConfigError: no runs, a folder that isn't one, no such objective, or the files can't be written.
+    """
+    options = {key: value for key, _, value in (arg.partition("=") for arg in args) if key in ("out", "objective")}
+    paths = [Path(arg) for arg in args if arg.partition("=")[0] not in options]
+    if not paths:
+        raise ConfigError("report: no runs; name run folders or a sweep's: python -m effloop report RUN ...")
+    for key, value in options.items():
+        if not value:
+            raise ConfigError(f"report: '{key}=' has no value; set one or drop it")
+    runs = list({run.path.resolve(): run for run in find(paths)}.values())
+    objective = check_objective(options.get("objective") or _objective(runs))
+    folder = Path("outputs/reports") / time.strftime("%Y-%m-%d/%H-%M-%S")
+    if "out" in options or len(paths) == 1:
+        folder = Path(options.get("out") or paths[0])
+    kind = "Sweep" if (paths[0] / SWEEP).is_file() else "Run"
+    title = f"{kind} {paths[0]}" if len(paths) == 1 else f"{len(runs)} runs"
+    write(runs, folder, objective, title)
+    Console().print(table(runs, objective))
+    print(f"report: {folder / REPORT}   beside it: {PLOT}, {SUMMARY}")
+    return 0
+
+
+def _objective(runs: Sequence[Run]) -> str:
+    """The one that all runs were made for; else `val/top1`."""
+    told = {str(run.config["objective"]) for run in runs if "objective" in run.config}
+    return told.pop() if len(told) == 1 else "val/top1"
+
+
+def write(runs: Sequence[Run], folder: Path, objective: str, title: str) -> None:
+    """Write summary.csv, plot.png and report.html.
+
+    Args:
+        runs: one at least, in the order in which they are to be shown.
+        folder: made if need be; what is of the same name in it is replaced.
+        objective: a name of `OBJECTIVES`.
+        title: stands above the plot and the page.
+
+    Raises:
+        ConfigError: there is no such objective, or a file can't be written.
+    """
+    comparison = compare(runs, objective)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_csv(folder / SUMMARY, _rows(comparison, folder))
+        with charts.style():
+            charts.png(against(comparison, title), folder / PLOT)
+            text = page(comparison, title)
+        (folder / REPORT).write_text(text, "utf-8", errors="replace")
+    except OSError as error:
+        where = error.filename or folder
+        raise ConfigError(f"the report: '{where}' can't be written: {error.strerror}; set out=FOLDER") from None
+
+
+def _rows(comparison: Comparison, folder: Path) -> list[Row]:
+    """Of the CSV: all that differs, what was measured, where the time went."""
+    swept, configs = comparison.swept, differences([run.config for run in comparison.runs])
+    differ = {**swept, **configs, **swept}
+    found = []
+    for index, run in enumerate(comparison.runs):
+        split = time_split(run)
+        done, _ = epochs(run)
+        last = next((row for row in reversed(run.metrics) if row.get("split") == "val"), {})
+        row: Row = {"run": word(comparison.names[index]), "state": word(run.state), "reason": word(run.reason)}
+        row |= {word(key): _field(values[index]) for key, values in differ.items() if key not in row}
+        row |= {"best": int(index == comparison.best), "epochs done": done}
+        row |= {name: _known(measured(run, name)) for name in FORMATS}
+        row |= {f"last val/{name}": last.get(name) for name in ("top1", "top5", "loss")}
+        row |= {f"time/{part}": split.get(part) for part in SPLIT}
+        found.append({**row, "path": word(os.path.relpath(run.path, folder))})
+    return found
+
+
+def _field(value: Any) -> Any:
+    return value if value is None or are_numbers([value]) else word(value)
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def table(runs: Sequence[Run], objective: str) -> Table:
+    """A row for each run, as wide as the terminal allows; below it stands what found no room, and why runs failed.
+
+    Raises:
+        ConfigError: there is no such objective.
+    """
+    comparison, console = compare(runs, objective), Console()
+    for room in range(_MAX_SWEPT, 0, -1):
+        found = _table(comparison, room)
+        if console.measure(found, options=console.options.update(width=1000)).maximum <= console.width:
+            break
+    return found
+
+
+def _table(comparison: Comparison, room: int) -> Table:
+    """With columns for the first `room` keys that were swept."""
+    keys = list(comparison.swept)[:room]
+    names = list(dict.fromkeys([comparison.objective, "val/top1", "val/loss", "images/s", "wait", "seconds"]))
+    found = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), caption_justify="left")
+    found.caption = _below(comparison, room)
+    found.add_column("run", overflow="fold", max_width=32)  # names give way, not results
+    ends = short(comparison.swept)
+    for key in keys:
+        numeric = are_numbers(comparison.swept[key])
+        found.add_column(
+            ends[key].replace("_", "_\n"),
+            justify="right" if numeric else "left",
+            no_wrap=numeric,
+            overflow="fold",
+            max_width=24,
+        )
+    found.add_column("state", no_wrap=True)
+    for name in ("epochs", *names):
+        found.add_column(name.replace("val/", "val/\n"), justify="right", no_wrap=True)
+    for index, run in enumerate(comparison.runs):
+        done, of = epochs(run)
+        best = index == comparison.best
+        cells = [comparison.names[index], *(brief(comparison.swept[key][index]) for key in keys)]
+        state = "best" if best and run.state == "done" else f"{run.state}, best" if best else run.state
+        cells += [state, f"{done}/{of}" if of else str(done)]
+        cells += [written(name, measured(run, name)) for name in names]
+        style = "bold green" if best else "red" if run.state in BROKEN else ""
+        found.add_row(*(Text(word(cell)) for cell in cells), style=style)
+    return found
+
+
+def _below(comparison: Comparison, room: int) -> Text:
+    """Keys that found no room, and reasons."""
+    lines = []
+    if more := list(comparison.swept)[room:]:
+        lines.append(f"+{len(more)} more in {SUMMARY}: {', '.join(map(word, more))}")
+    for name, run in zip(comparison.names, comparison.runs, strict=True):
+        if run.state in BROKEN or run.reason:
+            lines.append(f"{word(name)} {word(run.state)}: {word(why(run))}")
+    return Text("\n".join(lines), style="not italic")

@@ -1,0 +1,182 @@
+"""What a process runs on and from: what its numbers may depend on beside config and data."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, distributions, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from effloop.system.hardware import available_cores
+
+VARIABLES = (
+    "ATEN_CPU_CAPABILITY",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_VISIBLE_DEVICES",
+    "DNNL_DEFAULT_FPMATH_MODE",
+    "DNNL_MAX_CPU_ISA",
+    "MKL_CBWR",
+    "MKL_DYNAMIC",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "MKL_NUM_THREADS",
+    "NCCL_ALGO",
+    "NCCL_PROTO",
+    "NVIDIA_TF32_OVERRIDE",
+    "OMP_DYNAMIC",
+    "OMP_NUM_THREADS",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "ONEDNN_MAX_CPU_ISA",
+    "OPENBLAS_NUM_THREADS",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+)
+"""Environment variables that choose kernels or divide sums. No others are looked at: they may hold secrets."""
+
+DRIVER = Path("/proc/driver/nvidia/version")
+"""What NVIDIA's kernel module says of itself."""
+_PATIENCE_S = 10
+_DIFF = (
+    *("--binary", "--unified=3", "--no-color", "--no-ext-diff", "--no-textconv"),
+    *("--no-relative", "--src-prefix=a/", "--dst-prefix=b/", "--submodule=short"),
+)
+"""A diff of the whole checkout that `git apply` takes, whatever the user's own settings of git are."""
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """A git checkout as it is now.
+
+    Attributes:
+        root: its top folder.
+        commit: hash of HEAD.
+        diff: what `git apply` makes of HEAD what is here.
+        untracked: files and folders that git neither tracks nor ignores; without `outputs/`, where runs land.
+    """
+
+    root: Path
+    commit: str
+    diff: bytes
+    untracked: tuple[str, ...]
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """`commit`, `dirty`, and where tracked files were changed, a hash of the `changes`."""
+        found: dict[str, Any] = {"commit": self.commit, "dirty": bool(self.diff or self.untracked)}
+        return found | ({"changes": hashlib.sha256(self.diff).hexdigest()} if self.diff else {})
+
+
+def checkout(folder: Path, holds: str = "") -> Checkout | None:
+    """The git checkout that a folder is in; None outside of one, without git, or where it has no commit.
+
+    Args:
+        folder: any in it.
+        holds: a file of `folder` that it has to track.
+    """
+
+    def ask(*words: str) -> bytes:
+        variables = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # who only looks writes nothing
+        command = ["git", "-C", str(folder), *words]
+        return subprocess.run(command, capture_output=True, check=True, timeout=_PATIENCE_S, env=variables).stdout
+
+    try:
+        root, commit = ask("rev-parse", "--show-toplevel", "HEAD").decode().splitlines()
+        if holds:
+            ask("ls-files", "--error-unmatch", holds)
+        diff = ask("diff", "HEAD", *_DIFF)
+        status = ask(
+            "status", "--porcelain", "--untracked-files=normal", "--", ":/", ":(exclude,top,glob)**/outputs/**"
+        ).decode(errors="replace")
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+    untracked = (line.removeprefix("?? ") for line in status.splitlines() if line.startswith("?? "))
+    return Checkout(Path(root), commit, diff, tuple(untracked))
+
+
+def checkouts() -> dict[str, Checkout | None]:
+    """`git`: of the folder that the run was started in; `effloop`: of EffLoop, None where it was installed."""
+    package = Path(__file__).parents[1]  # which a virtual environment in somebody's checkout may hold, untracked
+    return {"git": checkout(Path.cwd()), "effloop": checkout(package, holds="__init__.py")}
+
+
+def environment(found: Mapping[str, Checkout | None], ranks: int = 1) -> dict[str, Any]:
+    """Packages, Python, commits, hardware and variables of this process; the machine's name is left out.
+
+    Args:
+        found: from `checkouts`.
+        ranks: of the run, on all machines together.
+    """
+    here, own = found["git"], found["effloop"]
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "started": datetime.now(UTC).isoformat(),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "git": here.facts if here else None,
+        "effloop": own.facts if own else None,
+        "ranks": ranks,
+        "hardware": {
+            "processor": _processor(),
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+            "cores": available_cores(),
+            "torch_threads": torch.get_num_threads(),
+            "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+            "gpus": gpus,
+            "driver": driver() if gpus else None,
+            "cuda": torch.version.cuda if gpus else None,
+            "cudnn": torch.backends.cudnn.version() if gpus else None,  # type: ignore[no-untyped-call]
+        },
+        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+        "packages": _packages(),
+    }
+
+
+def own_version() -> str:
+    """EffLoop's version; `not installed` in a checkout that is only on the path."""
+    try:
+        return version("effloop")
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _packages() -> dict[str, str]:
+    places = [place for place in sys.path if not place.endswith("_vendor")]  # setuptools' own, once torch compiles
+    found: dict[str, str] = {}
+    for metadata in (each.metadata for each in distributions(path=places)):  # parsed at each look: 1 ms
+        if name := metadata["Name"]:  # none: half uninstalled
+            found.setdefault(name.lower(), metadata["Version"])  # as imports, the first on the path
+    return dict(sorted(found.items()))
+
+
+def _processor() -> str:
+    try:
+        found = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
+    except OSError:
+        found = None
+    return found[1] if found else platform.processor()
+
+
+def driver() -> str | None:
+    """Version of NVIDIA's driver: as its kernel module says it, else as `nvidia-smi`, which takes a second."""
+    try:
+        found = re.search(r"Kernel Module(?: for \S+)?\s+([\d.]+)", DRIVER.read_text())
+    except OSError:
+        found = None
+    if found:
+        return found[1]
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_PATIENCE_S).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return said.partition("\n")[0] or None

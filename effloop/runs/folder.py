@@ -1,0 +1,165 @@
+"""What a run folder says of its run, so that it can be understood and done again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+
+from effloop import config as configs
+from effloop.checkpoint import files
+from effloop.config import Config
+from effloop.errors import ConfigError
+from effloop.model import weights_file
+from effloop.runs import compare
+from effloop.runs.environment import Checkout, checkouts, environment
+
+STAMP = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(/\d+)?$")  # and a sweep's job number
+
+RESUMED = "resumed.json"
+"""In a run folder: how the run went on otherwise than it began."""
+
+_MOST_CHANGES = 5_000_000  # bytes of a diff
+
+
+def claim_run_dir(path: Path) -> Path:
+    """Make a run folder that is this run's alone.
+
+    A folder named after the time gets `-2`, `-3`, … where another run started in the same second.
+
+    Raises:
+        ConfigError: a named folder holds a run already, or it can't be made.
+    """
+    number = 1
+    while True:
+        candidate = path if number == 1 else path.with_name(f"{path.name}-{number}")
+        try:
+            candidate.mkdir(parents=True, exist_ok=True)
+            (candidate / "config.yaml").touch(exist_ok=False)  # whoever makes the file owns the folder
+        except FileExistsError:
+            if not STAMP.search(path.as_posix()):
+                raise ConfigError(
+                    f"run: {path} holds a run already; go on with it (python -m effloop resume {path}) "
+                    "or set run=ANOTHER_NAME"
+                ) from None
+            number += 1
+        except OSError as error:
+            raise ConfigError(f"run: {candidate} can't be made: {error.strerror}; set run=NAME elsewhere") from None
+        else:
+            return candidate
+
+
+@dataclass(frozen=True)
+class About:
+    """What a run folder says of its run.
+
+    Attributes:
+        config: of the run.
+        overrides: what it was composed from, or is changed by.
+        data: {split: its fingerprint}; and the names of the `classes`.
+        ranks: how many processes train.
+    """
+
+    config: Config
+    overrides: Sequence[str]
+    data: Mapping[str, Any]
+    ranks: int = 1
+
+
+def write(run_dir: Path, about: About) -> None:
+    """Write config.yaml, overrides.yaml, environment.json and data.json.
+
+    And changes.diff where the checkout that it is started in has changes; effloop.diff for EffLoop's, if it is another.
+    """
+    found = checkouts()
+    configs.save(about.config, run_dir / "config.yaml")
+    _write_overrides(run_dir, about.overrides)
+    _write_json(run_dir / "environment.json", environment(found, about.ranks))
+    _write_json(run_dir / "data.json", {**about.data, **begins_from(about.config)})
+    named = (("effloop.diff", found["effloop"]), ("changes.diff", found["git"]))  # the latter, where they are the same
+    for name, each in {each.root: (name, each) for name, each in named if each}.values():
+        if each.facts["dirty"]:
+            (run_dir / name).write_bytes(_changes(each))
+
+
+def goes_on(run_dir: Path, about: About, epoch: int) -> None:
+    """Bring a run folder up to what its run goes on with from `epoch` on.
+
+    Overrides go to config.yaml and overrides.yaml. Where the rest of the run isn't what it would have been without a
+    stop, resumed.json gets an entry: its `epoch`, the `overrides`, and how the environment `differs`.
+    """
+    try:
+        then = json.loads((run_dir / "environment.json").read_text("utf-8"))
+    except (OSError, ValueError):  # no reason not to go on
+        then = {}
+    differs = compare.environments(then, environment(checkouts(), about.ranks))
+    if about.overrides:
+        _write_overrides(run_dir, [*typed(run_dir), *about.overrides])
+        configs.save(about.config, run_dir / "config.yaml")
+    if about.overrides or differs:
+        entry = {"epoch": epoch, "overrides": list(about.overrides), "differs": differs}
+        _write_json(run_dir / RESUMED, [*resumptions(run_dir), entry])
+
+
+def typed(run_dir: Path) -> list[str]:
+    """The overrides that a run was composed from, and went on with; empty where they can't be read."""
+    try:
+        found = yaml.safe_load((run_dir / "overrides.yaml").read_text("utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return []
+    return [str(each) for each in found] if isinstance(found, list) else []
+
+
+def resumptions(run_dir: Path) -> list[dict[str, Any]]:
+    """The entries of resumed.json: each has `epoch`, `overrides`, `differs`.
+
+    Raises:
+        ConfigError: it can't be read.
+    """
+    path = run_dir / RESUMED
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        return [{"epoch": int(e["epoch"]), **{k: list(e[k]) for k in ("overrides", "differs")}} for e in found]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ConfigError(f"{path} can't be read: {error}; it was not written by EffLoop, or is damaged") from None
+
+
+def fingerprint(path: Path) -> dict[str, Any]:
+    """`path`, `bytes` and `sha256` of a file; 2 s for 1 GB."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"path": os.path.abspath(path), "bytes": file.tell(), "sha256": digest}
+
+
+def begins_from(config: Config) -> dict[str, Any]:
+    """Fingerprints of the files that a new run begins from: of `resume`'s checkpoint, of `model.weights`' file."""
+    found = {"resume": files.find(Path(config.resume), "last")} if config.resume else {}
+    weights = weights_file(config.model.weights) if config.model.weights and not config.resume else None
+    found |= {"weights": weights} if weights else {}
+    return {name: fingerprint(path) for name, path in found.items()}
+
+
+def _changes(dirty: Checkout) -> bytes:
+    """The changes of a checkout; `git apply` takes them, and passes over the lines before."""
+    head = [f"# {dirty.root} at {dirty.commit}", *(f"# not tracked, not in here: {name}" for name in dirty.untracked)]
+    if len(dirty.diff) > _MOST_CHANGES:
+        head.append(f"# cut: {len(dirty.diff):,} bytes, of which the first {_MOST_CHANGES:,} are here")
+    return "\n".join(head).encode("utf-8", "surrogateescape") + b"\n" + dirty.diff[:_MOST_CHANGES]
+
+
+def _write_overrides(run_dir: Path, overrides: Sequence[str]) -> None:
+    OmegaConf.save(OmegaConf.create(list(overrides)), run_dir / "overrides.yaml")
+
+
+def _write_json(path: Path, content: object) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,55 @@
+"""Ending runs of a sweep early that are worse than the others were."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from statistics import median
+
+from effloop.runs import reader as runs
+from effloop.runs.reader import JOB
+from effloop.task.objectives import OBJECTIVES
+
+_OTHERS = 4
+"""So many others must have come as far: the median of fewer says little."""
+_WARM_UP = 0.25
+"""Share of a run's epochs that it may always have."""
+
+
+class MedianPruner:
+    """Ends a run whose best score so far is worse than the median of what the other jobs had at the same epoch.
+
+    It is the median stopping of Golovin et al. ("Google Vizier", 2017), also Optuna's MedianPruner, but with the best
+    score up to the epoch for the others, too, and not only for those that came to their end. It reads the other jobs'
+    folders, so it works for any launcher, and for a grid as for a search. A run without any finite score is the worst.
+
+    Args:
+        run_dir: the job's folder, beside those of the others.
+        objective: a validation score.
+    """
+
+    def __init__(self, run_dir: Path, objective: str) -> None:
+        self._run_dir = run_dir
+        self._objective = objective
+
+    def prunes(self, epoch: int, epochs: int) -> bool:
+        """Whether the run should end here, where `epoch` of `epochs` have been trained, evaluated and recorded."""
+        if epoch >= epochs or epoch < _WARM_UP * epochs:
+            return False
+        folders = [job.parent for job in self._run_dir.parent.glob(f"*/{JOB}")]
+        scores = [self._best(folder, epoch) for folder in folders if folder.name != self._run_dir.name]
+        scores = [score for score in scores if not math.isnan(score)]
+        mine = self._best(self._run_dir, epoch)
+        if len(scores) < _OTHERS:
+            return False
+        return mine < median(scores) if OBJECTIVES[self._objective] else mine > median(scores)
+
+    def _best(self, run_dir: Path, epoch: int) -> float:
+        """The best score of a run's first `epoch` epochs; infinitely bad if it has none, NaN if it isn't so far."""
+        key = self._objective.removeprefix("val/")
+        rows = [row for row in runs.rows(run_dir / "metrics.jsonl") if row.get("split") == "val"]
+        values = [row.get(key) for row in rows if row["epoch"] < epoch]
+        if len(values) < epoch:
+            return math.nan
+        numbers = [value for value in values if value is not None]
+        return float(max(numbers, default=-math.inf) if OBJECTIVES[self._objective] else min(numbers, default=math.inf))

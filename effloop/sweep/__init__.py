@@ -1,0 +1,1 @@
+"""Many runs: planned, isolated from each other, resumed."""

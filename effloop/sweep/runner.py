@@ -1,0 +1,275 @@
+"""Sweeps: a run for each combination of values, or as a search sees fit, and how they compare."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import shlex
+import socket
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TextIO
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, flag_override
+from rich.console import Console
+
+from effloop.config import Config, finish
+from effloop.config import hydra_app as launch
+from effloop.config import hydra_setup as search
+from effloop.config import messages as explain
+from effloop.errors import ConfigError, EffLoopError, InterruptedRunError
+from effloop.report import files as report
+from effloop.runs import folder as snapshot
+from effloop.runs import reader as runs
+from effloop.runs.reader import SWEEP, Run
+from effloop.sweep.isolation import Sweep
+from effloop.task.objectives import OBJECTIVES
+
+
+def sweep(args: list[str], *, debug: bool = False) -> None:
+    """Train once for each combination of values, or as a search sees fit; and show how they compare.
+
+    Args:
+        args: overrides and Hydra's flags, as typed.
+        debug: show tracebacks of jobs.
+
+    Raises:
+        ConfigError: the arguments can't be taken, or jobs failed; the line says which.
+        InterruptedRunError: Ctrl-C.
+    """
+    flags, overrides = launch.parse(args)
+    with explain.in_one_line(Config, overrides):
+        search.prepare(Config, overrides)
+        parsed = OverridesParser.create().parse_overrides(overrides)
+        shared = _shared(parsed)
+        tree = search.compose_tree(Config, [*shared.values(), *_searchpath(flags)], with_hydra=True)
+        hydra, tree = tree.hydra, _without_hydra(tree)
+        config = finish(tree, list(shared.values()))
+        choices = hydra.runtime.choices
+        count = launch.count_jobs(parsed) if choices["hydra/sweeper"] == "basic" else 0  # a search ends when it likes
+        planned = Path(str(hydra.sweep.dir)).absolute()
+    with _owned(planned, overrides, shared, config) as folder:
+        job = Sweep(
+            folder=str(folder),
+            fixed=frozenset(shared),
+            objective=config.objective,
+            resume=config.sweep.resume,
+            beside=choices["hydra/launcher"] != "basic",
+            debug=debug,
+            parent=os.getpid() if choices["hydra/launcher"] == "joblib" else 0,  # whose processes would go on alone
+        )
+        added = _added(choices, shared, config.objective, folder)
+        go_on = _how_to_go_on(flags, overrides, folder)
+        problem = _launch(job, flags, [*overrides, *added], go_on)
+        found = runs.jobs(folder)
+        if not found:
+            for name in (SWEEP, "multirun.yaml"):
+                (folder / name).unlink(missing_ok=True)
+            launch.remove_if_empty(folder)
+            raise problem or ConfigError("the sweep has no jobs; give a key several values")
+        unwritten = _show(found, folder, config.objective)
+        _raise_for(found, count, problem or unwritten, go_on)
+
+
+def _shared(parsed: Iterable[Override]) -> dict[str, str]:
+    """{key: override} of what all jobs of a sweep have; of several with a key the last counts."""
+    last = {each.get_key_element(): each for each in parsed}
+    return {key: str(each.input_line) for key, each in last.items() if not each.is_sweep_override()}
+
+
+def _searchpath(flags: Sequence[str]) -> list[str]:
+    """The override that does what `--config-dir FOLDER` does."""
+    given = [word for flag, word in pairwise(flags) if flag in ("--config-dir", "-cd")]
+    return [f"hydra.searchpath=[{_quoted('file://' + os.path.abspath(given[-1]))}]"] if given else []
+
+
+def _quoted(text: str) -> str:
+    """As the value of an override, whatever is in it."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _without_hydra(tree: DictConfig) -> DictConfig:
+    """The config without Hydra's own, as jobs get it."""
+    with flag_override(tree, ["readonly", "struct"], False):
+        del tree["hydra"]
+    return tree
+
+
+def _added(choices: Any, shared: Iterable[str], objective: str, folder: Path) -> list[str]:
+    """Overrides that make Hydra's sweepers and launchers do what is expected here, where nobody has said otherwise."""
+    added = {"hydra.sweep.dir": _quoted(str(folder))}
+    if choices["hydra/sweeper"] == "optuna":
+        added["hydra.sweeper.direction"] = "maximize" if OBJECTIVES[objective] else "minimize"
+        added["hydra.sweeper.max_failure_rate"] = "1.0"  # a failed job ends no other
+        if choices["hydra/launcher"] == "basic":
+            added["hydra.sweeper.n_jobs"] = "1"  # each trial knows of all before it
+    return [f"{key}={value}" for key, value in added.items() if key == "hydra.sweep.dir" or key not in shared]
+
+
+def _launch(job: Sweep, flags: list[str], overrides: list[str], go_on: str) -> EffLoopError | None:
+    """Have Hydra start the jobs; what went wrong beside them."""
+    logging.getLogger("hydra_plugins.hydra_optuna_sweeper").setLevel(logging.ERROR)  # that a job failed has been said
+    try:
+        with explain.in_one_line(Config, overrides):
+            launch.call_hydra(job, flags, overrides)
+    except KeyboardInterrupt:
+        raise InterruptedRunError(f"interrupted; {go_on}") from None
+    except EffLoopError as error:
+        return error
+    except Exception as error:  # of a launcher
+        if job.debug or not runs.jobs(Path(job.folder)):
+            raise
+        reason = (str(error).splitlines() or [""])[0]
+        return ConfigError(f"hydra/launcher: it ended with {type(error).__name__}: {reason}")
+    return None
+
+
+def _show(found: Sequence[Run], folder: Path, objective: str) -> ConfigError | None:
+    """The table on the terminal; summary.csv, plot.png and report.html in the sweep's folder, or why they aren't."""
+    place = os.path.relpath(folder)
+    console = Console()
+    console.print()
+    console.print(report.table(found, objective))
+    try:
+        report.write(found, folder, objective, place)
+    except ConfigError as error:
+        return ConfigError(f"{error} in: python -m effloop report {shlex.quote(place)}")
+    print(f"sweep: {place}   look: {place}/report.html", flush=True)
+    return None
+
+
+def _raise_for(found: Sequence[Run], count: int, problem: EffLoopError | None, go_on: str) -> None:
+    """Say which jobs didn't come to their end.
+
+    Raises:
+        ConfigError: there are some.
+        EffLoopError: the problem, where all did.
+    """
+    failed = [run for run in found if run.state not in ("done", "pruned")]
+    count = max(count, len(found))
+    missing = count - len(found)
+    if not failed and not missing:
+        if problem:
+            raise problem
+        return
+    names = [f"job {run.name} ({' '.join(run.job['overrides'])})" for run in failed]
+    names += [f"{missing} not started"] * bool(missing)
+    reason = f"{problem}; " if problem else ""
+    raise ConfigError(
+        f"{reason}{len(failed) + missing} of {count} jobs of the sweep failed: {', '.join(names)}; "
+        f"what each lacks is said above; {go_on}"
+    )
+
+
+_ABOUT_THE_SWEEP = ("run", "objective", "sweep.resume", "sweep.prune")
+"""Keys that change nothing about what a job is."""
+
+
+def _how_to_go_on(flags: Sequence[str], overrides: Sequence[str], folder: Path) -> str:
+    """The command that goes on with a sweep."""
+    kept = [each for each in overrides if each.partition("=")[0] not in ("run", "sweep.resume")]
+    outputs = Path("outputs", "multirun").absolute()
+    name = [f"run={folder.relative_to(outputs)}"] if folder.is_relative_to(outputs) else []
+    return "go on with: " + shlex.join(["python", "-m", "effloop", *flags, *kept, *name, "sweep.resume=true"])
+
+
+@contextmanager
+def _owned(planned: Path, overrides: list[str], shared: Mapping[str, str], config: Config) -> Iterator[Path]:
+    """A sweep's folder, new or of an earlier start, that is this process's alone for as long as it lives.
+
+    Raises:
+        ConfigError: another sweep's, or another process is at it.
+    """
+    folder = _folder(planned, config)
+    place = os.path.relpath(folder)
+    with _opened(folder / SWEEP) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = _earlier(file)
+            raise ConfigError(
+                f"run: {place} is being worked on by process {owner.get('pid')} on {owner.get('host')}; "
+                "wait for its end or set run=ANOTHER_NAME"
+            ) from None
+        earlier = _earlier(file)
+        if earlier:  # nothing, where a start was killed at once
+            _check_same(earlier, shared, folder)
+        facts = {
+            "overrides": overrides,
+            "objective": config.objective,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+        }
+        file.seek(0)
+        file.write(json.dumps(facts, indent=2) + "\n")
+        file.truncate()
+        file.flush()
+        yield folder
+
+
+def _opened(path: Path) -> TextIO:
+    """What keeps a sweep's facts, to be read and written."""
+    try:
+        return path.open("r+", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"run: {os.path.relpath(path)} can't be written: {error.strerror}; set run=ANOTHER_NAME"
+        ) from None
+
+
+def _earlier(file: TextIO) -> dict[str, Any]:
+    """The facts of an earlier start; empty where there was none."""
+    try:
+        return dict(json.loads(file.read() or "{}"))
+    except ValueError:
+        place = os.path.relpath(file.name)
+        raise ConfigError(f"{place} is damaged; delete it, and start again with the same overrides") from None
+
+
+def _folder(planned: Path, config: Config) -> Path:
+    """The folder; made now, if it isn't to be gone on with."""
+    place, tries = os.path.relpath(planned), 1
+    stamped = snapshot.STAMP.search(planned.as_posix())
+    if config.sweep.resume and (planned / SWEEP).is_file():
+        return planned
+    if config.sweep.resume and stamped:
+        raise ConfigError(
+            f"sweep.resume: {place} holds no sweep; say which: run=NAME, as it stands below outputs/multirun/"
+        )
+    folder = planned
+    while True:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / SWEEP).touch(exist_ok=False)  # whoever makes the file owns the folder
+        except FileExistsError:
+            if not stamped:
+                raise ConfigError(
+                    f"run: {place} holds a sweep already; go on with it by sweep.resume=true, or set run=ANOTHER_NAME"
+                ) from None
+            tries += 1
+            folder = planned.with_name(f"{planned.name}-{tries}")
+        except OSError as error:
+            raise ConfigError(f"run: {place} can't be made: {error.strerror}; start from another folder") from None
+        else:
+            return folder
+
+
+def _check_same(earlier: Mapping[str, Any], shared: Mapping[str, str], folder: Path) -> None:
+    """Refuse to go on with other values of what all jobs share.
+
+    Raises:
+        ConfigError: they differ.
+    """
+    before = _shared(OverridesParser.create().parse_overrides(list(earlier.get("overrides", []))))
+    for key in {**before, **shared}:
+        if key not in _ABOUT_THE_SWEEP and not key.startswith("hydra") and before.get(key) != shared.get(key):
+            raise ConfigError(
+                f"sweep.resume: {os.path.relpath(folder)} was started with {before.get(key, f'no {key}')}, now it is "
+                f"{shared.get(key, f'no {key}')}; start it with the same, or set run=ANOTHER_NAME"
+            )

@@ -1,0 +1,131 @@
+"""The options of `convert`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from plans import line
+
+from effloop.convert.options import ConvertOptions
+from effloop.convert.reencode import Recipe
+from effloop.data.source.storage.writing import SHARD_BYTES, writers
+from effloop.errors import ConfigError
+
+KEYS = ("data", "decode", "num_workers", "seed")
+
+
+def parse(*words: str) -> ConvertOptions:
+    return ConvertOptions.parse(words, KEYS)[0]
+
+
+def test_defaults(tmp_path: Path) -> None:
+    options, overrides = ConvertOptions.parse(["to=memmap", f"out={tmp_path}/x"], KEYS)
+    assert options == ConvertOptions("memmap", {tmp_path / "x": None}, ("train", "val"), SHARD_BYTES)
+    assert overrides == []
+
+
+def test_overrides_are_left_over(tmp_path: Path) -> None:
+    words = ["data=folder", "to=memmap", "data.root=/x", f"out={tmp_path}/x", "+data.y=1", "num_workers=3"]
+    assert ConvertOptions.parse(words, KEYS)[1] == ["data=folder", "data.root=/x", "+data.y=1", "num_workers=3"]
+
+
+@pytest.mark.parametrize(
+    ("words", "recipe"),
+    [
+        (["payload=original"], None),
+        (["payload=jpeg"], Recipe("jpeg", 90, "auto", None, None)),
+        (["payload=raw"], Recipe("raw")),
+        (["payload=raw", "max_side=9", "color=gray"], Recipe("raw", max_side=9, color="gray")),
+        (["max_side=500"], Recipe("jpeg", 90, "auto", 500)),
+        (["quality=80"], Recipe("jpeg", 80)),
+        (["quality=source"], Recipe("jpeg", "source")),
+        (["quality=lossless", "restart=4"], Recipe("jpeg", "lossless", 4)),
+        (["restart=none"], Recipe("jpeg", 90, "none")),
+        (["color=rgb"], Recipe("jpeg", color="rgb")),
+    ],
+)
+def test_recipe(words: list[str], recipe: Recipe | None, tmp_path: Path) -> None:
+    assert parse("to=memmap", f"out={tmp_path}/x", *words).outputs == {tmp_path / "x": recipe}
+
+
+def test_a_dataset_for_each_size(tmp_path: Path) -> None:
+    outputs = parse("to=memmap", f"out={tmp_path}/in1k.lmdb", "max_side=500,256").outputs
+    assert outputs == {
+        tmp_path / "in1k-500.lmdb": Recipe(max_side=500),
+        tmp_path / "in1k-256.lmdb": Recipe(max_side=256),
+    }
+
+
+def test_shards_and_splits(tmp_path: Path) -> None:
+    options = parse("to=memmap", f"out={tmp_path}/x", "shard_mb=3", "split=val,train")
+    assert (options.shard_bytes, options.splits) == (3 << 20, ("train", "val"))
+    for split, splits in {"val": ("val",), "both": ("train", "val"), "train,val": ("train", "val")}.items():
+        assert parse("to=memmap", f"out={tmp_path}/x", f"split={split}").splits == splits
+
+
+def test_out_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for out in ("x", "./x/", "~/x"):
+        assert list(parse("to=memmap", f"out={out}").outputs) == [tmp_path / "x"]
+
+
+FORMATS = f"have {', '.join(writers)}"
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["out=x"], f"to is missing; {FORMATS}"),
+        (["to=", "out=x"], f"to is missing; {FORMATS}"),
+        (["to=memap", "out=x"], f"to: no format 'memap'; {FORMATS}; did you mean 'memmap'?"),
+        (["to=memmap"], "out is missing; set out=PATH"),
+        (["to=memmap", "out=/"], "out: '/' has no name; set out=PATH"),
+        (
+            ["to=memmap", "out=x", "qualty=3"],
+            "convert: no option 'qualty'; have payload, quality, max_side, restart, color, split, shard_mb, to, out; "
+            "did you mean 'quality'?",
+        ),
+        (
+            ["to=memmap", "out=x", "quality"],
+            "convert: no option 'quality'; have payload, quality, max_side, restart, color, split, shard_mb, to, out; "
+            "did you mean 'quality'?",
+        ),
+        (["quality=101"], "quality: '101' is not allowed; set source or lossless or a whole number from 1 to 100"),
+        (["quality=good"], "quality: 'good' is not allowed; set source or lossless or a whole number from 1 to 100"),
+        (["payload=png"], "payload: 'png' is not allowed; set original or jpeg or raw"),
+        (["color=blue"], "color: 'blue' is not allowed; set rgb or gray"),
+        (["restart=0"], "restart: '0' is not allowed; set auto or none or a whole number from 1 to 65,500"),
+        (["max_side=0"], "max_side: '0' is not allowed; set a whole number from 1 to 65,500"),
+        (["max_side=500,-1"], "max_side: '-1' is not allowed; set a whole number from 1 to 65,500"),
+        (["max_side=500,500"], "max_side: '500,500' names a size twice; name each once"),
+        (["shard_mb=1.5"], "shard_mb: '1.5' is not allowed; set a whole number from 1 to 1,073,741,824"),
+        (
+            ["split=test"],
+            "split: 'test' is not allowed; set train, val or both; their names in the data are data.train_split "
+            "and data.val_split",
+        ),
+        (["payload=original", "max_side=500"], "max_side: contradicts payload=original; drop one of them"),
+        (["payload=original", "quality=90"], "quality: contradicts payload=original; drop one of them"),
+        (["payload=original", "color=rgb"], "color: contradicts payload=original; drop one of them"),
+        (["payload=original", "restart=4"], "restart: contradicts payload=original; drop one of them"),
+        (["payload=raw", "quality=90"], "quality: contradicts payload=raw; drop one of them"),
+        (["payload=raw", "restart=4"], "restart: contradicts payload=raw; drop one of them"),
+        (["quality=lossless", "max_side=9"], "max_side: contradicts quality=lossless; drop one of them"),
+        (["quality=lossless", "color=gray"], "color: contradicts quality=lossless; drop one of them"),
+    ],
+)
+def test_refusals(words: list[str], wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    complete = words if any(word.startswith(("to=", "out=")) for word in words) else ["to=memmap", "out=x", *words]
+    with pytest.raises(ConfigError, match=line(wanted)):
+        parse(*complete)
+
+
+@pytest.mark.parametrize("name", ["a", "a" * 300])
+def test_folder_that_is_not_there(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / name
+    wanted = f"out: '{folder}/b' can't be made, the folder {folder} is not there; make it or set out=PATH"
+    with pytest.raises(ConfigError, match=line(wanted)):
+        parse("to=memmap", f"out={folder}/b")

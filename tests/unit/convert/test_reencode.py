@@ -1,0 +1,327 @@
+"""What `convert` does to one image."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import shutil
+import stat
+import struct
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from images import encode, exif, photo
+from PIL import Image, JpegImagePlugin
+from plans import line
+
+from effloop.convert.reencode import Recipe, Recode, auto_interval, is_grey, shrink
+from effloop.data.decode import decoders
+from effloop.data.image.header import read_header
+from effloop.errors import ConfigError, DataError
+
+DECODER = decoders.build(decoders["auto"].config(name="auto"))
+LARGE = photo(333, 250)
+GREY = LARGE[:, :, 0]
+
+
+def recode(data: bytes, **recipe: Any) -> bytes:
+    return Recode(Recipe(**recipe), DECODER)(data)
+
+
+def opened(data: bytes) -> JpegImagePlugin.JpegImageFile:
+    image = Image.open(io.BytesIO(data))
+    assert isinstance(image, JpegImagePlugin.JpegImageFile)
+    return image
+
+
+def psnr(one: bytes, other: bytes) -> float:
+    difference = DECODER.decode(one).astype(float) - DECODER.decode(other)
+    return float(10 * np.log10(255**2 / (difference**2).mean()))
+
+
+def markers(jpeg: bytes) -> tuple[int, int, int]:
+    """(MCUs between restart markers, as the DRI segment says; restart markers that are there; SOF marker)."""
+    at, interval, frame = 2, 0, 0
+    while jpeg[at + 1] != 0xDA:
+        marker, length = jpeg[at + 1], int.from_bytes(jpeg[at + 2 : at + 4], "big")
+        if marker == 0xDD:
+            (interval,) = struct.unpack_from(">H", jpeg, at + 4)
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            frame = marker
+        at += 2 + length
+    scan = np.frombuffer(jpeg, np.uint8)[at:]
+    behind = scan[1:][scan[:-1] == 0xFF]
+    return interval, int(((behind >= 0xD0) & (behind <= 0xD7)).sum()), frame
+
+
+class TestJpeg:
+    @pytest.mark.parametrize("opencv", [True, False])
+    def test_quality_and_restart_markers(self, opencv: bool) -> None:
+        made = Recode(Recipe(quality=90), DECODER)
+        if not opencv:
+            made._cv2 = None
+        jpeg = made(encode(LARGE, "PNG"))
+        columns, rows = 16, 21  # of 16 x 16 pixels, for 250 x 333
+        assert markers(jpeg) == (2, columns * rows // 2 - 1, 0xC0)
+        image = opened(jpeg)
+        assert (image.size, image.mode) == ((250, 333), "RGB")
+        assert JpegImagePlugin.get_sampling(image) == 2  # 4:2:0
+        assert image.quantization == opened(encode(LARGE, "JPEG", quality=90)).quantization
+
+    @pytest.mark.parametrize("fmt", ["JPEG", "PNG", "WEBP", "BMP"])
+    @pytest.mark.parametrize("quality", [30, 90, 100])
+    def test_opencv_and_pillow_write_the_same_bytes(self, fmt: str, quality: int) -> None:
+        for pixels in (LARGE, photo(17, 400), photo(1, 1), GREY):
+            by_opencv, by_pillow = (Recode(Recipe(quality=quality), DECODER) for _ in range(2))
+            by_pillow._cv2 = None
+            assert by_opencv._cv2 is not None
+            data = encode(pixels, fmt)
+            assert by_opencv(data) == by_pillow(data)
+
+    def test_colours_are_kept(self) -> None:
+        for fmt in ("PNG", "BMP"):
+            assert psnr(recode(encode(LARGE, fmt), quality=95), encode(LARGE, "PNG")) > 28
+
+    def test_optimised(self) -> None:
+        plain = encode(DECODER.decode(encode(LARGE, "PNG")), "JPEG", quality=90, subsampling=2)
+        assert len(recode(encode(LARGE, "PNG"), restart="none")) < len(plain)
+
+    @pytest.mark.parametrize(("restart", "interval"), [("auto", 2), ("none", 0), (1, 1), (3, 2), (500, 16)])
+    def test_restart(self, restart: int | str, interval: int) -> None:
+        found, count, _ = markers(recode(encode(LARGE, "PNG"), restart=restart))
+        assert found == interval
+        assert count == (16 * 21 // interval - 1 if interval else 0)
+
+    def test_small_images_are_made_anew_too(self) -> None:
+        original = encode(photo(40, 64), "JPEG", quality=90)
+        jpeg = recode(original, max_side=500)
+        assert markers(jpeg) == (2, 5, 0xC0)
+        assert opened(jpeg).size == (64, 40)
+
+    def test_progressive_becomes_baseline(self) -> None:
+        progressive = encode(LARGE, "JPEG", quality=90, progressive=True)
+        assert markers(progressive)[2] == 0xC2
+        assert recode(progressive) == recode(encode(LARGE, "JPEG", quality=90))
+
+    def test_cmyk_becomes_rgb(self) -> None:
+        cmyk = encode(LARGE, "JPEG", mode="CMYK", quality=95)
+        jpeg = recode(cmyk, quality=95)
+        assert opened(jpeg).mode == "RGB"
+        assert psnr(jpeg, cmyk) > 28
+
+    def test_orientation_is_not_applied_and_metadata_is_dropped(self) -> None:
+        jpeg = recode(encode(LARGE, "JPEG", exif=exif(6)))
+        assert opened(jpeg).size == (250, 333)
+        assert not opened(jpeg).getexif()
+
+    def test_too_large(self) -> None:
+        wide = encode(np.zeros((1, 65_501, 3), np.uint8), "PNG")
+        wanted = (
+            "is too large for a JPEG: 1 x 65501 (height x width); allowed are 65,500 pixels a side: "
+            "set max_side or payload=raw"
+        )
+        with pytest.raises(DataError, match=line(wanted)):
+            recode(wide)
+        assert opened(recode(wide, max_side=65_500)).size == (65_500, 1)
+
+    def test_damaged(self) -> None:
+        with pytest.raises(DataError, match=r"^is a truncated JPEG: ends after 3,000 bytes"):
+            recode(encode(LARGE, "JPEG")[:3000])
+
+
+class TestGrey:
+    @pytest.mark.parametrize("fmt", ["JPEG", "PNG"])
+    @pytest.mark.parametrize("quality", [90, "source"])
+    def test_stays_grey(self, fmt: str, quality: int | str) -> None:
+        jpeg = recode(encode(GREY, fmt), quality=quality)
+        assert opened(jpeg).mode == "L"
+        assert markers(jpeg) == (4, 32 * 42 // 4 - 1, 0xC0)  # an MCU is 8 x 8 pixels
+        assert psnr(jpeg, encode(GREY, fmt)) > 36
+
+    def test_to_rgb(self) -> None:
+        jpeg = recode(encode(GREY, "PNG"), color="rgb")
+        assert opened(jpeg).mode == "RGB"
+        assert psnr(jpeg, encode(GREY, "PNG")) > 36
+
+    @pytest.mark.parametrize("quality", [90, "source"])
+    def test_from_rgb(self, quality: int | str) -> None:
+        original = encode(LARGE, "JPEG", quality=90)
+        jpeg = recode(original, color="gray", quality=quality)
+        assert opened(jpeg).mode == "L"
+        wanted = np.asarray(Image.open(io.BytesIO(original)).convert("L"), float)
+        assert np.abs(DECODER.decode(jpeg)[:, :, 0] - wanted).mean() < 4
+
+    def test_what_is_grey(self) -> None:
+        for data, wanted in (
+            (encode(GREY, "JPEG"), True),
+            (encode(GREY, "PNG"), True),
+            (encode(GREY, "PNG", mode="LA"), True),
+            (encode(GREY, "PNG", mode="P"), False),
+            (encode(LARGE, "PNG"), False),
+            (encode(LARGE, "JPEG"), False),
+            (encode(GREY, "BMP"), False),
+            (encode(GREY, "WEBP"), False),
+            (encode(GREY, "PPM"), True),
+            (encode(LARGE, "PPM"), False),
+        ):
+            assert is_grey(data, read_header(data)) is wanted
+
+
+class TestRaw:
+    def test_pixels_are_those_of_training(self) -> None:
+        original = encode(LARGE, "JPEG")
+        raw = recode(original, payload="raw")
+        assert raw[:15] == b"P6\n250 333\n255\n"
+        np.testing.assert_array_equal(DECODER.decode(raw), DECODER.decode(original))
+
+    def test_grey_is_a_third(self) -> None:
+        raw = recode(encode(GREY, "PNG"), payload="raw")
+        assert raw == b"P5\n250 333\n255\n" + GREY.tobytes()
+
+    def test_recipe_says_nothing_of_jpeg(self) -> None:
+        assert Recipe(payload="raw", max_side=9).about() == {"payload": "raw", "max_side": 9, "color": None}
+
+
+class TestSource:
+    @pytest.mark.parametrize(("subsampling", "interval"), [(0, 4), (1, 2), (2, 2)])
+    def test_tables_and_subsampling_are_kept(self, subsampling: int, interval: int) -> None:
+        original = encode(LARGE, "JPEG", quality=83, subsampling=subsampling)
+        jpeg = recode(original, quality="source")
+        assert opened(jpeg).quantization == opened(original).quantization
+        assert JpegImagePlugin.get_sampling(opened(jpeg)) == subsampling
+        assert markers(jpeg)[0] == interval
+        assert psnr(jpeg, original) > 42
+
+    def test_scaled(self) -> None:
+        original = encode(LARGE, "JPEG", quality=83, subsampling=0)
+        jpeg = recode(original, quality="source", max_side=160)
+        assert opened(jpeg).quantization == opened(original).quantization
+        assert JpegImagePlugin.get_sampling(opened(jpeg)) == 0
+        assert opened(jpeg).size == (120, 160)
+
+    def test_without_tables(self) -> None:
+        for data in (encode(LARGE, "PNG"), encode(LARGE, "JPEG", mode="CMYK")):
+            assert recode(data, quality="source") == recode(data, quality=95)
+
+    def test_noise_at_the_finest_tables(self) -> None:
+        noise = np.random.default_rng(0).integers(0, 256, (64, 80, 3), dtype=np.uint8)
+        original = encode(noise, "JPEG", quality=100, subsampling=0)
+        assert psnr(recode(original, quality="source"), original) > 42
+
+
+class TestLossless:
+    @pytest.fixture
+    def jpegtran(self) -> None:
+        if shutil.which("jpegtran") is None:
+            pytest.skip("jpegtran is not installed (Debian, Ubuntu: libjpeg-turbo-progs)")
+
+    @pytest.mark.parametrize("options", [{}, {"subsampling": 0}, {"progressive": True}, {"mode": "L"}])
+    def test_every_pixel_stays(self, jpegtran: None, options: dict[str, Any]) -> None:
+        original = encode(LARGE, "JPEG", quality=83, exif=exif(6), **options)
+        jpeg = recode(original, quality="lossless")
+        np.testing.assert_array_equal(DECODER.decode(jpeg), DECODER.decode(original))
+        interval, count, frame = markers(jpeg)
+        assert (interval, frame) == (8, 0xC0)
+        assert count > 0
+        assert not opened(jpeg).getexif()
+
+    def test_other_formats_stay(self, jpegtran: None) -> None:
+        png = encode(LARGE, "PNG")
+        assert recode(png, quality="lossless") == png
+
+    def test_damaged(self, jpegtran: None) -> None:
+        wanted = "is a damaged JPEG: jpegtran says: Premature end of JPEG file"
+        with pytest.raises(DataError, match=line(wanted)):
+            recode(encode(LARGE, "JPEG")[:-200], quality="lossless")
+
+    def test_not_installed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+        wanted = (
+            "quality: lossless needs the program 'jpegtran'; install it (Debian, Ubuntu: apt-get install "
+            "libjpeg-turbo-progs), or set quality=source"
+        )
+        with pytest.raises(ConfigError, match=line(wanted)):
+            Recode(Recipe(quality="lossless"), DECODER)
+
+    def test_says_what_the_program_says(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        program = tmp_path / "jpegtran"
+        program.write_text("#!/bin/sh\necho 'Bogus\n marker' >&2\nexit 2\n")
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+        with pytest.raises(DataError, match=line("is a damaged JPEG: jpegtran says: Bogus marker")):
+            recode(encode(LARGE, "JPEG"), quality="lossless")
+
+    @pytest.mark.parametrize("fmt", ["JPEG", "PNG"])
+    def test_too_many_pixels(self, fmt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        program = tmp_path / "jpegtran"
+        program.write_text(f"#!/bin/sh\ntouch {tmp_path}/called\ncat\n")
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+        data = encode(LARGE, fmt)
+        for limit, refused in ((250 * 333 - 1, True), (250 * 333, False)):
+            small = decoders.build(decoders["auto"].config(name="auto", max_pixels=limit))
+            recode_it = Recode(Recipe(quality="lossless"), small)
+            if refused:
+                with pytest.raises(DataError, match=r"decode\.max_pixels"):
+                    recode_it(data)
+                assert not (tmp_path / "called").exists()
+            else:
+                assert recode_it(data) == data
+
+
+class TestShrink:
+    @pytest.mark.parametrize(
+        ("shape", "max_side", "wanted"),
+        [
+            ((333, 250), None, (333, 250)),
+            ((333, 250), 333, (333, 250)),
+            ((333, 250), 400, (333, 250)),
+            ((333, 250), 100, (100, 75)),
+            ((250, 333), 100, (75, 100)),
+            ((375, 500), 256, (192, 256)),
+            ((1000, 3), 100, (100, 1)),
+        ],
+    )
+    def test_size(self, shape: tuple[int, int], max_side: int | None, wanted: tuple[int, int]) -> None:
+        assert shrink(photo(*shape), max_side).shape == (*wanted, 3)
+
+    def test_as_pillow_does(self) -> None:
+        wanted = Image.fromarray(LARGE).resize((75, 100), Image.Resampling.BICUBIC)
+        assert np.abs(shrink(LARGE, 100).astype(int) - np.asarray(wanted)).mean() < 0.3
+
+    def test_read_only_pixels(self) -> None:
+        pixels = LARGE.copy()
+        pixels.flags.writeable = False
+        np.testing.assert_array_equal(shrink(pixels, 100), shrink(LARGE, 100))
+
+
+@pytest.mark.parametrize(
+    ("columns", "mcu_width", "wanted"),
+    [
+        *((32, 16, 2), (9, 16, 3), (25, 16, 5), (49, 16, 7), (31, 16, 1), (1, 16, 1), (11, 16, 1)),
+        *((63, 8, 7), (64, 8, 4), (61, 8, 61), (46, 8, 23), (3, 8, 3)),
+    ],
+)
+def test_auto_interval(columns: int, mcu_width: int, wanted: int) -> None:
+    assert auto_interval(columns, mcu_width) == wanted
+
+
+@pytest.mark.parametrize("recipe", [Recipe(max_side=100), Recipe(payload="raw"), Recipe(quality="source")])
+def test_pickled_and_in_threads_the_same(recipe: Recipe) -> None:
+    images = [encode(photo(120 + n, 150, seed=n), "JPEG") for n in range(8)]
+    made = Recode(recipe, DECODER)
+    wanted = [made(data) for data in images]
+    copy: Callable[[bytes], bytes] = pickle.loads(pickle.dumps(made))
+    together = threading.Barrier(4)
+
+    def all_of_them(_: int) -> list[bytes]:
+        together.wait()
+        return [copy(data) for data in images]
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(all_of_them, range(4))) == [wanted] * 4

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from images import encode, photo
+from plans import line, open_source, read_bytes, write_as, write_records
+
+from effloop.convert.verify import Problems, Report, verify, verify_split
+from effloop.data.decode import Decoder, decoders
+from effloop.data.source import Source, sources
+from effloop.data.source.base import check_same_classes
+from effloop.data.source.storage.columns import ColumnFile
+from effloop.data.source.storage.writing import writers
+from effloop.errors import ConfigError, DataError
+
+
+@pytest.fixture
+def decoder() -> Decoder:
+    return decoders.build(decoders["auto"].config(name="auto"))
+
+
+@pytest.fixture
+def copy(photos: Path, tmp_path: Path) -> Path:
+    """The photographs, so that they may be damaged."""
+    return shutil.copytree(photos, tmp_path / "copy")
+
+
+def look(source: Source, decoder: Decoder, num_threads: int = 2) -> tuple[Report, list[str]]:
+    problems, done = Problems(), []
+    report = verify_split(source, decoder, num_threads, problems, done.append)
+    assert sum(done) == len(source)
+    assert report.problems == problems.count
+    return report, problems.first
+
+
+def overwrite(path: Path, column: str, at: int, value: int) -> None:
+    """Change a byte of a column, `at` bytes behind its start."""
+    _, _, offset = ColumnFile(path).place(column)
+    with path.open("r+b") as file:
+        file.seek(offset + at)
+        file.write(bytes([value]))
+
+
+@pytest.mark.parametrize("num_threads", [0, 1, 4])
+def test_nothing_wrong(photos: Path, decoder: Decoder, num_threads: int) -> None:
+    source = open_source("folder", photos)
+    report, lines = look(source, decoder, num_threads)
+    assert lines == []
+    assert (report.bytes, report.decoded, report.empty) == (source.fingerprint()["bytes"], 40, [])
+    assert not source.has_checksums
+
+
+def test_every_sample_is_looked_at(copy: Path, decoder: Decoder) -> None:
+    source = open_source("folder", copy)
+    for index in range(40):
+        Path(source.where, source.key(index)).write_text("not an image".ljust(source.size(index)))
+    report, lines = look(source, decoder)
+    wanted = "is not a JPEG, PNG, WebP, BMP or PNM image; starts with b'not an image'"
+    assert lines == [f"{source.where}/{source.key(index)} {wanted}" for index in range(40)]  # in this order
+    assert report.decoded == 0
+
+
+def test_truncated(copy: Path, decoder: Decoder) -> None:
+    bad = copy / "train/b/001.jpg"
+    bad.write_bytes(bad.read_bytes()[:-100])
+    report, lines = look(open_source("folder", copy), decoder)
+    assert lines == [f"{bad} is a truncated JPEG: ends after {bad.stat().st_size:,} bytes without its end marker"]
+    assert report.decoded == 39
+
+
+def test_changed_since_the_scan(copy: Path, decoder: Decoder) -> None:
+    source, changed = open_source("folder", copy), copy / "train/c/002.jpg"
+    before = changed.stat().st_size
+    changed.write_bytes(encode(photo(90, 80), "JPEG"))
+    report, lines = look(source, decoder)
+    assert lines == [f"{changed} has {changed.stat().st_size:,} bytes, the index says {before:,}"]
+    assert report.decoded == 40
+
+
+def test_flipped_byte(photos: Path, tmp_path: Path, decoder: Decoder) -> None:
+    path = write_as("memmap", photos, tmp_path / "file")
+    overwrite(path, "train/payload", 9, 255)
+    source = open_source("memmap", path)
+    report, lines = look(source, decoder)
+    assert lines == [f"{path}:train/{source.key(0)} is damaged: its bytes don't match their checksum"]
+    assert source.has_checksums
+    assert report.decoded == 39
+
+
+def test_damage_that_no_checksum_shows(tmp_path: Path, decoder: Decoder) -> None:
+    whole = encode(photo(), "JPEG")
+    path = write_records("memmap", tmp_path / "file", ["a"], train=[(b"1", 0, whole), (b"2", 0, whole[:-70])])
+    report, lines = look(open_source("memmap", path), decoder)
+    assert lines == [f"{path}:train/2 is a truncated JPEG: ends after {len(whole) - 70:,} bytes without its end marker"]
+    assert report.decoded == 1
+
+
+def test_label_out_of_range(photos: Path, tmp_path: Path, decoder: Decoder) -> None:
+    path = write_as("memmap", photos, tmp_path / "file")
+    overwrite(path, "train/label", 39, 3)
+    overwrite(path, "train/payload", 9, 255)
+    source = open_source("memmap", path)
+    report, lines = look(source, decoder)
+    assert lines == [
+        f"{path}:train is damaged: keys, labels or sizes of its 40 samples don't match the fingerprint in its header; "
+        "convert it again",
+        f"{path}:train/{source.key(0)} is damaged: its bytes don't match their checksum",
+        f"{path}:train/{source.key(39)} has the label 3; allowed are 0 to 2",
+    ]
+    assert report.decoded == 39  # its pixels are sound
+
+
+def test_class_without_samples(tmp_path: Path, decoder: Decoder) -> None:
+    whole = encode(photo(), "JPEG")
+    path = write_records("memmap", tmp_path / "file", ["a", "b", "c"], train=[(b"1", 1, whole)])
+    report, lines = look(open_source("memmap", path), decoder)
+    assert (report.empty, lines) == (["a", "c"], [])
+
+
+def test_other_classes(photos: Path, tmp_path: Path, decoder: Decoder) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(photos / "val/a", other / "val/z")
+    splits = {"train": open_source("folder", photos), "val": open_source("folder", other, "val")}
+    wanted = (
+        f"train and val have different classes ({photos}/train, {other}/val): only in train: a, b, c; "
+        "only in val: z; give both the same class folders"
+    )
+    with pytest.raises(DataError, match=line(wanted)):
+        check_same_classes(splits["train"], splits["val"])
+    problems = Problems()
+    reports = verify(splits, decoder, 1, problems)
+    assert problems.first == [wanted]
+    assert [report.problems for report in reports.values()] == [0, 0]
+
+
+def test_more_problems_than_a_screen_takes(tmp_path: Path) -> None:
+    with Problems(tmp_path / "all.txt") as problems:
+        for number in range(60):
+            problems.add(f"line {number}")
+    assert problems.count == 60
+    assert problems.first == [f"line {number}" for number in range(50)]
+    assert (tmp_path / "all.txt").read_text().splitlines() == [f"line {number}" for number in range(60)]
+
+
+def test_list_that_cannot_be_written(tmp_path: Path) -> None:
+    wanted = f"out: {tmp_path}/a/b can't be written: No such file or directory; set out=FILE"
+    with pytest.raises(ConfigError, match=line(wanted)):
+        Problems(tmp_path / "a" / "b")
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_list_overwrites_nothing(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_text("precious") if kind == "file" else path.mkdir()
+    wanted = f"out: {path} is there already, and nothing is overwritten; remove it or set out=FILE"
+    with pytest.raises(ConfigError, match=line(wanted)):
+        Problems(path)
+    assert path.is_dir() or path.read_text() == "precious"
+
+
+def test_no_list_of_what_was_not_looked_at(tmp_path: Path) -> None:
+    with pytest.raises(DataError), Problems(tmp_path / "x"):
+        raise DataError("can't be opened")
+    assert not (tmp_path / "x").exists()
+    with Problems(tmp_path / "x"):
+        pass
+    assert (tmp_path / "x").read_text() == ""
+
+
+@pytest.mark.parametrize("name", sorted(set(writers) - {"folder"}))  # which holds no checksums
+def test_flipped_byte_in_every_format(name: str, photos: Path, tmp_path: Path, decoder: Decoder) -> None:
+    path = write_as(name, photos, tmp_path / "set")
+    source = open_source(name if name in sources else "zarr", path)
+    assert look(source, decoder)[1] == []
+    needle = read_bytes(source, 7)
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    (file,) = (file for file in files if needle in file.read_bytes())
+    at = file.read_bytes().index(needle) + len(needle) // 2
+    with file.open("r+b") as opened:
+        opened.seek(at)
+        opened.write(bytes([needle[len(needle) // 2] ^ 0x10]))
+    report, lines = look(open_source(name if name in sources else "zarr", path), decoder)
+    named = [text for text in lines if text.startswith(f"{source.where}/")]
+    assert named == [f"{source.where}/{source.key(7)} is damaged: its bytes don't match their checksum"]
+    assert report.decoded == 39

@@ -1,0 +1,462 @@
+from __future__ import annotations
+
+import inspect
+import multiprocessing
+import os
+import pickle
+import random
+import subprocess
+import sys
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from images import photo
+from plans import line
+
+import effloop
+from effloop.data.augment import Augment, augments, recipe
+from effloop.data.augment.albumentations.generators import KeyedRandom
+from effloop.data.augment.albumentations.operations import CONTAINERS, LEFT_OUT, library, names, operations
+from effloop.data.random import sample_keys
+from effloop.errors import ConfigError, DataError
+
+pytest.importorskip("albumentations")
+A = library()
+cv2 = pytest.importorskip("cv2")
+
+SIDE = 32
+KEYS = sample_keys(0, 0, np.arange(48))
+SIZES = np.array([[60, 80], [83, 61]])[np.arange(48) % 2]
+NEEDED: dict[str, dict[str, Any]] = {  # where the library has no default, or one that does nothing
+    "Affine": {"rotate": [-20, 20], "scale": [0.8, 1.2]},
+    "Crop": {"x_max": 40, "y_max": 40},
+    "CropAndPad": {"px": [-4, 4]},
+    "GridElasticDeform": {"num_grid_xy": [4, 4], "magnitude": 5},
+    "LongestMaxSize": {"max_size": 40},
+    "RandomSizedCrop": {"min_max_height": [30, 50]},
+    "SmallestMaxSize": {"max_size": 40},
+    "XYMasking": {"num_masks_x": [1, 3], "mask_x_length": 5},
+    **{name: {"transforms": {"some": {"op": "Rotate"}, "ColorJitter": {"p": 1}}} for name in CONTAINERS},
+}
+
+
+def build(ops: dict[str, Any] | None = None, name: str = "albumentations", **fields: Any) -> Augment:
+    config = effloop.compose([f"augment={name}"]).augment
+    if ops is not None:
+        config.ops = ops
+    for field, value in fields.items():
+        setattr(config, field, value)
+    return augments.build(config, size=SIDE, train=True)
+
+
+def apply(augment: Augment, row: int, draws: Any = None) -> np.ndarray:
+    draws = augment.draw(KEYS, SIZES) if draws is None else draws
+    top, left, height, width = draws.boxes[row].tolist()
+    image = photo(*SIZES[row].tolist())
+    image.flags.writeable = False
+    out = np.full((SIDE, SIDE, 3), 77, np.uint8)
+    augment.apply(image[top : top + height, left : left + width], draws, row, out)
+    return out
+
+
+def images(augment: Augment) -> np.ndarray:
+    draws = augment.draw(KEYS, SIZES)
+    return np.stack([apply(augment, row, draws) for row in range(len(KEYS))])
+
+
+# The recipes that come along, in the library's own words
+
+
+def crop_and_flip() -> list[Any]:
+    return [
+        A.RandomResizedCrop((SIDE, SIDE), scale=(0.5, 1.0), ratio=(0.75, 1.3333333333333333)),
+        A.HorizontalFlip(p=0.5),
+    ]
+
+
+def resize_and_crop() -> list[Any]:
+    return [A.Resize(384, 384), A.RandomCrop(SIDE, SIDE), A.HorizontalFlip(p=0.5)]
+
+
+def jitter(brightness: float = 0, contrast: float = 0, saturation: float = 0, hue: float = 0) -> Any:
+    return A.ColorJitter(brightness, contrast, saturation, hue, p=1)
+
+
+def fourteen(
+    angle: float, move: dict[str, Any], turn: int, by: float, sharp: float, sigma: float, bits: Any, over: float
+) -> list[Any]:
+    nearest = {"interpolation": cv2.INTER_NEAREST, "p": 1}
+    (unit, far), *_ = move.items()
+    return [
+        A.NoOp(p=1),
+        A.Affine(shear={"x": (-angle, angle), "y": (0, 0)}, **nearest),
+        A.Affine(shear={"x": (0, 0), "y": (-angle, angle)}, **nearest),
+        A.Affine(**{unit: {"x": (-far, far), "y": (0, 0)}}, **nearest),
+        A.Affine(**{unit: {"x": (0, 0), "y": (-far, far)}}, **nearest),
+        A.Rotate(limit=(-turn, turn), **nearest),
+        jitter(brightness=by),
+        jitter(saturation=by),
+        jitter(contrast=by),
+        A.OneOf(
+            [
+                A.Sharpen(alpha=(0, sharp), lightness=(1, 1), p=1),
+                A.GaussianBlur(blur_limit=(3, 3), sigma_limit=(0.1, sigma), p=1),
+            ],
+            p=1,
+        ),
+        A.Posterize(num_bits=bits, p=1),
+        A.Solarize(threshold_range=(over, over) if over else (0, 1), p=1),
+        A.AutoContrast(method="pil", p=1),
+        A.Equalize(mode="pil", p=1),
+    ]
+
+
+RECIPES = {
+    "albumentations": crop_and_flip,
+    "albumentations_colour": lambda: [*crop_and_flip(), jitter(0.2, 0.2, 0.2, 0.05)],
+    "albumentations_trivial": lambda: [
+        *crop_and_flip(),
+        A.OneOf(fourteen(44.7, {"translate_px": 32}, 135, 0.99, 0.0762, 0.65, (2, 8), 0), p=1),
+    ],
+    "albumentations_rand": lambda: [
+        *crop_and_flip(),
+        A.RandomOrder(
+            fourteen(5.14, {"translate_percent": 0.136}, 9, 0.27, 0.0208, 0.4, 7, 0.7), n=2, replace=True, p=1
+        ),
+    ],
+    "albumentations_resize_crop": lambda: [*resize_and_crop(), A.RandomBrightnessContrast(0.2, 0.2, p=0.2)],
+    "albumentations_resize_crop_jitter": lambda: [*resize_and_crop(), jitter(0.2, 0.2)],
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_what_the_library_makes_of_whole_images_by_the_same_generators(name: str) -> None:
+    augment = build(name=name)
+    plain = RECIPES[name]()
+    assert len(augment.host) == len(plain)
+    for row, got in enumerate(images(augment)):
+        wanted = photo(*SIZES[row].tolist())
+        for step, transform in zip(augment.host, plain, strict=True):
+            key = int(step.keys(KEYS[row : row + 1])[0])
+            transform.set_random_state(np.random.Generator(np.random.Philox(key=key)), KeyedRandom(key))
+            wanted = transform(image=wanted)["image"]
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_only_the_box_is_decoded_where_a_crop_comes_first() -> None:
+    augment = build()
+    assert augment.at_least == (SIDE, SIDE)
+    assert (augment.draw(KEYS, SIZES).boxes[:, 2:] < SIZES).all(1).mean() > 0.5
+    larger = build({"RandomResizedCrop": {"size": 50}, "CenterCrop": {}})
+    assert larger.at_least == (50, 50)
+    for whole in (
+        build(name="albumentations_resize_crop"),
+        build({"RandomResizedCrop": {"p": 0.5}, "Resize": {}}),
+    ):
+        assert whole.at_least is None
+        np.testing.assert_array_equal(whole.draw(KEYS, SIZES).boxes[:, 2:], SIZES)
+    sized = build({"RandomSizedCrop": {"min_max_height": [30, 50]}})
+    assert (sized.draw(KEYS, SIZES).boxes[:, 2:] < SIZES).all()
+
+
+def test_neither_order_nor_other_operations_change_an_operations_draws() -> None:
+    whole = images(build(name="albumentations_colour"))
+    moved = images(build(name="albumentations_colour", order=["crop", "colour", "flip"]))
+    np.testing.assert_array_equal(moved, whole)  # colours don't depend on the side they are on
+    without = images(build(name="albumentations_colour", order=["crop", "colour"]))
+    same = (without == whole).all((1, 2, 3))
+    mirrored = (without[:, :, ::-1] == whole).all((1, 2, 3))
+    assert (same | mirrored).all()
+    assert 0 < same.sum() < len(same)
+
+
+def test_several_threads_give_what_one_gives() -> None:
+    augment = build(name="albumentations_trivial")
+    wanted = images(augment)
+    draws = augment.draw(KEYS, SIZES)
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(3):
+            got = list(pool.map(lambda row: apply(augment, row, draws), range(len(KEYS))))
+            np.testing.assert_array_equal(np.stack(got), wanted)
+
+
+def test_a_spawned_process_gives_the_same() -> None:
+    augment = build(name="albumentations_rand")
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        np.testing.assert_array_equal(pool.apply(images, [augment]), images(augment))
+
+
+def test_the_library_is_imported_when_the_part_is_built_and_asks_no_network() -> None:
+    code = """
+import socket, sys, os
+def refuse(*args, **kwargs): print("network", args); os._exit(3)
+socket.getaddrinfo = socket.socket.connect = refuse
+import effloop, cv2
+from effloop.data.augment import augments
+assert not {"albumentations", "pydantic", "scipy"} & set(sys.modules)
+config = effloop.compose(["augment=albumentations"]).augment
+augments.build(config, size=32, train=False)
+assert "albumentations" not in sys.modules
+augments.build(config, size=32, train=True)
+assert "albumentations" in sys.modules
+assert cv2.getNumThreads() <= 1
+"""
+    environment = {**os.environ, "NO_ALBUMENTATIONS_UPDATE": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# Operations
+
+
+def test_every_transform_of_images_may_be_named_or_is_left_out_with_a_reason() -> None:
+    bases = {A.ImageOnlyTransform, A.DualTransform}
+    kinds = {name: kind for name, kind in vars(A).items() if inspect.isclass(kind) and kind not in bases}
+    known = {name for name, kind in kinds.items() if issubclass(kind, tuple(bases))}
+    volumes = {name for name in known if issubclass(kinds[name], A.Transform3D)}
+    assert set(names()) == (known - volumes - set(LEFT_OUT)) | set(CONTAINERS)
+    assert set(LEFT_OUT) <= known
+
+
+@pytest.fixture
+def global_generators() -> Any:
+    """Whether global generators stand where they stood: seeds them, and returns what they give then."""
+
+    def seed() -> None:
+        torch.manual_seed(5)
+        np.random.seed(5)  # noqa: NPY002
+        random.seed(5)
+        cv2.setRNGSeed(5)
+
+    def numbers() -> list[float]:
+        some = np.zeros(2)
+        cv2.randu(some, 0, 1)
+        return [*some.tolist(), *torch.rand(2).tolist(), *np.random.rand(2).tolist(), random.random()]  # noqa: NPY002
+
+    seed()
+    wanted = numbers()
+    seed()
+    yield
+    assert numbers() == wanted
+
+
+@pytest.mark.parametrize("name", names())
+def test_an_operation_depends_on_the_key_alone(name: str, global_generators: None) -> None:
+    made = recipe.make(name, {"p": 0.9, **NEEDED.get(name, {})}, operations(SIDE), "here", SIDE)
+    image = photo(60, 80)
+    image.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        results = [made(key, image) for key in (1, 2, 2**64 - 1)]
+    for result in results:
+        assert result.dtype == np.uint8
+        assert result.shape[2:] == (3,)
+    other = pickle.loads(pickle.dumps(made))
+    with ThreadPoolExecutor(1) as pool:
+        for key, result in ((2**64 - 1, results[2]), (1, results[0])):
+            np.testing.assert_array_equal(other(key, image), result)
+            np.testing.assert_array_equal(pool.submit(made, key, image).result(), result)
+    np.testing.assert_array_equal(image, photo(60, 80))
+
+
+def test_evaluation_is_the_native_one_and_needs_no_library() -> None:
+    config = effloop.compose(["augment=albumentations", "augment.eval_ratio=0.8"]).augment
+    native = effloop.compose(["augment=native", "augment.eval_ratio=0.8"]).augment
+    both = [images(augments.build(part, size=SIDE, train=False)) for part in (config, native)]
+    np.testing.assert_array_equal(*both)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("ops", "message"),
+    [
+        ({"HorizontalFlop": {}}, "augment.ops.HorizontalFlop: no operation 'HorizontalFlop'; have "),
+        ({"a": {"op": "Lambda"}}, "augment.ops.a: no operation 'Lambda'; have "),
+        ({"a": {"op": "__import__"}}, "augment.ops.a: no operation '__import__'; have "),
+        ({"a": {"op": "GaussNoise"}}, "augment.ops.a: no operation 'GaussNoise'; have "),
+        (
+            {"flip": {"op": "HorizontalFlip", "q": 1}},
+            "augment.ops.flip: HorizontalFlip has no parameter 'q'; have p",
+        ),
+        (
+            {"flip": {"op": "HorizontalFlip", "p": 2}},
+            "augment.ops.flip.p: 2 is not allowed; it should be less than or equal to 1",
+        ),
+        (
+            {"flip": {"op": "HorizontalFlip", "p": float("nan")}},
+            "augment.ops.flip.p: nan is not allowed; set a finite number",
+        ),
+        (
+            {"flip": {"op": "HorizontalFlip", "p": "0.5"}},
+            "augment.ops.flip.p: 0.5 is not allowed; HorizontalFlip would take 0.5",
+        ),
+        (
+            {"crop": {"op": "RandomResizedCrop", "scale": [0.5, 2]}},
+            "augment.ops.crop.scale: [0.5, 2] is not allowed; All values in (0.5, 2.0) must be >= 0 and <= 1",
+        ),
+        (
+            {"crop": {"op": "RandomResizedCrop", "interpolation": 9}},
+            "augment.ops.crop.interpolation: 9 is not allowed; it should be 0, 6, 1, 2, 3, 4 or 5",
+        ),
+        (
+            {"crop": {"op": "RandomResizedCrop", "interpolation": "INTER_LINAER"}},
+            "augment.ops.crop.interpolation: OpenCV has no 'INTER_LINAER'; have ",
+        ),
+        ({"crop": {"op": "RandomSizedCrop"}}, "augment.ops.crop.min_max_height: isn't set, and has no default; set it"),
+        (
+            {"a": {"op": "Blur", "blur_limit": [4, 6]}},
+            "augment.ops.a: Blur can't take its parameters: blur_limit: Non-zero kernel sizes must be odd. "
+            "Range (4, 6) automatically adjusted to (5, 7); have blur_limit, p",
+        ),
+        (
+            {"a": {"op": "RandomGamma", "gamma_limit": [120, 80]}},
+            "augment.ops.a.gamma_limit: [120, 80] is not allowed; RandomGamma would take (80.0, 120.0)",
+        ),
+        (
+            {"a": {"op": "Sharpen", "method": "gaussian", "kernel_size": 4, "p": 0.01}, "b": {"op": "Resize"}},
+            "augment.ops.a: Sharpen fails: error: OpenCV",
+        ),
+        (
+            {"a": {"op": "OneOf"}},
+            "augment.ops.a.transforms: None is not allowed; write {LABEL: {op: NAME, ...}, ...}",
+        ),
+        (
+            {"a": {"op": "OneOf", "transforms": {"b": {"op": "NoOp", "p": 0}}}},
+            "augment.ops.a.transforms: none of them is ever done; set the p of one above 0",
+        ),
+        (
+            {"a": {"op": "OneOf", "transforms": {"b": 3}}},
+            "augment.ops.a.transforms.b: 3 is not allowed; write {op: NAME, PARAMETER: VALUE}, or null to leave it out",
+        ),
+        (
+            {"a": {"op": "OneOf", "transforms": {"b": {"op": "Rotate", "p": -1}}}},
+            "augment.ops.a.transforms.b.p: -1 is not allowed; it should be greater than or equal to 0",
+        ),
+        (
+            {"a": {"op": "Sequential", "transforms": {"b": {"op": "OneOf", "transforms": {"c": {"op": "Rotat"}}}}}},
+            "augment.ops.a.transforms.b.transforms.c: no operation 'Rotat'; have ",
+        ),
+        (
+            {"a": {"op": "SomeOf", "n": 2, "transforms": {"b": {"op": "NoOp"}}}},
+            "augment.ops.a.n: 2 is not allowed; set a number from 1 to 1, the number of its transforms, "
+            "or replace=true",
+        ),
+        (
+            {"a": {"op": "SomeOf", "p": 7, "transforms": {"b": {"op": "NoOp"}}}},
+            "augment.ops.a.p: 7 is not allowed; set a probability from 0 to 1",
+        ),
+        (
+            {"a": {"op": "Resize"}, "b": {"op": "ToGray", "num_output_channels": 1, "p": 0.01}},
+            "augment.ops.b: ToGray fails: it gives uint8 of shape (32, 32), and a recipe's images are uint8 RGB; ",
+        ),
+        (
+            {"a": {"op": "Resize"}, "b": {"op": "RandomScale", "p": 0.01}},
+            "augment.ops: the recipe leaves images of several sizes, which make no batch; ",
+        ),
+        ({"a": {"op": "Resize", "width": 40}}, "augment.ops: the recipe gives images of 32x40, and image_size is 32; "),
+        (
+            {"a": {"op": "ChromaticAberration", "interpolation": 5, "p": 0.01}, "b": {"op": "Resize"}},
+            "augment.ops.a: ChromaticAberration fails: error: OpenCV",
+        ),
+    ],
+)
+def test_bad_input_is_one_line(ops: dict[str, Any], message: str) -> None:
+    whole = not message.endswith(("; ", "have ", "OpenCV"))
+    with pytest.raises(ConfigError, match=line(message) if whole else "^" + line(message)[1:-1]) as raised:
+        build(ops)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("operation", "message"),
+    [
+        ({"op": "Blur", "blur_limit": [-3, 5]}, ".blur_limit: [-3, 5] is not allowed; set numbers of at least 0"),
+        ({"op": "RandomResizedCrop", "scale": [0, 1]}, ".scale: [0, 1] is not allowed; set numbers above 0"),
+        ({"op": "Affine", "scale": {"x": [-1, 1]}}, ".scale: {'x': [-1, 1]} is not allowed; set numbers above 0"),
+        ({"op": "Affine", "shear": 90}, ".shear: 90 is not allowed; set degrees above -90 and below 90"),
+        ({"op": "Affine", "shear": {"z": 9}}, ".shear: {'z': 9} is not allowed; write {x: VALUE, y: VALUE}"),
+        ({"op": "Resize", "height": 2**31}, ".height: 2147483648 is not allowed; set whole numbers below 2147483648"),
+    ],
+)
+def test_what_the_library_lets_through_is_refused(operation: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=line("augment.ops.bad" + message)):
+        build({"bad": operation, "end": {"op": "Resize"}})
+
+
+def test_the_nearest_name_is_given() -> None:
+    for ops, nearest in (({"Horizontalflip": {}}, "HorizontalFlip"), ({"Rotate": {"limits": 3}}, "limit")):
+        with pytest.raises(ConfigError, match=f"did you mean '{nearest}'"):
+            build(ops)
+
+
+def test_the_device_is_the_host() -> None:
+    message = (
+        "augment.device: gpu is not allowed, albumentations runs on the host only; set augment.device=cpu, "
+        "or augment=native or torchvision"
+    )
+    config = effloop.compose(["augment=albumentations", "augment.device=gpu"]).augment
+    with pytest.raises(ConfigError, match=line(message)):
+        augments.build(config, size=SIDE, train=True)
+
+
+def test_an_image_smaller_than_the_crop_is_named_before_and_while_it_is_loaded() -> None:
+    augment = build({"RandomCrop": {}})
+    augment.check(np.array([[33, 40]]))
+    with pytest.raises(ConfigError, match=r"^augment.ops.RandomCrop: RandomCrop fails: .*images of 20x40"):
+        augment.check(np.array([[33, 40], [20, 40]]))
+    draws = augment.draw(KEYS[:1], np.array([[20, 40]]))
+    with pytest.raises(DataError, match=r"^can't be augmented: augment.ops.RandomCrop"):
+        augment.apply(photo(20, 40), draws, 0, np.empty((SIDE, SIDE, 3), np.uint8))
+
+
+def test_names_of_opencvs_numbers_and_one_number_for_a_size() -> None:
+    by_name = build({"RandomResizedCrop": {"size": 40, "interpolation": "INTER_AREA"}, "Resize": {}})
+    by_number = build({"RandomResizedCrop": {"size": [40, 40], "interpolation": 3}, "Resize": {"height": 32}})
+    np.testing.assert_array_equal(images(by_name), images(by_number))
+
+
+def container(name: str, *inside: dict[str, Any], **parameters: Any) -> dict[str, Any]:
+    return {"op": name, "transforms": {f"t{number}": one for number, one in enumerate(inside)}, **parameters}
+
+
+NOTHING = {"op": "NoOp"}
+FAILS = {"op": "Sharpen", "method": "gaussian", "kernel_size": 4, "p": 1e-6}
+LARGER = {"op": "PadIfNeeded", "min_height": 40, "min_width": 40, "p": 1e-6}
+CROPPED = {"op": "RandomResizedCrop"}
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_each_operation_in_a_container_is_tried(name: str) -> None:
+    many = [NOTHING] * 6
+    for some in (container(name, *many, FAILS), container("OneOf", *many, container(name, *many, FAILS, p=1e-6))):
+        with pytest.raises(ConfigError, match=r"^augment.ops.some: \w+ fails: transforms.t6: .*Sharpen: .*OpenCV"):
+            build({"crop": CROPPED, "some": some})
+    with pytest.raises(ConfigError, match=r"^augment.ops: the recipe leaves images of several sizes"):
+        build({"crop": CROPPED, "some": container(name, *many, LARGER)})
+    build({"crop": CROPPED, "some": container(name, NOTHING, {**LARGER, "p": 0})})
+
+
+@pytest.mark.parametrize(
+    "some",
+    [
+        container("OneOf", CROPPED, {"op": "Resize", "p": 0.1}, p=1),
+        container("Sequential", {"op": "RandomScale"}, {"op": "Resize", "p": 1}, p=1),
+        container("SomeOf", {"op": "Resize", "p": 1}, NOTHING, n=2),
+        container("RandomOrder", {"op": "Resize", "p": 1}, NOTHING, n=2),
+    ],
+    ids=lambda some: some["op"],
+)
+def test_a_container_may_give_images_their_size(some: dict[str, Any]) -> None:
+    assert build({"some": some}).size == SIDE
+
+
+def test_a_leading_crop_is_checked_as_it_is_done() -> None:
+    augment = build({"RandomResizedCrop": {"ratio": [3, 4]}})
+    augment.check(np.array([[500, 1], [1, 500], [1, 1]]))
+    assert (augment.draw(KEYS, np.array([[500, 1]] * len(KEYS))).boxes[:, 2:] > 0).all()

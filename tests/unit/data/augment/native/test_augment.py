@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from images import photo
+from plans import native_config
+from torchvision.transforms import RandomResizedCrop
+
+from effloop.data.augment.native.augment import NativeAugment, NativeConfig
+from effloop.data.augment.native.frames import center_boxes, random_resized_boxes
+from effloop.data.random import sample_keys, uniforms
+
+SCALE, RATIO = [0.08, 1.0], [3 / 4, 4 / 3]
+
+
+def keys(count: int) -> np.ndarray:
+    return sample_keys(0, 0, np.arange(count))
+
+
+def flipping(p: float) -> NativeConfig:
+    return native_config(ops={"RandomResizedCrop": {}, "RandomHorizontalFlip": {"p": p}})
+
+
+def boxes(size: tuple[int, int], count: int, scale: list[float] = SCALE, ratio: list[float] = RATIO) -> np.ndarray:
+    return random_resized_boxes(uniforms(keys(count), 22), np.tile(size, (count, 1)), scale, ratio)
+
+
+def torchvision_boxes(size: tuple[int, int], count: int, scale: list[float], ratio: list[float]) -> np.ndarray:
+    torch.manual_seed(0)
+    image = torch.empty(1, *size)
+    return np.array([RandomResizedCrop.get_params(image, scale, ratio) for _ in range(count)])
+
+
+def features(boxes: np.ndarray, size: tuple[int, int]) -> dict[str, np.ndarray]:
+    top, left, height, width = boxes.T
+    return {
+        "area": height * width / (size[0] * size[1]),
+        "ratio": np.log(width / height),
+        "top": top / size[0],
+        "left": left / size[1],
+        "middle": (top + height / 2) / size[0],
+    }
+
+
+@pytest.mark.parametrize("size", [(400, 533), (600, 150)])  # the second often needs many attempts
+def test_crops_follow_the_law_of_random_resized_crop(size: tuple[int, int]) -> None:
+    got = features(boxes(size, 10_000), size)
+    wanted = features(torchvision_boxes(size, 10_000, SCALE, RATIO), size)
+    for name in wanted:
+        quantiles = [np.quantile(values[name], np.linspace(0.02, 0.98, 25)) for values in (got, wanted)]
+        np.testing.assert_allclose(*quantiles, atol=0.02 * np.ptp(wanted[name]), err_msg=name)
+
+
+@pytest.mark.parametrize("size", [(10, 1000), (1000, 10), (2, 51), (51, 2), (7, 100), (31, 30)])
+@pytest.mark.parametrize("ratio", [[1.0, 1.0], [0.5, 0.5], [1.1, 1.7], [0.9, 1.1]])
+def test_the_fallback_is_torchvisions(size: tuple[int, int], ratio: list[float]) -> None:
+    never = [50.0, 50.0]  # fifty times the image's area
+    np.testing.assert_array_equal(boxes(size, 1, never, ratio), torchvision_boxes(size, 1, never, ratio))
+
+
+def test_the_fallback_has_a_pixel() -> None:
+    """Torchvision's has none here, and fails."""
+    assert boxes((1, 50), 1, [50.0, 50.0], [0.4, 0.4]).tolist() == [[0, 24, 1, 1]]
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 3), (400, 533), (3, 2000), (20_000, 30_000)])
+def test_boxes_lie_inside(size: tuple[int, int]) -> None:
+    top, left, height, width = boxes(size, 2000).T
+    assert min(top.min(), left.min()) >= 0
+    assert min(height.min(), width.min()) >= 1
+    assert (top + height).max() <= size[0]
+    assert (left + width).max() <= size[1]
+
+
+@pytest.mark.parametrize("ratio", [[1e-3, 1e-3], [1e3, 1e3], [1e-3, 1e3]])
+def test_at_the_largest_ratios_boxes_lie_inside(ratio: list[float]) -> None:
+    found = boxes((400, 533), 2000, SCALE, ratio)
+    assert found.min(axis=0)[2:].min() >= 1
+    assert (found[:, :2] + found[:, 2:] <= (400, 533)).all()
+
+
+def test_every_position_is_reached() -> None:
+    found = boxes((12, 12), 20_000, [0.4, 0.6], [1.0, 1.0])
+    nines = found[found[:, 2] == 9]
+    assert {tuple(box[:2]) for box in nines.tolist()} == {(top, left) for top in range(4) for left in range(4)}
+
+
+def test_crops_are_what_they_always_were() -> None:
+    """Changing these values changes everybody's crops: it needs a new major version."""
+    augment = NativeAugment(native_config(), size=8, train=True)
+    draws = augment.draw(keys(3), np.array([[400, 500], [300, 300], [50, 2000]]))
+    assert draws.boxes.tolist() == [[49, 80, 257, 202], [3, 81, 92, 90], [0, 966, 50, 67]]
+    assert draws.flips.tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("flip", [0.0, 0.1, 0.5, 1.0])
+def test_share_of_flips(flip: float) -> None:
+    augment = NativeAugment(flipping(flip), size=8, train=True)
+    share = augment.draw(keys(10_000), np.full((10_000, 2), 50)).flips.mean()
+    assert share == flip if flip in (0, 1) else abs(share - flip) < 0.02
+
+
+def test_flip_mirrors_left_to_right() -> None:
+    size = np.array([[30, 40]])
+    images = []
+    for flip in (0.0, 1.0):
+        augment = NativeAugment(flipping(flip), size=16, train=True)
+        draws, out = augment.draw(keys(1), size), np.empty((16, 16, 3), np.uint8)
+        augment.apply(photo(30, 40), draws, 0, out)
+        images.append(out)
+    np.testing.assert_array_equal(images[1], images[0][:, ::-1])
+    assert (images[1] != images[0]).any()
+
+
+@pytest.mark.parametrize(
+    ("size", "share", "box"),
+    [
+        ((100, 200), 1.0, [0, 50, 100, 100]),
+        ((200, 100), 0.5, [75, 25, 50, 50]),
+        ((101, 100), 0.875, [6, 6, 88, 88]),
+        ((1, 9), 0.1, [0, 4, 1, 1]),
+    ],
+)
+def test_center_boxes(size: tuple[int, int], share: float, box: list[int]) -> None:
+    assert center_boxes(np.array([size]), share).tolist() == [box]

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from images import photo
+from numpy.typing import NDArray
+from torch import Tensor
+from torchvision.transforms import v2
+
+from effloop.data.augment.native.policy import NAMES, Drawn, RandAugment, TrivialAugmentWide
+from effloop.data.augment.operation import BadParameterError, Operation, operations
+from effloop.data.random import sample_keys
+
+NEAREST, BILINEAR = v2.InterpolationMode.NEAREST, v2.InterpolationMode.BILINEAR
+WARPS = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
+
+
+def keys(count: int, epoch: int = 0) -> NDArray[np.uint64]:
+    return sample_keys(0, epoch, np.arange(count))
+
+
+def tiled(size: tuple[int, int], count: int) -> NDArray[np.int64]:
+    return np.tile(np.array(size), (count, 1))
+
+
+def pictures(count: int, height: int, width: int) -> Tensor:
+    noise = np.random.default_rng(0)
+    images = [
+        photo(height, width, index) if index % 2 else noise.integers(0, 256, (height, width, 3), np.uint8)
+        for index in range(count)
+    ]
+    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
+
+
+def by_torchvision(image: Tensor, drawn: Drawn, row: int, interpolation: v2.InterpolationMode, fill: Any) -> Tensor:
+    theirs = v2.RandAugment(interpolation=interpolation, fill=fill)
+    for choice, magnitude in zip(drawn.choice[row].tolist(), drawn.magnitude[row].tolist(), strict=True):
+        image = theirs._apply_image_or_video_transform(image, NAMES[choice], magnitude, interpolation, theirs._fill)
+    return image
+
+
+def one(policy: Any, image: Tensor, drawn: Drawn, row: int) -> Tensor:
+    pixels = image.permute(1, 2, 0).numpy().copy()
+    policy.one(pixels, drawn, row)
+    return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def apart(left: Tensor, right: Tensor) -> Tensor:
+    """(3, H, W) levels between."""
+    return (left.int() - right.int()).abs()
+
+
+@pytest.mark.parametrize(("interpolation", "fill"), [(NEAREST, 0), (NEAREST, [200, 0, 9]), (BILINEAR, None)], ids=str)
+@pytest.mark.parametrize("size", [(64, 64), (67, 53)], ids=str)
+def test_each_of_the_14_is_torchvisions(size: tuple[int, int], interpolation: v2.InterpolationMode, fill: Any) -> None:
+    count = 300
+    policy, images = TrivialAugmentWide(interpolation=interpolation.value, fill=fill), pictures(count, *size)
+    drawn = policy.draw(keys(count), tiled(size, count))
+    assert min(Counter(drawn.choice[:, 0].tolist()).values()) > 5
+    assert set(drawn.choice[:, 0]) == set(range(14))
+    batch = policy.batch(images.clone(memory_format=torch.channels_last), drawn)
+    for row, image in enumerate(images):
+        expected, name = by_torchvision(image, drawn, row, interpolation, fill), NAMES[drawn.choice[row, 0]]
+        off = apart(expected, batch[row])
+        # A shear's coordinates can lie on pixels' edges, along a row or two; see test_geometry.
+        assert off.max() <= 1 or (name in WARPS and (off > 1).any(0).float().mean() < 0.02), (name, off.max())
+        assert apart(one(policy, image, drawn, row), batch[row]).max() <= (0 if name in WARPS else 1), name
+
+
+@pytest.mark.parametrize("magnitude", [0, 5, 9, 29, 30])
+def test_operations_follow_one_another_as_torchvisions(magnitude: int) -> None:
+    count, size = 100, (61, 80)
+    policy, images = RandAugment(2, magnitude), pictures(count, *size)
+    drawn = policy.draw(keys(count), tiled(size, count))
+    batch = policy.batch(images.clone(memory_format=torch.channels_last), drawn)
+    for row, image in enumerate(images):
+        off = apart(by_torchvision(image, drawn, row, NEAREST, 0), batch[row])
+        # A level in the first may be a bit in a second that posterizes, or a bin in one that equalizes.
+        assert (off > 0).any(0).float().mean() < 0.03
+        assert (apart(one(policy, image, drawn, row), batch[row]) > 0).any(0).float().mean() < 0.02
+
+
+def test_a_batch_changes_its_rows_only_by_their_own_draws() -> None:
+    policy, images, count = RandAugment(3, 20), pictures(40, 48, 48), 40
+    drawn = policy.draw(keys(count), tiled((48, 48), count))
+    whole = policy.batch(images.clone(memory_format=torch.channels_last), drawn)
+    assert whole.is_contiguous(memory_format=torch.channels_last)
+    for rows in (slice(0, 1), slice(3, 17)):
+        own = policy.draw(keys(count)[rows], tiled((48, 48), count)[rows])
+        assert torch.equal(policy.batch(images[rows].clone(memory_format=torch.channels_last), own), whole[rows])
+
+
+class _Recording:
+    """A torchvision policy that notes what it applies, and applies nothing."""
+
+    noted: list[tuple[str, float]]
+
+    def _apply_image_or_video_transform(self, image: Tensor, name: str, magnitude: float, **_: Any) -> Tensor:
+        self.noted.append((name, magnitude))
+        return image
+
+
+class RecordingRand(_Recording, v2.RandAugment):
+    pass
+
+
+class RecordingTrivial(_Recording, v2.TrivialAugmentWide):
+    pass
+
+
+def recorded(policy: Any, size: tuple[int, int], count: int) -> list[tuple[str, float]]:
+    torch.manual_seed(0)
+    policy.noted = []
+    image = torch.empty(3, *size, dtype=torch.uint8)
+    for _ in range(count):
+        policy(image)
+    return list(policy.noted)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (RandAugment(), RecordingRand()),
+        (RandAugment(1, 3, 7), RecordingRand(1, 3, 7)),
+        (TrivialAugmentWide(), RecordingTrivial()),
+        (TrivialAugmentWide(5), RecordingTrivial(5)),
+    ],
+    ids=["RandAugment", "RandAugment of 7 bins", "TrivialAugmentWide", "TrivialAugmentWide of 5 bins"],
+)
+def test_operations_magnitudes_and_signs_are_distributed_as_torchvisions(ours: Any, theirs: Any) -> None:
+    count, size = 10_000, (224, 160)
+    noted = recorded(theirs, size, count)
+    drawn = ours.draw(keys(count), tiled(size, count))
+    got = list(zip([NAMES[place] for place in drawn.choice.flat], drawn.magnitude.flat, strict=True))
+    assert len(got) == len(noted)
+    expected_counts, counts = Counter(noted), Counter(got)
+    assert set(counts) == set(expected_counts)  # every magnitude, to the bit
+    for what, expected in expected_counts.items():
+        assert abs(counts[what] - expected) < 5 * (2 * expected) ** 0.5 + 5, what
+    for name in NAMES:
+        of_ours, of_theirs = (np.array([size for kind, size in list_ if kind == name]) for list_ in (got, noted))
+        assert abs(len(of_ours) - len(of_theirs)) < 4 * (2 * len(got) / 14) ** 0.5, name
+        spread = of_theirs.std() * (4 / len(of_theirs)) ** 0.5
+        assert abs(of_ours.mean() - of_theirs.mean()) <= 4 * spread, name
+
+
+def test_the_second_operation_is_independent_of_the_first() -> None:
+    count = 20_000
+    drawn = RandAugment().draw(keys(count), tiled((32, 32), count))
+    pairs = np.bincount(drawn.choice[:, 0] * 14 + drawn.choice[:, 1], minlength=196)
+    squares = float(((pairs - count / 196) ** 2 / (count / 196)).sum())
+    assert 195 - 4 * (2 * 195) ** 0.5 < squares < 195 + 4 * (2 * 195) ** 0.5
+    signs = np.sign(drawn.magnitude[np.isin(drawn.choice, range(1, 10)).all(axis=1)])
+    assert abs((signs[:, 0] * signs[:, 1]).mean()) < 4 / len(signs) ** 0.5
+
+
+def test_rows_are_drawn_by_their_own_keys_and_sizes() -> None:
+    sizes = np.random.default_rng(0).integers(20, 400, (200, 2))
+    for policy in (RandAugment(), TrivialAugmentWide()):
+        whole = policy.draw(keys(200), sizes)
+        some = policy.draw(keys(200)[50:150], sizes[50:150])
+        for name in ("choice", "magnitude", "matrix", "level"):
+            assert np.array_equal(getattr(some, name), getattr(whole, name)[50:150]), name
+        assert not np.array_equal(policy.draw(keys(200, epoch=1), sizes).choice, whole.choice)
+
+
+def test_no_operations_and_no_images_are_allowed() -> None:
+    images = pictures(3, 20, 20)
+    nothing = RandAugment(num_ops=0)
+    assert torch.equal(nothing.batch(images.clone(), nothing.draw(keys(3), tiled((20, 20), 3))), images)
+    policy = RandAugment()
+    assert policy.batch(images[:0].clone(), policy.draw(keys(0), tiled((20, 20), 0))).shape == (0, 3, 20, 20)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (RandAugment, {"num_ops": -1}),
+        (RandAugment, {"num_ops": 1.5}),
+        (RandAugment, {"num_ops": 15}),
+        (RandAugment, {"num_ops": 10**10}),
+        (RandAugment, {"magnitude": 31}),
+        (RandAugment, {"magnitude": -1}),
+        (RandAugment, {"magnitude": True}),
+        (RandAugment, {"num_magnitude_bins": 1}),
+        (RandAugment, {"num_magnitude_bins": 10**13}),
+        (RandAugment, {"num_magnitude_bins": 10**320}),
+        (RandAugment, {"interpolation": "lanczos"}),
+        (RandAugment, {"fill": -1}),
+        (TrivialAugmentWide, {"num_magnitude_bins": "31"}),
+        (TrivialAugmentWide, {"num_magnitude_bins": 1001}),
+        (TrivialAugmentWide, {"interpolation": None}),
+        (TrivialAugmentWide, {"fill": [0, 0, 0, 0]}),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_a_bad_parameter_is_named(kind: type[Operation], options: dict[str, Any]) -> None:
+    with pytest.raises(BadParameterError, match=rf"^{next(iter(options))}: .*is not allowed; set ") as failure:
+        kind(**options)
+    assert "\n" not in str(failure.value)
+
+
+def test_they_are_operations_and_can_be_sent_to_a_process() -> None:
+    assert operations["RandAugment"] is RandAugment
+    assert operations["TrivialAugmentWide"] is TrivialAugmentWide
+    policy = pickle.loads(pickle.dumps(RandAugment(3)))
+    assert policy.draw(keys(2), tiled((9, 9), 2)).choice.shape == (2, 3)

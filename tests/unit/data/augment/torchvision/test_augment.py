@@ -1,0 +1,400 @@
+from __future__ import annotations
+
+import pickle
+import random
+import re
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from images import photo
+from plans import make_engine, make_plan, open_source
+from torchvision.transforms import v2
+
+import effloop
+from effloop.data.augment import Augment, augments, recipe
+from effloop.data.augment.torchvision import operations as vision
+from effloop.data.augment.torchvision.augment import TorchvisionAugment, TorchvisionConfig
+from effloop.data.augment.torchvision.seeded import seeded
+from effloop.data.random import sample_keys
+from effloop.errors import ConfigError, DataError
+
+SIDE = 32
+SIZES = np.array([(80, 60), (64, 64), (50, 90), (7, 300), (375, 500)])
+KEYS = sample_keys(0, 0, np.arange(len(SIZES)))
+
+CROP = lambda: v2.RandomResizedCrop(SIDE, scale=(0.5, 1.0))  # noqa: E731
+RESIZE = lambda: [v2.Resize((384, 384)), v2.RandomCrop(SIDE), v2.RandomHorizontalFlip()]  # noqa: E731
+PLAIN: dict[str, list[Any]] = {
+    "torchvision": [CROP(), v2.RandomHorizontalFlip()],
+    "torchvision_colour": [CROP(), v2.RandomHorizontalFlip(), v2.ColorJitter(0.2, 0.2, 0.2, 0.05)],
+    "torchvision_trivial": [CROP(), v2.RandomHorizontalFlip(), v2.TrivialAugmentWide()],
+    "torchvision_rand": [CROP(), v2.RandomHorizontalFlip(), v2.RandAugment()],
+    "torchvision_resize_crop": [*RESIZE(), v2.RandomApply([v2.ColorJitter(0.2, 0.2)], p=0.2)],
+    "torchvision_resize_crop_jitter": [*RESIZE(), v2.ColorJitter(0.2, 0.2)],
+}
+
+NEEDED: dict[str, dict[str, Any]] = {
+    "ColorJitter": {"brightness": 0.3, "contrast": 0.3, "saturation": [0.5, 2], "hue": 0.1},
+    "GaussianBlur": {"kernel_size": 3},
+    "Pad": {"padding": [2, 3], "fill": [1, 2, 3]},
+    "RandomAdjustSharpness": {"sharpness_factor": 2},
+    "RandomAffine": {"degrees": 10, "translate": [0.1, 0.1], "scale": [0.5, 1.5], "shear": [-3, 3, -3, 3], "fill": 9},
+    "RandomApply": {"transforms": {"RandomPosterize": {"bits": 3}, "more": {"op": "RandomInvert"}}},
+    "RandomChoice": {"transforms": {"RandomInvert": {}, "RandomSolarize": {"threshold": 100}}, "p": [1, 3]},
+    "RandomOrder": {"transforms": {"RandomHorizontalFlip": {}, "RandomRotation": {"degrees": [0, 90]}}},
+    "RandomPosterize": {"bits": 3},
+    "RandomResize": {"min_size": 20, "max_size": 40},
+    "RandomRotation": {"degrees": 30, "interpolation": "bilinear", "expand": True},
+    "RandomShortestSize": {"min_size": [20, 30]},
+    "RandomSolarize": {"threshold": 100},
+    "ScaleJitter": {"target_size": [40, 40]},
+}
+
+
+NUM_WORKERS = {"inline": 0, "threads": 2, "processes": 1}
+
+
+def build(ops: dict[str, Any], device: str = "cpu", size: int = SIDE, **options: Any) -> TorchvisionAugment:
+    config = effloop.compose(["augment=torchvision", f"augment.device={device}"]).augment
+    built = augments.build(replace(config, ops=ops, **options), size=size, train=True)
+    assert isinstance(built, TorchvisionAugment)
+    return built
+
+
+def shipped(name: str, device: str = "cpu") -> Augment:
+    config = effloop.compose([f"augment={name}", f"augment.device={device}"]).augment
+    return augments.build(config, size=SIDE, train=True)
+
+
+def host(augment: Augment, keys: np.ndarray = KEYS, sizes: np.ndarray = SIZES) -> torch.Tensor:
+    """(N, 3, S, S) uint8, channels_last, of photographs of these sizes."""
+    draws = augment.draw(keys, sizes)
+    out = np.empty((len(keys), augment.size, augment.size, 3), np.uint8)
+    for row, size in enumerate(sizes.tolist()):
+        top, left, height, width = draws.boxes[row]
+        image = photo(*size)
+        image.flags.writeable = False
+        augment.apply(image[top : top + height, left : left + width], draws, row, out[row])
+    return torch.from_numpy(out).permute(0, 3, 1, 2)
+
+
+def made(name: str) -> Any:
+    return recipe.make(name, NEEDED.get(name, {}), vision.operations(v2, SIDE), "here", SIDE)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_recipe_gives_what_plain_torchvision_gives(name: str) -> None:
+    augment = shipped(name)
+    got = host(augment)
+    for row, size in enumerate(SIZES.tolist()):
+        image = torch.from_numpy(photo(*size)).permute(2, 0, 1)
+        for plain, step in zip(PLAIN[name], augment.host, strict=True):
+            torch.manual_seed(int(step.keys(KEYS)[row]))
+            image = plain(image)
+        assert torch.equal(got[row], image), size
+
+
+def test_every_recipe_that_ships_is_tested_here() -> None:
+    from effloop.config.hydra_setup import config_root
+
+    assert {path.stem for path in config_root().glob("augment/torchvision*.yaml")} == set(PLAIN)
+
+
+@pytest.mark.parametrize("name", vision.NAMES)
+def test_operation_draws_from_its_key_alone(name: str) -> None:
+    operation, plain = made(name), []
+    image = torch.from_numpy(photo(40, 50)).permute(2, 0, 1).contiguous()
+    before = image.clone()
+    for key in range(12):
+        torch.manual_seed(key)
+        plain.append(operation(image))
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    for key in reversed(range(12)):
+        with seeded(key):
+            got = operation(image)
+        assert got.shape[0] == 3
+        assert got.dtype == torch.uint8
+        assert torch.equal(got, plain[key])
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+    assert np.random.get_state()[1].tolist() == states[2]  # noqa: NPY002
+    assert torch.equal(image, before)
+
+
+@pytest.mark.parametrize("name", vision.NAMES)
+def test_two_threads_at_once_give_what_one_gives(name: str) -> None:
+    operation = made(name)
+    image = torch.from_numpy(photo(40, 50)).permute(2, 0, 1)
+
+    def run(key: int) -> torch.Tensor:
+        with seeded(key):
+            return operation(image)
+
+    keys = list(range(8)) * 3
+    with ThreadPoolExecutor(2) as pool:
+        assert all(map(torch.equal, pool.map(run, keys), map(run, keys)))
+
+
+def test_the_set_is_all_that_makes_an_image_of_an_image() -> None:
+    others = (
+        "ClampBoundingBoxes ClampKeyPoints Compose ConvertBoundingBoxFormat ConvertImageDtype CutMix FiveCrop JPEG "
+    )
+    others += "Lambda LinearTransformation MixUp Normalize PILToTensor RandomIoUCrop SanitizeBoundingBoxes "
+    others += "SanitizeKeyPoints SetClampingMode TenCrop ToDtype ToImage ToPILImage ToPureTensor ToTensor Transform "
+    others += "UniformTemporalSubsample"
+    classes = {name for name, value in vars(v2).items() if isinstance(value, type) and issubclass(value, v2.Transform)}
+    assert classes - {"ToTensor", *others.split()} <= set(vision.NAMES) <= classes
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_the_rest_on_the_device_is_the_same_to_the_bit_on_a_cpu(name: str) -> None:
+    whole, split = shipped(name), shipped(name, "gpu")
+    assert split.device
+    assert len(split.host) == 1
+    images = split.on_device(host(split), KEYS)
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(images, host(whole))
+    alone = split.on_device(host(split)[2:3], KEYS[2:3])
+    assert torch.equal(alone, images[2:3])
+
+
+@pytest.mark.parametrize("usual", ["tf32", "ieee", "none"])
+def test_the_precision_of_products_may_be_set_by_a_user(usual: str) -> None:
+    split, products = shipped("torchvision_trivial", "gpu"), torch.backends.cuda.matmul
+    before, products.fp32_precision = products.fp32_precision, usual
+    try:
+        split.on_device(host(split), KEYS)
+        assert products.fp32_precision == usual
+    finally:
+        products.fp32_precision = before
+
+
+@pytest.mark.parametrize("options", [{}, {"antialias": False}, {"interpolation": "bicubic"}, {"size": [48, 40]}])
+def test_crop_before_decoding_is_the_crop_of_the_whole_image(options: dict[str, Any]) -> None:
+    augment = build({"RandomResizedCrop": options, "CenterCrop": {}})
+    crop, step = augment.host[0].made, augment.host[0]
+    draws = augment.draw(KEYS, SIZES)
+    for row, size in enumerate(SIZES.tolist()):
+        torch.manual_seed(int(step.keys(KEYS)[row]))
+        wanted = crop(torch.from_numpy(photo(*size)).permute(2, 0, 1))
+        top, left, height, width = draws.boxes[row]
+        got = augment.resize(crop, photo(*size)[top : top + height, left : left + width])
+        np.testing.assert_array_equal(got, wanted.permute(1, 2, 0).numpy())
+
+
+def test_a_line_of_pixels_has_a_box() -> None:
+    """Torchvision's has no pixel here, and fails."""
+    augment = build({"RandomResizedCrop": {"ratio": [0.1, 0.4], "scale": [0.9, 1.0]}})
+    assert augment.draw(KEYS[:1], np.array([[1, 50]])).boxes.tolist() == [[0, 25, 1, 1]]
+
+
+def test_leaving_out_and_moving_operations_changes_no_others_numbers() -> None:
+    crop, flip, jitter = {"op": "RandomResizedCrop"}, {"op": "RandomHorizontalFlip"}, {"op": "ColorJitter", "hue": 0.3}
+    ops = {"crop": crop, "flip": flip, "jitter": jitter}
+    whole = host(build(ops))
+    moved = host(build(ops, order=["crop", "jitter", "flip"]))
+    assert torch.equal(moved, whole)  # one mirrors, the other colours
+    cropped, flipped = host(build({"crop": crop})), host(build({"crop": crop, "flip": flip}))
+    for image, mirrored in zip(cropped, flipped, strict=True):
+        assert torch.equal(mirrored, image) or torch.equal(mirrored, image.flip(2))
+
+
+def test_strings_and_lists_become_torchvisions() -> None:
+    warp = recipe.make(
+        "RandomAffine", {"degrees": [-9, 9], "interpolation": "bilinear"}, vision.operations(v2, 8), "x", 8
+    )
+    assert warp.interpolation is v2.InterpolationMode.BILINEAR
+    policy = recipe.make("AutoAugment", {"policy": "cifar10"}, vision.operations(v2, 8), "x", 8)
+    assert policy.policy is v2.AutoAugmentPolicy.CIFAR10
+
+
+@pytest.mark.parametrize("name", ["torchvision", "torchvision_trivial", "torchvision_resize_crop"])
+def test_pickles(name: str) -> None:
+    augment = shipped(name)
+    assert torch.equal(host(pickle.loads(pickle.dumps(augment))), host(augment))
+
+
+def test_engines_give_the_same(photos: Path) -> None:
+    plan = replace(make_plan(open_source("folder", photos)), augment=shipped("torchvision_rand"))
+    found = {}
+    for name, options in (("inline", {}), ("threads", {}), ("processes", {}), ("processes", {"start_method": "spawn"})):
+        methods = type(make_engine("processes", plan, 1).config.start_method)
+        chosen = {key: methods[value] for key, value in options.items()}
+        with closing(make_engine(name, plan, NUM_WORKERS[name], **chosen)) as engine:
+            batches = [batch.images.clone() for batch in engine.stream(1)]
+        found[name, *options.values()] = torch.cat(batches)
+    first, *others = found.values()
+    assert all(torch.equal(first, other) for other in others)
+
+
+def test_sizes_that_differ_are_seen_however_seldom() -> None:
+    crop = {"op": "RandomResizedCrop"}
+    for last in (
+        {"op": "RandomZoomOut", "p": 0.001},
+        {"op": "RandomRotation", "degrees": 10, "expand": True},
+        {"op": "RandomApply", "p": 0.999, "transforms": {"CenterCrop": {"size": 8}}},
+        {"op": "RandomResize", "min_size": 32, "max_size": 34},
+    ):
+        with pytest.raises(ConfigError, match=r"^augment.ops: the recipe leaves images of several sizes"):
+            build({"crop": crop, "last": last})
+        build({"crop": crop, "last": last, "end": {"op": "CenterCrop"}})
+
+
+def test_the_smallest_of_several_sizes_must_do() -> None:
+    ops = {"RandomShortestSize": {"min_size": [40, 30, 50]}, "RandomCrop": {}}
+    with pytest.raises(ConfigError, match=r"^augment.ops.RandomCrop: RandomCrop fails: Required crop size \(32, 32\)"):
+        build(ops)
+    build({**ops, "RandomShortestSize": {"min_size": [40, 32, 50]}})
+
+
+def test_images_are_tried_as_large_as_a_crop_needs() -> None:
+    build({"RandomCrop": {}}, size=1200)
+    build({"RandomCrop": {"size": 1000}, "Resize": {"size": [SIDE, SIDE]}})
+
+
+def test_few_sizes_are_tried_however_many_may_come_out() -> None:
+    ops = {"a": {"op": "RandomResize", "min_size": 40, "max_size": 400}, "b": {"op": "RandomRotation", "degrees": 90}}
+    ops["b"]["expand"] = True
+    augment = build({**ops, "c": {"op": "RandomZoomOut", "p": 0.1}, "end": {"op": "CenterCrop"}})
+    augment.check(np.array([[3000, 4000], [300, 200]]))
+    assert augment.size == SIDE
+
+
+@pytest.mark.parametrize(
+    ("container", "alike"),
+    [
+        ({"op": "RandomChoice", "p": [1, 1e-6]}, False),
+        ({"op": "RandomChoice", "p": [1, 0]}, True),
+        ({"op": "RandomOrder"}, False),
+        ({"op": "RandomApply", "p": 1e-6}, False),
+        ({"op": "RandomApply", "p": 0}, True),
+    ],
+)
+def test_each_operation_in_a_container_is_tried(container: dict[str, Any], alike: bool) -> None:
+    crop = {"op": "RandomResizedCrop", "size": 24}
+    fails = {"op": "Pad", "padding": 99, "padding_mode": "reflect"}
+    inside = {"transforms": {"RandomInvert": {}, "other": fails}}
+    ops = {"crop": crop, "some": {**container, **inside}, "end": {"op": "CenterCrop"}}
+    if alike:
+        build(ops)
+        return
+    with pytest.raises(ConfigError, match=r"^augment.ops.some: Random\w+ fails: Pad: .*images of 24x24"):
+        build(ops)
+    inside["transforms"]["other"] = {"op": "CenterCrop", "size": 40}
+    sizes = {**ops, "some": {**container, **inside}, "end": {"op": "Identity"}}
+    with pytest.raises(ConfigError, match=r"^augment.ops: the recipe (leaves|gives) images of"):
+        build(sizes)
+
+
+def test_orders_of_a_container_are_tried() -> None:
+    both = {"RandomCrop": {"size": SIDE}, "Pad": {"padding": 4}}
+    with pytest.raises(ConfigError, match=r"^augment.ops: the recipe leaves images of several sizes"):
+        build({"all": {"op": "RandomOrder", "transforms": both}})
+    build({"all": {"op": "RandomOrder", "transforms": {"RandomCrop": {}, "RandomInvert": {}}}})
+
+
+def test_a_leading_crop_is_checked_as_it_is_done() -> None:
+    augment = build({"RandomResizedCrop": {"ratio": [3, 4]}})
+    augment.check(np.array([[500, 1], [1, 500], [1, 1]]))
+    assert (augment.draw(KEYS, np.array([[500, 1]] * len(KEYS))).boxes[:, 2:] > 0).all()
+
+
+def test_crop_larger_than_an_image_is_found_by_the_check() -> None:
+    augment = build({"RandomCrop": {}})
+    augment.check(np.array([[32, 40], [300, 32]]))
+    with pytest.raises(ConfigError, match=r"^augment.ops.RandomCrop: RandomCrop fails: Required crop size .* 31x90"):
+        augment.check(np.array([[300, 500], [31, 90]]))
+    with pytest.raises(DataError, match=r"^can't be augmented: augment.ops.RandomCrop: RandomCrop fails: Required"):
+        host(augment, KEYS[:1], np.array([[31, 90]]))
+
+
+@pytest.mark.parametrize(
+    ("operation", "message"),
+    [
+        ({"op": "RandomPosterise", "bits": 3}, ": no operation 'RandomPosterise';...did you mean 'RandomPosterize'?"),
+        ({"op": "Lambda", "lambd": "print"}, ": no operation 'Lambda'; have "),
+        ({"op": "JPEG", "quality": 50}, ": no operation 'JPEG'; have "),
+        ({"op": "__import__"}, ": no operation '__import__'; have "),
+        ({"op": "functional.resize"}, ": no operation 'functional.resize'; have "),
+        ({"op": "RandomPosterize", "bit": 1}, ": RandomPosterize has no parameter 'bit'; ...did you mean 'bits'?"),
+        ({"op": "RandomErasing", "inplace": True}, ": RandomErasing has no parameter 'inplace'; have p, scale,"),
+        ({"op": "RandomPosterize"}, ": RandomPosterize can't take its parameters:...'bits'; have bits, p"),
+        ({"op": "RandomPosterize", "bits": 9}, ".bits: 9 is not allowed; set a whole number from 0 to 8"),
+        ({"op": "RandomSolarize", "threshold": 256, "p": 0.1}, ".threshold: 256 is not allowed; set a number"),
+        ({"op": "RandomInvert", "p": 1.5}, ".p: 1.5 is not allowed; set a probability from 0 to 1"),
+        ({"op": "RandomInvert", "p": True}, ".p: True is not allowed; set a probability from 0 to 1"),
+        ({"op": "RandomPhotometricDistort", "p": -1}, ".p: -1 is not allowed; set a probability from 0 to 1"),
+        ({"op": "RandomPhotometricDistort", "contrast": [-1, 1]}, ".contrast: [-1, 1] is not allowed; set [smallest"),
+        ({"op": "RandomPhotometricDistort", "hue": [0, 0.6]}, ".hue: [0, 0.6] is not allowed; set [smallest"),
+        ({"op": "ColorJitter", "brightness": -0.1}, ".brightness: -0.1 is not allowed; set a number of at least 0"),
+        ({"op": "ColorJitter", "hue": 0.6}, ".hue: 0.6 is not allowed; set a number from 0 to 0.5"),
+        ({"op": "ColorJitter", "contrast": [2, 1]}, ".contrast: [2, 1] is not allowed; set [smallest, largest]"),
+        ({"op": "RandomResizedCrop", "scale": [0.1, 2]}, ".scale: [0.1, 2] is not allowed; set [smallest, largest]"),
+        ({"op": "RandomResizedCrop", "ratio": [2, 1]}, ".ratio: [2, 1] is not allowed; set [smallest, largest]"),
+        ({"op": "RandomResizedCrop", "size": 0}, ".size: 0 is not allowed; set a number of pixels"),
+        ({"op": "RandomResizedCrop", "size": 32.5}, ".size: 32.5 is not allowed; set a number of pixels"),
+        ({"op": "Resize", "interpolation": "bilinaer"}, ".interpolation: bilinaer...did you mean 'bilinear'?"),
+        ({"op": "RandomAffine", "degrees": 3, "interpolation": "bicubic"}, ".interpolation: bicubic is not allowed;"),
+        ({"op": "RandAugment", "interpolation": "lanczos"}, ".interpolation: lanczos is not allowed; have nearest"),
+        ({"op": "Resize", "antialias": "yes"}, ".antialias: yes is not allowed; set true or false"),
+        ({"op": "RandomRotation", "degrees": -3}, ".degrees: -3 is not allowed; set a number of at least 0"),
+        ({"op": "RandomRotation", "degrees": 3, "fill": [1, 2]}, ".fill: [1, 2] is not allowed; set a list of 3"),
+        ({"op": "RandomRotation", "degrees": 3, "fill": 300}, ".fill: 300 is not allowed; set a number from 0 to 255"),
+        ({"op": "Pad", "padding": -1}, ".padding: -1 is not allowed; set a whole number of at least 0"),
+        ({"op": "Pad", "padding": 1, "padding_mode": "wrap"}, ".padding_mode: wrap is not allowed; have constant"),
+        (
+            {"op": "Pad", "padding": 1, "padding_mode": "edge", "fill": [1, 2, 3]},
+            ".fill: [1.0, 2.0, 3.0] is not allowed with padding_mode=edge",
+        ),
+        ({"op": "Pad", "padding": 99, "padding_mode": "reflect"}, ": Pad fails: ...images of 24x24"),
+        ({"op": "Grayscale", "num_output_channels": 1}, ".num_output_channels: 1 is not allowed;"),
+        ({"op": "GaussianBlur", "kernel_size": 4}, ": GaussianBlur can't take its parameters: Kernel size"),
+        ({"op": "GaussianBlur", "kernel_size": 3.5}, ".kernel_size: 3.5 is not allowed; set a whole number"),
+        ({"op": "GaussianBlur", "kernel_size": 3, "sigma": 0}, ".sigma: 0 is not allowed; set a number above 0"),
+        ({"op": "ElasticTransform", "sigma": -1}, ".sigma: -1 is not allowed; set a number from 0 to 10000"),
+        ({"op": "RandomErasing", "value": "random"}, ".value: random is not allowed; set a number from 0 to 255"),
+        ({"op": "RandAugment", "magnitude": 31}, ".magnitude: 31 is not allowed; set one of 0 to 30"),
+        ({"op": "RandAugment", "num_ops": 1.5}, ".num_ops: 1.5 is not allowed; set a whole number from 0 to 14"),
+        ({"op": "RandAugment", "num_ops": 10**10}, ".num_ops: 10000000000 is not allowed; set a whole number"),
+        ({"op": "TrivialAugmentWide", "num_magnitude_bins": 10**13}, ".num_magnitude_bins: 10000000000000 is not"),
+        ({"op": "Resize", "size": 10**6}, ".size: 1000000 is not allowed; set a number of pixels from 1 to 16384"),
+        ({"op": "TrivialAugmentWide", "num_magnitude_bins": 1}, ".num_magnitude_bins: 1 is not allowed;"),
+        ({"op": "AugMix", "severity": 2.5}, ".severity: 2.5 is not allowed; set a whole number from 1 to 10"),
+        ({"op": "RandAugment", "num_ops": 15}, ".num_ops: 15 is not allowed; set a whole number from 0 to 14"),
+        ({"op": "AugMix", "chain_depth": 10**9}, ".chain_depth: 1000000000 is not allowed;"),
+        ({"op": "AugMix", "mixture_width": 17}, ".mixture_width: 17 is not allowed; set a whole number from 1 to 16"),
+        ({"op": "ElasticTransform", "sigma": 1e300}, ".sigma: 1e+300 is not allowed; set a number from 0 to 10000"),
+        ({"op": "GaussianBlur", "kernel_size": 3, "sigma": 1e5}, ".sigma: 100000.0 is not allowed; set a number"),
+        ({"op": "AugMix", "alpha": 0}, ".alpha: 0 is not allowed; set a number above 0"),
+        ({"op": "AugMix", "chain_depth": 0}, ".chain_depth: 0 is not allowed; set a whole number above 0, or -1"),
+        ({"op": "AutoAugment", "policy": "imagnet"}, ".policy: imagnet is not allowed;...did you mean 'imagenet'?"),
+        ({"op": "RandomResize", "min_size": 9, "max_size": 9}, ": RandomResize fails: ...images of 24x24"),
+        ({"op": "RandomApply", "transforms": []}, ".transforms: it has none; write {LABEL: {op: NAME"),
+        ({"op": "RandomApply", "transforms": {"a": None}}, ".transforms: it has none; write {LABEL: {op: NAME"),
+        ({"op": "RandomApply", "transforms": {"a": {"op": "Lambda"}}}, ".transforms.a: no operation 'Lambda'; have"),
+        ({"op": "RandomApply", "transforms": {"a": 3}}, ".transforms.a: 3 is not allowed; write {op: NAME"),
+        (
+            {"op": "RandomApply", "transforms": {"b": {"op": "RandomApply", "transforms": {"RandomInvert": {"p": 2}}}}},
+            ".transforms.b.transforms.RandomInvert.p: 2 is not allowed",
+        ),
+        ({"op": "RandomChoice", "transforms": {"Identity": {}}, "p": [0]}, ".p: [0] is not allowed; set at least one"),
+        ({"op": "RandomChoice", "transforms": {"Identity": {}}, "p": [1, 1]}, ": RandomChoice can't take...2 != 1"),
+    ],
+)
+def test_bad_input_is_one_line(operation: dict[str, Any], message: str) -> None:
+    pattern = ".*".join(map(re.escape, message.split("...")))
+    with pytest.raises(ConfigError, match=f"^augment.ops.bad{pattern}") as caught:
+        build({"crop": {"op": "RandomResizedCrop", "size": 24}, "bad": operation, "end": {"op": "CenterCrop"}})
+    assert "\n" not in str(caught.value)
+
+
+def test_evaluation_is_the_same_for_all_libraries() -> None:
+    config = TorchvisionConfig(name="torchvision", ops={"RandomCrop": {}}, eval_ratio=0.5)
+    built = augments.build(config, size=SIDE, train=False)
+    assert built.draw(KEYS[:1], np.array([[100, 200]])).boxes.tolist() == [[25, 75, 50, 50]]

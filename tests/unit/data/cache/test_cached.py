@@ -1,0 +1,509 @@
+from __future__ import annotations
+
+import fcntl
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import pytest
+from plans import line, make_engine, make_plan, open_source, read_bytes, write_records
+
+import effloop
+from effloop.data.cache import cached as cache
+from effloop.data.cache import shared_memory
+from effloop.data.cache.cached import CachedSource, cached
+from effloop.data.cache.shared_memory import Region
+from effloop.data.decode import Decoder, decoders
+from effloop.data.image.header import pnm_header
+from effloop.data.source import Cache, Source
+from effloop.errors import ConfigError, DataError
+
+MUCH = 50e6
+
+
+@pytest.fixture
+def shm(tmp_path: Path) -> Path:
+    """A folder of the test's own in place of /dev/shm."""
+    folder = tmp_path / "shm"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def decoder() -> Decoder:
+    return decoders.build(decoders["auto"].config(name="auto"))
+
+
+@pytest.fixture
+def source(photos: Path) -> Source:
+    return open_source("folder", photos)
+
+
+KINDS = pytest.mark.parametrize("kind", [Cache.bytes, Cache.pixels])
+
+
+def test_none_is_the_source_itself(source: Source, decoder: Decoder, shm: Path) -> None:
+    assert cached(source, Cache.none, decoder, MUCH, folder=shm) is source
+
+
+@KINDS
+def test_the_second_reading_is_from_memory(
+    photos: Path, kind: Cache, decoder: Decoder, shm: Path, tmp_path: Path
+) -> None:
+    photos = shutil.copytree(photos, tmp_path / "photos")
+    source = open_source("folder", photos)
+    kept = cached(source, kind, decoder, MUCH, folder=shm)
+    assert isinstance(kept, CachedSource)
+    wanted = [decoder.decode(source.read(i)) for i in range(len(source))]
+    first = [read_bytes(kept, i) for i in range(len(kept))]
+    for path in photos.rglob("*.jpg"):
+        path.unlink()
+    assert [read_bytes(kept, i) for i in range(len(kept))] == first
+    assert kept.region.kept() == len(kept)
+    for index, pixels in enumerate(wanted):
+        np.testing.assert_array_equal(decoder.decode(kept.read(index)), pixels)
+    assert kept.fingerprint() == source.fingerprint()
+
+
+@KINDS
+@pytest.mark.parametrize("limit", [MUCH, 30_000])
+@pytest.mark.parametrize(("engine", "num_workers"), [("inline", 0), ("threads", 2), ("processes", 2)])
+def test_the_batches_are_the_same(
+    source: Source, kind: Cache, decoder: Decoder, limit: float, engine: str, num_workers: int, shm: Path
+) -> None:
+    wanted = make_engine("inline", make_plan(source))
+    kept = cached(source, kind, decoder, limit, folder=shm)
+    made = make_engine(engine, make_plan(kept), num_workers)
+    for epoch in (0, 1):
+        for a, b in zip(wanted.stream(epoch), made.stream(epoch), strict=True):
+            np.testing.assert_array_equal(a.images, b.images)
+            np.testing.assert_array_equal(a.ids, b.ids)
+    made.close()
+    assert isinstance(kept, CachedSource)
+    if limit == MUCH:
+        assert kept.region.kept() == len(kept)
+    else:
+        assert 0 < kept.region.kept() < len(kept)
+
+
+def test_room_is_what_the_data_takes(source: Source, decoder: Decoder, shm: Path) -> None:
+    kept = cached(source, Cache.bytes, decoder, MUCH, folder=shm)
+    assert isinstance(kept, CachedSource)
+    assert kept.region.num_bytes == source.fingerprint()["bytes"]
+    kept = cached(source, Cache.pixels, decoder, MUCH, folder=shm)
+    assert isinstance(kept, CachedSource)
+    assert kept.region.num_bytes == sum(len(read_bytes(kept, i)) for i in range(len(source)))
+
+
+def test_one_copy_for_threads_and_processes(source: Source, decoder: Decoder, shm: Path) -> None:
+    kept = cached(source, Cache.bytes, decoder, MUCH, folder=shm)
+    assert isinstance(kept, CachedSource)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(kept.read, list(range(10)) * 8))
+    assert kept.region.kept() == 10
+    with multiprocessing.get_context("fork").Pool(2, initializer=_inherit, initargs=(kept,)) as pool:
+        pool.map(_read_inherited, range(5, 20))
+    assert kept.region.kept() == 20
+    again = pickle.loads(pickle.dumps(kept))
+    assert again.region.kept() == 20
+    assert len(list(shm.iterdir())) == 1
+    taken = int.from_bytes(next(shm.iterdir()).read_bytes()[8:16], "little")
+    assert taken == sum(source.size(i) for i in range(20))  # none was kept twice
+
+
+def _inherit(source: Source) -> None:
+    global _inherited
+    _inherited = source
+
+
+def _read_inherited(index: int) -> int:
+    return len(_inherited.read(index))
+
+
+def test_nothing_is_left(source: Source, decoder: Decoder, shm: Path) -> None:
+    first, second = (cached(source, Cache.bytes, decoder, MUCH, folder=shm) for _ in range(2))
+    first.read(0)
+    del first
+    assert len(list(shm.iterdir())) == 1
+    second.read(0)
+    del second
+    assert list(shm.iterdir()) == []
+
+
+def test_what_a_killed_run_left_is_removed(source: Source, decoder: Decoder, shm: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from effloop.data.shared_memory import Region; "
+        "region = Region('killed', 10, lambda: 1000, Path(sys.argv[1])); print('ready', flush=True); time.sleep(60)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(effloop.__file__).parents[1])}
+    with subprocess.Popen([sys.executable, "-c", code, str(shm)], stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        other = cached(source, Cache.bytes, decoder, MUCH, folder=shm)
+        assert len(list(shm.iterdir())) == 2  # it is in use
+        process.send_signal(signal.SIGKILL)
+    time.sleep(0.05)
+    del other
+    left = cached(source, Cache.bytes, decoder, MUCH, folder=shm)
+    assert len(list(shm.iterdir())) == 1
+    assert isinstance(left, CachedSource)
+
+
+def test_killed_while_making(shm: Path) -> None:
+    pid = os.fork()
+    if not pid:
+        Region("name", 10, lambda: os.kill(os.getpid(), signal.SIGKILL) or 1000, shm)
+    os.waitpid(pid, 0)
+    (left,) = shm.iterdir()
+    assert left.stat().st_size == 0
+    made = Region("name", 10, lambda: 1000, shm)
+    assert made.num_bytes == 1000
+    assert len(list(shm.iterdir())) == 1
+
+
+def other_user(path: Path) -> None:
+    path.touch(0o600)
+    os.chown(path, 65534, 65534)
+
+
+def writable_by_all(path: Path) -> None:
+    other_user(path)
+    path.chmod(0o666)
+
+
+NEEDS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+
+
+@pytest.mark.parametrize(
+    ("put", "why"),
+    [
+        (lambda path: path.symlink_to("/etc/passwd"), "it is a link"),
+        (lambda path: path.mkdir(), "Is a directory"),
+        pytest.param(writable_by_all, "it belongs to somebody else", marks=NEEDS_ROOT),
+    ],
+)
+def test_something_in_the_way(put: Callable[[Path], None], why: str, shm: Path) -> None:
+    path = shm / f"effloop-cache-{os.getuid()}-name"
+    put(path)
+    fcntl.flock(holder := os.open(path, os.O_RDONLY), fcntl.LOCK_SH)  # not one that a killed run left
+    wanted = f"data.cache: {path} is in the way: {why}; remove it or set data.cache=none"
+    with pytest.raises(ConfigError, match=line(wanted)):
+        Region("name", 10, lambda: 1000, shm)
+    os.close(holder)
+
+
+@NEEDS_ROOT
+def test_a_file_that_may_not_be_opened(tmp_path: Path) -> None:
+    """As another user, in a folder like /dev/shm."""
+    folder = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    try:
+        folder.chmod(0o1777)
+        path = folder / "effloop-cache-65534-name"
+        path.touch(0o600)
+        for made in (_refused(folder), _refused(folder, mode=0o666)):
+            assert made.startswith(f"data.cache: {path} is in the way: ")
+        folder.chmod(0o755)
+        path.unlink()
+        assert _refused(folder) == f"data.cache: {path} can't be made: Permission denied; set data.cache=none"
+    finally:
+        shutil.rmtree(folder)
+
+
+def _refused(folder: Path, mode: int = 0o600) -> str:
+    """What the user nobody is told who wants a region there."""
+    for path in folder.iterdir():
+        path.chmod(mode)
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.setuid(65534)
+            Region("name", 10, lambda: 1000, folder)
+        except BaseException as error:
+            os.write(write, f"{'' if isinstance(error, ConfigError) else repr(error)}{error}".encode())
+        os._exit(0)
+    os.close(write)
+    os.waitpid(pid, 0)
+    with open(read) as file:
+        return file.read()
+
+
+def test_one_of_another_layout(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory, "_ATTEMPTS", 3)
+    made = Region("name", 10, lambda: 1000, shm)
+    wanted = f"data.cache: {made.path} is in the way: it is not complete, and in use; remove it or set data.cache=none"
+    with pytest.raises(ConfigError, match=line(wanted)):
+        Region("name", 1000, lambda: 1000, shm)
+
+
+def test_no_failure_leaves_a_file(shm: Path) -> None:
+    def room() -> int:
+        raise ConfigError("no room")
+
+    with pytest.raises(ConfigError, match=line("no room")):
+        Region("name", 10, room, shm)
+    assert list(shm.iterdir()) == []
+
+
+def test_removed_while_the_lock_changes(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever looks for stale files right between the two locks takes it for one."""
+    flock, removed = fcntl.flock, []
+
+    def slow(fd: int, kind: int) -> None:
+        if kind == fcntl.LOCK_SH and not removed:
+            removed.append(fd)
+            flock(fd, fcntl.LOCK_UN)
+            shared_memory._remove_stale(shm)
+        flock(fd, kind)
+
+    monkeypatch.setattr(fcntl, "flock", slow)
+    made = Region("name", 10, lambda: 1000, shm)
+    assert removed
+    assert os.path.samestat(made.path.stat(), os.fstat(made._lock._file))
+
+
+def test_too_little_for_an_index(source: Source, decoder: Decoder, shm: Path) -> None:
+    wanted = (
+        r"^data\.cache_gb: 1\.0 kB is too little for 40 samples: their index alone takes 4\.1 kB; [\d.]+ GB of memory "
+        r"are free; set data\.cache=none or data\.cache_gb higher$"
+    )
+    with pytest.raises(ConfigError, match=wanted):
+        cached(source, Cache.bytes, decoder, 1000, folder=shm)
+    assert list(shm.iterdir()) == []
+
+
+@KINDS
+def test_joining_needs_no_memory(source: Source, kind: Cache, decoder: Decoder, shm: Path) -> None:
+    first = cached(source, kind, decoder, 30_000, folder=shm)
+    second = cached(source, kind, decoder, 10, folder=shm)  # too little for a new one
+    first.read(0)
+    assert isinstance(second, CachedSource)
+    assert second.region.kept() == 1
+    assert second.describe() == f"{kind.value}, room for 25.9 kB in {shm}"  # 30,000 - 4,096, as it was made
+    assert first.describe() == second.describe()  # type: ignore[attr-defined]
+
+
+def test_what_cant_be_read_is_named_by_the_first_look(
+    photos: Path, decoder: Decoder, tmp_path: Path, shm: Path
+) -> None:
+    photos = shutil.copytree(photos, tmp_path / "photos")
+    bad = sorted(photos.rglob("train/*/*.jpg"))[3]
+    bad.write_bytes(b"hello")
+    kept = cached(open_source("folder", photos, index_dir=str(tmp_path)), Cache.pixels, decoder, MUCH, folder=shm)
+    assert isinstance(kept, CachedSource)
+    assert kept.region.num_bytes == sum(len(kept.read(i)) for i in range(len(kept)) if i != 3)
+    options = [f"data.root={photos}", "data=folder", "data.cache=pixels", "num_workers=0", "batch_size=4"]
+    with pytest.raises(DataError) as caught:
+        effloop.build_loader(effloop.compose([*options, "data.cache_gb=0.05"]), "train")
+    assert str(bad.relative_to(photos)) in str(caught.value)
+
+
+def test_nothing_can_be_read(tmp_path: Path, decoder: Decoder, shm: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "data" / "train" / name).mkdir(parents=True)
+        (tmp_path / "data" / "train" / name / "0.jpg").write_bytes(b"hello")
+    source = open_source("folder", tmp_path / "data", index_dir=str(tmp_path))
+    kept = cached(source, Cache.pixels, decoder, MUCH, folder=shm)
+    assert isinstance(kept, CachedSource)
+    assert kept.region.num_bytes == 0
+
+
+def grey(value: int) -> Listed:
+    """Two images of one size, whose file says nothing of their colour."""
+    return [(b"%d" % i, 0, pnm_header(4, 4, 3) + bytes([value]) * 48) for i in range(2)]
+
+
+Listed = list[tuple[bytes, int, bytes]]
+
+
+@KINDS
+def test_other_data_of_the_same_name_and_fingerprint(
+    kind: Cache, decoder: Decoder, tmp_path: Path, shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+    for value, name in ((10, "a"), (200, "b")):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        write_records("memmap", Path("data.eff"), ["x"], train=grey(value))
+        opened.append(cached(open_source("memmap", Path("data.eff")), kind, decoder, MUCH, folder=shm))
+        assert decoder.decode(opened[-1].read(0)).mean() == value
+    assert opened[0].fingerprint() == opened[1].fingerprint()
+    assert opened[0].where == opened[1].where
+    assert len(list(shm.iterdir())) == 2
+
+
+@KINDS
+def test_data_that_was_written_anew(kind: Cache, decoder: Decoder, tmp_path: Path, shm: Path) -> None:
+    path = tmp_path / "data.eff"
+    write_records("memmap", path, ["x"], train=grey(10))
+    old = cached(open_source("memmap", path), kind, decoder, MUCH, folder=shm)
+    assert decoder.decode(old.read(0)).mean() == 10
+    path.unlink()
+    write_records("memmap", path, ["x"], train=grey(200))
+    new = cached(open_source("memmap", path), kind, decoder, MUCH, folder=shm)
+    assert decoder.decode(new.read(0)).mean() == 200
+    assert decoder.decode(old.read(0)).mean() == 10
+
+
+def test_a_worker_joins_what_its_parent_keeps(decoder: Decoder, tmp_path: Path, shm: Path) -> None:
+    write_records("memmap", tmp_path / "data.eff", ["x"], train=grey(10))
+    kept = cached(open_source("memmap", tmp_path / "data.eff"), Cache.bytes, decoder, MUCH, folder=shm)
+    state = pickle.dumps(kept)
+    os.utime(tmp_path / "data.eff", (0, 0))  # touched meanwhile
+    again = pickle.loads(state)
+    assert again.region.path == kept.region.path  # type: ignore[attr-defined]
+    assert again.region.num_bytes == kept.region.num_bytes  # type: ignore[attr-defined]
+
+
+def test_pixels_are_a_decoders(source: Source, shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def names(kind: Cache) -> list[str]:
+        made = [decoders.build(decoders[name].config(name=name)) for name in ("pillow", "turbojpeg", "auto")]
+        made.append(decoders.build(decoders["pillow"].config(name="pillow", max_pixels=10**6)))
+        kept = [cached(source, kind, decoder, MUCH, folder=shm) for decoder in made]
+        return [part.region.path.name for part in kept]  # type: ignore[attr-defined]
+
+    assert len(set(names(Cache.bytes))) == 1
+    before = names(Cache.pixels)
+    assert len(set(before)) == 4
+    assert names(Cache.pixels) == before
+    monkeypatch.setattr(cache.PIL, "__version__", "0")
+    assert not set(names(Cache.pixels)) & set(before)
+    monkeypatch.undo()
+    monkeypatch.setattr("simplejpeg.__version__", "0")
+    assert [a == b for a, b in zip(names(Cache.pixels), before, strict=True)] == [True, False, False, True]
+
+
+def test_more_than_there_is(shm: Path) -> None:
+    huge = 1 << 50
+    wanted = f"data.cache: 1.1 PB of memory can't be had in {shm}: "
+    with pytest.raises(ConfigError) as caught:
+        Region("name", 10, lambda: huge, shm)
+    assert str(caught.value).startswith(wanted)
+    assert list(shm.iterdir()) == []
+
+
+def test_no_shared_memory(source: Source, decoder: Decoder, tmp_path: Path) -> None:
+    shm = tmp_path / "none"
+    wanted = rf"^data\.cache: {shm}/effloop-cache-\S+ can't be made: No such file or directory; set data\.cache=none$"
+    with pytest.raises(ConfigError, match=wanted):
+        cached(source, Cache.bytes, decoder, None, folder=shm)
+
+
+def test_a_split_gets_its_share(photos: Path) -> None:
+    options = [f"data.root={photos}", "data=folder", "data.cache=bytes", "num_workers=0", "batch_size=4"]
+    for limit, all_fits in ((0.1, True), (0.02, False)):
+        loaders = [
+            effloop.build_loader(effloop.compose([*options, f"data.cache_gb={limit}"]), s) for s in ("train", "val")
+        ]
+        rooms = [loader.plan.source.region.num_bytes for loader in loaders]  # type: ignore[attr-defined]
+        wanted = [loader.plan.source.fingerprint()["bytes"] for loader in loaders]
+        if all_fits:
+            assert rooms == wanted
+        assert "cache: bytes, room for" in loaders[0].describe()
+        for loader in loaders:
+            loader.close()
+
+
+def test_the_lock_is_shared_while_in_use(shm: Path) -> None:
+    made = Region("name", 10, lambda: 1000, shm)
+    with open(made.path, "rb+") as file, pytest.raises(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_fork_while_all_are_writing(shm: Path) -> None:
+    """Threads of the parent hold the lock at the fork, and several of the child want it at once."""
+    made = Region("name", 500_000, lambda: 1 << 22, shm)
+    done = threading.Event()
+    free = iter(range(20_000, 500_000))  # next() of it is atomic
+
+    def write() -> None:
+        while not done.is_set():
+            made.put(next(free), [b"parent"])
+
+    writers = [threading.Thread(target=write) for _ in range(2)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    for writer in writers:
+        writer.start()
+    try:
+        for trial in range(40):
+            if not (pid := os.fork()):
+                _write_as_child(made, range(160 * trial, 160 * (trial + 1)))
+            assert _ends(pid), f"child {trial} hangs"
+    finally:
+        done.set()
+        sys.setswitchinterval(interval)
+        for writer in writers:
+            writer.join()
+    written = np.flatnonzero(made._ready)
+    assert np.array_equal(written[written < 20_000], np.arange(6400))
+    begins = np.sort(made._begin[written])
+    assert np.diff(begins).min() >= 5  # no two were given one place
+    assert all(bytes(made.get(i) or b"") == (b"child" if i < 20_000 else b"parent") for i in written.tolist())
+
+
+def _write_as_child(made: Region, samples: range) -> NoReturn:
+    try:
+        start = threading.Barrier(8)
+
+        def write(first: int) -> None:
+            start.wait()
+            for sample in samples[first::8]:
+                made.put(sample, [b"child"])
+
+        threads = [threading.Thread(target=write, args=(k,)) for k in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        os._exit(0)
+
+
+def _ends(pid: int) -> bool:
+    for _ in range(5000):
+        if os.waitpid(pid, os.WNOHANG)[0]:
+            return True
+        time.sleep(0.002)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return False
+
+
+def test_nothing_is_open_after_the_end(shm: Path) -> None:
+    fds, locks = len(os.listdir("/proc/self/fd")), len(shared_memory._locks)
+    made = Region("name", 10, lambda: 1000, shm)
+    del made
+    assert len(os.listdir("/proc/self/fd")) == fds
+    assert len(shared_memory._locks) == locks
+    assert list(shm.iterdir()) == []
+
+
+@pytest.mark.parametrize(("engine", "num_workers"), [("inline", 0), ("threads", 2), ("processes", 2)])
+def test_the_memory_is_given_back(source: Source, decoder: Decoder, engine: str, num_workers: int, shm: Path) -> None:
+    kept = cached(source, Cache.bytes, decoder, MUCH, folder=shm)
+    made = make_engine(engine, make_plan(kept), num_workers)
+    batches = sum(1 for _ in made.stream(0))
+    assert batches == len(made.plan.order)
+    kept.read(0)
+    view, wanted = kept.read(0), bytes(source.read(0))
+    made.close()
+    del made, kept
+    assert list(shm.iterdir()) == []
+    assert str(shm) in Path("/proc/self/maps").read_text()  # somebody still looks at it
+    assert bytes(view) == wanted
+    del view
+    assert str(shm) not in Path("/proc/self/maps").read_text()
+    assert not [fd for fd in Path("/proc/self/fd").iterdir() if str(shm) in os.path.realpath(fd)]

@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+from images import FORMATS, chunk, encode, exif, photo, png
+from PIL import Image
+
+from effloop.data.image.header import (
+    Header,
+    extension,
+    jpeg_sampling,
+    pnm_header,
+    pnm_pixels,
+    read_header,
+    size_by_header,
+)
+from effloop.errors import DataError
+
+PHOTO = photo()
+SEEN_THROUGH = np.dstack([PHOTO, PHOTO[:, :, 0]])
+JPEG = encode(PHOTO, "JPEG")
+
+
+def segment(marker: int, payload: bytes) -> bytes:
+    return bytes([0xFF, marker]) + struct.pack(">H", len(payload) + 2) + payload
+
+
+def frame(marker: int, bits: int = 8, height: int = 5, width: int = 7, components: int = 3) -> bytes:
+    """A JPEG that is nothing but a frame header."""
+    payload = struct.pack(">BHHB", bits, height, width, components) + bytes(3 * components)
+    return b"\xff\xd8" + segment(marker, payload) + b"\xff\xd9"
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_plain_images(fmt: str, mode: str) -> None:
+    header = read_header(encode(PHOTO, fmt, mode))
+    palette = fmt == "BMP" and mode == "L"  # a grey BMP is one of 256 colours
+    assert header == Header(fmt, 67, 53, not palette, True)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        encode(PHOTO, "JPEG", "CMYK"),
+        *(encode(PHOTO, "PNG", mode) for mode in ("1", "P", "LA", "RGBA", "I;16")),
+        encode(PHOTO, "PNG", icc_profile=b"profile"),
+        encode(PHOTO, "PNG", transparency=(0, 0, 0)),
+        encode(SEEN_THROUGH, "WEBP"),
+        encode(SEEN_THROUGH, "WEBP", lossless=True),
+        encode(PHOTO, "BMP", "P"),
+        encode(PHOTO, "BMP", "RGBA"),
+    ],
+)
+def test_unusual_images(data: bytes) -> None:
+    header = read_header(data)
+    assert header == Header(header.format, 67, 53, False, True)
+
+
+def test_frame_header_of_a_jpeg() -> None:
+    data = encode(PHOTO, "JPEG")
+    at = read_header(data).frame_at
+    assert data[at : at + 2] == b"\xff\xc0"
+
+
+def test_animation_is_not_plain() -> None:
+    assert not read_header(png(7, 5, 8, 2, bytes(105), chunk(b"acTL", bytes(8)))).plain
+
+
+@pytest.mark.parametrize("lossless", [True, False])
+def test_webp_whose_lengths_contradict_each_other_is_not_plain(lossless: bool) -> None:
+    data = bytearray(encode(PHOTO, "WEBP", lossless=lossless))
+    assert read_header(data).plain
+    data[16] ^= 0x40  # of the only chunk's length
+    assert not read_header(data).plain
+
+
+def test_harmless_png_chunks_are_plain() -> None:
+    extra = chunk(b"gAMA", bytes(4)) + chunk(b"tEXt", b"key\0text") + chunk(b"pHYs", bytes(9))
+    assert read_header(png(7, 5, 8, 2, bytes(105), extra)).plain
+    assert not read_header(png(7, 5, 8, 2, bytes(105), chunk(b"gAMA", bytes(3)))).plain
+
+
+@pytest.mark.parametrize("marker", [*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC), 0xCD, 0xCE, 0xCF])
+def test_every_frame_header_has_the_size(marker: int) -> None:
+    assert read_header(frame(marker)) == Header("JPEG", 5, 7, marker in (0xC0, 0xC1, 0xC2), True)
+
+
+@pytest.mark.parametrize("marker", [0xC4, 0xC8, 0xCC])
+def test_tables_are_no_frame_header(marker: int) -> None:
+    tables = segment(marker, struct.pack(">BHHB", 8, 99, 99, 3))
+    assert read_header(b"\xff\xd8" + tables + frame(0xC0)[2:]).height == 5
+
+
+@pytest.mark.parametrize(
+    ("bits", "components", "plain"),
+    [(8, 1, True), (8, 3, True), (8, 2, False), (8, 4, False), (12, 3, False)],
+)
+def test_plain_jpeg_is_8_bit_grey_or_colour(bits: int, components: int, plain: bool) -> None:
+    assert read_header(frame(0xC1, bits=bits, components=components)).plain is plain
+
+
+@pytest.mark.parametrize(
+    "between", [b"\xff" * 5, b"junk", b"\xff\x00\x01", b"\xff\xd0", b"\xff\x01", b"\xff\xff\x00\xff"]
+)
+def test_between_segments(between: bytes) -> None:
+    at = JPEG.index(b"\xff\xdb")
+    assert read_header(JPEG[:at] + between + JPEG[at:]) == read_header(JPEG)
+
+
+def test_thumbnail_in_exif_is_not_the_image() -> None:
+    thumbnail = encode(photo(8, 8), "JPEG")
+    header = read_header(encode(PHOTO, "JPEG", exif=exif(6) + thumbnail))
+    assert (header.height, header.width) == (67, 53)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_complete_only_with_its_end(fmt: str) -> None:
+    data = encode(PHOTO, fmt)
+    assert read_header(data).complete
+    assert not read_header(data[:-1]).complete
+    assert not read_header(data[: len(data) // 2 + 30]).complete
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_every_kind_of_buffer(fmt: str, kind: type) -> None:
+    data = encode(PHOTO, fmt)
+    assert read_header(kind(data)) == read_header(data)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_cut_header(fmt: str) -> None:
+    data = encode(PHOTO, fmt)
+    for end in range(12, 18):
+        with pytest.raises(DataError, match=f"is a truncated {fmt}: ends after {end} bytes, within its header"):
+            read_header(data[:end])
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        (b"", r"is empty \(0 bytes\)"),
+        (memoryview(b""), r"is empty \(0 bytes\)"),
+        (b"<html>\n", r"is not a JPEG, PNG, WebP, BMP or PNM image; starts with b'<html>\\n'"),
+        (b"RIFF\0\0\0\0WAVEfmt ", r"is not a JPEG, .* starts with b'RIFF\\x00\\x00\\x00\\x00WAVE'"),
+        (frame(0xC0, height=0), "is a damaged JPEG: its header says 0 x 7 pixels"),
+        (JPEG[:2] + b"\xff\xd9", "is a truncated JPEG: ends after 4 bytes"),
+        (JPEG[:2] + b"\xff\xda" + bytes(30), r"is a damaged JPEG: no frame header \(SOFn\)"),
+        (JPEG[:2] + b"\xff\xe0\xff\xff" + bytes(300), "is a truncated JPEG: ends after 306 bytes"),
+        (
+            b"\x89PNG\r\n\x1a\n" + chunk(b"IDAT", bytes(30)),
+            "is a damaged PNG: its first chunk is b'IDAT' of 30 bytes",
+        ),
+        (
+            b"RIFF\x20\0\0\0WEBPVP9 " + bytes(20),
+            "is a damaged WEBP: no pixels' header in its first chunk, b'VP9 '",
+        ),
+        (
+            b"BM" + bytes(12) + struct.pack("<Iii", 40, -3, 5) + bytes(28),
+            "is a damaged BMP: its header says 5 x -3",
+        ),
+    ],
+)
+def test_refuses(data: bytes, line: str) -> None:
+    with pytest.raises(DataError, match="^" + line) as caught:
+        read_header(data)
+    assert "\n" not in str(caught.value)
+
+
+def test_bmp_from_the_top_down() -> None:
+    data = bytearray(encode(PHOTO, "BMP"))
+    struct.pack_into("<i", data, 22, -67)
+    assert read_header(data) == Header("BMP", 67, 53, True, True)
+
+
+def test_bmp_of_os2() -> None:
+    data = b"BM" + bytes(8) + struct.pack("<IIHHHH", 26, 12, 2, 1, 1, 24) + bytes(8)
+    assert read_header(data) == Header("BMP", 1, 2, False, True)
+
+
+@pytest.mark.parametrize("fmt", ["PNG", "WEBP", "BMP"])
+def test_size_by_header(fmt: str) -> None:
+    data = encode(PHOTO, fmt)
+    assert size_by_header(data, read_header(data)) == len(data)
+    cut = data[:-200]
+    expected = size_by_header(cut, read_header(cut))
+    assert expected is not None
+    assert len(cut) < expected <= len(data)
+
+
+def test_jpeg_does_not_say_its_size() -> None:
+    assert size_by_header(JPEG, read_header(JPEG)) is None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_bytes_end_in_a_header_or_a_data_error(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for fmt in FORMATS:
+        whole = encode(photo(9, 8), fmt)
+        for _ in range(300):
+            data = bytearray(whole[: rng.integers(1, len(whole) + 1)])
+            for at in rng.integers(0, len(data), 4):
+                data[at] = rng.integers(256)
+            try:
+                header = read_header(data)
+                size_by_header(data, header)
+            except DataError as error:
+                assert str(error).startswith("is ")  # noqa: PT017  most are taken
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("L", "pgm"), ("RGB", "ppm")])
+def test_raw_pixels(mode: str, kind: str) -> None:
+    data = encode(PHOTO, "PPM", mode)
+    channels = 3 if mode == "RGB" else 1
+    assert data[: len(data) - 67 * 53 * channels] == pnm_header(67, 53, channels)
+    header = read_header(data)
+    assert header == Header("PNM", 67, 53, True, True)
+    assert extension(data) == kind
+    wanted = np.asarray(Image.fromarray(PHOTO).convert(mode)).reshape(67, 53, channels)
+    np.testing.assert_array_equal(pnm_pixels(data, header), wanted)
+    assert not read_header(data[:-1]).complete
+    assert not read_header(data + b"\n").complete
+    assert size_by_header(data, header) == len(data)
+
+
+def test_raw_pixels_as_others_write_them() -> None:
+    assert read_header(b"P5\n# by hand\n2 1\n255\nab") == Header("PNM", 1, 2, True, True)
+    assert read_header(b"P6 2 1 65535\n" + bytes(12)) == Header("PNM", 1, 2, False, True)
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        (b"P6\n", "is a truncated PNM: ends after 3 bytes, within its header"),
+        (b"P5\nbut this is just a text", "is a damaged PNM: no size in its first line"),
+        (b"P5\n0 1\n255\n" + bytes(9), "is a damaged PNM: its header says 1 x 0 pixels (height x width)"),
+    ],
+)
+def test_raw_pixels_that_are_none(data: bytes, line: str) -> None:
+    with pytest.raises(DataError) as caught:
+        read_header(data)
+    assert str(caught.value) == line
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"), [*((encode(PHOTO, fmt), fmt.lower()) for fmt in FORMATS if fmt != "JPEG"), (JPEG, "jpg")]
+)
+def test_extension(data: bytes, kind: str) -> None:
+    assert extension(data) == kind
+
+
+@pytest.mark.parametrize(("subsampling", "first"), [(0, (1, 1)), (1, (2, 1)), (2, (2, 2))])
+def test_sampling_of_a_jpeg(subsampling: int, first: tuple[int, int]) -> None:
+    assert jpeg_sampling(encode(PHOTO, "JPEG", subsampling=subsampling)) == [first, (1, 1), (1, 1)]
+    assert jpeg_sampling(encode(PHOTO, "JPEG", progressive=True, exif=exif(6))) == [(2, 2), (1, 1), (1, 1)]
+    assert len(jpeg_sampling(encode(PHOTO, "JPEG", "L"))) == 1
+    assert len(jpeg_sampling(encode(PHOTO, "JPEG", "CMYK"))) == 4
+
+
+def test_sampling_that_is_cut() -> None:
+    whole = encode(PHOTO, "JPEG")
+    at = whole.index(b"\xff\xc0")
+    for end in range(at, at + 18):
+        with pytest.raises(DataError, match="is a truncated JPEG"):
+            jpeg_sampling(whole[:end])

@@ -1,0 +1,285 @@
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from arrays import TRAIN, VAL, listing, slices, survive_flips, write
+from plans import Copied, line, open_source, read_bytes, write_as, write_records
+
+from effloop.data.source.formats.hdf5 import Hdf5Source
+from effloop.data.source.storage.arrays import header_crc32c
+from effloop.data.source.storage.writing import Dataset, writers
+from effloop.errors import ConfigError, DataError
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write("hdf5", tmp_path / "set.h5")
+
+
+@contextmanager
+def group(path: Path, split: str = "train") -> Iterator[Any]:
+    """A split's group, to be changed."""
+    with h5py.File(path, "r+") as file:
+        yield file[split]
+
+
+def replace(path: Path, name: str, **options: Any) -> None:
+    """Write an array again, with other options or other values."""
+    with group(path) as train:
+        data = options.pop("data", train[name][:])
+        del train[name]
+        train.create_dataset(name, data=data, **options)
+
+
+def set_header(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    with group(path) as train:
+        header = json.loads(train.attrs["effloop"])
+        change(header)
+        train.attrs["effloop"] = json.dumps(header)  # of variable length, as others write text
+        train.attrs["effloop_crc32c"] = header_crc32c(header)
+
+
+def test_round_trip(path: Path) -> None:
+    source = open_source("hdf5", path)
+    assert source.classes == ("a", "b")
+    assert listing("hdf5", path) == TRAIN
+    assert listing("hdf5", path, "val") == VAL
+    assert source.where == f"{path}:train"
+    data = open_source("hdf5", path, checksums=False).read(0)
+    assert isinstance(data, memoryview)
+    assert data.readonly
+
+
+def test_header_longer_than_an_object_header(tmp_path: Path) -> None:
+    classes = [f"class number {i:05}" for i in range(5000)]
+    records = [(b"%d" % i, i, b"%d" % (7 * i)) for i in range(5000)]
+    source = open_source("hdf5", write_records("hdf5", tmp_path / "set.h5", classes, train=records))
+    assert source.classes == tuple(classes)
+    assert source.labels.dtype == np.uint16
+    assert source.labels.tolist() == list(range(5000))
+    assert read_bytes(source, 4999) == b"34993"
+
+
+def test_plain_h5py_reads_it(photos: Path, tmp_path: Path) -> None:
+    path, folder = write_as("hdf5", photos, tmp_path / "set.h5"), open_source("folder", photos)
+    with h5py.File(path, "r") as file:
+        train = file["train"]
+        assert list(file) == ["train", "val"]
+        assert train["label"][:].tolist() == folder.labels.tolist()
+        keys = slices(train["key_end"][:], train["key"][:])
+        images = slices(train["end"][:], train["payload"][:])
+        assert json.loads(train.attrs["effloop"])["fingerprint"] == folder.fingerprint()
+    assert keys == [folder.raw_key(index) for index in range(len(folder))]
+    assert images == [read_bytes(folder, index) for index in range(len(folder))]
+
+
+def test_written_again_it_is_the_same(photos: Path, tmp_path: Path) -> None:
+    first, second = (write_as("hdf5", photos, tmp_path / name) for name in ("a.h5", "b.h5"))
+    assert first.read_bytes() == second.read_bytes()
+    assert sorted(tmp_path.iterdir()) == [first, second]
+
+
+def test_blocks(tmp_path: Path) -> None:
+    records = [(b"%d" % i, 0, bytes([i]) * 1_500_000) for i in range(9)]
+    path = write_records("hdf5", tmp_path / "set.h5", ["a"], train=records)
+    assert listing("hdf5", path) == records
+
+
+def test_h5py_has_closed_the_file(path: Path) -> None:
+    source = open_source("hdf5", path)
+    assert h5py.h5f.get_obj_count(h5py.h5f.OBJ_ALL, h5py.h5f.OBJ_FILE) == 0
+    assert read_bytes(source, 0) == b"one"
+
+
+def test_flips(path: Path) -> None:
+    assert survive_flips("hdf5", path, TRAIN) > 20
+
+
+def test_cut(path: Path) -> None:
+    whole = path.read_bytes()
+    for length in range(0, len(whole), 97):
+        path.unlink()
+        path.write_bytes(whole[:length])
+        with pytest.raises(DataError, match=rf"^{re.escape(str(path))} is damaged, or no HDF5 file: .*; convert it"):
+            listing("hdf5", path)
+
+
+def test_unknown_split(path: Path) -> None:
+    wanted = f"{path} has no split 'test'; it has train, val: set data.train_split or data.val_split"
+    with pytest.raises(DataError, match=line(wanted)):
+        open_source("hdf5", path, "test")
+
+
+def test_foreign_file(tmp_path: Path) -> None:
+    path = tmp_path / "set.h5"
+    with h5py.File(path, "w") as file:
+        file["train/images"] = np.zeros((3, 8, 8), np.uint8)
+        file["test"] = np.zeros(3)
+        file["test"].attrs["effloop"] = "{}"
+        file["nowhere"] = h5py.SoftLink("/gone")
+    wanted = f"{path} is not a dataset written by EffLoop: it has no header; convert the images again"
+    for split in ("train", "test", "val"):
+        with pytest.raises(DataError, match=line(wanted)):
+            open_source("hdf5", path, split)
+
+
+def test_other_version(path: Path) -> None:
+    set_header(path, lambda header: header.update(effloop=7))
+    wanted = f"{path}:train has format version 7, this EffLoop reads 1; convert it again"
+    with pytest.raises(DataError, match=line(wanted)):
+        open_source("hdf5", path)
+
+
+def test_count_is_not_the_header_s(path: Path) -> None:
+    set_header(path, lambda header: header["fingerprint"].update(samples=4))
+    wanted = f"{path}:train is damaged: its header says 4 samples, its columns hold 3, 3, 3; convert it again"
+    with pytest.raises(DataError, match=line(wanted)):
+        open_source("hdf5", path)
+
+
+@pytest.mark.parametrize(("text", "what"), [("{", "is not JSON"), ('{"effloop": 1}', "has no classes or no counts")])
+def test_damaged_header(path: Path, text: str, what: str) -> None:
+    with group(path) as train:
+        train.attrs["effloop"] = text
+    with pytest.raises(DataError, match=line(f"{path}:train is damaged: its header {what}; convert it again")):
+        open_source("hdf5", path)
+
+
+def test_a_changed_header_is_noticed(path: Path) -> None:
+    with group(path) as train:
+        train.attrs["effloop"] = train.attrs["effloop"].replace(b'"a"', b'"c"')
+    wanted = f"{path}:train is damaged: its header doesn't match its checksum; convert it again"
+    with pytest.raises(DataError, match=line(wanted)):
+        open_source("hdf5", path)
+
+
+@pytest.mark.parametrize("name", ["label", "key", "key_end", "end", "crc32c", "payload"])
+def test_missing_array(path: Path, name: str) -> None:
+    with group(path) as train:
+        del train[name]
+    with pytest.raises(DataError, match=line(f"{path}:train is damaged: it has no array '{name}'; convert it again")):
+        open_source("hdf5", path)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "found", "allowed"),
+    [
+        ("label", np.int64, "int64", "uint8 or uint16 or uint32"),
+        ("end", np.float64, "float64", "uint64"),
+        ("payload", np.uint16, "uint16", "uint8"),
+    ],
+)
+def test_other_type(path: Path, name: str, dtype: Any, found: str, allowed: str) -> None:
+    replace(path, name, dtype=dtype)
+    wanted = f"{path}:train is damaged: its array '{name}' is {found}, not {allowed}; convert it again"
+    with pytest.raises(DataError, match=line(wanted)):
+        open_source("hdf5", path)
+
+
+def test_other_length(path: Path) -> None:
+    replace(path, "end", data=np.array([3, 3], np.uint64))
+    wanted = (
+        f"{path}:train is damaged: 3 labels and 2 images with 10 bytes of keys and 3 of images should be there; "
+        "the keys have 10, the images 503: convert it again"
+    )
+    with pytest.raises(DataError, match=line(wanted)):
+        open_source("hdf5", path)
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"chunks": (16,)}, "chunked"),
+        ({"chunks": (16,), "compression": "gzip"}, "chunked, gzip compression"),
+    ],
+)
+def test_what_can_not_be_mapped(path: Path, options: dict[str, Any], found: str) -> None:
+    replace(path, "payload", **options)
+    wanted = f"{path}:train/payload is {found}; only contiguous, uncompressed datasets can be mapped: convert it again"
+    with pytest.raises(DataError, match=line(wanted)):
+        open_source("hdf5", path)
+
+
+def test_values_outside_of_the_file(path: Path, tmp_path: Path) -> None:
+    """An external file, a link to another HDF5 file, a virtual dataset: none is in the file that is mapped."""
+    wanted = "{}:train/payload is {}; only contiguous, uncompressed datasets can be mapped: convert it again"
+    linked, virtual = write("hdf5", tmp_path / "linked.h5"), write("hdf5", tmp_path / "virtual.h5")
+    replace(path, "payload", external=[(str(tmp_path / "raw"), 0, 503)])
+    with group(linked) as train:
+        del train["payload"]
+        train["payload"] = h5py.ExternalLink(str(path), "val/payload")
+    with group(virtual) as train:
+        del train["payload"]
+        layout = h5py.VirtualLayout((4,), np.uint8)
+        layout[:] = h5py.VirtualSource(str(path), "val/payload", (4,))
+        train.create_virtual_dataset("payload", layout)
+    for file, found in ((path, "in another file"), (linked, "in another file"), (virtual, "virtual")):
+        with pytest.raises(DataError, match=line(wanted.format(file, found))):
+            open_source("hdf5", file)
+
+
+def test_two_dimensions(path: Path) -> None:
+    replace(path, "crc32c", data=np.zeros((3, 1), np.uint32))
+    with pytest.raises(
+        DataError, match=line(f"{path}:train/crc32c is not a one-dimensional dataset; convert it again")
+    ):
+        open_source("hdf5", path)
+
+
+def test_split_without_samples(tmp_path: Path) -> None:
+    path = write_records("hdf5", tmp_path / "set.h5", ["a"], train=[], val=VAL)
+    wanted = f"{path}:train has no samples; set data.train_split or data.val_split to a split that has"
+    with pytest.raises(DataError, match=line(wanted)):
+        open_source("hdf5", path)
+
+
+def test_folder_instead_of_a_file(tmp_path: Path) -> None:
+    wanted = f"data.root: '{tmp_path}' is a folder; data=hdf5 reads one file: set data.root=FILE"
+    with pytest.raises(ConfigError, match=line(wanted)):
+        open_source("hdf5", tmp_path)
+
+
+def test_without_h5py(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    wanted = "data=hdf5 needs the package 'h5py'; pip install 'effloop[hdf5]'"
+    with pytest.raises(ConfigError, match=line(wanted)):
+        open_source("hdf5", path)
+
+
+def test_claims(path: Path, tmp_path: Path, photos: Path) -> None:
+    assert Hdf5Source.claims(path)
+    assert not any(Hdf5Source.claims(root) for root in (photos, tmp_path, write("memmap", tmp_path / "other")))
+    assert type(open_source("auto", path)) is Hdf5Source
+
+
+class Shrunk(Copied):
+    """Records that are fewer than they say."""
+
+    def __init__(self, path: Path, off: int) -> None:
+        super().__init__(open_source("hdf5", path))
+        self.num_bytes += off
+
+
+@pytest.mark.parametrize(("off", "came"), [(1, 503), (-1, 503), (-501, 3)])
+def test_records_that_are_not_what_they_say(path: Path, tmp_path: Path, off: int, came: int) -> None:
+    with pytest.raises(ValueError, match=line(f"records said {503 + off:,} bytes, {came:,} or more came")):
+        writers["hdf5"](tmp_path / "new", Dataset(["a", "b"], {"train": Shrunk(path, off)}, {}))
+
+
+def test_a_source_is_not_unpickled_over_other_data(path: Path) -> None:
+    pickled = pickle.dumps(open_source("hdf5", path))
+    path.unlink()
+    write_records("hdf5", path, ["a", "b"], train=TRAIN[::-1], val=VAL)
+    wanted = f"{path}:train has changed since this run opened it; start the run again"
+    with pytest.raises(DataError, match=line(wanted)):
+        pickle.loads(pickled)

@@ -1,0 +1,413 @@
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import resource
+import struct
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import numpy as np
+import pytest
+from plans import line, open_source, read_bytes, write_records
+
+from effloop.data.source.formats.lmdb import LmdbSource
+from effloop.data.source.storage.checksum import crc32c
+from effloop.data.source.storage.writing import Dataset, Record, writers
+from effloop.errors import ConfigError, DataError, warn
+from effloop.system import hardware
+
+CLASSES = ["a", "b"]
+TRAIN: list[tuple[bytes, int, bytes]] = [  # within a page, in one of its own, and in several
+    (b"%d/\xff\n" % i, i % 2, bytes([i]) * (i * 1234 % 6000)) for i in range(40)
+]
+VAL: list[tuple[bytes, int, bytes]] = [(b"a/9", 0, b"nine")]
+CONVERT = "convert the images again: python -m effloop convert data.root=FOLDER to=lmdb out=PATH"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return write_records("lmdb", tmp_path / "set", CLASSES, train=TRAIN, val=VAL)
+
+
+@pytest.fixture
+def bare(root: Path) -> Path:
+    """Without an index beside it."""
+    (root / "train.index").unlink()
+    return root
+
+
+def read_all(root: Path, **options: Any) -> list[tuple[bytes, int, bytes]]:
+    source = open_source("lmdb", root, **options)
+    assert source.classes == tuple(CLASSES)
+    return [(source.raw_key(i), int(source.labels[i]), read_bytes(source, i)) for i in range(len(source))]
+
+
+def refusal(root: Path, **options: Any) -> str:
+    with pytest.raises(DataError) as error:
+        open_source("lmdb", root, **options)
+    return str(error.value)
+
+
+def test_round_trip(root: Path) -> None:
+    source = open_source("lmdb", root)
+    assert read_all(root) == TRAIN
+    assert [source.size(i) for i in range(len(TRAIN))] == [len(data) for _, _, data in TRAIN]
+    assert source.where == f"{root}:train"
+    assert read_bytes(open_source("lmdb", root, "val"), 0) == b"nine"
+    for index in range(len(TRAIN)):
+        source.verify(index)
+    source.verify_index()
+
+
+def test_walking_finds_what_the_index_says(root: Path) -> None:
+    written = open_source("lmdb", root)
+    (root / "train.index").unlink()
+    walked = open_source("lmdb", root)
+    assert read_all(root) == TRAIN
+    assert walked.fingerprint() == written.fingerprint()
+    assert isinstance(walked, LmdbSource)
+    assert walked.about == {"payload": "original"}
+    walked.verify_index()
+
+
+def test_reading_copies_nothing(root: Path) -> None:
+    data = open_source("lmdb", root, checksums=False).read(1)
+    assert isinstance(data, memoryview)
+    assert data.readonly
+
+
+def test_nothing_else_is_written(root: Path) -> None:
+    files = {path.relative_to(root).as_posix() for path in root.rglob("*")}
+    assert files == {"train", "train/data.mdb", "train.index", "val", "val/data.mdb", "val.index"}
+
+
+def test_plain_lmdb_reads_it(root: Path) -> None:
+    with lmdb.open(str(root / "train"), readonly=True) as environment, environment.begin() as transaction:
+        *records, (name, header) = transaction.cursor()
+    found = []
+    for number, (key, value) in enumerate(records):
+        assert key == b"%09d" % number
+        checksum, label, length = struct.unpack_from("<IIH", value)
+        assert crc32c(value[10 + length :]) == checksum
+        found.append((value[10 : 10 + length], label, value[10 + length :]))
+    assert found == TRAIN
+    assert name == b"effloop"
+    about = json.loads(header[10:])
+    assert about["effloop"] == 1
+    assert about["classes"] == CLASSES
+    assert about["fingerprint"] == open_source("lmdb", root).fingerprint()
+    assert about["lmdb"] == ".".join(map(str, lmdb.version()))
+
+
+class Many:
+    """Several commits; says that there are few bytes, so that the map that is planned for them is too small."""
+
+    num_bytes = 1
+
+    def __len__(self) -> int:
+        return 2500
+
+    def __iter__(self) -> Iterator[Record]:
+        for number in range(len(self)):
+            size = 150_000 if 1500 <= number < 1800 else number % 3000
+            yield Record(b"%d" % number, number % 2, bytes([number % 251]) * size)
+
+
+def test_the_same_bytes_when_written_again(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        writers["lmdb"](tmp_path / name, Dataset(CLASSES, {"train": Many()}, {}))
+    for file in ("train/data.mdb", "train.index"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+    assert (tmp_path / "one/train/data.mdb").stat().st_size > (1 << 24) + 2 * 4096 * 2500  # what was planned
+    (tmp_path / "one/train.index").unlink()  # three pages deep: so the branches are walked, too
+    assert read_all(tmp_path / "one") == [tuple(record) for record in Many()]
+
+
+def test_a_label_without_a_class(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=line("k has the label 2; allowed are 0 to 1")):
+        write_records("lmdb", tmp_path / "set", CLASSES, train=[(b"k", 2, b"data")])
+
+
+def test_a_key_that_is_too_long(tmp_path: Path) -> None:
+    wanted = f"{'k' * 40}… has a key of 65,536 bytes; to=lmdb holds up to 65,535"
+    with pytest.raises(DataError, match=line(wanted)):
+        write_records("lmdb", tmp_path / "set", CLASSES, train=[(b"k" * 65536, 0, b"data")])
+    longest = [(b"k" * 65535, 0, b"data")]
+    assert read_all(write_records("lmdb", tmp_path / "other", CLASSES, train=longest)) == longest
+
+
+def test_too_many_samples(tmp_path: Path) -> None:
+    records = type("Endless", (Many,), {"__len__": lambda self: 10**9 + 1})()
+    wanted = f"{tmp_path}/set/train would hold 1,000,000,001 samples; to=lmdb holds up to 1,000,000,000"
+    with pytest.raises(DataError, match=line(wanted)):
+        writers["lmdb"](tmp_path / "set", Dataset(CLASSES, {"train": records}, {}))
+
+
+def write_limited(path: Path) -> str:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+    try:
+        writers["lmdb"](path, Dataset(CLASSES, {"train": Many()}, {}))
+    except OSError as error:
+        return str(error)
+    return "written"
+
+
+def test_a_file_that_cant_be_written(tmp_path: Path) -> None:
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        error = pool.apply(write_limited, (tmp_path / "set",))
+    assert error == f"[Errno 5] mdb_txn_commit: Input/output error: '{tmp_path}/set/train'"
+
+
+def flip_everywhere(root: Path, indexed: bool, folder: Path, report: Path) -> None:
+    """Flip one byte at 1,000 places, one after the other, and read everything; what comes of it is counted."""
+    random = np.random.default_rng(17)
+    counts = {"whole": 0, "refused": 0, "partly": 0, "altered": 0, "overlooked": 0}
+    with open(root / "train/data.mdb", "r+b") as file:
+        size = file.seek(0, 2)
+        # Evenly over the file, and as many among the meta pages and the tree's own bytes, which are few.
+        places = np.concatenate([random.integers(size, size=500), random.choice(tree_bytes(file.fileno()), 500)])
+        for turn, at in enumerate(places.tolist()):
+            whole = os.pread(file.fileno(), 1, at)
+            os.pwrite(file.fileno(), bytes([whole[0] ^ int(random.integers(1, 256))]), at)
+            counts[read_what_is_left(root, folder / str(turn), indexed)] += 1
+            os.pwrite(file.fileno(), whole, at)
+    report.write_text(json.dumps(counts))
+
+
+def tree_bytes(fd: int) -> list[int]:
+    """Both meta pages' fields, and of every branch and leaf page the header, the slots and the nodes."""
+    places = [*range(176), *range(4096, 4096 + 176)]
+    for page in range(2, os.fstat(fd).st_size // 4096):
+        start = page * 4096
+        kind, lower = struct.unpack("<10xHH", os.pread(fd, 14, start))
+        if kind in (1, 2):
+            slots = struct.unpack(f"<{(lower - 16) // 2}H", os.pread(fd, lower - 16, start + 16))
+            nodes = [range(slot, min(4096, slot + 40)) for slot in slots]
+            places += [start + at for part in (range(lower), *nodes) for at in part]
+    return places
+
+
+def read_what_is_left(root: Path, index_dir: Path, indexed: bool) -> str:
+    refused = 0
+    try:
+        source = open_source("lmdb", root, index_dir=str(index_dir))
+    except DataError:
+        return "refused"
+    if source.classes != tuple(CLASSES):
+        return "altered"
+    for index, wanted in enumerate(TRAIN):
+        try:
+            data = read_bytes(source, index)
+        except DataError:
+            refused += 1
+            continue
+        if (source.raw_key(index), int(source.labels[index]), data) != wanted:
+            return "altered"
+    if indexed:
+        try:
+            source.verify_index()
+        except DataError:
+            pass
+        else:
+            return "overlooked"
+    return "partly" if refused else "whole"
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_flipped_bytes(root: Path, tmp_path: Path, indexed: bool) -> None:
+    """In a process of its own, so that a crash is seen: exact bytes or a `DataError`, and nothing else."""
+    if not indexed:
+        (root / "train.index").unlink()
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # an index is synced to disk: 6 s of this test's 7
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        process = multiprocessing.get_context("fork").Process(
+            target=flip_everywhere, args=(root, indexed, Path(folder), tmp_path / "report")
+        )
+        process.start()
+        process.join(60)
+    assert process.exitcode == 0
+    counts = json.loads((tmp_path / "report").read_text())
+    assert (counts["altered"], counts["overlooked"]) == (0, 0)
+    assert counts["whole"] > 100  # flips of bytes that hold nothing, or that an index makes needless
+    assert counts["partly"] > 100
+    assert counts["refused"] == 0 if indexed else counts["refused"] > 100
+
+
+@pytest.mark.parametrize("size", [0, 100, 4096, 4096 * 7 + 5])
+def test_cut_short(root: Path, size: int) -> None:
+    file = root / "train/data.mdb"
+    whole = file.stat().st_size
+    os.truncate(file, size)
+    assert refusal(root) == (
+        f"{file} has {size:,} bytes, {root}/train.index expects {whole:,}: it is cut, or another file; "
+        "put the right one there or convert again"
+    )
+    (root / "train.index").unlink()
+    ends = {
+        0: f"can't be read: {file}: cannot mmap an empty file",
+        100: f"{file} is not LMDB data (0.9, 64 bits), or both its meta pages are damaged; convert the images again",
+    }
+    found = refusal(root)
+    assert found == ends.get(size, found)
+    assert size < 4096 or found.startswith(f"{file} is damaged: page ")
+
+
+def environment(folder: Path, *, sub: bytes | None = None, **records: bytes) -> None:
+    """What others write."""
+    with lmdb.open(str(folder), lock=False, max_dbs=1) as opened:
+        with opened.begin(write=True) as transaction:
+            for key, value in records.items():
+                transaction.put(key.encode(), value)
+        if sub is not None:
+            opened.open_db(sub)
+
+
+def test_not_written_by_effloop(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    environment(tmp_path / "train", k=b"\xff\xd8 a JPEG")
+    file = tmp_path / "train/data.mdb"
+    none = f"{file} is not a dataset written by EffLoop: it has no header; convert the images again"
+    assert refusal(tmp_path) == none
+    environment(tmp_path / "train", effloop=b"short")
+    assert refusal(tmp_path) == (
+        f"{file} is damaged: the record 'effloop' is not one that EffLoop wrote; convert the images again"
+    )
+    environment(tmp_path / "train", effloop=struct.pack("<IIH", 1, 0, 0) + b"{}")
+    assert refusal(tmp_path) == f"{file} is damaged: its header doesn't match its checksum; convert the images again"
+    environment(tmp_path / "train", effloop=struct.pack("<IIH", crc32c(b"{"), 0, 0) + b"{")
+    assert refusal(tmp_path) == f"{file} is damaged: its header is not JSON; convert the images again"
+    environment(tmp_path / "train", effloop=struct.pack("<IIH", crc32c(b"{}"), 0, 0) + b"{}")
+    assert refusal(tmp_path) == none
+
+
+def test_empty_environment(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    environment(tmp_path / "train")
+    file = tmp_path / "train/data.mdb"
+    wanted = f"{file} is not a dataset written by EffLoop: it has no header; convert the images again"
+    assert refusal(tmp_path) == wanted
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        {"__len__": b"3", "a": b""},
+        {"__keys__": b"[]", "a": b""},
+        *({"000": pickle.dumps([b"jpeg", 1], protocol)} for protocol in (2, 3, 4, 5)),
+    ],
+)
+def test_pickles_are_refused(tmp_path: Path, records: dict[str, bytes]) -> None:
+    (tmp_path / "train").mkdir()
+    environment(tmp_path / "train", **records)
+    wanted = f"{tmp_path}/train/data.mdb holds pickled values, which are never loaded; {CONVERT}"
+    assert refusal(tmp_path) == wanted
+
+
+def test_an_index_of_other_data(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    environment(tmp_path / "other", k=b"\xff\xd8 a JPEG" * 10000)
+    (tmp_path / "other/data.mdb").replace(root / "train/data.mdb")
+    assert f"{root}/train.index expects" in refusal(root)
+
+
+def test_other_version(bare: Path) -> None:
+    header = json.dumps({"effloop": 2, "classes": CLASSES, "fingerprint": {"samples": 40}}).encode()
+    environment(bare / "train", effloop=struct.pack("<IIH", crc32c(header), 0, 0) + header)
+    wanted = f"{bare}/train/data.mdb has format version 2, this EffLoop reads 1; convert it again"
+    assert refusal(bare) == wanted
+
+
+def test_other_count(bare: Path) -> None:
+    with lmdb.open(str(bare / "train"), lock=False) as opened, opened.begin(write=True) as transaction:
+        transaction.delete(b"000000007")
+    assert refusal(bare) == f"{bare}:train is damaged: its header says 40 samples, it holds 39; convert it again"
+
+
+def test_other_key(bare: Path) -> None:
+    data = (bare / "train/data.mdb").read_bytes()
+    (bare / "train/data.mdb").write_bytes(data.replace(b"38/\xff", b"83/\xff"))
+    wanted = f"{bare}:train is damaged: its header doesn't match their keys and labels; convert it again"
+    assert refusal(bare) == wanted
+
+
+def test_sub_databases_are_passed_over(bare: Path) -> None:
+    environment(bare / "train", sub=b"00")
+    assert read_all(bare) == TRAIN
+
+
+def test_other_format_of_lmdb(bare: Path) -> None:
+    file = bare / "train/data.mdb"
+    wanted = f"{file} has LMDB's data version 2, this EffLoop reads 1 (LMDB 0.9); convert the images again"
+    whole = file.read_bytes()
+    magic = struct.pack("<I", 0xBEEFC0DE)
+    for header in (16, 24):  # LMDB 1.0's is the longer one
+        page = bytes(header) + magic + struct.pack("<I", 2)
+        page += bytes(4096 - len(page))
+        file.write_bytes(page + page + whole[8192:])
+        assert refusal(bare) == wanted
+
+
+def test_a_damaged_meta_page_leaves_the_other(bare: Path) -> None:
+    """The later transaction's counts; before it, the header was not there yet."""
+    file = bare / "train/data.mdb"
+    whole = bytearray(file.read_bytes())
+    newest = max((0, 4096), key=lambda at: int.from_bytes(whole[at + 144 : at + 152], "little"))
+    for at in (0, 4096):
+        file.write_bytes(whole[: at + 16] + bytes(4) + whole[at + 20 :])
+        if at == newest:
+            assert "it has no header" in refusal(bare)
+        else:
+            assert read_all(bare) == TRAIN
+
+
+def test_an_environment_for_a_root(root: Path) -> None:
+    wanted = (
+        f"data.root: '{root}/train' is an LMDB environment; data=lmdb reads a folder that has one per split: "
+        f"set data.root=FOLDER, or {CONVERT}"
+    )
+    assert refusal(root / "train") == wanted
+
+
+def test_unknown_split(root: Path) -> None:
+    with pytest.raises(DataError) as error:
+        open_source("lmdb", root, "test")
+    assert str(error.value) == (
+        f"data.root: '{root}' has no files of the split 'test'; it has train, train.index, val, val.index: "
+        "set data.train_split or data.val_split"
+    )
+
+
+def test_a_file_for_a_root(root: Path) -> None:
+    with pytest.raises(ConfigError, match="is a file; data=lmdb reads a folder"):
+        open_source("lmdb", root / "train/data.mdb")
+
+
+def test_claims(root: Path, photos: Path) -> None:
+    assert LmdbSource.claims(root)
+    assert LmdbSource.claims(root / "train")
+    assert not LmdbSource.claims(photos)
+    assert not LmdbSource.claims(root / "train.index")
+    assert read_bytes(open_source("auto", root), 7) == TRAIN[7][2]
+
+
+def test_network_file_system(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mounts").write_text(f"31 1 0:41 / {root} rw - nfs4 server:/data rw\n")
+    monkeypatch.setattr(hardware, "MOUNTS", tmp_path / "mounts")
+    warn.cache_clear()
+    source = open_source("lmdb", root)
+    open_source("lmdb", root, "val")
+    assert capsys.readouterr().err == (
+        f"effloop: warning: data.root: '{root}' is on a network file system (nfs4): LMDB doesn't support that, and a "
+        "lost connection kills whoever reads the mapped file (SIGBUS); copy the dataset to a local disk\n"
+    )
+    warn.cache_clear()
+    pickle.loads(pickle.dumps(source))  # as a worker gets it
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,362 @@
+from __future__ import annotations
+
+import errno
+import json
+import multiprocessing
+import os
+import pickle
+import resource
+import warnings
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from arrays import TRAIN, VAL, listing, slices, survive_flips, write
+from plans import line, open_source, read_bytes, write_as, write_records
+
+from effloop.data.source.formats.pth import PthSource
+from effloop.errors import ConfigError, DataError
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write("pth", tmp_path / "set.pth")
+
+
+def save(path: Path, content: Any) -> None:
+    """What anybody would do; a new file, because the old one may be mapped."""
+    path.unlink(missing_ok=True)
+    torch.save(content, path)
+
+
+def change(path: Path, how: Callable[[dict[str, Any]], object]) -> None:
+    """Load it, change the tensors of the split `train`, save it again."""
+    content = torch.load(path, weights_only=True)
+    how(content["splits"]["train"])
+    save(path, content)
+
+
+def set_header(path: Path, how: Callable[[dict[str, Any]], object]) -> None:
+    content = torch.load(path, weights_only=True)
+    headers = json.loads(content["header"])
+    how(headers["train"])
+    save(path, {**content, "header": json.dumps(headers)})
+
+
+def rezip(path: Path, compression: int = zipfile.ZIP_STORED, **records: bytes) -> None:
+    """Pack the archive anew, some records with other content."""
+    with zipfile.ZipFile(path) as archive:
+        old = {name: archive.read(name) for name in archive.namelist()}
+    path.unlink()
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, data in old.items():
+            archive.writestr(name, records.get(name.split("/")[-1], data))
+
+
+def test_round_trip(path: Path) -> None:
+    source = open_source("pth", path)
+    assert source.classes == ("a", "b")
+    assert listing("pth", path) == TRAIN
+    assert listing("pth", path, "val") == VAL
+    assert source.where == f"{path}:train"
+    data = open_source("pth", path, checksums=False).read(0)
+    assert isinstance(data, memoryview)
+    assert data.readonly
+
+
+@pytest.mark.parametrize(("classes", "dtype"), [(300, np.uint16), (70_000, np.uint32)])
+def test_many_classes(tmp_path: Path, classes: int, dtype: Any) -> None:
+    records = [(b"%d" % i, i * 77 % classes, b"%d" % (7 * i)) for i in range(1000)]
+    names = [str(i) for i in range(classes)]
+    source = open_source("pth", write_records("pth", tmp_path / "set.pth", names, train=records))
+    assert source.labels.dtype == dtype
+    assert source.labels.tolist() == [i * 77 % classes for i in range(1000)]
+    assert read_bytes(source, 999) == b"6993"
+
+
+def test_plain_torch_reads_it(photos: Path, tmp_path: Path) -> None:
+    path, folder = write_as("pth", photos, tmp_path / "set.pth"), open_source("folder", photos)
+    content = torch.load(path, weights_only=True)
+    train = {name: tensor.numpy() for name, tensor in content["splits"]["train"].items()}
+    assert json.loads(content["header"])["train"]["fingerprint"] == folder.fingerprint()
+    assert train["label"].tolist() == folder.labels.tolist()
+    assert slices(train["key_end"], train["key"]) == [folder.raw_key(index) for index in range(len(folder))]
+    assert slices(train["end"], train["payload"]) == [read_bytes(folder, index) for index in range(len(folder))]
+
+
+def test_what_torch_saved_again_is_read(path: Path) -> None:
+    save(path, torch.load(path, weights_only=True))
+    assert listing("pth", path) == TRAIN
+
+
+def test_written_again_it_is_the_same(photos: Path, tmp_path: Path) -> None:
+    first, second = (write_as("pth", photos, tmp_path / name) for name in ("a.pth", "other name"))
+    assert first.read_bytes() == second.read_bytes()
+    assert sorted(tmp_path.iterdir()) == [first, second]
+    with zipfile.ZipFile(first) as archive:
+        assert archive.testzip() is None
+
+
+def test_flips(path: Path) -> None:
+    assert survive_flips("pth", path, TRAIN) > 20
+
+
+def test_cut(path: Path) -> None:
+    whole = path.read_bytes()
+    for length in range(0, len(whole), 97):
+        path.unlink()
+        path.write_bytes(whole[:length])
+        wanted = line(
+            f"{path} is damaged, or no archive of torch.save: File is not a zip file; convert the images again"
+        )
+        with pytest.raises(DataError, match=wanted):
+            listing("pth", path)
+
+
+def in_a_child(function: Callable[..., Any], *args: Any) -> Any:
+    """Call it in a forked process, whose limits are its own."""
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        return pool.apply(function, args)
+
+
+def test_file_larger_than_the_memory(tmp_path: Path) -> None:
+    """torch.load(mmap=True) takes as much as the file has, if only on paper; that is refused beyond the memory."""
+    records = [(b"%d" % i, 0, bytes(1 << 22)) for i in range(16)]
+    path = write_records("pth", tmp_path / "set.pth", ["a"], train=records)
+    refused, read = in_a_child(_read_with_little_memory, path)
+    assert "Cannot allocate memory" in refused
+    assert read == 16
+
+
+def _read_with_little_memory(path: Path) -> tuple[str, int]:
+    used = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmData:"))
+    most = int(used.split()[1]) * 1024 + (32 << 20)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    try:
+        torch.load(path, mmap=True, weights_only=True)
+    except RuntimeError as error:
+        source = open_source("pth", path)
+        return str(error), sum(len(read_bytes(source, index)) >> 22 for index in range(len(source)))
+    return "", 0
+
+
+def test_full_disk(tmp_path: Path) -> None:
+    """What torch.save makes of it is "unexpected pos 704 vs 598"."""
+    assert in_a_child(_write_with_little_space, tmp_path / "set.pth") == errno.EFBIG
+
+
+def _write_with_little_space(path: Path) -> int | None:
+    most = (1 << 20) + 1000  # the images fit, the archive that holds them doesn't
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    try:
+        write_records("pth", path, ["a"], train=[(b"k", 0, bytes(1 << 20))])
+    except OSError as error:
+        return error.errno
+    return None
+
+
+class Payload:
+    """What a made-up file runs when it is unpickled."""
+
+    def __init__(self, witness: Path) -> None:
+        self.witness = witness
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.witness}",)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_nothing_is_run(path: Path, tmp_path: Path, legacy: bool) -> None:
+    content = {"header": "{}", "splits": {}, "more": Payload(tmp_path / "was-run")}
+    torch.save(content, path, _use_new_zipfile_serialization=not legacy)
+    why = (
+        f"{path} is damaged, or no archive of torch.save: File is not a zip file"
+        if legacy
+        else f"{path} is not a dataset written by EffLoop: it holds more than tensors, numbers and text, and is not run"
+    )
+    with pytest.raises(DataError, match=line(f"{why}; convert the images again")):
+        open_source("pth", path)
+    assert not (tmp_path / "was-run").exists()
+    torch.load(path, weights_only=False)  # the payload works
+    assert (tmp_path / "was-run").exists()
+
+
+def test_whole_model(path: Path) -> None:
+    save(path, torch.nn.Linear(2, 3))
+    wanted = (
+        f"{path} is not a dataset written by EffLoop: it holds more than tensors, numbers and text, and is not run; "
+        "convert the images again"
+    )
+    with pytest.raises(DataError, match=line(wanted)):
+        open_source("pth", path)
+
+
+@pytest.mark.parametrize(
+    "content", [torch.nn.Linear(2, 3).state_dict(), torch.zeros(3), [1], {"header": "{}"}, {"header": {}, "splits": {}}]
+)
+def test_weights_of_a_model(path: Path, content: Any) -> None:
+    save(path, content)
+    wanted = f"{path} is not a dataset written by EffLoop: it has no header; convert the images again"
+    with pytest.raises(DataError, match=line(wanted)):
+        open_source("pth", path)
+
+
+def test_torchscript(path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that TorchScript is old
+        torch.jit.script(torch.nn.Linear(2, 3)).save(path)
+    wanted = (
+        f"{path} is not a dataset written by EffLoop: it is compressed, and can't be mapped; convert the images again"
+    )
+    with pytest.raises(DataError, match=line(wanted)):
+        open_source("pth", path)
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_header_that_says_nothing(path: Path, text: str) -> None:
+    save(path, {**torch.load(path, weights_only=True), "header": text})
+    wanted = f"{path} is damaged: its header doesn't describe its splits; convert it again"
+    with pytest.raises(DataError, match=line(wanted)):
+        open_source("pth", path)
+
+
+def test_unknown_split(path: Path) -> None:
+    wanted = f"{path} has no split 'test'; it has train, val: set data.train_split or data.val_split"
+    with pytest.raises(DataError, match=line(wanted)):
+        open_source("pth", path, "test")
+
+
+def test_other_version(path: Path) -> None:
+    set_header(path, lambda header: header.update(effloop=7))
+    wanted = f"{path}:train has format version 7, this EffLoop reads 1; convert it again"
+    with pytest.raises(DataError, match=line(wanted)):
+        open_source("pth", path)
+
+
+def test_no_header(path: Path) -> None:
+    set_header(path, lambda header: header.pop("effloop"))
+    wanted = f"{path}:train is not a dataset written by EffLoop: it has no header; convert the images again"
+    with pytest.raises(DataError, match=line(wanted)):
+        open_source("pth", path)
+
+
+def test_count_is_not_the_header_s(path: Path) -> None:
+    set_header(path, lambda header: header["fingerprint"].update(samples=4))
+    wanted = f"{path}:train is damaged: its header says 4 samples, its columns hold 3, 3, 3; convert it again"
+    with pytest.raises(DataError, match=line(wanted)):
+        open_source("pth", path)
+
+
+def test_missing_array(path: Path) -> None:
+    change(path, lambda train: train.pop("end"))
+    with pytest.raises(DataError, match=line(f"{path}:train is damaged: it has no array 'end'; convert it again")):
+        open_source("pth", path)
+
+
+@pytest.mark.parametrize(
+    ("end", "found"),
+    [
+        (torch.zeros(3), "torch.float32 of shape (3,)"),
+        (torch.zeros(3, 1, dtype=torch.int64), "torch.int64 of shape (3, 1)"),
+        (torch.zeros(3, dtype=torch.uint8).to_sparse(), "torch.uint8 of shape (3,)"),
+        ([3, 3, 503], "no tensor"),
+    ],
+)
+def test_other_type(path: Path, end: Any, found: str) -> None:
+    change(path, lambda train: train.update(end=end))
+    wanted = f"{path}:train/end is {found}, not a vector of unsigned integers; convert it again"
+    with pytest.raises(DataError, match=line(wanted)):
+        open_source("pth", path)
+
+
+def test_labels_as_torch_has_them(path: Path) -> None:
+    change(path, lambda train: train.update(label=train["label"].long()))
+    wanted = f"{path}:train is damaged: its array 'label' is uint64, not uint8 or uint16 or uint32; convert it again"
+    with pytest.raises(DataError, match=line(wanted)):
+        open_source("pth", path)
+
+
+def test_negative_end(path: Path) -> None:
+    change(path, lambda train: train.update(end=torch.tensor([-2, 3, 503])))
+    with pytest.raises(
+        DataError, match=line("is damaged: bytes 0 to 18,446,744,073,709,551,614 are not inside the 503 that are there")
+    ):
+        read_bytes(open_source("pth", path), 0)
+
+
+@pytest.mark.parametrize("end", [torch.arange(4)[1:], torch.arange(6)[::2], torch.arange(1).expand(3)])
+def test_view_of_a_tensor(path: Path, end: torch.Tensor) -> None:
+    change(path, lambda train: train.update(end=end))
+    wanted = f"{path}:train/end is not the whole of a record of the archive; convert it again"
+    with pytest.raises(DataError, match=line(wanted)):
+        open_source("pth", path)
+
+
+def test_other_byte_order(path: Path) -> None:
+    rezip(path, byteorder=b"big")
+    wanted = f"{path} holds big-endian tensors, this machine is little; convert it again here"
+    with pytest.raises(DataError, match=line(wanted)):
+        open_source("pth", path)
+
+
+def test_compressed(path: Path) -> None:
+    rezip(path, zipfile.ZIP_DEFLATED)
+    wanted = (
+        f"{path} is not a dataset written by EffLoop: it is compressed, and can't be mapped; convert the images again"
+    )
+    with pytest.raises(DataError, match=line(wanted)):
+        open_source("pth", path)
+
+
+def test_packed_anew(path: Path) -> None:
+    """torch.load computes offsets by how torch.save lays out an archive; another's are not believed."""
+    rezip(path)
+    wanted = f"{path}:train/key is not the whole of a record of the archive; convert it again"
+    with pytest.raises(DataError, match=line(wanted)):
+        open_source("pth", path)
+
+
+def test_zip_of_something_else(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("photo.jpg", b"...")
+    wanted = (
+        f"{path} is not a dataset written by EffLoop: it is a zip archive with 0 files named data.pkl; "
+        "convert the images again"
+    )
+    with pytest.raises(DataError, match=line(wanted)):
+        open_source("pth", path)
+    assert not PthSource.claims(path)
+
+
+def test_split_without_samples(tmp_path: Path) -> None:
+    path = write_records("pth", tmp_path / "set.pth", ["a"], train=[], val=VAL)
+    wanted = f"{path}:train has no samples; set data.train_split or data.val_split to a split that has"
+    with pytest.raises(DataError, match=line(wanted)):
+        open_source("pth", path)
+
+
+def test_folder_instead_of_a_file(tmp_path: Path) -> None:
+    wanted = f"data.root: '{tmp_path}' is a folder; data=pth reads one file: set data.root=FILE"
+    with pytest.raises(ConfigError, match=line(wanted)):
+        open_source("pth", tmp_path)
+
+
+def test_claims(path: Path, tmp_path: Path, photos: Path) -> None:
+    assert PthSource.claims(path)
+    (tmp_path / "cut").write_bytes(path.read_bytes()[:500])
+    others = (photos, tmp_path, write("memmap", tmp_path / "other"), tmp_path / "cut")
+    assert not any(PthSource.claims(root) for root in others)
+    assert type(open_source("auto", path)) is PthSource
+
+
+def test_a_source_is_not_unpickled_over_other_data(path: Path) -> None:
+    pickled = pickle.dumps(open_source("pth", path))
+    path.unlink()
+    write_records("pth", path, ["a", "b"], train=TRAIN[::-1], val=VAL)
+    wanted = f"{path}:train has changed since this run opened it; start the run again"
+    with pytest.raises(DataError, match=line(wanted)):
+        pickle.loads(pickled)

@@ -1,0 +1,448 @@
+from __future__ import annotations
+
+import gzip
+import io
+import mmap
+import random
+import tarfile
+from pathlib import Path
+
+import pytest
+import webdataset
+from archives import Members, make, pairs
+from images import encode, photo
+from nvidia.dali import Pipeline, fn
+from plans import line, open_source, read_bytes, write_as, write_records
+
+from effloop.data.source import Source
+from effloop.data.source.formats.tar import TarSource
+from effloop.data.source.storage.checksum import crc32c_of_ends
+from effloop.errors import ConfigError, DataError
+
+JPEG = encode(photo(8, 9), "JPEG")
+PNG = encode(photo(8, 9), "PNG")
+LONG = "long-" + "x" * 90 + "/" + "y" * 90  # 186 bytes
+TRAIN: list[tuple[bytes, int, bytes]] = [
+    (b"a/1.jpg", 0, JPEG + b"first"),
+    (LONG.encode() + b".jpg", 2, JPEG + b"long" * 300),
+    (b"b/\xff\n.jpg", 1, JPEG),
+    (b"b/last.JPEG", 12, JPEG + bytes(513)),
+]
+CLASSES = [str(label) for label in range(13)]
+
+
+def contents(source: Source) -> list[tuple[str, int, bytes]]:
+    return [(source.key(i), int(label), read_bytes(source, i)) for i, label in enumerate(source.labels)]
+
+
+def refusal(root: Path, **options: object) -> str:
+    """The one line that opening fails with."""
+    with pytest.raises(DataError) as caught:
+        open_source("tar", root, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    return write_records("tar", tmp_path / "set", CLASSES, train=TRAIN, val=TRAIN[:1])
+
+
+def test_round_trip(written: Path) -> None:
+    source = open_source("tar", written)
+    assert [source.raw_key(i) for i in range(4)] == [key for key, _, _ in TRAIN]
+    assert source.labels.tolist() == [0, 2, 1, 12]
+    assert source.classes == tuple(CLASSES)
+    assert [read_bytes(source, i) for i in range(4)] == [data for _, _, data in TRAIN]
+    assert sorted(path.name for path in written.iterdir()) == [
+        "classes.txt",
+        "train-000000.tar",
+        "train.index",
+        "val-000000.tar",
+        "val.index",
+    ]
+    source.verify_index()
+
+
+def test_the_same_without_the_index(written: Path) -> None:
+    (written / "train.index").unlink()
+    source = open_source("tar", written)
+    keys = ["a/1.jpg", f"{LONG}.jpg", "000000002.jpg", "b/last.JPEG"]
+    assert contents(source) == [(name, label, data) for name, (_, label, data) in zip(keys, TRAIN, strict=True)]
+    assert source.classes == tuple(CLASSES)
+
+
+def test_a_folder_and_back(photos: Path, tmp_path: Path) -> None:
+    path = write_as("tar", photos, tmp_path / "set", 20_000)
+    assert len(list(path.glob("train-*.tar"))) > 2
+    assert all(shard.stat().st_size < 30_000 for shard in path.glob("*.tar"))
+    for split in ("train", "val"):
+        folder, with_index = open_source("folder", photos, split), open_source("tar", path, split)
+        (path / f"{split}.index").unlink()
+        walked = open_source("tar", path, split)
+        assert contents(walked) == contents(with_index) == contents(folder)
+        assert walked.fingerprint() == with_index.fingerprint() == folder.fingerprint()
+        assert walked.classes == with_index.classes == folder.classes
+
+
+def test_the_same_records_give_the_same_bytes(photos: Path, tmp_path: Path) -> None:
+    first, second = (write_as("tar", photos, tmp_path / name, 20_000) for name in ("one", "two"))
+    names = sorted(path.name for path in first.iterdir())
+    assert names == sorted(path.name for path in second.iterdir())
+    assert [(first / name).read_bytes() for name in names] == [(second / name).read_bytes() for name in names]
+
+
+def test_headers_are_plain_ustar(written: Path) -> None:
+    with tarfile.open(written / "train-000000.tar") as archive:
+        for info in archive:
+            fields = (info.type, info.mode, info.uid, info.gid, info.mtime, info.uname, info.gname, info.pax_headers)
+            assert fields == (b"0", 0o644, 0, 0, 0, "", "", {})
+    assert (written / "train-000000.tar").stat().st_size == info.offset_data + 512 + 1024
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        (b"a/b.jpg", "a/b.jpg"),
+        (b"a/b.JPEG", "a/b.JPEG"),
+        (b"a.b/c.jpg", "a.b/c.jpg"),
+        ("é/ü.jpg".encode(), "é/ü.jpg"),
+        (b"0123456789ab.jpg", "0123456789ab.jpg"),
+        (b"a/b.png", "a/b.jpg"),  # by content
+        (b"a/b", "000000001.jpg"),
+        (b"a/b.txt", "000000001.jpg"),
+        (b"a/b.c.jpg", "000000001.jpg"),
+        (b"a/.jpg", "000000001.jpg"),
+        (b".jpg", "000000001.jpg"),
+        (b"../b.jpg", "000000001.jpg"),
+        (b"a/../b.jpg", "000000001.jpg"),
+        (b"./b.jpg", "000000001.jpg"),
+        (b"a//b.jpg", "000000001.jpg"),
+        (b"/a/b.jpg", "000000001.jpg"),
+        (b"__a__/b.jpg", "000000001.jpg"),
+        (b"a b/c.jpg", "000000001.jpg"),
+        (b"a/\xff.jpg", "000000001.jpg"),
+        (b"a/\n.jpg", "000000001.jpg"),
+        (b"000000002.jpg", "000000001.jpg"),
+        (b"x" * 97 + b".jpg", "000000001.jpg"),
+        (b"x/" * 130 + b"y.jpg", "000000001.jpg"),
+        (b"first.png", "000000001.jpg"),  # collides with first.jpg
+    ],
+)
+def test_names_that_every_reader_cuts_alike(tmp_path: Path, key: bytes, name: str) -> None:
+    records = [(b"first.jpg", 0, JPEG), (key, 0, JPEG), (b"last.jpg", 0, JPEG)]
+    write_records("tar", tmp_path / "set", ["a"], train=records)
+    with tarfile.open(tmp_path / "set" / "train-000000.tar") as archive:
+        names = archive.getnames()
+    stem = name.rpartition(".")[0]
+    assert names == ["first.jpg", "first.cls", name, f"{stem}.cls", "last.jpg", "last.cls"]
+    assert list(map(open_source("tar", tmp_path / "set").raw_key, range(3))) == [key for key, _, _ in records]
+    (tmp_path / "set" / "train.index").unlink()
+    assert open_source("tar", tmp_path / "set").key(1) == name
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        (PNG, "000000000.png"),
+        (encode(photo(8, 9), "WEBP"), "000000000.webp"),
+        (encode(photo(8, 9), "BMP"), "000000000.bmp"),
+        (b"P6\n1 1\n255\nabc", "000000000.ppm"),
+        (b"P5\n1 1\n255\na", "000000000.pgm"),
+        (b"nothing of the kind", "000000000.jpg"),
+    ],
+)
+def test_extensions_by_content(tmp_path: Path, data: bytes, name: str) -> None:
+    write_records("tar", tmp_path / "set", ["a"], train=[(b"\xff", 0, data)])
+    (tmp_path / "set" / "train.index").unlink()
+    assert contents(open_source("tar", tmp_path / "set")) == [(name, 0, data)]
+
+
+def test_many_colliding_keys(tmp_path: Path) -> None:
+    records = [(b"%d.%s" % (i // 2, end), 0, JPEG) for i in range(600) for end in ((b"jpg", b"jpeg")[i % 2],)]
+    write_records("tar", tmp_path / "set", ["a"], train=records)
+    (tmp_path / "set" / "train.index").unlink()
+    source = open_source("tar", tmp_path / "set")
+    assert [source.key(i) for i in range(600)] == [
+        f"{i // 2}.jpg" if i % 2 == 0 else f"{i:09}.jpeg" for i in range(600)
+    ]
+
+
+@pytest.mark.parametrize("fault", [b"-1", b"13"])
+def test_label_without_a_class(tmp_path: Path, fault: bytes) -> None:
+    with pytest.raises(DataError, match=line(f"k has the label {int(fault)}; allowed are 0 to 12")):
+        write_records("tar", tmp_path / "set", CLASSES, train=[(b"k", int(fault), JPEG)])
+
+
+def test_sample_that_no_header_can_hold(tmp_path: Path) -> None:
+    with open(tmp_path / "sparse", "wb+") as file:
+        file.truncate(1 << 33)
+        data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    with pytest.raises(DataError, match=line("'k.jpg' has 8,589,934,592 bytes; a tar holds members below 8 GiB")):
+        write_records("tar", tmp_path / "set", ["a"], train=[(b"k.jpg", 0, data)])
+
+
+# Others read ours.
+
+
+@pytest.mark.filterwarnings("ignore")  # it leaves closing its file to the collector
+def test_webdataset_reads_ours(written: Path) -> None:
+    dataset = webdataset.WebDataset(
+        str(written / "train-000000.tar"), shardshuffle=False, empty_check=False, nodesplitter=None
+    ).to_tuple("jpg;jpeg", "cls")
+    assert [(data, int(label)) for data, label in dataset] == [(data, label) for _, label, data in TRAIN]
+
+
+@pytest.mark.parametrize("with_index", [False, True])
+def test_dali_reads_ours(photos: Path, tmp_path: Path, with_index: bool) -> None:
+    path = write_as("tar", photos, tmp_path / "set", 20_000)
+    write_records("tar", tmp_path / "more", CLASSES, train=TRAIN)
+    shards = [*sorted(path.glob("train-*.tar")), tmp_path / "more" / "train-000000.tar"]
+    indexes = []
+    if with_index:
+        from wds2idx import IndexCreator
+
+        for shard in shards:
+            indexes.append(str(shard.with_suffix(".idx")))
+            with IndexCreator(str(shard), indexes[-1], verbose=False) as creator:
+                creator.create_index()
+    source = open_source("folder", photos)
+    wanted = [(data, label) for _, label, data in [*contents(source), *TRAIN]]
+    pipeline = Pipeline(batch_size=1, num_threads=1, device_id=None)
+    with pipeline:
+        ends = ["jpg;jpeg;JPEG", "cls"]
+        pipeline.set_outputs(
+            *fn.readers.webdataset(
+                paths=[str(shard) for shard in shards],
+                index_paths=indexes,
+                ext=ends,
+                missing_component_behavior="error",
+            )
+        )
+    pipeline.build()
+    got = []
+    for _ in wanted:
+        data, label = (output.at(0) for output in pipeline.run())
+        got.append((data.tobytes(), int(label.tobytes())))
+    assert got == wanted
+
+
+def test_tarfile_reads_ours(written: Path) -> None:
+    with tarfile.open(written / "train-000000.tar") as archive:
+        got = [file.read() for info in archive if (file := archive.extractfile(info))]
+    assert got == [member for _, label, data in TRAIN for member in (data, b"%d" % label)]
+
+
+# Ours reads others'.
+
+
+def test_shard_writer_of_webdataset(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    with webdataset.ShardWriter(str(tmp_path / "train" / "%03d.tar"), maxcount=3, verbose=0) as writer:
+        for i in range(8):
+            writer.write({"__key__": f"dir/{i:03}", "jpg": JPEG + b"%d" % i, "cls": i % 3, "json": {"no": i}})
+    source = open_source("tar", tmp_path)
+    assert contents(source) == [(f"dir/{i:03}.jpg", i % 3, JPEG + b"%d" % i) for i in range(8)]
+    assert source.classes == ("0", "1", "2")
+
+
+@pytest.mark.parametrize("fmt", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_formats_of_tarfile(tmp_path: Path, fmt: int) -> None:
+    names = ["short", LONG, "é/" + "ü" * 40]
+    if fmt != tarfile.USTAR_FORMAT:
+        names += ["x/" * 150 + "y" * 300, "é" * 120]
+    make(tmp_path / "train.tar", [("folder/notes.md", b"a"), ("folder/none", b"a"), *pairs(*names)][1:], fmt)
+    assert [key for key, *_ in contents(open_source("tar", tmp_path))] == [f"{name}.jpg" for name in names]
+
+
+def test_folders_and_odd_members_are_passed_over(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "train.tar", "w") as archive:
+        for name, data in [
+            ("dir", None),
+            *pairs("dir/a"),
+            ("dir/README", b"-"),
+            ("dir/._b.jpg", b"-"),
+            *pairs("dir/b"),
+        ]:
+            info = tarfile.TarInfo(name)
+            info.type = tarfile.DIRTYPE if data is None else tarfile.REGTYPE
+            info.size = len(data or b"")
+            archive.addfile(info, io.BytesIO(data or b""))
+    make(tmp_path / "meta.tar", [("__meta__/x.json", b"{}"), ("__note__", b"-")])
+    meta, end = (tmp_path / "meta.tar").read_bytes(), bytes(1024)
+    data = (tmp_path / "train.tar").read_bytes()
+    (tmp_path / "train.tar").write_bytes(meta[: 4 * 512] + data + end)
+    assert [source_key for source_key, *_ in contents(open_source("tar", tmp_path))] == ["dir/a.jpg", "dir/b.jpg"]
+
+
+def test_choice_of_image_and_label(tmp_path: Path) -> None:
+    first: Members = [("a.JPG", JPEG), ("a.seg.png", PNG), ("a.cls", b"1"), ("a.fine.cls", b" 5\n")]
+    make(tmp_path / "train.tar", first)
+    assert contents(open_source("tar", tmp_path, image="jpg")) == [("a.JPG", 1, JPEG)]
+    assert contents(open_source("tar", tmp_path, image="seg.png", label="fine.cls")) == [("a.seg.png", 5, PNG)]
+    assert refusal(tmp_path) == (
+        f"{tmp_path}/train.tar: 'a.JPG' and 'a.seg.png' are of one sample; say which is the image: "
+        "set data=tar data.image=EXTENSION"
+    )
+
+
+@pytest.mark.parametrize("option", [{"image": ".jpg"}, {"image": ""}, {"label": "a/b"}])
+def test_option_that_is_no_extension(tmp_path: Path, option: dict[str, str]) -> None:
+    ((key, value),) = option.items()
+    wanted = f"data.{key}: '{value}' is not allowed; set an extension without its first dot, e.g. cls"
+    with pytest.raises(ConfigError, match=line(wanted)):
+        open_source("tar", tmp_path, **option)
+
+
+def test_places_of_shards(tmp_path: Path) -> None:
+    for name in ("train-000001", "train-000000", "train2-000000", "val/0", "my-test-0"):
+        make(tmp_path / f"{name}.tar", pairs(name))
+    found = {split: contents(open_source("tar", tmp_path, split)) for split in ("train", "train2", "val", "test")}
+    assert {split: [key for key, *_ in listed] for split, listed in found.items()} == {
+        "train": ["train-000000.jpg", "train-000001.jpg"],
+        "train2": ["train2-000000.jpg"],
+        "val": ["val/0.jpg"],
+        "test": ["my-test-0.jpg"],
+    }
+
+
+def test_claims(photos: Path, written: Path, tmp_path: Path) -> None:
+    make(tmp_path / "foreign" / "train" / "0.tar", pairs("a"))
+    imagenet = tmp_path / "imagenet"
+    (imagenet / "train" / "n01440764").mkdir(parents=True)
+    (imagenet / "train.tar").touch()
+    (imagenet / "train" / "n01440764.tar").touch()
+    (tmp_path / "flat").mkdir()
+    claimed = {path.name for path in (photos, *tmp_path.iterdir(), imagenet / "train.tar") if TarSource.claims(path)}
+    assert claimed == {"set", "foreign"}
+    assert contents(open_source("auto", written)) == contents(open_source("tar", written))
+
+
+# Bad input, each by one line.
+
+TOGETHER = "its members must stand together: set data=tar data.{}=EXTENSION or write the archive again"
+LABEL = "a label is a whole number from 0: set data=tar data.label=EXTENSION to the one that holds it"
+IMAGES = ".jpg, .jpeg, .png, .webp, .bmp, .ppm, .pgm"
+
+
+@pytest.mark.parametrize(
+    ("members", "wanted"),
+    [
+        ([("a.jpg", b""), *pairs("b")], f"the sample 'a' has no label (looked for .cls); {TOGETHER.format('label')}"),
+        ([*pairs("b"), ("a.jpg", b"")], f"the sample 'a' has no label (looked for .cls); {TOGETHER.format('label')}"),
+        ([("a.cls", b"1")], f"the sample 'a' has no image (looked for {IMAGES}); {TOGETHER.format('image')}"),
+        ([("a.json", b"1")], f"the sample 'a' has no image (looked for {IMAGES}); {TOGETHER.format('image')}"),
+        (
+            [("a.jpg", b""), ("b.jpg", b""), ("a.cls", b"1"), ("b.cls", b"1")],
+            f"the sample 'a' has no label (looked for .cls); {TOGETHER.format('label')}",
+        ),
+        (pairs("a", "b", "a"), "the key 'a' comes twice; remove one of the two"),
+        ([*pairs("a", "b"), ("a.png", b""), ("a.cls", b"1")], "the key 'a' comes twice; remove one of the two"),
+        ([*pairs("a"), *pairs("a")], "'a.jpg' comes twice; remove one of the two"),
+        ([*pairs("a"), ("a.cls", b"0")], "'a.cls' comes twice; remove one of the two"),
+        ([("a.jpg", b""), ("a.cls", b"-1")], f"'a.cls' is b'-1'; {LABEL}"),
+        ([("a.jpg", b""), ("a.cls", b"1.5")], f"'a.cls' is b'1.5'; {LABEL}"),
+        ([("a.jpg", b""), ("a.cls", b"")], f"'a.cls' is b''; {LABEL}"),
+        ([("a.jpg", b""), ("a.cls", b"cat\n")], f"'a.cls' is b'cat'; {LABEL}"),
+        ([("a.jpg", b""), ("a.cls", b"1" * 33)], f"'a.cls' is {b'1' * 32!r}; {LABEL}"),
+    ],
+)
+def test_refused_samples(tmp_path: Path, members: Members, wanted: str) -> None:
+    shard = make(tmp_path / "train.tar", members)
+    assert refusal(tmp_path) == f"{shard}: {wanted}"
+
+
+def test_label_that_no_index_holds(tmp_path: Path) -> None:
+    make(tmp_path / "train.tar", [("a.jpg", b""), ("a.cls", b"4294967296")])
+    assert refusal(tmp_path) == "a.jpg has the label 4294967296; allowed are 0 to 4294967295"
+
+
+def test_a_key_in_two_shards(tmp_path: Path) -> None:
+    first, second = make(tmp_path / "train-0.tar", pairs("a", "b")), make(tmp_path / "train-1.tar", pairs("c", "b"))
+    assert refusal(tmp_path) == f"{first} and {second}: the key 'b' comes twice; remove one of the two"
+
+
+@pytest.mark.parametrize("name", ["train.tar", "train.tar.gz"])
+def test_compressed(tmp_path: Path, name: str) -> None:
+    data = make(tmp_path / "plain", pairs("a")).read_bytes()
+    (tmp_path / name).write_bytes(gzip.compress(data))
+    assert refusal(tmp_path) == f"{tmp_path}/{name} is compressed, so no sample can be read by itself; decompress it"
+
+
+def test_no_shards(tmp_path: Path) -> None:
+    make(tmp_path / "test.tar", pairs("a"))
+    wanted = "has no files of the split 'train'; it has test.tar: set data.train_split or data.val_split"
+    assert refusal(tmp_path) == f"data.root: '{tmp_path}' {wanted}"
+
+
+def test_empty_shard(tmp_path: Path) -> None:
+    (tmp_path / "train.tar").touch()
+    assert refusal(tmp_path) == f"can't be read: {tmp_path}/train.tar: cannot mmap an empty file"
+
+
+def test_damaged_shard(tmp_path: Path) -> None:
+    shard = make(tmp_path / "train.tar", pairs("a"))
+    whole = shard.read_bytes()
+    shard.write_bytes(b"b" + whole[1:])
+    wanted = "is damaged at byte 0: the header there doesn't match its checksum; get it again"
+    assert refusal(tmp_path) == f"{shard} {wanted}"
+
+
+# Damage of what has an index.
+
+
+def test_altered_payload_with_an_index(written: Path) -> None:
+    shard = written / "train-000000.tar"
+    whole = shard.read_bytes()
+    with tarfile.open(shard) as archive:
+        places = [info.offset_data for info in archive][::2]
+    for bad, (_, _, data) in enumerate(TRAIN):
+        at = places[bad] + len(data) // 2
+        shard.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        source = open_source("tar", written)
+        for index in range(len(TRAIN)):
+            if index != bad:
+                assert read_bytes(source, index) == TRAIN[index][2]
+        for look in (source.read, source.verify):
+            with pytest.raises(DataError, match=line("is damaged: its bytes don't match their checksum")):
+                look(bad)
+
+
+def test_any_altered_byte_is_found_by_verify(written: Path) -> None:
+    shard, rng = written / "train-000000.tar", random.Random(0)
+    whole = shard.read_bytes()
+    wanted = line(f"{shard} is damaged: it doesn't match the checksum that it was written with")
+    for _ in range(300):
+        at = rng.randrange(len(whole))
+        shard.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << rng.randrange(8))]) + whole[at + 1 :])
+        with pytest.raises(DataError, match=wanted):
+            open_source("tar", written).verify_index()
+
+
+def test_missing_shard(written: Path) -> None:
+    shard = written / "train-000000.tar"
+    size = shard.stat().st_size
+    shard.unlink()
+    wanted = (
+        f"is missing (No such file or directory); {written}/train.index expects it with {size:,} bytes: put it back"
+    )
+    assert refusal(written) == f"{shard} {wanted}"
+
+
+def test_index_of_another_archive(written: Path, tmp_path: Path) -> None:
+    shard = written / "train-000000.tar"
+    others = [(key, label, bytes(len(data))) for key, label, data in TRAIN]
+    other = write_records("tar", tmp_path / "other", CLASSES, train=others) / "train-000000.tar"
+    assert other.stat().st_size == shard.stat().st_size
+    expected = crc32c_of_ends(shard)
+    shard.write_bytes(other.read_bytes())
+    assert refusal(written) == (
+        f"{shard} is not the file that {written}/train.index was written for: its ends have the CRC-32C "
+        f"{crc32c_of_ends(other):08x}, expected is {expected:08x}; put the right one there or convert again"
+    )
+    shard.write_bytes(other.read_bytes()[:-1024])
+    size = other.stat().st_size
+    assert refusal(written) == (
+        f"{shard} has {size - 1024:,} bytes, {written}/train.index expects {size:,}: it is cut, or another file; "
+        "put the right one there or convert again"
+    )

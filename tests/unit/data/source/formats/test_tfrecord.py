@@ -1,0 +1,546 @@
+from __future__ import annotations
+
+import gzip
+import mmap
+import random
+import struct
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from images import encode, photo
+from nvidia.dali import Pipeline, fn, tfrecord, types
+from plans import line, open_source, read_bytes, write_as, write_records
+from tfrecord import TFRecordWriter, example_pb2
+from tfrecord.reader import tfrecord_loader
+from tfrecord.tools.tfrecord2idx import create_index
+
+from effloop.data.source import Source
+from effloop.data.source.formats.example import Example, example_before
+from effloop.data.source.formats.tfrecord import TFRecordSource
+from effloop.data.source.storage.writing import Dataset, Record, writers
+from effloop.errors import DataError
+
+TRAIN: list[tuple[bytes, int, bytes]] = [
+    (b"a/1.jpg", 0, b"one"),
+    (b"b/\xff\n", 2, b""),
+    (b"c" * 200, 1, b"three" * 100),
+    (b"b/png", 255, encode(photo(8, 9), "PNG")),
+    (b"a/last", 300, bytes(range(256)) * 80),
+]
+CLASSES = [f"class {label}" for label in range(301)]
+DESCRIPTION = {
+    "image/encoded": "byte",
+    "image/class/label": "int",
+    "image/class/text": "byte",
+    "image/filename": "byte",
+    "image/format": "byte",
+}
+
+
+def contents(source: Source) -> list[tuple[bytes, int, bytes]]:
+    return [(source.raw_key(i), int(label), read_bytes(source, i)) for i, label in enumerate(source.labels)]
+
+
+def write_examples(path: Path, *examples: dict[str, tuple[Any, str]]) -> Path:
+    """A file that the `tfrecord` package writes; returns its folder."""
+    writer = TFRecordWriter(str(path))
+    for example in examples:
+        writer.write(example)
+    writer.close()
+    return path.parent
+
+
+def image(data: Any = b"data", label: Any = 1, **more: tuple[Any, str]) -> dict[str, tuple[Any, str]]:
+    features = {"image/encoded": (data, "byte"), "image/class/label": (label, "int")}
+    return {**features, **{name.replace("_", "/"): value for name, value in more.items()}}
+
+
+def write_raw(path: Path, *records: bytes) -> Path:
+    """A file of these records with right checksums; returns its folder."""
+    with open(path, "wb") as file:
+        for record in records:
+            length = struct.pack("<Q", len(record))
+            checksums = TFRecordWriter.masked_crc(length), TFRecordWriter.masked_crc(record)
+            file.write(length + checksums[0] + record + checksums[1])
+    return path.parent
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    records = {"train": TRAIN, "val": TRAIN[:2]}
+    return write_records("tfrecord", tmp_path / "set", CLASSES, **records)
+
+
+def test_round_trip(path: Path) -> None:
+    assert contents(open_source("tfrecord", path)) == TRAIN
+    source = open_source("tfrecord", path, "val")
+    assert contents(source) == TRAIN[:2]
+    assert source.classes == tuple(CLASSES)
+    assert source.labels.dtype == np.uint16
+    assert source.has_checksums
+    source.verify_index()
+
+
+def test_what_is_written(path: Path) -> None:
+    assert sorted(file.name for file in path.iterdir()) == [
+        "classes.txt",
+        "train-00000-of-00001.tfrecord",
+        "train-00000-of-00001.tfrecord.idx",
+        "train.index",
+        "val-00000-of-00001.tfrecord",
+        "val-00000-of-00001.tfrecord.idx",
+        "val.index",
+    ]
+    assert (path / "classes.txt").read_text().splitlines() == CLASSES
+
+
+def test_names_of_classes_that_fit_into_no_line(tmp_path: Path) -> None:
+    root = write_records("tfrecord", tmp_path / "set", ["a\nb", "ü"], train=[(b"k", 1, b"data")])
+    assert open_source("tfrecord", root).classes == ("a\nb", "ü")
+    (root / "train.index").unlink()
+    assert open_source("tfrecord", root).classes == (r"a\nb", "ü")
+
+
+@pytest.mark.parametrize(("shard_bytes", "files"), [(1, 40), (5000, 7), (1 << 30, 1)])
+def test_files_end_after_the_record_that_reaches_their_size(
+    photos: Path, tmp_path: Path, shard_bytes: int, files: int
+) -> None:
+    root = write_as("tfrecord", photos, tmp_path / "set", shard_bytes)
+    shards = sorted(root.glob("train-*.tfrecord"))
+    assert [file.name for file in shards] == [f"train-{i:05}-of-{files:05}.tfrecord" for i in range(files)]
+    assert all(file.stat().st_size >= shard_bytes for file in shards[:-1])
+    source, wanted = open_source("tfrecord", root), open_source("folder", photos)
+    assert contents(source) == contents(wanted)
+    assert source.fingerprint() == wanted.fingerprint()
+
+
+def test_without_an_index_it_is_walked(photos: Path, tmp_path: Path) -> None:
+    root = write_as("tfrecord", photos, tmp_path / "set", 5000)
+    for split in ("train", "val"):
+        (root / f"{split}.index").unlink()
+        source, wanted = open_source("tfrecord", root, split), open_source("folder", photos, split)
+        assert contents(source) == contents(wanted)
+        assert (source.fingerprint(), source.classes) == (wanted.fingerprint(), wanted.classes)
+        assert source.has_checksums
+
+
+def test_the_same_records_give_the_same_files(photos: Path, tmp_path: Path) -> None:
+    first, second = (write_as("tfrecord", photos, tmp_path / name, 5000) for name in "ab")
+    assert len(list(first.iterdir())) > 20
+    for file in first.iterdir():
+        assert file.read_bytes() == (second / file.name).read_bytes()
+
+
+@pytest.mark.parametrize("index", ["idx", "foreign"])
+def test_dali_reads_it(photos: Path, tmp_path: Path, index: str) -> None:
+    root = write_as("tfrecord", photos, tmp_path / "set", 5000)
+    files = sorted(root.glob("train-*.tfrecord"))
+    for file in files:
+        create_index(str(file), f"{file}.foreign")
+        assert Path(f"{file}.foreign").read_bytes() == Path(f"{file}.idx").read_bytes()
+    pipeline = Pipeline(batch_size=40, num_threads=1, device_id=None)
+    with pipeline:
+        features = fn.readers.tfrecord(
+            path=[str(file) for file in files],
+            index_path=[f"{file}.{index}" for file in files],
+            features={
+                "image/encoded": tfrecord.FixedLenFeature([], tfrecord.string, ""),
+                "image/class/label": tfrecord.FixedLenFeature([], tfrecord.int64, -1),
+                "image/filename": tfrecord.FixedLenFeature([], tfrecord.string, ""),
+            },
+        )
+        pipeline.set_outputs(*(fn.cast(part, dtype=types.INT64) for part in features.values()))
+    data, labels, keys = pipeline.run()
+    got = [
+        (bytes(keys.at(i).astype(np.uint8)), int(labels.at(i)), bytes(data.at(i).astype(np.uint8))) for i in range(40)
+    ]
+    assert got == contents(open_source("folder", photos))
+
+
+def test_the_tfrecord_package_reads_it(path: Path) -> None:
+    file = path / "train-00000-of-00001.tfrecord"
+    got = list(tfrecord_loader(str(file), None, DESCRIPTION))
+    assert [
+        (bytes(e["image/filename"]), int(e["image/class/label"][0]), bytes(e["image/encoded"])) for e in got
+    ] == TRAIN
+    assert [bytes(e["image/format"]) for e in got] == [b"", b"", b"", b"PNG", b""]
+    assert [bytes(e["image/class/text"]).decode() for e in got] == [CLASSES[label] for _, label, _ in TRAIN]
+
+
+def test_files_of_the_tfrecord_package(tmp_path: Path) -> None:
+    write_examples(
+        tmp_path / "train-00000-of-00002",
+        image(b"x" * 1000, 3, image_filename=(b"n/1.JPEG", "byte"), image_object_bbox=([0.5, 0.25], "float")),
+        image(b"", 0, image_filename=(b"n/2.JPEG", "byte"), image_height=([7], "int")),
+    )
+    write_examples(
+        tmp_path / "train-00001-of-00002", image(b"last", (1 << 20) - 1, image_filename=(b"n/3.JPEG", "byte"))
+    )
+    source = open_source("tfrecord", tmp_path)
+    assert contents(source) == [
+        (b"n/1.JPEG", 3, b"x" * 1000),
+        (b"n/2.JPEG", 0, b""),
+        (b"n/3.JPEG", (1 << 20) - 1, b"last"),
+    ]
+    assert source.has_checksums
+    assert len(source.classes) == 1 << 20
+
+
+def test_labels_from_1_and_names_for_them(tmp_path: Path) -> None:
+    write_examples(tmp_path / "train.tfrecord", image(label=1), image(label=3))
+    assert open_source("tfrecord", tmp_path).classes == ("0", "1", "2", "3")
+    (tmp_path / "classes.txt").write_text("background\ntench\ngoldfish\nshark\n")
+    source = open_source("tfrecord", tmp_path)
+    assert source.classes == ("background", "tench", "goldfish", "shark")
+    assert source.labels.tolist() == [1, 3]
+
+
+def test_a_sample_without_a_name_is_called_by_its_number(tmp_path: Path) -> None:
+    nameless = image(image_filename=([], "byte")), image(), image(image_filename=(b"", "byte"))
+    write_examples(tmp_path / "train.tfrecord", *nameless)
+    source = open_source("tfrecord", tmp_path)
+    assert [source.key(i) for i in range(3)] == [f"train.tfrecord/{i}" for i in range(3)]
+
+
+def test_other_features_can_be_chosen(tmp_path: Path) -> None:
+    other = {"jpg": (b"jpg", "byte"), "cls": (5, "int"), "name": (b"me", "byte")}
+    write_examples(tmp_path / "train.tfrecord", image(b"data", 1, **other))
+    assert contents(open_source("tfrecord", tmp_path)) == [(b"train.tfrecord/0", 1, b"data")]
+    assert contents(open_source("tfrecord", tmp_path, image="jpg", label="cls", key="name")) == [(b"me", 5, b"jpg")]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "train.tfrecord",
+        "train.tfrecords",
+        "my-train-00000-of-00001",
+        "set-train.tfrecord-00000-of-00001",
+        "train/1.tfrecord",
+    ],
+)
+def test_names_of_files(tmp_path: Path, name: str) -> None:
+    (tmp_path / "train").mkdir()
+    write_examples(tmp_path / name, image())
+    write_examples(tmp_path / "val.tfrecord", image())
+    for other in (f"{name}.idx", "train.index.bak", "train-0-of-1"):
+        (tmp_path / other).write_bytes(b"not records")
+    assert len(open_source("tfrecord", tmp_path)) == 1
+    assert TFRecordSource.claims(tmp_path)
+    assert contents(open_source("auto", tmp_path)) == contents(open_source("tfrecord", tmp_path))
+
+
+def test_what_is_not_claimed(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.tfrecord").write_bytes(b"something else that is long enough")
+    assert not TFRecordSource.claims(tmp_path)
+    assert not TFRecordSource.claims(tmp_path / "train.tfrecord")
+    assert not TFRecordSource.claims(tmp_path / "nothing")
+    assert not TFRecordSource.claims(photos)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    for number in (0, 2):
+        write_examples(tmp_path / f"train-{number:05}-of-00003.tfrecord", image())
+    wanted = (
+        f"{tmp_path}/train-00001-of-00003.tfrecord is missing, 2 of 3 are there; put it back, or name the files "
+        "otherwise if they are meant to be a part"
+    )
+    with pytest.raises(DataError, match=line(wanted)):
+        open_source("tfrecord", tmp_path)
+
+
+def test_empty_files(tmp_path: Path) -> None:
+    (tmp_path / "train-00000-of-00002").write_bytes(b"")
+    wanted = f"{tmp_path}:train has no samples; set data.train_split or data.val_split to a split that has"
+    (tmp_path / "train-00001-of-00002").write_bytes(b"")
+    with pytest.raises(DataError, match=line(wanted)):
+        open_source("tfrecord", tmp_path)
+    write_examples(tmp_path / "train-00001-of-00002", image(b"data", 0))
+    assert contents(open_source("tfrecord", tmp_path)) == [(b"train-00001-of-00002/0", 0, b"data")]
+
+
+def test_split_without_samples(tmp_path: Path) -> None:
+    write_records("tfrecord", tmp_path / "set", ["a"], train=[], val=[(b"k", 0, b"data")])
+    wanted = f"{tmp_path}/set:train has no samples; set data.train_split or data.val_split to a split that has"
+    with pytest.raises(DataError, match=line(wanted)):
+        open_source("tfrecord", tmp_path / "set")
+    assert len(open_source("tfrecord", tmp_path / "set", "val")) == 1
+
+
+@pytest.mark.parametrize("name", ["train.tfrecord", "train.tfrecord.gz"])
+def test_compressed(tmp_path: Path, name: str) -> None:
+    write_examples(tmp_path / "plain", image())
+    (tmp_path / name).write_bytes(gzip.compress((tmp_path / "plain").read_bytes()))
+    wanted = f"{tmp_path}/{name} is compressed (gzip); write it again without compression"
+    with pytest.raises(DataError, match=line(wanted)):
+        open_source("tfrecord", tmp_path)
+
+
+def flip(at: int) -> Callable[[bytes], bytes]:
+    return lambda data: data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("damage", "wanted"),
+    [
+        (flip(57 + 3), "record 1 is damaged: its length doesn't match its checksum; copy the file again"),
+        (flip(57 + 9), "record 1 is damaged: its length doesn't match its checksum; copy the file again"),
+        (flip(57 + 30), "record 1 is damaged: its data doesn't match its checksum; copy the file again"),
+        (flip(-1), "record 1 is damaged: its data doesn't match its checksum; copy the file again"),
+        (lambda data: data[:-1], "record 1 is cut: data and checksum have 45 bytes, 44 are left; copy the file again"),
+        (lambda data: data[:64], "record 1 is cut: 7 bytes are left; copy the file again"),
+        (lambda data: data[:69], "record 1 is cut: data and checksum have 45 bytes, 0 are left; copy the file again"),
+    ],
+)
+def test_damaged_files(tmp_path: Path, damage: Callable[[bytes], bytes], wanted: str) -> None:
+    file = tmp_path / "train.tfrecord"
+    write_raw(file, example({"image/encoded": b"data", "l": 1}), example({"image/encoded": b"data", "l": 1}))
+    assert file.stat().st_size == 2 * 57
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(DataError, match=line(f"{file}: {wanted}")):
+        open_source("tfrecord", tmp_path, label="l")
+
+
+def example(features: dict[str, bytes | int]) -> bytes:
+    """An Example in protobuf's own bytes, in this order."""
+    made = example_pb2.Example()
+    for name, value in features.items():
+        if isinstance(value, bytes):
+            made.features.feature[name].bytes_list.value.append(value)
+        else:
+            made.features.feature[name].int64_list.value.append(value)
+    return bytes(made.SerializeToString(deterministic=True))
+
+
+NO_EXAMPLE = "record 0 holds no tf.train.Example: its protobuf can't be parsed; data=tfrecord reads these only"
+
+
+@pytest.mark.parametrize(
+    ("record", "wanted"),
+    [
+        (b"\xff\xd8\xff\xe0 a JPEG", NO_EXAMPLE),
+        (b"\x0a\x05abc", NO_EXAMPLE),
+        (b"\x0a\x80", NO_EXAMPLE),
+        (b"\x0a", NO_EXAMPLE),
+        (b"\x00\x00", NO_EXAMPLE),
+        (b"\x08" + b"\xff" * 11, NO_EXAMPLE),
+        (b"\x0b", NO_EXAMPLE),
+        (
+            b"",
+            "record 0 has no feature 'image/encoded', or an empty one; it has none: set data=tfrecord data.image=NAME",
+        ),
+        (
+            example({"jpg": b"", "cls": 2, "image/filename": b"a\nb"}),
+            r"record 0 (a\nb) has no feature 'image/encoded', or an empty one; it has cls, image/filename, jpg: "
+            "set data=tfrecord data.image=NAME",
+        ),
+        (
+            example({"image/encoded": b"", "cls": 2}),
+            "record 0 has no feature 'image/class/label', or an empty one; it has cls, image/encoded: "
+            "set data=tfrecord data.label=NAME",
+        ),
+        (
+            example({"image/encoded": 3}),
+            "record 0 has integers in 'image/encoded', not bytes; set data=tfrecord data.image=NAME of another feature",
+        ),
+        (
+            example({"image/encoded": b"", "image/class/label": b"dog"}),
+            "record 0 has bytes in 'image/class/label', not integers; "
+            "set data=tfrecord data.label=NAME of another feature",
+        ),
+        (
+            example({"image/encoded": b"", "image/class/label": -1, "image/filename": b"k"}),
+            "record 0 (k) has the label -1; allowed are 0 to 4294967295",
+        ),
+        (
+            example({"image/encoded": b"", "image/class/label": 1 << 32}),
+            "record 0 has the label 4294967296; allowed are 0 to 4294967295",
+        ),
+    ],
+)
+def test_records_that_cannot_be_taken(tmp_path: Path, record: bytes, wanted: str) -> None:
+    write_raw(tmp_path / "train.tfrecord", record)
+    with pytest.raises(DataError, match=line(f"{tmp_path}/train.tfrecord: {wanted}")):
+        open_source("tfrecord", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("feature", "wanted"),
+    [
+        (
+            image(label=[1, 2]),
+            "record 0 has 2 values in 'image/class/label', not one; "
+            "set data=tfrecord data.label=NAME of another feature",
+        ),
+        (
+            image([b"a", b"b", b"c"]),
+            "record 0 has 3 values in 'image/encoded', not one; set data=tfrecord data.image=NAME of another feature",
+        ),
+        (
+            {**image(), "image/class/label": (1.0, "float")},
+            "record 0 has floats in 'image/class/label', not integers; "
+            "set data=tfrecord data.label=NAME of another feature",
+        ),
+        (
+            image(image_filename=(7, "int")),
+            "record 0 has integers in 'image/filename', not bytes; set data=tfrecord data.key=NAME of another feature",
+        ),
+    ],
+)
+def test_features_that_cannot_be_taken(tmp_path: Path, feature: dict[str, tuple[Any, str]], wanted: str) -> None:
+    write_examples(tmp_path / "train.tfrecord", feature)
+    with pytest.raises(DataError, match=line(f"{tmp_path}/train.tfrecord: {wanted}")):
+        open_source("tfrecord", tmp_path)
+
+
+def test_the_same_name_twice(tmp_path: Path) -> None:
+    write_examples(tmp_path / "train.tfrecord", *[image(image_filename=(b"a.jpg", "byte"))] * 2)
+    wanted = (
+        f"{tmp_path}/train.tfrecord: the key 'a.jpg' comes twice; remove one of the two, or set data=tfrecord "
+        "data.key=NAME (of no feature: the samples are numbered)"
+    )
+    with pytest.raises(DataError, match=line(wanted)):
+        open_source("tfrecord", tmp_path)
+    source = open_source("tfrecord", tmp_path, key="none")
+    assert [source.key(i) for i in range(2)] == ["train.tfrecord/0", "train.tfrecord/1"]
+
+
+def test_a_protobuf_as_another_writer_may_code_it() -> None:
+    """Integers not packed, long varints, unknown fields, the value before the name, features in two messages."""
+    label = bytes([0x1A, 4, 0x08, 0x85, 0x80, 0x00])  # Int64List {value: 5}, not packed, in three bytes
+    entry = bytes([0x12, len(label)]) + label + b"\x0a\x01l"
+    unknown = b"\x19" + bytes(8) + b"\x25" + bytes(4) + b"\x28\x96\x01" + b"\x32\x02ab"
+    features = bytes([0x0A, len(entry)]) + entry + unknown
+    second = example({"l": 6, "b": b"data"})
+    data = unknown + bytes([0x0A, len(features)]) + features
+    assert Example(data).integer("l", "data.label") == 5
+    read = Example(data + second)
+    assert read.integer("l", "data.label") == 6
+    assert (data + second)[slice(*read.place("b", "data.image"))] == b"data"
+    theirs = example_pb2.Example.FromString(data + second).features.feature
+    assert list(theirs["l"].int64_list.value) == [6]
+
+
+def test_examples_are_what_protobuf_reads() -> None:
+    rng = random.Random(5)
+    for size in (0, 1, 100, 127, 128, 20_000, 1 << 21):
+        record = Record(rng.randbytes(rng.randrange(300)), rng.randrange(301), rng.randbytes(size))
+        made = example_before(record, CLASSES) + bytes(record.data)
+        theirs = example_pb2.Example.FromString(made).features.feature
+        assert set(theirs) == set(DESCRIPTION)
+        assert list(theirs["image/encoded"].bytes_list.value) == [record.data]
+        assert list(theirs["image/filename"].bytes_list.value) == [record.key]
+        assert list(theirs["image/class/label"].int64_list.value) == [record.label]
+
+
+@pytest.mark.parametrize("label", [-1, 2, 256])
+def test_label_without_a_class(tmp_path: Path, label: int) -> None:
+    with pytest.raises(DataError, match=line(f"k has the label {label}; allowed are 0 to 1")):
+        write_records("tfrecord", tmp_path / "set", ["a", "b"], train=[(b"k", label, b"data")])
+
+
+def test_an_image_too_large_for_a_protobuf() -> None:
+    record = Record(b"k", 0, memoryview(mmap.mmap(-1, 1 << 31)))  # never touched, so it takes no memory
+    wanted = (
+        "k has 2,147,483,648 bytes; a tf.train.Example takes 2,147,483,647 in all: leave it out, or convert to "
+        "another format"
+    )
+    with pytest.raises(DataError, match=line(wanted)):
+        example_before(record, ["a"])
+
+
+def test_records_may_be_views(tmp_path: Path) -> None:
+    class Views(list[Record]):
+        num_bytes = 4
+
+    records = Views([Record(b"k", 0, memoryview(b"data"))])
+    writers["tfrecord"](tmp_path / "set", Dataset(["a"], {"train": records}, {}))
+    assert contents(open_source("tfrecord", tmp_path / "set")) == [(b"k", 0, b"data")]
+
+
+def test_300_flips_with_an_index(path: Path) -> None:
+    """Who reads a damaged image is told; its neighbours are read; `verify_index` finds every flip."""
+    file, rng = path / "train-00000-of-00001.tfrecord", random.Random(1)
+    whole, good, hit = file.read_bytes(), open_source("tfrecord", path), 0
+    places = [whole.index(data) for _, _, data in TRAIN]
+    for _ in range(300):
+        at = rng.randrange(len(whole))
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << rng.randrange(8)]) + whole[at + 1 :])
+        source = open_source("tfrecord", path)
+        assert source.fingerprint() == good.fingerprint()
+        for index, (place, (_, _, data)) in enumerate(zip(places, TRAIN, strict=True)):
+            if place <= at < place + len(data):
+                hit += 1
+                with pytest.raises(DataError, match=line("is damaged: its bytes don't match their checksum")):
+                    source.read(index)
+            else:
+                assert read_bytes(source, index) == data
+        with pytest.raises(
+            DataError, match=line(f"{file} is damaged: it doesn't match the checksum that it was written with")
+        ):
+            source.verify_index()
+    assert 200 < hit < 300
+
+
+def test_300_flips_without_an_index(path: Path) -> None:
+    """Each byte of the format is below a checksum."""
+    (path / "train.index").unlink()
+    file, rng = path / "train-00000-of-00001.tfrecord", random.Random(2)
+    whole = file.read_bytes()
+    for _ in range(300):
+        at = rng.randrange(len(whole))
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << rng.randrange(8)]) + whole[at + 1 :])
+        with pytest.raises(DataError, match=r"is damaged: its (length|data) doesn't match|is cut: "):
+            open_source("tfrecord", path)
+
+
+def test_3000_flips_in_an_example() -> None:
+    """What is no such message any more is refused; nothing else is raised, and no place is outside."""
+    rng, refused = random.Random(3), 0
+    whole = example_before(Record(b"key", 1, b"data" * 8), ["a", "b"]) + b"data" * 8
+    for _ in range(3000):
+        at = rng.randrange(len(whole))
+        record = whole[:at] + bytes([whole[at] ^ 1 << rng.randrange(8)]) + whole[at + 1 :]
+        try:
+            read = Example(record)
+            assert -(1 << 63) <= read.integer("image/class/label", "data.label") < 1 << 63
+            start, end = read.place("image/encoded", "data.image")
+            assert 0 <= start <= end <= len(record)
+        except DataError:
+            refused += 1
+    assert 1000 < refused < 2900
+
+
+def test_a_long_packed_list_is_counted_and_not_kept() -> None:
+    """4 MB of small integers were 500 MB of places."""
+    packed = bytes(1 << 22)
+    values = b"\x0a" + varint(len(packed)) + packed
+    feature = b"\x1a" + varint(len(values)) + values
+    entry = b"\x0a\x01l\x12" + varint(len(feature)) + feature
+    features = b"\x0a" + varint(len(entry)) + entry
+    read = Example(b"\x0a" + varint(len(features)) + features)
+    tracemalloc.start()
+    wanted = "has 4,194,304 values in 'l', not one; set data.label=NAME of another feature"
+    with pytest.raises(DataError, match=line(wanted)):
+        read.integer("l", "data.label")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 3 * len(packed)  # two copies of the message's parts, and what compares them
+
+
+def varint(value: int) -> bytes:
+    return bytes([*(value >> shift & 127 | 128 for shift in (0, 7, 14, 21)), value >> 28])
+
+
+def test_a_label_too_large_to_name_all_below_it(tmp_path: Path) -> None:
+    write_examples(tmp_path / "train.tfrecord", image(label=3), image(label=30_000_000), image(label=4))
+    wanted = (
+        f"{tmp_path}:train/train.tfrecord/1 has the label 30000000; without {tmp_path}/classes.txt, which names the "
+        "classes one a line, 1048575 is the largest: correct the label or write that file"
+    )
+    with pytest.raises(DataError, match=line(wanted)):
+        open_source("tfrecord", tmp_path)

@@ -1,0 +1,152 @@
+"""Which images the loop gets when, where their size changes over the epochs."""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+
+import effloop
+from effloop.batch import Batch
+from effloop.data.loader import Loader
+from effloop.data.progressive import Stages
+from effloop.errors import ConfigError
+
+TINY = ("batch_size=8", "num_workers=0", "device=cpu", "model.width=4", "record=none")
+
+
+def overrides(root: Path, *more: str) -> list[str]:
+    return [f"data.root={root}", *TINY, *more]
+
+
+def make_loader(root: Path, size: int, *more: str) -> Loader:
+    return effloop.build_loader(effloop.compose(overrides(root, f"image_size={size}", *more)))
+
+
+def make_stages(root: Path, sizes: list[int], epochs: int, *more: str) -> Stages:
+    return Stages(sizes, [make_loader(root, size, *more) for size in sizes], epochs)
+
+
+def assert_equal(got: list[Batch], wanted: list[Batch]) -> None:
+    for one, other in zip(got, wanted, strict=True):
+        for field in ("images", "targets", "ids", "valid"):
+            assert torch.equal(getattr(one, field), getattr(other, field))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "epochs", "wanted"),
+    [
+        ([16, 24], 5, [16, 16, 16, 24, 24]),
+        ([16], 2, [16, 16]),
+        ([16, 24, 32], 3, [16, 24, 32]),
+        ([24, 16, 24], 6, [24, 24, 16, 16, 24, 24]),
+        ([16, 16, 16, 16, 24], 88, [16] * 71 + [24] * 17),
+    ],
+)
+def test_which_epoch_has_which_size(photos: Path, sizes: list[int], epochs: int, wanted: list[int]) -> None:
+    stages = make_stages(photos, sizes, epochs)
+    assert [stages.size_at(epoch) for epoch in range(epochs)] == wanted
+    assert stages.size_at(epochs + 3) == wanted[-1]
+    for epoch in range(min(epochs, 6)):
+        assert {batch.images.shape[-2:] for batch in stages.epoch(epoch)} == {(wanted[epoch], wanted[epoch])}
+
+
+def test_the_same_samples_in_the_same_order_whatever_the_size(photos: Path) -> None:
+    stages, whole = make_stages(photos, [16, 24], 4), make_loader(photos, 24)
+    assert len(stages) == len(whole) == 5
+    assert stages.global_batch == whole.global_batch == 8
+    for epoch in range(4):
+        got, wanted = list(stages.epoch(epoch)), list(whole.epoch(epoch))
+        assert [batch.ids.tolist() for batch in got] == [batch.ids.tolist() for batch in wanted]
+        if epoch >= 2:
+            assert_equal(got, wanted)
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_what_goes_on_in_the_middle_gets_the_same_batches(photos: Path, engine: str) -> None:
+    more = (f"engine={engine}", "num_workers=2")
+    with closing(make_stages(photos, [16, 24], 5, *more)) as stages:
+        wanted = [list(stages.epoch(epoch)) for epoch in range(5)]
+        assert_equal(list(stages.epoch(1)), wanted[1])  # and back
+    for epoch in (2, 3):
+        with closing(make_stages(photos, [16, 24], 5, *more)) as again:
+            assert_equal(list(again.epoch(epoch, samples_seen=16)), wanted[epoch][2:])
+            assert_equal(list(again.epoch(epoch + 1)), wanted[epoch + 1])
+
+
+def test_workers_of_the_stage_before_have_ended(photos: Path) -> None:
+    with closing(make_stages(photos, [16, 24], 2, "engine=processes", "num_workers=2")) as stages:
+        list(stages.epoch(0))
+        before = set(multiprocessing.active_children())
+        assert len(before) == 2
+        list(stages.epoch(1))
+        now = set(multiprocessing.active_children())
+        assert len(now) == 2
+        assert not now & before
+    assert not multiprocessing.active_children()
+
+
+def test_batches_memory_of_the_stage_before_is_let_go(photos: Path) -> None:
+    with closing(make_stages(photos, [16, 24], 2, "num_workers=2")) as stages:
+        for epoch, slots in ((0, {16}), (1, {24}), (0, {16})):
+            list(stages.epoch(epoch))
+            rings = {size: loader.engine.ring for size, loader in stages.loaders.items()}  # type: ignore[attr-defined]
+            assert {size for size, ring in rings.items() if len(ring)} == slots
+
+
+def test_a_size_that_comes_again_has_one_loader(photos: Path) -> None:
+    stages = make_stages(photos, [16, 24, 16, 16], 4, "engine=processes", "num_workers=1")
+    assert list(stages.loaders) == [16, 24]
+    with closing(stages):
+        list(stages.epoch(2))
+        (worker,) = multiprocessing.active_children()
+        list(stages.epoch(3))
+        assert multiprocessing.active_children() == [worker]
+
+
+def test_describes_what_comes_when(photos: Path) -> None:
+    stages = make_stages(photos, [16, 16, 24], 6)
+    assert stages.describe() == f"{make_loader(photos, 24).describe()}; pixels: 16 from epoch 0, 24 from epoch 4"
+
+
+def test_preview_is_of_one_size(photos: Path) -> None:
+    stages = make_stages(photos, [16, 24], 4)
+    got, wanted = stages.preview(3, 2), make_loader(photos, 24).preview(3, 2)
+    assert got.images.shape == (3, 2, 24, 24, 3)
+    assert (got.images == wanted.images).all()
+    assert (got.rows, got.columns) == (wanted.rows, wanted.columns)
+
+
+def test_the_trainers_model_sees_them_and_evaluation_has_its_own(photos: Path, here: Path) -> None:
+    config = effloop.compose(overrides(photos, "image_size=32", "progressive=[16,24]", "epochs=3", "checkpoint=none"))
+    trainer = effloop.build_trainer(config)
+    seen: dict[bool, list[int]] = {True: [], False: []}
+    trainer.model.register_forward_pre_hook(lambda model, args: seen[model.training].append(args[0].shape[-1]))
+    trainer.fit()
+    assert seen[True] == [16] * 10 + [24] * 5
+    assert set(seen[False]) == {32}
+
+
+@pytest.mark.parametrize(
+    ("more", "wanted"),
+    [
+        (
+            ["epochs=4", "augment.ops.crop.size=32"],
+            "augment.ops: the recipe gives images of 32x32, and image_size is 16; set image_size=32, or leave the size "
+            "of the last crop to image_size",
+        ),
+        (["epochs=1"], "progressive: 2 sizes for epochs=1; set at least as many epochs"),
+        (["epochs=4", "progressive=[16,0]"], "progressive: 0 is not a size in pixels; set whole numbers above 0"),
+    ],
+)
+def test_what_cannot_be_is_one_line_before_the_first_step(
+    photos: Path, here: Path, more: list[str], wanted: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"{re.escape(wanted)}$") as caught:
+        effloop.build_trainer(effloop.compose(overrides(photos, "image_size=32", "progressive=[16,32]", *more)))
+    assert "\n" not in str(caught.value)
+    assert not list(here.iterdir())

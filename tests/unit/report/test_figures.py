@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from PIL import Image
+
+from effloop.report.figures import Panel, plot, write_csv
+
+PANEL = Panel("a title", "ms", "batch", ["1", "32"], {"a": [(2.0, 1.0, 3.0), None], "b": [(1.0, 1.0, 1.0)] * 2})
+
+
+def test_csv(tmp_path: Path) -> None:
+    write_csv(tmp_path / "a.csv", [{"name": "ä, b", "s": 1.5, "told": None}, {"name": "c", "s": 2, "told": 3}])
+    assert (tmp_path / "a.csv").read_bytes().startswith(b"name,s,told\n")
+    with (tmp_path / "a.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert rows == [{"name": "ä, b", "s": "1.5", "told": ""}, {"name": "c", "s": "2", "told": "3"}]
+
+
+def test_plot(tmp_path: Path) -> None:
+    marked = Panel("marked", "ms", "batch", ["1", "32"], PANEL.bars, {"a": [4.0, None], "b": [None, None]}, "reported")
+    sizes = []
+    for number, panels in enumerate(([PANEL], [PANEL, marked])):
+        plot(tmp_path / f"{number}.png", panels)
+        with Image.open(tmp_path / f"{number}.png") as image:
+            assert image.format == "PNG"
+            assert len(image.convert("RGB").getcolors(1 << 20) or ()) > 10  # something is drawn
+            sizes.append(image.size)
+    assert sizes[1] == (sizes[0][0], 2 * sizes[0][1])

@@ -1,0 +1,67 @@
+"""What differs, in words."""
+
+from __future__ import annotations
+
+from effloop.runs import compare
+
+
+def test_environments() -> None:
+    then = {
+        "started": "2026",
+        "python": "3.11.7",
+        "git": {"commit": "a" * 40, "dirty": False},
+        "hardware": {"gpus": ["A100"], "cores": 4},
+        "variables": {},
+        "packages": {"aaa": "1", "torch": "2.14", "numpy": "2.0", "gone": "3"},
+    }
+    now = {
+        "started": "2027",
+        "python": "3.11.7",
+        "git": {"commit": "a" * 40, "dirty": True},
+        "hardware": {"gpus": [], "cores": 8},
+        "variables": {"MKL_CBWR": "AVX2"},
+        "packages": {"aaa": "2", "torch": "2.15", "numpy": "2.0"},
+    }
+    assert compare.environments(then, now) == [
+        "git.dirty: false then, true now",
+        "hardware.gpus: [A100] then, [] now",
+        "variables.MKL_CBWR: not there then, AVX2 now",
+        "torch: 2.14 then, 2.15 now",
+        "aaa: 1 then, 2 now",
+        "gone: 3 then, not there now",
+    ]
+    assert compare.environments(then, then) == []
+    assert compare.environments({}, then) == ["environment: not recorded then"]
+
+
+def test_many_packages_are_counted() -> None:
+    lines = compare.environments(
+        {"packages": {f"p{i:02}": "1" for i in range(15)}}, {"packages": {f"p{i:02}": "2" for i in range(15)}}
+    )
+    assert lines[9:] == ["p09: 1 then, 2 now", "5 more packages"]
+
+
+def test_inputs() -> None:
+    split = {"samples": 4000, "bytes": 31234, "sha256": "0123456789abcdef" * 4}
+    other = {**split, "sha256": "f" * 64}
+    file = {"path": "a", "bytes": 5, "sha256": "e" * 64}
+    assert compare.inputs({"train": split, "resume": file}, {"train": other, "resume": {**file, "path": "b"}}) == [
+        "train: 4,000 samples, 31,234 bytes, sha256 0123456789ab then, 4,000 samples, 31,234 bytes, "
+        "sha256 ffffffffffff now"
+    ]
+    assert compare.inputs({"classes": ["a", "b"]}, {"classes": ["a"], "weights": file}) == [
+        "classes: [a,b] then, [a] now",
+        "weights: null then, 5 bytes, sha256 eeeeeeeeeeee now",
+    ]
+
+
+def test_first_difference() -> None:
+    rows = [{"loss": 0.1}, {"loss": None}, {"loss": 0.3}]
+    assert compare.first_difference(rows, rows[:2]) is None
+    assert compare.first_difference(rows, [rows[0], {"loss": 0.2}]) == 1
+
+
+def test_words() -> None:
+    values = [None, True, 0.1, "auto", [1, "a"], list(range(14))]
+    words = ["null", "true", "0.1", "auto", "[1,a]", "[0,1,2,3,4,5,6,7,8,9,10,11,… (14)]"]
+    assert [compare.word(value) for value in values] == words

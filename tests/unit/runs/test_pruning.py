@@ -1,0 +1,37 @@
+"""When a run of a sweep is ended early."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from effloop.runs.pruning import MedianPruner
+from effloop.runs.reader import JOB
+
+
+def write(folder: Path, losses: Sequence[float | None]) -> Path:
+    folder.mkdir()
+    (folder / JOB).write_text("{}")
+    rows = [{"split": "val", "epoch": epoch, "loss": loss} for epoch, loss in enumerate(losses)]
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("mine", "others", "ends"),
+    [
+        ([0.4, 0.6], [[0.5, 0.5]] * 4, False),  # the best so far counts
+        ([0.6, 0.6], [[0.5, 0.5]] * 4, True),
+        ([0.6, 0.6], [[0.5, 0.5]] * 3, False),  # too few
+        ([0.6, 0.6], [[0.5, 0.5]] * 3 + [[0.5]], False),  # one hasn't come so far
+        ([None, None], [[0.5, 0.5]] * 4, True),  # null is NaN: it diverged
+        ([0.6, 0.6], [[0.5, 0.5]] + [[None, None]] * 3, False),
+    ],
+)
+def test_by_the_loss(mine: list[float | None], others: list[list[float | None]], ends: bool, tmp_path: Path) -> None:
+    for number, losses in enumerate(others):
+        write(tmp_path / str(number), losses)
+    assert MedianPruner(write(tmp_path / "mine", mine), "val/loss").prunes(2, 8) is ends

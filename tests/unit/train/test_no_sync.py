@@ -1,0 +1,217 @@
+"""The loop waits for its device only where a line is logged.
+
+A GPU works behind the host, and whoever asks it for a number waits until it has caught up. A CPU can't show the wait,
+but the asking: first by a watch over all that asks a tensor for its values, then on torch's device `meta`, which knows
+shapes and has no values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from runs import TINY, rows
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+import effloop
+from effloop.batch import Batch
+from effloop.bench.benchmarks import Preloaded
+from effloop.checkpoint import CheckpointConfig, Checkpoints
+from effloop.model import checkpoint_blocks, freeze, models, parameter_groups
+from effloop.optim import Average, NoAverage, Objective, optimizers, schedules
+from effloop.parallel.single import NoneConfig, NoParallel
+from effloop.precision import Precision
+from effloop.record import Metrics, Moment, Recorder
+from effloop.train.step import Step
+from effloop.train.trainer import LoopConfig, Trainer
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+
+KNOBS = [
+    [],
+    ["accumulate=2"],
+    ["max_grad_norm=0.1"],
+    ["accumulate=2", "max_grad_norm=0.1", "optim.ema=0.9"],
+    ["optim.ema=0.9"],
+    ["optim=sgd"],
+    ["optim=sgd", "optim.fused=true"],
+    ["optim.fused=true"],
+    ["optim.label_smoothing=0"],
+    ["optim.decay_norm_and_bias=false"],
+    ["schedule=step"],
+    ["augment.mixup=0.4", "augment.cutmix=1"],
+    ["channels_last=false"],
+    ["deterministic=true"],
+    ["model=small_resnet"],
+    ["model.checkpointing=true"],
+    ["model.freeze=[features.0]"],
+    ["precision=bf16"],
+    ["precision=bf16", "max_grad_norm=0.1", "augment.mixup=0.4"],
+]
+"""What may change about a step: whatever is added to the config belongs here."""
+
+_NAMES = ("item", "tolist", "numpy", "cpu", "nonzero", "is_nonzero", "equal", "allclose", "masked_select", "unique")
+_SPECIAL = ("bool", "int", "float", "complex", "index", "array", "contains", "repr", "format")
+_READS = {getattr(Tensor, name) for name in (*_NAMES, *[f"__{name}__" for name in _SPECIAL])}
+_READS |= {getattr(torch, name) for name in _NAMES if hasattr(torch, name)}
+
+
+class Watch(TorchFunctionMode):
+    """Notes each time that a tensor of the device is asked for its values, and how many updates were done then."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__()
+        self.trainer = trainer
+        self.reads: list[int] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _READS and not any(args[0] is step for step in self._on_the_host()):
+            self.reads.append(self.trainer.progress.step)
+        return func(*args, **(kwargs or {}))
+
+    def _on_the_host(self) -> list[Tensor]:
+        """AdamW counts its steps there, whatever the device."""
+        return [state["step"] for state in self.trainer.optimizer.state.values() if "step" in state]
+
+
+def train_watched(trainer: Trainer) -> list[int]:
+    """Train an epoch on batches in memory; after how many updates somebody read."""
+    batches = list(trainer.train.epoch(0))
+    with trainer.recorder, Watch(trainer) as watch:
+        trainer.train_epoch(batches)
+    return watch.reads
+
+
+def build(photos: Path, *overrides: str) -> Trainer:
+    args = [each for each in TINY if not each.startswith("model.") or "model=small_resnet" not in overrides]
+    quiet = [] if "record=none" in overrides else ["record.console=false", "record.tensorboard=false"]
+    config = effloop.compose([f"data.root={photos}", "checkpoint=none", *args, *quiet, *overrides])
+    return effloop.build_trainer(config)
+
+
+class Nosy(Recorder):
+    """Reads the meters after every update."""
+
+    def step(self, moment: Moment, metrics: Metrics, lr: float) -> None:
+        metrics.read()
+
+
+@pytest.mark.parametrize("knobs", [KNOBS[0], KNOBS[3], KNOBS[7], KNOBS[11], KNOBS[15], KNOBS[-1]], ids=" ".join)
+def test_nothing_is_read_before_the_line(photos: Path, here: Path, knobs: list[str]) -> None:
+    trainer = build(photos, *knobs, "record.log_every=1000")
+    reads, updates = train_watched(trainer), trainer.progress.step
+    assert updates == 5 // trainer.loop.accumulate
+    assert reads == [updates]  # an epoch ends with a line
+
+
+def test_a_line_is_one_read(photos: Path, here: Path) -> None:
+    trainer = build(photos, "record.log_every=2", "run=x")
+    assert train_watched(trainer) == [2, 4, 5]
+    assert [row["step"] for row in rows(here / "outputs/x")] == [2, 4, 5]
+
+
+def test_evaluation_reads_once(photos: Path, here: Path) -> None:
+    trainer = build(photos, "record=none", "optim.ema=0.9")
+    batches = list(trainer.val.epoch(0))
+    with Watch(trainer) as watch:
+        trainer.evaluate(batches)
+    assert len(watch.reads) == 1
+
+
+def test_a_meter_that_is_read_in_the_loop_is_seen(photos: Path, here: Path) -> None:
+    trainer = build(photos, "record=none")
+    trainer.recorder = Nosy()
+    assert train_watched(trainer) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_float16_waits_once_an_update(photos: Path, here: Path, fused: bool) -> None:
+    """Whether its scaled gradients overflowed decides what comes next."""
+    trainer = build(photos, "record=none", f"optim.fused={fused}", "max_grad_norm=1")
+    trainer.precision = trainer.train_step.precision = Precision(CPU, torch.float16, scale=True)
+    assert train_watched(trainer) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda sums: sums[0].item(),
+        lambda sums: sums.tolist(),
+        lambda sums: sums.cpu(),
+        lambda sums: sums.numpy(),
+        lambda sums: np.asarray(sums),
+        lambda sums: float(sums[0]),
+        lambda sums: int(sums[0]),
+        lambda sums: bool(sums[0] > 0),
+        lambda sums: max(sums[0], sums[1]),
+        lambda sums: [0] * sums.long()[0],
+        lambda sums: 3.5 in sums,
+        lambda sums: f"{sums[0]:.3f}",
+        lambda sums: repr(sums),
+        lambda sums: sums.nonzero(),
+        lambda sums: torch.equal(sums, sums),
+        lambda sums: torch.allclose(sums, sums),
+    ],
+)
+def test_what_a_read_is(photos: Path, here: Path, read: Callable[[Tensor], object]) -> None:
+    trainer = bodiless(["record=none"], CPU)
+    with Watch(trainer) as watch:
+        read(trainer.metrics.sums)
+    assert watch.reads == [0]
+
+
+def bodiless(overrides: Sequence[str], device: torch.device) -> Trainer:
+    """The step's parts on a device that no config can name, with two epochs' worth of nothing to train on."""
+    small = [] if "model=small_resnet" in overrides else ["model.width=4"]
+    config = effloop.compose([*small, "image_size=16", "batch_size=8", *overrides])
+    model = models.build(config.model, num_classes=3, image_size=16).to(device)
+    freeze(model, config.model.freeze)
+    if config.model.checkpointing:
+        checkpoint_blocks(model)
+    mixed = config.augment.mixup or config.augment.cutmix
+    batch = Batch(
+        images=torch.zeros(8, 3, 16, 16, device=device),
+        targets=torch.zeros(8, 3, device=device) if mixed else torch.zeros(8, dtype=torch.int64, device=device),
+        ids=torch.arange(8),
+        valid=torch.ones(8, dtype=torch.bool, device=device),
+    )
+    decay = {"decay_norm_and_bias": config.optim.decay_norm_and_bias, "weight_decay": config.optim.weight_decay}
+    optimizer = optimizers.build(config.optim, parameter_groups(model, **decay))
+    objective = Objective(config.optim.label_smoothing)
+    precision = Precision(CPU, torch.bfloat16 if config.precision.mixed else None)  # autocast doesn't know `meta`
+    return Trainer(
+        model=model,
+        train_step=Step(model, objective, precision),
+        average=Average(model, config.optim.ema) if config.optim.ema else NoAverage(model),
+        optimizer=optimizer,
+        schedule=schedules.build(config.schedule, optimizer, updates=5),
+        objective=objective,
+        metrics=Metrics(device),
+        parallel=NoParallel(NoneConfig(name="none"), device),
+        precision=precision,
+        recorder=Recorder(),
+        checkpoints=Checkpoints(CheckpointConfig(name="none"), Path(), {}),
+        train=Preloaded([batch] * 5, 8),
+        val=Preloaded([batch] * 5, 8),
+        loop=LoopConfig(epochs=1, accumulate=config.accumulate, max_grad_norm=config.max_grad_norm),
+    )
+
+
+@pytest.mark.parametrize("knobs", [each for each in KNOBS if "optim.fused=true" not in each], ids=" ".join)
+def test_training_needs_no_values(knobs: list[str]) -> None:
+    trainer = bodiless(knobs, META)
+    trainer.train_epoch(trainer.train.epoch(0))
+    assert trainer.progress.step == 5 // trainer.loop.accumulate
+
+
+def test_a_meter_without_values_cannot_be_read() -> None:
+    trainer = bodiless([], META)
+    trainer.recorder = Nosy()
+    with pytest.raises(NotImplementedError, match="meta tensor"):
+        trainer.train_epoch(trainer.train.epoch(0))
+    assert trainer.progress.step == 1
