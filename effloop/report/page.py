@@ -60,7 +60,7 @@ def page(comparison: Comparison, title: str) -> str:
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{_text(title)}</title>",
-            f"<style>{(files('effloop.measure') / 'report.css').read_text('utf-8')}</style></head><body>",
+            f"<style>{(files('effloop.report') / 'report.css').read_text('utf-8')}</style></head><body>",
             *filter(None, body),
             '<div id="tip" role="status"></div>',
             f"<script>{script}</script></body></html>\n",
