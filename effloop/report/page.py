@@ -38,7 +38,7 @@ _MAX_LABELS = 16  # runs whose buttons say what was swept; more are shown by nam
 
 def page(comparison: Comparison, title: str) -> str:
     """The report, to be drawn in `charts.style`. What run folders say is escaped."""
-    script = (files("effloop.measure") / "report.js").read_text("utf-8")
+    script = (files("effloop.report") / "report.js").read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     # Nothing is loaded from anywhere, and no script runs but ours.
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
