@@ -88,6 +88,12 @@ def test_labels(source: Source) -> None:
     assert all(isinstance(name, str) for name in source.classes)
 
 
+def test_targets(source: Source) -> None:
+    assert len(source.targets) == len(source)
+    if type(source).targets is Source.targets:
+        assert source.targets is source.labels
+
+
 def test_splits_have_the_same_classes(opened: Open) -> None:
     assert opened("train").classes == opened("val").classes
     assert opened("train").where != opened("val").where

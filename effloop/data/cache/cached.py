@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import PIL
+from numpy.typing import NDArray
 from rich.filesize import decimal
 
 from effloop.data.cache.shared_memory import FOLDER, Region, table_bytes
@@ -45,6 +46,10 @@ class CachedSource(Source):
     def _open(self, room: Callable[[], int]) -> None:
         self.classes, self.labels = self.source.classes, self.source.labels
         self.region = Region(self._name, len(self.source), room, self.folder)
+
+    @property
+    def targets(self) -> NDArray[Any]:
+        return self.source.targets
 
     def read(self, index: int) -> Encoded:
         kept = self.region.get(index)

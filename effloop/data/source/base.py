@@ -100,6 +100,15 @@ class Source(ABC):
         """Whether `root` looks like a dataset of this format; `data=auto` asks."""
         return False
 
+    @property
+    def targets(self) -> NDArray[Any]:
+        """What a model learns of each sample, as a batch takes it: `targets[ids]` is (len(ids), ...).
+
+        Class indices unless a source overrides it: `labels`, (len,), in their unsigned type. Other targets keep
+        the samples on the first axis, in the dtype that batches carry, e.g. (len, K) uint8 flags or (len, K) float32.
+        """
+        return self.labels
+
     def __len__(self) -> int:
         return len(self.labels)
 

@@ -75,6 +75,7 @@ def test_the_second_reading_is_from_memory(
     for index, pixels in enumerate(wanted):
         np.testing.assert_array_equal(decoder.decode(kept.read(index)), pixels)
     assert kept.fingerprint() == source.fingerprint()
+    assert kept.targets is source.targets
 
 
 @KINDS
