@@ -35,8 +35,8 @@ def look(
     with closing(build_loader(config, split)) as loader:
         source = loader.plan.source
         num_samples = min(num_samples, len(source))
-        if num_samples > grid.rows_within(_MAX_PIXELS, config.image_size, num_epochs):
-            pixels = grid.Layout.widest(config.image_size, num_samples, num_epochs).pixels
+        pixels = grid.Layout(config.image_size, num_samples, num_epochs).pixels
+        if pixels > _MAX_PIXELS:
             raise ConfigError(
                 f"samples: {num_samples} x {num_epochs} epochs of image_size={config.image_size} are, with "
                 f"their names, {pixels / 1e6:.1f} million pixels; at most {_MAX_PIXELS // 10**6} are allowed: "
@@ -50,4 +50,4 @@ def look(
     encoded = grid.png(picture)
     path.write_bytes(encoded)
     tiles = f"{num_samples} x {num_epochs} images of {config.image_size} pixels"
-    print(f"{path}: {tiles}, with names {picture.width} x {picture.height}, {len(encoded) / 1000:,.0f} KB")
+    print(f"{path}: {tiles}, with names {picture.shape[1]} x {picture.shape[0]}, {len(encoded) / 1000:,.0f} KB")

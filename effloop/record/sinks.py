@@ -8,7 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from PIL import Image
+import numpy as np
+from numpy.typing import NDArray
 
 from effloop.errors import EffLoopError, warn
 from effloop.record.base import Moment
@@ -106,7 +107,7 @@ class Sink:
     def warning(self, line: str) -> None:
         """What went wrong with another sink; standard error has it already."""
 
-    def images(self, name: str, picture: Image.Image) -> None:
+    def images(self, name: str, picture: NDArray[np.uint8]) -> None:
         """A picture of what is trained on; RGB.
 
         Raises:

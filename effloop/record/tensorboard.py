@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
+import numpy as np
+from numpy.typing import NDArray
 
 from effloop.record.append import AppendFile
 from effloop.record.grid import png
@@ -34,10 +35,10 @@ class TensorBoardSink(Sink):
             self._write(first_step + 1, session_log=SessionLog(status=SessionLog.START))
         self._begin_session(hyperparameters)
 
-    def images(self, name: str, picture: Image.Image) -> None:
+    def images(self, name: str, picture: NDArray[np.uint8]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        width, height = picture.size
+        height, width, _ = picture.shape
         image = Summary.Image(width=width, height=height, colorspace=3, encoded_image_string=png(picture))
         self._write(0, summary=Summary(value=[Summary.Value(tag=name, image=image)]))
 

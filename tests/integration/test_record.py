@@ -214,12 +214,12 @@ def test_samples_in_tensorboard(finished: Path) -> None:
     (event,) = pictures(finished)
     shown = effloop.build_loader(configs.load(finished / "config.yaml")).preview(8, 4)
     picture = np.asarray(Image.open(io.BytesIO(event.encoded_image_string)))
-    layout = grid.Layout.of(shown)
+    layout = grid.Layout(16, 8, 4)
     for row in range(8):
         for column in range(4):
-            x, y = layout.corner(row, column)
+            y, x = layout.corner(row, column)
             assert np.array_equal(picture[y : y + 16, x : x + 16], shown.images[row, column])
-    assert np.array_equal(picture, np.asarray(grid.draw(shown)))
+    assert np.array_equal(picture, grid.draw(shown))
     assert (event.step, event.height, event.width) == (0, *picture.shape[:2])
 
 
@@ -268,8 +268,8 @@ def test_samples_in_tensorboard_are_no_larger_than_is_sane(here: Path, photos: P
     with trainer.recorder:
         trainer.recorder.images("samples", trainer.train.preview)
     (event,) = pictures(here / "outputs/x")
-    layout = grid.Layout.of(trainer.train.preview(7, 4))
-    assert (event.width, event.height) == layout.size
+    layout = grid.Layout(500, 7, 4)
+    assert (event.height, event.width) == layout.size
     assert layout.pixels <= 8_000_000
 
 
