@@ -30,10 +30,9 @@ from effloop.optim import Average, NoAverage, Objective, optimizers, scaled_lr, 
 from effloop.parallel import Parallel, parallels
 from effloop.precision import Precision, precisions
 from effloop.record import Metrics, recorders
-from effloop.runs import folder as snapshot
-from effloop.runs import reader as runs
+from effloop.runs.folder import RunInfo, claim_run_dir, record_resume, write_run_info
 from effloop.runs.pruning import MedianPruner
-from effloop.runs.reader import JOB
+from effloop.runs.reader import JOB, flatten
 from effloop.system.hardware import determinism_explained, find_device, keep_freed_memory, set_reproducible
 from effloop.train.step import Step
 from effloop.train.trainer import LoopConfig, Progress, Trainer, evaluate
@@ -112,7 +111,7 @@ def build_trainer(
         notes.append(f"compile  {seconds:.1f} s, before the first step")
 
     classes = list(train.classes)
-    about = snapshot.About(config, overrides, {"classes": classes, **data}, parallel.world_size)
+    about = RunInfo(config, overrides, {"classes": classes, **data}, parallel.world_size)
     epoch = state["progress"]["epoch"] if state and resume else None
     run_dir = Path(parallel.first(partial(_run_dir_of, about, run_dir, epoch, begun)))
     facts = {"config": configs.to_dict(config), "classes": classes, "data": data, "world_size": parallel.world_size}
@@ -130,7 +129,7 @@ def build_trainer(
             config.record,
             run_dir=run_dir,
             first_step=Progress(**state["progress"]).step if state else 0,
-            hyperparameters=runs.flat(configs.to_dict(config)),
+            hyperparameters=flatten(configs.to_dict(config)),
             rank=parallel.rank,
             world_size=parallel.world_size,
         ),
@@ -210,16 +209,16 @@ def _settled(config: Config, parallel: Parallel) -> tuple[Config, list[str]]:
     return config, lines
 
 
-def _run_dir_of(about: snapshot.About, run_dir: Path | None, epoch: int | None, begun: Callable[[Path], None]) -> str:
+def _run_dir_of(about: RunInfo, run_dir: Path | None, epoch: int | None, begun: Callable[[Path], None]) -> str:
     """The run folder, made with what it says of its run; or the one to go on in, brought up to date."""
     if epoch is not None:
         assert run_dir is not None
-        snapshot.goes_on(run_dir, about, epoch)
+        record_resume(run_dir, about, epoch)
         begun(run_dir)
         return str(run_dir)
-    made = snapshot.claim_run_dir(run_dir or Path("outputs") / check_run_name(about.config.run))
+    made = claim_run_dir(run_dir or Path("outputs") / check_run_name(about.config.run))
     begun(made)
-    snapshot.write(made, about)
+    write_run_info(made, about)
     return str(made)
 
 
@@ -228,7 +227,7 @@ def _prunes(config: Config, run_dir: Path, parallel: Parallel) -> Callable[[int,
     if not config.sweep.prune or not (run_dir / JOB).is_file():
         return lambda done, epochs: False
     rule = MedianPruner(run_dir, config.objective)
-    return lambda done, epochs: parallel.first(partial(rule.prunes, done, epochs))
+    return lambda done, epochs: parallel.first(partial(rule.should_prune, done, epochs))
 
 
 def evaluate_checkpoint(config: Config, state: Mapping[str, Any]) -> tuple[dict[str, float], Loader]:

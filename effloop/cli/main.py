@@ -32,7 +32,7 @@ from effloop.parallel.found import found
 from effloop.registry import choices
 from effloop.report import files as report
 from effloop.runs import compare
-from effloop.runs import reader as runs
+from effloop.runs.reader import find_runs
 from effloop.system.hardware import available_cores
 
 HELP = """\
@@ -167,10 +167,10 @@ def evaluate_run(args: list[str]) -> int:
 
 def diff_runs(args: list[str]) -> int:
     """`diff RUN RUN ...`: what differs between runs; of a sweep's folder all jobs take part."""
-    found = runs.find(map(Path, args))
+    found = find_runs(map(Path, args))
     if len(found) < 2:
         raise ConfigError("diff needs two runs or more: python -m effloop diff RUN RUN [RUN ...]")
-    Console().print(*compare.groups(found), sep="\n")
+    Console().print(*compare.difference_tables(found), sep="\n")
     return 0
 
 

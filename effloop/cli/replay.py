@@ -23,10 +23,9 @@ from effloop.data.source import Source, sources
 from effloop.data.source.base import printable
 from effloop.launch.execute import train_new
 from effloop.runs import compare
-from effloop.runs import folder as snapshot
-from effloop.runs import reader as runs
-from effloop.runs.environment import checkouts, environment
-from effloop.runs.reader import Run
+from effloop.runs.environment import describe_environment, find_checkouts
+from effloop.runs.folder import initial_files, read_overrides, read_resumes
+from effloop.runs.reader import RunRecord, read_run
 from effloop.system.hardware import available_cores, set_reproducible
 
 _LOOK_S = 20.0
@@ -44,23 +43,23 @@ def main(args: list[str]) -> int:
         EffLoopError: not a run folder, or what training raises.
     """
     folder, overrides = run_and_overrides("replay", args)
-    original = runs.read(folder)
+    original = read_run(folder)
     config = configs.load(folder / "config.yaml", overrides)
     differences = [*differing(original, config)]
     print("\n  ".join([f"replay of {folder}{', what differs:' if differences else ': nothing differs'}", *differences]))
     sys.stdout.flush()  # before the ranks' own lines
     config = _again(original, config, named=any(word.startswith("run=") for word in overrides))
-    typed = [word for word in snapshot.typed(folder) if not word.startswith("run=")]
+    typed = [word for word in read_overrides(folder) if not word.startswith("run=")]
     note = f"replay of {folder}"
     run_dir = train_new(config, [*typed, *overrides], Path("outputs") / config.run, note)
-    if _compare(original, runs.read(run_dir)) or differences:
+    if _compare(original, read_run(run_dir)) or differences:
         return 0
     if torch.cuda.is_available() and not config.deterministic:
         print("a GPU gives the same bits each time with deterministic=true only")
     return 1
 
 
-def _again(original: Run, config: Config, *, named: bool) -> Config:
+def _again(original: RunRecord, config: Config, *, named: bool) -> Config:
     """A config for another run folder, with as many ranks, whoever had started them."""
     if not named:
         config = replace(config, run=datetime.now().strftime("%Y-%m-%d/%H-%M-%S"))
@@ -70,7 +69,7 @@ def _again(original: Run, config: Config, *, named: bool) -> Config:
     )
 
 
-def _ranks(original: Run, config: Config) -> int | None:
+def _ranks(original: RunRecord, config: Config) -> int | None:
     """How many processes are to train; None if this machine decides."""
     parallel: Any = config.parallel
     if not parallel.of_ranks:
@@ -79,7 +78,7 @@ def _ranks(original: Run, config: Config) -> int | None:
     return parallel.processes or (then if isinstance(then, int) else None)
 
 
-def differing(original: Run, config: Config) -> Iterator[str]:
+def differing(original: RunRecord, config: Config) -> Iterator[str]:
     """A line for each thing that isn't as it was when a run began, as far as its numbers may hang on it.
 
     Args:
@@ -90,7 +89,7 @@ def differing(original: Run, config: Config) -> Iterator[str]:
         ConfigError, DataError: the data isn't there, or resumed.json is damaged.
     """
     yield from compare.configs(original.config, configs.to_dict(config))
-    for entry in snapshot.resumptions(original.path):
+    for entry in read_resumes(original.path):
         what = " ".join(entry["overrides"]), "; ".join(entry["differs"])
         if what[0]:
             yield f"it went on from epoch {entry['epoch']} with {what[0]}, which the replay has from its beginning"
@@ -100,7 +99,7 @@ def differing(original: Run, config: Config) -> Iterator[str]:
     names = {"train": config.data.train_split, "val": config.data.val_split}
     opened = {split: sources.build(config.data, name) for split, name in names.items()}
     prints = {split: source.fingerprint() for split, source in opened.items()}
-    data = {"classes": list(opened["train"].classes), **prints, **snapshot.begins_from(config)}
+    data = {"classes": list(opened["train"].classes), **prints, **initial_files(config)}
     yield from compare.inputs(original.data, data) if original.data else ["data: not recorded then"]
     with suppress(ValueError):  # an older run doesn't say when it was
         since = datetime.fromisoformat(str(original.environment.get("started"))).timestamp()
@@ -111,7 +110,7 @@ def _environment(config: Config, ranks: int) -> dict[str, Any]:
     """What the run will find."""
     if config.deterministic:
         set_reproducible(deterministic=True, cudnn_benchmark=False)  # which sets a variable
-    found = environment(checkouts(), ranks)
+    found = describe_environment(find_checkouts(), ranks)
     if config.parallel.of_ranks and not os.environ.get("OMP_NUM_THREADS"):
         found["hardware"]["torch_threads"] = max(1, available_cores() // ranks)  # of each of them
     return found
@@ -136,7 +135,7 @@ def _changed_files(opened: Sequence[Source], since: float, root: str | None) -> 
         yield f"data: files changed since then: {', '.join(map(printable, islice(names, _NAMED)))}{more}"
 
 
-def _compare(original: Run, again: Run) -> bool:
+def _compare(original: RunRecord, again: RunRecord) -> bool:
     """Say whether two runs' metrics are equal to the bit, as far as both go; whether they are."""
     then, now = original.metrics, again.metrics
     index = compare.first_difference(then, now)

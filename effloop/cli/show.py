@@ -10,7 +10,7 @@ from effloop.build.loader import build_loader
 from effloop.config import Config
 from effloop.errors import ConfigError
 from effloop.record import grid
-from effloop.runs import folder as snapshot
+from effloop.runs.folder import RunInfo, claim_run_dir, write_run_info
 
 _MAX_PIXELS = 80_000_000
 """Of the whole picture: Pillow and others warn of, or refuse, pictures of more than 89 million pixels."""
@@ -43,9 +43,9 @@ def look(
                 "set fewer samples or epochs, or a smaller image_size"
             )
         picture = grid.draw(loader.preview(num_samples, num_epochs))
-    run_dir = snapshot.claim_run_dir(run_dir)
+    run_dir = claim_run_dir(run_dir)
     data = {"classes": list(source.classes), split: source.fingerprint()}
-    snapshot.write(run_dir, snapshot.About(config, overrides, data))
+    write_run_info(run_dir, RunInfo(config, overrides, data))
     path = run_dir / "samples.png"
     encoded = grid.png(picture)
     path.write_bytes(encoded)

@@ -32,7 +32,7 @@ from effloop.parallel.join import Joined, join
 from effloop.parallel.join import joined as met
 from effloop.parallel.notes import FolderNotes, Notes
 from effloop.parallel.reports import ended_for_good, kind_of, read, reports
-from effloop.runs.environment import own_version
+from effloop.runs.environment import effloop_version
 from effloop.system.hardware import available_cores
 
 _PATIENCE_S = {"lost": 5.0, "crash": 1.0}
@@ -180,7 +180,11 @@ def _again(job: Job, notes: Notes) -> Job:
 
 def _facts() -> dict[str, str]:
     """What has to be the same on all ranks."""
-    return {"effloop": own_version(), "python": platform.python_version(), "the arguments": shlex.join(sys.argv[1:])}
+    return {
+        "effloop": effloop_version(),
+        "python": platform.python_version(),
+        "the arguments": shlex.join(sys.argv[1:]),
+    }
 
 
 def _tell_of_a_bug(place: Place, error: Exception) -> None:

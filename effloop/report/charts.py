@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from effloop.report.comparison import FORMATS, are_numbers, number
-from effloop.runs.reader import Row, Run
+from effloop.runs.reader import Row, RunRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -137,7 +137,7 @@ def log_scale(axes: Axes) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def curves(runs: Sequence[Run]) -> dict[str, Figure]:
+def curves(runs: Sequence[RunRecord]) -> dict[str, Figure]:
     """Losses, scores and images/s of all runs over the epochs; those that no run has are left out.
 
     Each run's line has the gid `run-INDEX` and its colour. Long ones are thinned out: means of neighbouring points.
@@ -174,7 +174,7 @@ def _draw(axes: Axes, lines: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
     axes.set_xlim(left=0)
 
 
-def _line(run: Run, split: str, key: str, limit: int) -> tuple[np.ndarray, np.ndarray]:
+def _line(run: RunRecord, split: str, key: str, limit: int) -> tuple[np.ndarray, np.ndarray]:
     """Epochs and values, float64, not more than `limit` of them (30 at least); NaN where there is no value."""
     rows: Sequence[Row] = [row for row in run.metrics if row.get("split") == split]
     if split == "perf":
@@ -189,7 +189,7 @@ def _line(run: Run, split: str, key: str, limit: int) -> tuple[np.ndarray, np.nd
     return np.add.reduceat(x, starts) / counts, np.add.reduceat(y, starts) / counts
 
 
-def _epochs(run: Run, rows: Sequence[Row]) -> np.ndarray:
+def _epochs(run: RunRecord, rows: Sequence[Row]) -> np.ndarray:
     """Where rows' updates are, in epochs: between those that evaluations follow; within the first, as far as it got."""
     evaluated = [row for row in run.metrics if row.get("split") == "val"]
     evaluated += [row for row in run.perf if row.get("span") == "evaluation"]

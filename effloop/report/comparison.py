@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from effloop.data.source.base import printable
-from effloop.runs import compare as comparing
-from effloop.runs.reader import SWEEP, Run, differing, flat
+from effloop.runs.compare import format_value
+from effloop.runs.reader import SWEEP, RunRecord, differing_values, flatten
 from effloop.task.objectives import OBJECTIVES, check_objective
 
 FORMATS = {
@@ -46,7 +46,7 @@ class Comparison:
         best: index of the best of several; None: there is none.
     """
 
-    runs: Sequence[Run]
+    runs: Sequence[RunRecord]
     objective: str
     names: Sequence[str]
     swept: Mapping[str, Sequence[Any]]
@@ -67,7 +67,7 @@ class Comparison:
         return f"{len(self.runs)} run{'s' * (len(self.runs) != 1)}: {said}"
 
 
-def compare(runs: Sequence[Run], objective: str) -> Comparison:
+def compare(runs: Sequence[RunRecord], objective: str) -> Comparison:
     """What there is to be said of runs.
 
     Raises:
@@ -83,13 +83,13 @@ def compare(runs: Sequence[Run], objective: str) -> Comparison:
     return Comparison(runs, objective, _names(runs), swept(runs), values, best)
 
 
-def measured(run: Run, name: str) -> float:
+def measured(run: RunRecord, name: str) -> float:
     """What a run brought, by a name of `OBJECTIVES`; NaN: not known. A job that failed took its seconds, too."""
     value = run.value(name)
     return number(run.job.get("seconds")) if name == "seconds" and math.isnan(value) else value
 
 
-def swept(runs: Sequence[Run]) -> dict[str, list[Any]]:
+def swept(runs: Sequence[RunRecord]) -> dict[str, list[Any]]:
     """{key: its value in each run} for what runs were made to differ in.
 
     Of one sweep's jobs these are overrides, as they were typed; of any runs keys of their configs, without those that
@@ -97,13 +97,13 @@ def swept(runs: Sequence[Run]) -> dict[str, list[Any]]:
     """
     sweeps = {next((path for path in run.path.parents if (path / SWEEP).is_file()), None) for run in runs}
     if len(sweeps) == 1 and all("overrides" in run.job for run in runs):
-        return differing([_typed(run.job["overrides"]) for run in runs])
+        return differing_values([_typed(run.job["overrides"]) for run in runs])
     found = {key: values for key, values in differences([run.config for run in runs]).items() if _counts(key)}
     if "model.name" in found and "model.arch" in found:  # model=resnet50 is what is typed
         models = zip(found["model.name"], found["model.arch"], strict=True)
         found["model.name"] = [arch if name == "torchvision" else name for name, arch in models]
     for part in [key.removesuffix(".name") for key in found if key.endswith(".name") and key.count(".") == 1]:
-        shared = set.intersection(*(set(flat(run.config)) for run in runs if run.config))
+        shared = set.intersection(*(set(flatten(run.config)) for run in runs if run.config))
         names = found[f"{part}.name"]
         found = {
             key: values
@@ -127,7 +127,7 @@ def short(keys: Iterable[str]) -> dict[str, str]:
 def differences(trees: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """{key: its value in each tree} for what isn't the same in all; an empty tree is not known, and has None."""
     known = [index for index, tree in enumerate(trees) if tree]
-    columns = differing([trees[index] for index in known])
+    columns = differing_values([trees[index] for index in known])
     spread: dict[str, list[Any]] = {key: [None] * len(trees) for key in columns}
     for key, values in columns.items():
         for index, value in zip(known, values, strict=True):
@@ -135,7 +135,7 @@ def differences(trees: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return spread
 
 
-def time_split(run: Run) -> dict[str, float]:
+def time_split(run: RunRecord) -> dict[str, float]:
     """Seconds for each of `SPLIT`: the summary's, or what perf.jsonl has so far; {} if neither says."""
     told = run.summary.get("time")
     seconds = dict.fromkeys(SPLIT, 0.0)
@@ -151,12 +151,12 @@ def time_split(run: Run) -> dict[str, float]:
     return {part: value for part, value in seconds.items() if 0 < value < math.inf}
 
 
-def why(run: Run) -> str:
+def why(run: RunRecord) -> str:
     """The reason of a run that failed."""
     return run.reason or "no reason is known"
 
 
-def epochs(run: Run) -> tuple[int, Any]:
+def epochs(run: RunRecord) -> tuple[int, Any]:
     """Epochs that are done, and how many there are to be; None: not known."""
     done = [int(row["epoch"]) + 1 for row in run.metrics if row.get("split") == "val" and "epoch" in row]
     return max(done, default=0), run.config.get("epochs")
@@ -174,7 +174,7 @@ def are_numbers(values: Iterable[Any]) -> bool:
 
 def word(value: Any) -> str:
     """A value as it is typed, on one line; what can't be printed as an escape, None as a dash."""
-    return "-" if value is None else printable(comparing.word(value).encode("utf-8", "surrogatepass"))
+    return "-" if value is None else printable(format_value(value).encode("utf-8", "surrogatepass"))
 
 
 def brief(value: Any) -> str:
@@ -189,7 +189,7 @@ def written(name: str, value: float) -> str:
     return FORMATS[name].format(value) if math.isfinite(value) else "-"
 
 
-def _names(runs: Sequence[Run]) -> list[str]:
+def _names(runs: Sequence[RunRecord]) -> list[str]:
     """Job numbers, or as much of the ends of the paths as it takes to tell them apart."""
     names = [run.name for run in runs]
     parts = [run.path.absolute().parts for run in runs]

@@ -36,7 +36,7 @@ from effloop.report.comparison import (
 from effloop.report.figures import write_csv
 from effloop.report.page import page
 from effloop.report.sweep_plot import against
-from effloop.runs.reader import SWEEP, Row, Run, find
+from effloop.runs.reader import SWEEP, Row, RunRecord, find_runs
 from effloop.task.objectives import check_objective
 
 SUMMARY, PLOT, REPORT = "summary.csv", "plot.png", "report.html"
@@ -58,7 +58,7 @@ def main(args: list[str]) -> int:
     for key, value in options.items():
         if not value:
             raise ConfigError(f"report: '{key}=' has no value; set one or drop it")
-    runs = list({run.path.resolve(): run for run in find(paths)}.values())
+    runs = list({run.path.resolve(): run for run in find_runs(paths)}.values())
     objective = check_objective(options.get("objective") or _objective(runs))
     folder = Path("outputs/reports") / time.strftime("%Y-%m-%d/%H-%M-%S")
     if "out" in options or len(paths) == 1:
@@ -71,13 +71,13 @@ def main(args: list[str]) -> int:
     return 0
 
 
-def _objective(runs: Sequence[Run]) -> str:
+def _objective(runs: Sequence[RunRecord]) -> str:
     """The one that all runs were made for; else `val/top1`."""
     told = {str(run.config["objective"]) for run in runs if "objective" in run.config}
     return told.pop() if len(told) == 1 else "val/top1"
 
 
-def write(runs: Sequence[Run], folder: Path, objective: str, title: str) -> None:
+def write(runs: Sequence[RunRecord], folder: Path, objective: str, title: str) -> None:
     """Write summary.csv, plot.png and report.html.
 
     Args:
@@ -129,7 +129,7 @@ def _known(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def table(runs: Sequence[Run], objective: str) -> Table:
+def table(runs: Sequence[RunRecord], objective: str) -> Table:
     """A row for each run, as wide as the terminal allows; below it stands what found no room, and why runs failed.
 
     Raises:

@@ -28,9 +28,9 @@ from effloop.report.comparison import (
     written,
 )
 from effloop.report.sweep_plot import against
-from effloop.runs.compare import OF_EACH_RUN
-from effloop.runs.environment import own_version
-from effloop.runs.reader import flat
+from effloop.runs.compare import PER_RUN_KEYS
+from effloop.runs.environment import effloop_version
+from effloop.runs.reader import flatten
 
 _MAX_VALUES = 12  # of a key, in the table of differences
 _MAX_LABELS = 16  # runs whose buttons say what was swept; more are shown by name
@@ -85,7 +85,7 @@ def _head(comparison: Comparison, title: str) -> str:
     when = time.strftime("%Y-%m-%d %H:%M")
     return (
         f"<header><h1>{_text(title)}</h1>"
-        f'<p class="soft">{_text(comparison.counts())} · written {when} by EffLoop {own_version()}</p>'
+        f'<p class="soft">{_text(comparison.counts())} · written {when} by EffLoop {effloop_version()}</p>'
         f'<ul class="facts">{told}</ul></header>'
     )
 
@@ -217,7 +217,7 @@ def _config(comparison: Comparison) -> str:
     configs = [{key: value for key, value in run.config.items() if key != "run"} for run in comparison.runs]
     differ = differences(configs)
     known = next((config for config in configs if config), {})
-    same = [f"{key}: {word(value)}" for key, value in flat(known).items() if key not in differ]
+    same = [f"{key}: {word(value)}" for key, value in flatten(known).items() if key not in differ]
     if not same:
         return ""
     summary = f"<summary>{len(same)} keys are the same in all</summary>"
@@ -243,4 +243,4 @@ def _differing(comparison: Comparison, trees: Sequence[Mapping[str, Any]]) -> st
 
 def _lasting(environment: Mapping[str, Any]) -> dict[str, Any]:
     """An environment without what is another in each run."""
-    return {key: value for key, value in environment.items() if key not in OF_EACH_RUN}
+    return {key: value for key, value in environment.items() if key not in PER_RUN_KEYS}

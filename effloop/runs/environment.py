@@ -20,7 +20,7 @@ import torch
 
 from effloop.system.hardware import available_cores
 
-VARIABLES = (
+RECORDED_VARIABLES = (
     "ATEN_CPU_CAPABILITY",
     "CUBLAS_WORKSPACE_CONFIG",
     "CUDA_VISIBLE_DEVICES",
@@ -42,9 +42,9 @@ VARIABLES = (
 )
 """Environment variables that choose kernels or divide sums. No others are looked at: they may hold secrets."""
 
-DRIVER = Path("/proc/driver/nvidia/version")
+NVIDIA_MODULE = Path("/proc/driver/nvidia/version")
 """What NVIDIA's kernel module says of itself."""
-_PATIENCE_S = 10
+_TIMEOUT_S = 10
 _DIFF = (
     *("--binary", "--unified=3", "--no-color", "--no-ext-diff", "--no-textconv"),
     *("--no-relative", "--src-prefix=a/", "--dst-prefix=b/", "--submodule=short"),
@@ -75,7 +75,7 @@ class Checkout:
         return found | ({"changes": hashlib.sha256(self.diff).hexdigest()} if self.diff else {})
 
 
-def checkout(folder: Path, holds: str = "") -> Checkout | None:
+def find_checkout(folder: Path, holds: str = "") -> Checkout | None:
     """The git checkout that a folder is in; None outside of one, without git, or where it has no commit.
 
     Args:
@@ -86,7 +86,7 @@ def checkout(folder: Path, holds: str = "") -> Checkout | None:
     def ask(*words: str) -> bytes:
         variables = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # who only looks writes nothing
         command = ["git", "-C", str(folder), *words]
-        return subprocess.run(command, capture_output=True, check=True, timeout=_PATIENCE_S, env=variables).stdout
+        return subprocess.run(command, capture_output=True, check=True, timeout=_TIMEOUT_S, env=variables).stdout
 
     try:
         root, commit = ask("rev-parse", "--show-toplevel", "HEAD").decode().splitlines()
@@ -102,13 +102,13 @@ def checkout(folder: Path, holds: str = "") -> Checkout | None:
     return Checkout(Path(root), commit, diff, tuple(untracked))
 
 
-def checkouts() -> dict[str, Checkout | None]:
+def find_checkouts() -> dict[str, Checkout | None]:
     """`git`: of the folder that the run was started in; `effloop`: of EffLoop, None where it was installed."""
     package = Path(__file__).parents[1]  # which a virtual environment in somebody's checkout may hold, untracked
-    return {"git": checkout(Path.cwd()), "effloop": checkout(package, holds="__init__.py")}
+    return {"git": find_checkout(Path.cwd()), "effloop": find_checkout(package, holds="__init__.py")}
 
 
-def environment(found: Mapping[str, Checkout | None], ranks: int = 1) -> dict[str, Any]:
+def describe_environment(found: Mapping[str, Checkout | None], ranks: int = 1) -> dict[str, Any]:
     """Packages, Python, commits, hardware and variables of this process; the machine's name is left out.
 
     Args:
@@ -132,16 +132,16 @@ def environment(found: Mapping[str, Checkout | None], ranks: int = 1) -> dict[st
             "torch_threads": torch.get_num_threads(),
             "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
             "gpus": gpus,
-            "driver": driver() if gpus else None,
+            "driver": nvidia_driver() if gpus else None,
             "cuda": torch.version.cuda if gpus else None,
             "cudnn": torch.backends.cudnn.version() if gpus else None,  # type: ignore[no-untyped-call]
         },
-        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+        "variables": {name: os.environ[name] for name in RECORDED_VARIABLES if name in os.environ},
         "packages": _packages(),
     }
 
 
-def own_version() -> str:
+def effloop_version() -> str:
     """EffLoop's version; `not installed` in a checkout that is only on the path."""
     try:
         return version("effloop")
@@ -166,17 +166,17 @@ def _processor() -> str:
     return found[1] if found else platform.processor()
 
 
-def driver() -> str | None:
+def nvidia_driver() -> str | None:
     """Version of NVIDIA's driver: as its kernel module says it, else as `nvidia-smi`, which takes a second."""
     try:
-        found = re.search(r"Kernel Module(?: for \S+)?\s+([\d.]+)", DRIVER.read_text())
+        found = re.search(r"Kernel Module(?: for \S+)?\s+([\d.]+)", NVIDIA_MODULE.read_text())
     except OSError:
         found = None
     if found:
         return found[1]
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_PATIENCE_S).stdout
+        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S).stdout
     except (OSError, subprocess.SubprocessError):
         return None
     return said.partition("\n")[0] or None

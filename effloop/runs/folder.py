@@ -20,14 +20,14 @@ from effloop.config import Config
 from effloop.errors import ConfigError
 from effloop.model import weights_file
 from effloop.runs import compare
-from effloop.runs.environment import Checkout, checkouts, environment
+from effloop.runs.environment import Checkout, describe_environment, find_checkouts
 
-STAMP = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(/\d+)?$")  # and a sweep's job number
+TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(/\d+)?$")  # and a sweep's job number
 
 RESUMED = "resumed.json"
 """In a run folder: how the run went on otherwise than it began."""
 
-_MOST_CHANGES = 5_000_000  # bytes of a diff
+_MAX_DIFF_BYTES = 5_000_000  # bytes of a diff
 
 
 def claim_run_dir(path: Path) -> Path:
@@ -45,7 +45,7 @@ def claim_run_dir(path: Path) -> Path:
             candidate.mkdir(parents=True, exist_ok=True)
             (candidate / "config.yaml").touch(exist_ok=False)  # whoever makes the file owns the folder
         except FileExistsError:
-            if not STAMP.search(path.as_posix()):
+            if not TIMESTAMP.search(path.as_posix()):
                 raise ConfigError(
                     f"run: {path} holds a run already; go on with it (python -m effloop resume {path}) "
                     "or set run=ANOTHER_NAME"
@@ -58,7 +58,7 @@ def claim_run_dir(path: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class About:
+class RunInfo:
     """What a run folder says of its run.
 
     Attributes:
@@ -74,23 +74,23 @@ class About:
     ranks: int = 1
 
 
-def write(run_dir: Path, about: About) -> None:
+def write_run_info(run_dir: Path, info: RunInfo) -> None:
     """Write config.yaml, overrides.yaml, environment.json and data.json.
 
     And changes.diff where the checkout that it is started in has changes; effloop.diff for EffLoop's, if it is another.
     """
-    found = checkouts()
-    configs.save(about.config, run_dir / "config.yaml")
-    _write_overrides(run_dir, about.overrides)
-    _write_json(run_dir / "environment.json", environment(found, about.ranks))
-    _write_json(run_dir / "data.json", {**about.data, **begins_from(about.config)})
+    found = find_checkouts()
+    configs.save(info.config, run_dir / "config.yaml")
+    _write_overrides(run_dir, info.overrides)
+    _write_json(run_dir / "environment.json", describe_environment(found, info.ranks))
+    _write_json(run_dir / "data.json", {**info.data, **initial_files(info.config)})
     named = (("effloop.diff", found["effloop"]), ("changes.diff", found["git"]))  # the latter, where they are the same
     for name, each in {each.root: (name, each) for name, each in named if each}.values():
         if each.facts["dirty"]:
             (run_dir / name).write_bytes(_changes(each))
 
 
-def goes_on(run_dir: Path, about: About, epoch: int) -> None:
+def record_resume(run_dir: Path, info: RunInfo, epoch: int) -> None:
     """Bring a run folder up to what its run goes on with from `epoch` on.
 
     Overrides go to config.yaml and overrides.yaml. Where the rest of the run isn't what it would have been without a
@@ -100,16 +100,16 @@ def goes_on(run_dir: Path, about: About, epoch: int) -> None:
         then = json.loads((run_dir / "environment.json").read_text("utf-8"))
     except (OSError, ValueError):  # no reason not to go on
         then = {}
-    differs = compare.environments(then, environment(checkouts(), about.ranks))
-    if about.overrides:
-        _write_overrides(run_dir, [*typed(run_dir), *about.overrides])
-        configs.save(about.config, run_dir / "config.yaml")
-    if about.overrides or differs:
-        entry = {"epoch": epoch, "overrides": list(about.overrides), "differs": differs}
-        _write_json(run_dir / RESUMED, [*resumptions(run_dir), entry])
+    differs = compare.environments(then, describe_environment(find_checkouts(), info.ranks))
+    if info.overrides:
+        _write_overrides(run_dir, [*read_overrides(run_dir), *info.overrides])
+        configs.save(info.config, run_dir / "config.yaml")
+    if info.overrides or differs:
+        entry = {"epoch": epoch, "overrides": list(info.overrides), "differs": differs}
+        _write_json(run_dir / RESUMED, [*read_resumes(run_dir), entry])
 
 
-def typed(run_dir: Path) -> list[str]:
+def read_overrides(run_dir: Path) -> list[str]:
     """The overrides that a run was composed from, and went on with; empty where they can't be read."""
     try:
         found = yaml.safe_load((run_dir / "overrides.yaml").read_text("utf-8"))
@@ -118,7 +118,7 @@ def typed(run_dir: Path) -> list[str]:
     return [str(each) for each in found] if isinstance(found, list) else []
 
 
-def resumptions(run_dir: Path) -> list[dict[str, Any]]:
+def read_resumes(run_dir: Path) -> list[dict[str, Any]]:
     """The entries of resumed.json: each has `epoch`, `overrides`, `differs`.
 
     Raises:
@@ -134,27 +134,27 @@ def resumptions(run_dir: Path) -> list[dict[str, Any]]:
         raise ConfigError(f"{path} can't be read: {error}; it was not written by EffLoop, or is damaged") from None
 
 
-def fingerprint(path: Path) -> dict[str, Any]:
+def file_fingerprint(path: Path) -> dict[str, Any]:
     """`path`, `bytes` and `sha256` of a file; 2 s for 1 GB."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return {"path": os.path.abspath(path), "bytes": file.tell(), "sha256": digest}
 
 
-def begins_from(config: Config) -> dict[str, Any]:
+def initial_files(config: Config) -> dict[str, Any]:
     """Fingerprints of the files that a new run begins from: of `resume`'s checkpoint, of `model.weights`' file."""
     found = {"resume": files.find(Path(config.resume), "last")} if config.resume else {}
     weights = weights_file(config.model.weights) if config.model.weights and not config.resume else None
     found |= {"weights": weights} if weights else {}
-    return {name: fingerprint(path) for name, path in found.items()}
+    return {name: file_fingerprint(path) for name, path in found.items()}
 
 
 def _changes(dirty: Checkout) -> bytes:
     """The changes of a checkout; `git apply` takes them, and passes over the lines before."""
     head = [f"# {dirty.root} at {dirty.commit}", *(f"# not tracked, not in here: {name}" for name in dirty.untracked)]
-    if len(dirty.diff) > _MOST_CHANGES:
-        head.append(f"# cut: {len(dirty.diff):,} bytes, of which the first {_MOST_CHANGES:,} are here")
-    return "\n".join(head).encode("utf-8", "surrogateescape") + b"\n" + dirty.diff[:_MOST_CHANGES]
+    if len(dirty.diff) > _MAX_DIFF_BYTES:
+        head.append(f"# cut: {len(dirty.diff):,} bytes, of which the first {_MAX_DIFF_BYTES:,} are here")
+    return "\n".join(head).encode("utf-8", "surrogateescape") + b"\n" + dirty.diff[:_MAX_DIFF_BYTES]
 
 
 def _write_overrides(run_dir: Path, overrides: Sequence[str]) -> None:

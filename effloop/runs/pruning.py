@@ -6,8 +6,7 @@ import math
 from pathlib import Path
 from statistics import median
 
-from effloop.runs import reader as runs
-from effloop.runs.reader import JOB
+from effloop.runs.reader import JOB, read_jsonl
 from effloop.task.objectives import OBJECTIVES
 
 _OTHERS = 4
@@ -32,7 +31,7 @@ class MedianPruner:
         self._run_dir = run_dir
         self._objective = objective
 
-    def prunes(self, epoch: int, epochs: int) -> bool:
+    def should_prune(self, epoch: int, epochs: int) -> bool:
         """Whether the run should end here, where `epoch` of `epochs` have been trained, evaluated and recorded."""
         if epoch >= epochs or epoch < _WARM_UP * epochs:
             return False
@@ -47,7 +46,7 @@ class MedianPruner:
     def _best(self, run_dir: Path, epoch: int) -> float:
         """The best score of a run's first `epoch` epochs; infinitely bad if it has none, NaN if it isn't so far."""
         key = self._objective.removeprefix("val/")
-        rows = [row for row in runs.rows(run_dir / "metrics.jsonl") if row.get("split") == "val"]
+        rows = [row for row in read_jsonl(run_dir / "metrics.jsonl") if row.get("split") == "val"]
         values = [row.get(key) for row in rows if row["epoch"] < epoch]
         if len(values) < epoch:
             return math.nan

@@ -23,7 +23,7 @@ Row: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Run:
+class RunRecord:
     """What a run folder says; what isn't there is empty.
 
     Attributes:
@@ -74,7 +74,7 @@ class Run:
         return math.nan if found is None else float(found)
 
 
-def read(path: Path) -> Run:
+def read_run(path: Path) -> RunRecord:
     """A run folder, also one whose run is under way, failed or was killed.
 
     Raises:
@@ -83,63 +83,63 @@ def read(path: Path) -> Run:
     if not (path / "config.yaml").is_file() and not (path / JOB).is_file():
         what = "is not there" if not path.exists() else "is not a run folder"
         raise ConfigError(f"'{path}' {what}; name a folder that holds config.yaml, or a sweep's")
-    job = _job(path / JOB)
-    return Run(
+    job = _read_job_file(path / JOB)
+    return RunRecord(
         path=path,
-        config=_yaml(path / "config.yaml", dict),
-        overrides=job.get("overrides") or _yaml(path / "overrides.yaml", list),
-        environment=_json(path / "environment.json"),
-        data=_json(path / "data.json"),
-        summary=_json(path / "summary.json"),
-        metrics=rows(path / "metrics.jsonl"),
-        perf=rows(path / "perf.jsonl"),
+        config=_read_yaml(path / "config.yaml", dict),
+        overrides=job.get("overrides") or _read_yaml(path / "overrides.yaml", list),
+        environment=_read_json(path / "environment.json"),
+        data=_read_json(path / "data.json"),
+        summary=_read_json(path / "summary.json"),
+        metrics=read_jsonl(path / "metrics.jsonl"),
+        perf=read_jsonl(path / "perf.jsonl"),
         job=job,
     )
 
 
-def notes(sweep: Path) -> dict[Path, dict[str, Any]]:
+def read_job_files(sweep: Path) -> dict[Path, dict[str, Any]]:
     """{folder: its job.json} of a sweep's jobs, by their numbers; those that haven't begun have no folder yet."""
-    found = {path.parent: _job(path) for path in sweep.rglob(JOB)}
+    found = {path.parent: _read_job_file(path) for path in sweep.rglob(JOB)}
     return dict(sorted(found.items(), key=lambda item: (int(item[1]["number"]), item[0])))
 
 
-def jobs(sweep: Path) -> list[Run]:
+def read_jobs(sweep: Path) -> list[RunRecord]:
     """The jobs of a sweep's folder, by their numbers."""
-    return [read(folder) for folder in notes(sweep)]
+    return [read_run(folder) for folder in read_job_files(sweep)]
 
 
-def find(paths: Iterable[Path]) -> list[Run]:
+def find_runs(paths: Iterable[Path]) -> list[RunRecord]:
     """The runs in some folders, each a run's or a sweep's.
 
     Raises:
         ConfigError: one of them is neither.
     """
-    found: list[Run] = []
+    found: list[RunRecord] = []
     for path in paths:
-        found += (jobs(path) if (path / SWEEP).is_file() else []) or [read(path)]
+        found += (read_jobs(path) if (path / SWEEP).is_file() else []) or [read_run(path)]
     return found
 
 
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """{"optim.lr": 0.1, …} of a tree of dicts; an empty dict is a value."""
     found: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{key}.")
+            found |= flatten(value, f"{prefix}{key}.")
         else:
             found[f"{prefix}{key}"] = value
     return found
 
 
-def differing(trees: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+def differing_values(trees: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """{key: its value in each tree} for what isn't the same in all; None where a tree hasn't it."""
-    flats = [flat(tree) for tree in trees]
+    flats = [flatten(tree) for tree in trees]
     keys = dict.fromkeys(key for each in flats for key in each)
     columns = {key: [each.get(key) for each in flats] for key in keys}
     return {key: values for key, values in columns.items() if any(value != values[0] for value in values)}
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
@@ -149,14 +149,14 @@ def _json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _job(path: Path) -> dict[str, Any]:
-    job = _json(path)
+def _read_job_file(path: Path) -> dict[str, Any]:
+    job = _read_json(path)
     if path.is_file() and not {"number", "state"} <= job.keys():
         raise ConfigError(f"{path} has no number and state; it was not written by EffLoop, or is damaged")
     return job
 
 
-def _yaml(path: Path, kind: type) -> Any:
+def _read_yaml(path: Path, kind: type) -> Any:
     """What a file says, a `kind`; an empty one if there is no file."""
     try:
         found = yaml.safe_load(path.read_text("utf-8")) or kind()
@@ -170,7 +170,7 @@ def _yaml(path: Path, kind: type) -> Any:
         raise ConfigError(f"{path} can't be read: {line}; it was not written by EffLoop, or is damaged") from None
 
 
-def rows(path: Path) -> list[Row]:
+def read_jsonl(path: Path) -> list[Row]:
     """The lines of a JSON lines file, without a last one that is cut off."""
     try:
         lines = path.read_text("utf-8").splitlines()

@@ -25,8 +25,7 @@ from effloop.config import finish
 from effloop.config import hydra_app as launch
 from effloop.errors import EffLoopError
 from effloop.launch.rank import Job, Prefixed, end_with_parent
-from effloop.runs import reader as runs
-from effloop.runs.reader import JOB, Run
+from effloop.runs.reader import JOB, RunRecord, read_job_files, read_run
 
 _PATIENCE_S = 10
 """For a job to end that was told to."""
@@ -105,15 +104,15 @@ class Sweep:
             return None
         return found.value(self.objective)
 
-    def _earlier(self, number: int, own: Sequence[str]) -> Run | None:
+    def _earlier(self, number: int, own: Sequence[str]) -> RunRecord | None:
         """What an earlier start left of the job with the same values: of the sweep, or of this job by its launcher."""
-        notes = runs.notes(Path(self.folder))  # not all that the jobs wrote: 35 ms each
+        notes = read_job_files(Path(self.folder))  # not all that the jobs wrote: 35 ms each
         same = [folder for folder, note in notes.items() if sorted(note["overrides"]) == sorted(own)]
         mine = [folder for folder in same if notes[folder]["number"] == number]  # several may have the same values
         found = mine or (same if self.resume else [])
-        return runs.read(found[0]) if found else None
+        return read_run(found[0]) if found else None
 
-    def _note(self, number: int, own: list[str], planned: Path, earlier: Run | None) -> Note:
+    def _note(self, number: int, own: list[str], planned: Path, earlier: RunRecord | None) -> Note:
         """What keeps the job's state: in its folder of an earlier start, or in one that nobody else has."""
         if earlier:
             if planned != earlier.path:
@@ -128,7 +127,7 @@ class Sweep:
         note.write("waiting")
         return note
 
-    def _do(self, tree: DictConfig, task: list[str], note: Note) -> Run:
+    def _do(self, tree: DictConfig, task: list[str], note: Note) -> RunRecord:
         """Do a job, as far as that can be; what came of it."""
         try:
             job = self._job(tree, task, Path(note.folder))
@@ -136,7 +135,7 @@ class Sweep:
             note.write("failed", str(error))
         else:
             self._run(job, note)
-        return runs.read(Path(note.folder))
+        return read_run(Path(note.folder))
 
     def _job(self, tree: DictConfig, task: list[str], folder: Path) -> Job:
         """What is to be done in a folder: all of it, or what is left."""
@@ -166,7 +165,7 @@ class Sweep:
                 process.stdin.close()
             with _lines_passed_on(process, f"[job {note.number}] "), _ends(process):
                 code = process.wait()
-        if runs.read(Path(note.folder)).job["state"] == "running":  # it couldn't say itself how it ended
+        if read_run(Path(note.folder)).job["state"] == "running":  # it couldn't say itself how it ended
             note.write("killed", _ending(code))
 
 

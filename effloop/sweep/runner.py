@@ -25,9 +25,8 @@ from effloop.config import hydra_setup as search
 from effloop.config import messages as explain
 from effloop.errors import ConfigError, EffLoopError, InterruptedRunError
 from effloop.report import files as report
-from effloop.runs import folder as snapshot
-from effloop.runs import reader as runs
-from effloop.runs.reader import SWEEP, Run
+from effloop.runs.folder import TIMESTAMP
+from effloop.runs.reader import SWEEP, RunRecord, read_jobs
 from effloop.sweep.isolation import Sweep
 from effloop.task.objectives import OBJECTIVES
 
@@ -67,7 +66,7 @@ def sweep(args: list[str], *, debug: bool = False) -> None:
         added = _added(choices, shared, config.objective, folder)
         go_on = _how_to_go_on(flags, overrides, folder)
         problem = _launch(job, flags, [*overrides, *added], go_on)
-        found = runs.jobs(folder)
+        found = read_jobs(folder)
         if not found:
             for name in (SWEEP, "multirun.yaml"):
                 (folder / name).unlink(missing_ok=True)
@@ -123,14 +122,14 @@ def _launch(job: Sweep, flags: list[str], overrides: list[str], go_on: str) -> E
     except EffLoopError as error:
         return error
     except Exception as error:  # of a launcher
-        if job.debug or not runs.jobs(Path(job.folder)):
+        if job.debug or not read_jobs(Path(job.folder)):
             raise
         reason = (str(error).splitlines() or [""])[0]
         return ConfigError(f"hydra/launcher: it ended with {type(error).__name__}: {reason}")
     return None
 
 
-def _show(found: Sequence[Run], folder: Path, objective: str) -> ConfigError | None:
+def _show(found: Sequence[RunRecord], folder: Path, objective: str) -> ConfigError | None:
     """The table on the terminal; summary.csv, plot.png and report.html in the sweep's folder, or why they aren't."""
     place = os.path.relpath(folder)
     console = Console()
@@ -144,7 +143,7 @@ def _show(found: Sequence[Run], folder: Path, objective: str) -> ConfigError | N
     return None
 
 
-def _raise_for(found: Sequence[Run], count: int, problem: EffLoopError | None, go_on: str) -> None:
+def _raise_for(found: Sequence[RunRecord], count: int, problem: EffLoopError | None, go_on: str) -> None:
     """Say which jobs didn't come to their end.
 
     Raises:
@@ -235,7 +234,7 @@ def _earlier(file: TextIO) -> dict[str, Any]:
 def _folder(planned: Path, config: Config) -> Path:
     """The folder; made now, if it isn't to be gone on with."""
     place, tries = os.path.relpath(planned), 1
-    stamped = snapshot.STAMP.search(planned.as_posix())
+    stamped = TIMESTAMP.search(planned.as_posix())
     if config.sweep.resume and (planned / SWEEP).is_file():
         return planned
     if config.sweep.resume and stamped:

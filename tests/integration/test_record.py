@@ -35,7 +35,7 @@ from effloop.bench.benchmarks import Preloaded
 from effloop.checkpoint import files
 from effloop.cli.main import main
 from effloop.record import grid
-from effloop.runs import reader as runs
+from effloop.runs.reader import read_run
 
 NUMBER = r"-?\d+\.\d+"
 PAIR = rf"{NUMBER} \({NUMBER}\)"
@@ -257,7 +257,7 @@ def test_a_run_that_goes_on_has_no_result_yet(here: Path, finished: Path) -> Non
         configs.load(run / "config.yaml", ["epochs=4"]), run_dir=run, resume=run / "checkpoints/last.ckpt"
     )
     with trainer.recorder:
-        assert runs.read(run).state == "begun"
+        assert read_run(run).state == "begun"
     trainer.train.close()
     trainer.val.close()
 

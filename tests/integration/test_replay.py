@@ -15,7 +15,7 @@ from runs import rows, train
 from effloop import config as configs
 from effloop.cli import replay
 from effloop.cli.main import main
-from effloop.runs import reader as runs
+from effloop.runs.reader import read_run
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_equal_to_the_bit(original: Path, here: Path, capsys: pytest.CaptureFixt
     run = again(out)
     assert run.is_relative_to("outputs")
     assert (run / "metrics.jsonl").read_bytes() == (original / "metrics.jsonl").read_bytes()
-    assert runs.read(run).config == {**runs.read(original).config, "run": str(run.relative_to("outputs"))}
+    assert read_run(run).config == {**read_run(original).config, "run": str(run.relative_to("outputs"))}
     typed = yaml.safe_load((original / "overrides.yaml").read_text())
     assert yaml.safe_load((run / "overrides.yaml").read_text()) == [word for word in typed if word != "run=run"]
 
@@ -115,7 +115,7 @@ def test_a_changed_file_is_named_before_the_start(photos: Path, here: Path, caps
     for name in "01234567":
         shutil.copyfile(data / "train/a/000.jpg", data / f"train/a/{name}.jpg")
     *_, counted, changed = replay.differing(
-        runs.read(Path("outputs/x")), configs.load(Path("outputs/x/config.yaml"), ["data.root=data"])
+        read_run(Path("outputs/x")), configs.load(Path("outputs/x/config.yaml"), ["data.root=data"])
     )
     assert counted.startswith("train: 40 samples, 30,")
     assert ", 48 samples, " in counted.replace("then", "")
@@ -125,7 +125,7 @@ def test_a_changed_file_is_named_before_the_start(photos: Path, here: Path, caps
 def test_packed_data(photos: Path, here: Path) -> None:
     root = write_as("memmap", photos, here / "set.effloop")
     assert train(root, "run=x", "epochs=1", "record=none", "checkpoint=none") == 0
-    original, config = runs.read(Path("outputs/x")), configs.load(Path("outputs/x/config.yaml"))
+    original, config = read_run(Path("outputs/x")), configs.load(Path("outputs/x/config.yaml"))
     assert [*replay.differing(original, config)] == []
     root.touch()
     assert [*replay.differing(original, config)] == [f"data: files changed since then: {root}"]
@@ -134,7 +134,7 @@ def test_packed_data(photos: Path, here: Path) -> None:
 def test_what_a_run_began_from(original: Path, photos: Path, here: Path) -> None:
     shutil.copytree(original, "earlier")
     assert train(photos, "run=x", "resume=earlier", "epochs=2") == 0
-    run, config = runs.read(Path("outputs/x")), configs.load(Path("outputs/x/config.yaml"))
+    run, config = read_run(Path("outputs/x")), configs.load(Path("outputs/x/config.yaml"))
     assert run.data["resume"]["path"] == str(here / "earlier/checkpoints/last.ckpt")
     assert [*replay.differing(run, config)] == []
     assert main(["resume", "earlier", "epochs=2"]) == 0

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from effloop.cli.main import main
 from effloop.report.files import table, write
-from effloop.runs import reader as runs
+from effloop.runs.reader import find_runs, read_jobs, read_run
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def written(sweep: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of that sweep's report."""
     folder = tmp_path_factory.mktemp("report") / "new/folder"
-    write(runs.jobs(sweep), folder, "val/top1", "a title")
+    write(read_jobs(sweep), folder, "val/top1", "a title")
     return folder
 
 
@@ -45,8 +45,8 @@ class TestFiles:
         assert [row["optim.lr"] for row in rows] == ["0.003", "0.01", "0.1", "", "20.0"]
         assert [row["best"] for row in rows] == ["1", "0", "0", "0", "0"]
         assert [row["epochs done"] for row in rows] == ["8", "8", "8", "0", "2"]
-        assert float(rows[0]["val/top1"]) == pytest.approx(runs.read(sweep / "0").summary["best"]["top1"])
-        assert float(rows[0]["last val/loss"]) == pytest.approx(runs.read(sweep / "0").summary["last"]["loss"])
+        assert float(rows[0]["val/top1"]) == pytest.approx(read_run(sweep / "0").summary["best"]["top1"])
+        assert float(rows[0]["last val/loss"]) == pytest.approx(read_run(sweep / "0").summary["last"]["loss"])
         assert float(rows[0]["time/evaluation"]) == pytest.approx(1.6)
         assert float(rows[2]["time/evaluation"]) == pytest.approx(1.6)  # as far as it got
         assert (rows[3]["val/top1"], rows[3]["images/s"], rows[3]["seconds"]) == ("", "", "3.5")
@@ -93,7 +93,7 @@ class TestTable:
         monkeypatch.setenv("COLUMNS", "80")
         console = Console()
         with console.capture() as captured:
-            console.print(table(runs.find(made), "val/top1"))
+            console.print(table(find_runs(made), "val/top1"))
         text = captured.get()
         assert "…" not in text
         assert all(text.count(result) == 2 for result in ("68.72%", "0.9256", "11.6%", "14.1", "8/8"))
@@ -102,7 +102,7 @@ class TestTable:
         keys = {"lr": [0.001], "optim.weight_decay": [0.1], "batch_size": [8], "seed": [1], "epochs": [3]}
         make_sweep(tmp_path / "a", keys)
         make_sweep(tmp_path / "b", {key: [2 * value for value in values] for key, values in keys.items()})
-        found = runs.find([tmp_path / "a", tmp_path / "b"])
+        found = find_runs([tmp_path / "a", tmp_path / "b"])
         for columns, more in ((200, "+1 more in summary.csv: "), (80, "+3 more in summary.csv: ")):
             monkeypatch.setenv("COLUMNS", str(columns))
             assert str(table(found, "val/loss").caption).startswith(more)

@@ -11,7 +11,7 @@ import pytest
 from folders import HOSTILE, make_run, make_troubled_sweep
 
 from effloop.report.files import write
-from effloop.runs import reader as runs
+from effloop.runs.reader import find_runs
 
 webdriver = pytest.importorskip("selenium.webdriver")
 from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
@@ -44,7 +44,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "<img src=x onerror=document.title='taken'>"
     make_troubled_sweep(folder)
     make_run(folder / "seven", f'data.root="{HOSTILE}"', "lr=0.5", epochs=3)
-    write(runs.find([folder / name for name in "01234"] + [folder / "seven"]), folder, "val/top1", HOSTILE)
+    write(find_runs([folder / name for name in "01234"] + [folder / "seven"]), folder, "val/top1", HOSTILE)
     return folder / "report.html"
 
 

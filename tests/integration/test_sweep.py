@@ -18,7 +18,7 @@ import yaml
 from runs import TINY, call, rows, start
 
 from effloop.cli.main import main
-from effloop.runs import reader as runs
+from effloop.runs.reader import JOB, SWEEP, read_jobs, read_run
 
 QUIET = ("record.console=false", "record.tensorboard=false")
 
@@ -28,7 +28,7 @@ def sweep(photos: Path, *overrides: str) -> int:
 
 
 def states(folder: Path) -> dict[str, str]:
-    return {run.path.name: run.state for run in runs.jobs(folder)}
+    return {run.path.name: run.state for run in read_jobs(folder)}
 
 
 def wait_for(path: Path, holds: str = "") -> str:
@@ -57,11 +57,11 @@ class TestJobs:
         ]
         folder = found[0].parents[1]
         assert configs[3]["run"] == f"{folder.relative_to(here / 'outputs')}/3"
-        assert [run.job["overrides"] for run in runs.jobs(folder)][:2] == [
+        assert [run.job["overrides"] for run in read_jobs(folder)][:2] == [
             ["seed=1", "optim=sgd"],
             ["seed=1", "optim=adamw"],
         ]
-        assert runs.jobs(folder)[0].environment["command"][-2:] == ["seed=1", "optim=sgd"]
+        assert read_jobs(folder)[0].environment["command"][-2:] == ["seed=1", "optim=sgd"]
         for name in ("summary.csv", "plot.png", "report.html"):
             assert (folder / name).stat().st_size
         place = folder.relative_to(here)
@@ -108,7 +108,7 @@ class TestJobs:
         (here / "mine/experiment/small.yaml").write_text("# @package _global_\nepochs: 1\nbatch_size: 4\n")
         args = [f"data.root={photos}", *TINY[:1], *TINY[3:], *QUIET, "device=cpu", "parallel=none,ddp", "run=x"]
         assert main(["-m", "--config-dir", "mine", "experiment=small", *args]) == 0
-        found = runs.jobs(here / "outputs/multirun/x")
+        found = read_jobs(here / "outputs/multirun/x")
         assert [run.config["parallel"]["name"] for run in found] == ["none", "ddp"]
         assert [row["step"] for row in rows(found[1].path) if row["split"] == "val"] == [5]
 
@@ -232,7 +232,7 @@ def test_search(here: Path, photos: Path, capfd: pytest.CaptureFixture[str]) -> 
     assert sweep(photos, *words, "run=x") == 2
     assert "2 of 4 jobs of the sweep failed" in capfd.readouterr().err
     folder = here / "outputs/multirun/x"
-    values = {run.config["lr"]: run.value("val/top1") for run in runs.jobs(folder) if run.state == "done"}
+    values = {run.config["lr"]: run.value("val/top1") for run in read_jobs(folder) if run.state == "done"}
     best: Any = yaml.safe_load((folder / "optimization_results.yaml").read_text())
     assert best["best_value"] == max(values.values()) == values[float(best["best_params"]["lr"])]
     assert values[0.01] > values[1e-9]
@@ -248,13 +248,13 @@ def test_a_run_that_is_worse_than_most_ends_early(here: Path, photos: Path) -> N
     for number, seed in enumerate((1, 2, 3, 4, 1)):
         (folder / str(number)).mkdir(parents=True)
         fields = {"number": number, "overrides": [f"seed={seed}"], "state": "killed" if number == 4 else "done"}
-        (folder / str(number) / runs.JOB).write_text(json.dumps({**fields, "reason": ""}))
+        (folder / str(number) / JOB).write_text(json.dumps({**fields, "reason": ""}))
         if number == 4:
             continue
         scores = [{"split": "val", "epoch": epoch, "step": epoch, "top1": 1.0} for epoch in range(8)]
         (folder / str(number) / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in scores))
-    (folder / runs.SWEEP).write_text(json.dumps({"overrides": [f"data.root={photos}", *TINY, *QUIET, *overrides]}))
+    (folder / SWEEP).write_text(json.dumps({"overrides": [f"data.root={photos}", *TINY, *QUIET, *overrides]}))
     assert sweep(photos, *overrides, "seed=1,2,3,4,1", "run=x", "sweep.resume=true") == 0
-    last = runs.read(folder / "4")
+    last = read_run(folder / "4")
     assert (last.state, last.summary["pruned"]) == ("pruned", 2)
     assert [row["epoch"] for row in last.metrics if row["split"] == "val"] == [0, 1]

@@ -16,7 +16,7 @@ from PIL import Image
 from effloop.report.charts import colours, curves, png, style, svg
 from effloop.report.comparison import compare
 from effloop.report.sweep_plot import against
-from effloop.runs.reader import Run
+from effloop.runs.reader import RunRecord
 
 
 @pytest.fixture(autouse=True)
@@ -25,10 +25,10 @@ def _styled() -> Iterator[None]:
         yield
 
 
-def jobs(*overrides: str, top1: list[float | None] | None = None, state: str = "done") -> list[Run]:
+def jobs(*overrides: str, top1: list[float | None] | None = None, state: str = "done") -> list[RunRecord]:
     scores = top1 or [0.1 * (number + 1) for number in range(len(overrides))]
     return [
-        Run(
+        RunRecord(
             path=Path(f"/sweep/{number}"),
             metrics=[{"split": "val", "epoch": 0, "step": 5, "top1": score, "loss": 1.0}],
             summary={"images_per_s": 100.0 + number},
@@ -97,7 +97,7 @@ class TestAgainst:
             assert image.size[0] == 1500
 
 
-def trained(epochs: int, per_epoch: int, **facts: Any) -> Run:
+def trained(epochs: int, per_epoch: int, **facts: Any) -> RunRecord:
     steps = range(1, epochs * per_epoch + 1)
     metrics: list[dict[str, Any]] = [
         {"split": "train", "epoch": (s - 1) // per_epoch, "step": s, "loss": 1 / s} for s in steps
@@ -105,7 +105,7 @@ def trained(epochs: int, per_epoch: int, **facts: Any) -> Run:
     metrics += [
         {"split": "val", "epoch": e, "step": (e + 1) * per_epoch, "loss": 1.0, "top1": 0.5} for e in range(epochs)
     ]
-    return Run(path=Path("/run"), metrics=metrics, **facts)
+    return RunRecord(path=Path("/run"), metrics=metrics, **facts)
 
 
 class TestCurves:
@@ -120,20 +120,21 @@ class TestCurves:
     def test_under_way(self) -> None:
         rows = [{"split": "train", "epoch": 0, "step": step, "loss": 1.0} for step in (1, 2)]
         perf = [{"span": "train", "epoch": 0, "step": step, "seconds": 1.0, "images_per_s": 9.0} for step in (1, 2)]
-        figures = curves([Run(path=Path("/run"), metrics=rows, perf=perf), Run(path=Path("/job"))])
+        figures = curves([RunRecord(path=Path("/run"), metrics=rows, perf=perf), RunRecord(path=Path("/job"))])
         assert [list(figures[name].axes[0].lines[0].get_xdata()) for name in figures] == [[0.5, 1.0], [0.5, 1.0]]
-        assert curves([Run(path=Path("/job"))]) == {}
+        assert curves([RunRecord(path=Path("/job"))]) == {}
 
     def test_goes_on_behind_the_last_evaluation(self) -> None:
         run = trained(2, 4)
         more = [{"split": "train", "epoch": 2, "step": 10, "loss": 1.0}]
-        x = curves([Run(path=Path("/run"), metrics=[*run.metrics, *more])])["train/loss"].axes[0].lines[0].get_xdata()
+        longer = RunRecord(path=Path("/run"), metrics=[*run.metrics, *more])
+        x = curves([longer])["train/loss"].axes[0].lines[0].get_xdata()
         assert x[-1] == 2.5
 
     def test_long_ones_are_thinned_and_gaps_stay(self) -> None:
         run = trained(10, 2000)
         metrics = [{**row, "loss": None} if row["step"] == 1 else row for row in run.metrics]
-        (line,) = curves([Run(path=Path("/run"), metrics=metrics)])["train/loss"].axes[0].lines
+        (line,) = curves([RunRecord(path=Path("/run"), metrics=metrics)])["train/loss"].axes[0].lines
         assert len(line.get_xdata()) <= 8000
         assert math.isnan(line.get_ydata()[0])
         assert line.get_ydata()[-1] == pytest.approx(1 / 20000, rel=1e-3)

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 from effloop.report.comparison import compare, differences, short, swept, time_split, word, written
-from effloop.runs.reader import Run
+from effloop.runs.reader import RunRecord
 
 NUMBER = itertools.count()
 
 
-def run(config: dict[str, Any] | None = None, top1: float | None = None, **facts: Any) -> Run:
+def run(config: dict[str, Any] | None = None, top1: float | None = None, **facts: Any) -> RunRecord:
     metrics = [] if top1 is None else [{"split": "val", "epoch": 0, "step": 5, "top1": top1, "loss": 1 - top1}]
     path = facts.pop("path", Path(f"/runs/{next(NUMBER)}"))
-    return Run(path=path, config=config or {}, metrics=metrics, **facts)
+    return RunRecord(path=path, config=config or {}, metrics=metrics, **facts)
 
 
-def job(number: int, *overrides: str, state: str = "done", top1: float | None = None) -> Run:
+def job(number: int, *overrides: str, state: str = "done", top1: float | None = None) -> RunRecord:
     facts = {"number": number, "overrides": list(overrides), "state": state}
     return run({"lr": 1, "optim": {"lr": 1}}, top1, job=facts, path=Path(f"/sweep/{number}"))
 

@@ -10,8 +10,8 @@ import torch
 
 import effloop
 from effloop.runs import environment
-from effloop.runs import folder as snapshot
-from effloop.runs.environment import checkout, checkouts
+from effloop.runs.environment import find_checkout, find_checkouts
+from effloop.runs.folder import RunInfo, write_run_info
 
 
 def git(folder: Path, *words: str) -> None:
@@ -34,14 +34,14 @@ def repo(here: Path) -> Path:
 def written(folder: Path) -> Path:
     """A run folder of a run that is started here."""
     folder.mkdir(parents=True)
-    snapshot.write(folder, snapshot.About(effloop.compose(), [], {}))
+    write_run_info(folder, RunInfo(effloop.compose(), [], {}))
     return folder
 
 
 def test_a_clean_checkout(repo: Path) -> None:
     (repo / "outputs").mkdir()
     (repo / "outputs/x").write_text("where runs land is no change")
-    found = checkout(repo / "sub")
+    found = find_checkout(repo / "sub")
     assert found is not None
     assert found.facts == {"commit": found.commit, "dirty": False}
     assert len(found.commit) == 40
@@ -66,11 +66,11 @@ def test_what_was_changed_can_be_applied(repo: Path, tmp_path: Path) -> None:
 def test_the_users_settings_of_git_change_nothing(repo: Path) -> None:
     (repo / "a.py").write_text("two\n")
     (repo / "new.py").touch()
-    found = checkout(repo / "sub")
+    found = find_checkout(repo / "sub")
     for key, value in {"noprefix": "true", "relative": "true", "context": "0", "external": "false"}.items():
         git(repo, "config", f"diff.{key}", value)
     git(repo, "config", "status.showUntrackedFiles", "no")
-    assert checkout(repo / "sub") == found
+    assert find_checkout(repo / "sub") == found
 
 
 def test_a_package_twice_is_the_one_that_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,14 +79,14 @@ def test_a_package_twice_is_the_one_that_is_imported(tmp_path: Path, monkeypatch
         info = tmp_path / folder / "some.dist-info"
         info.mkdir(parents=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: Some\nVersion: {version}\n")
-    assert environment.environment({"git": None, "effloop": None})["packages"]["some"] == "2.0"
+    assert environment.describe_environment({"git": None, "effloop": None})["packages"]["some"] == "2.0"
 
 
 def test_changes_are_told_apart(repo: Path) -> None:
     hashes = []
     for text in ("two\n", "three\n", "two\n"):
         (repo / "a.py").write_text(text)
-        found = checkout(repo)
+        found = find_checkout(repo)
         assert found is not None
         assert found.facts["dirty"]
         hashes.append(found.facts["changes"])
@@ -101,25 +101,25 @@ def test_a_huge_change_is_cut(repo: Path) -> None:
 
 
 def test_no_checkout(here: Path) -> None:
-    assert checkout(here) is None
+    assert find_checkout(here) is None
     git(here, "init")
-    assert checkout(here) is None  # without a commit
-    assert checkouts()["git"] is None
-    assert environment.environment(checkouts())["git"] is None
+    assert find_checkout(here) is None  # without a commit
+    assert find_checkouts()["git"] is None
+    assert environment.describe_environment(find_checkouts())["git"] is None
 
 
 def test_an_installed_effloop_is_of_nobodys_checkout(repo: Path) -> None:
     (repo / "sub/package.py").write_text("in a virtual environment")
-    assert checkout(repo / "sub", holds="package.py") is None
+    assert find_checkout(repo / "sub", holds="package.py") is None
     git(repo, "add", ".")
     git(repo, "commit", "-m", "second")
-    assert checkout(repo / "sub", holds="package.py") is not None
+    assert find_checkout(repo / "sub", holds="package.py") is not None
 
 
 def test_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
     monkeypatch.setenv("API_TOKEN", "hunter2")
-    found = environment.environment({"git": None, "effloop": None}, ranks=3)
+    found = environment.describe_environment({"git": None, "effloop": None}, ranks=3)
     assert found["variables"]["MKL_CBWR"] == "COMPATIBLE"
     assert "hunter2" not in str(found)
     assert found["ranks"] == 3
@@ -136,5 +136,5 @@ def test_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_driver(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "version").write_text(f"NVRM version: {module}\nGCC version:  gcc version 12.3.0\n")
-    monkeypatch.setattr(environment, "DRIVER", tmp_path / "version")
-    assert environment.driver() == module.split()[-2 if "Tue" not in module else -3]
+    monkeypatch.setattr(environment, "NVIDIA_MODULE", tmp_path / "version")
+    assert environment.nvidia_driver() == module.split()[-2 if "Tue" not in module else -3]

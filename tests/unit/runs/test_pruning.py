@@ -34,4 +34,4 @@ def write(folder: Path, losses: Sequence[float | None]) -> Path:
 def test_by_the_loss(mine: list[float | None], others: list[list[float | None]], ends: bool, tmp_path: Path) -> None:
     for number, losses in enumerate(others):
         write(tmp_path / str(number), losses)
-    assert MedianPruner(write(tmp_path / "mine", mine), "val/loss").prunes(2, 8) is ends
+    assert MedianPruner(write(tmp_path / "mine", mine), "val/loss").should_prune(2, 8) is ends
