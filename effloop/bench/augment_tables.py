@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from effloop.bench.harness import Figures
-from effloop.report.figures import Panel, plot, write_csv
+from effloop.report.figures import BarPanel, plot_bars, write_csv
 
 Pairs = Mapping[tuple[int, ...], tuple[float, float]]
 
@@ -177,10 +177,10 @@ def files(result: Mapping[str, Any], out: Path) -> None:
     shared = {key: result[key] for key in ("engine", "repeats", "gpu_ran_on")}
     rows = [{**{key: value for key, value in row.items() if key != "seconds"}, **shared} for row in result["rows"]]
     write_csv(out.with_suffix(".csv"), rows)
-    plot(out.with_suffix(".png"), list(_panels(result)))
+    plot_bars(out.with_suffix(".png"), list(_panels(result)))
 
 
-def _panels(result: Mapping[str, Any]) -> list[Panel]:
+def _panels(result: Mapping[str, Any]) -> list[BarPanel]:
     """One for the libraries, and one for each library that has been on both devices."""
     found = []
     for name, rows in _by_table(result["rows"]).items():
@@ -193,7 +193,7 @@ def _panels(result: Mapping[str, Any]) -> list[Panel]:
     return found
 
 
-def _panel(rows: Sequence[dict[str, Any]], title: str, axis: str) -> Panel:
+def _panel(rows: Sequence[dict[str, Any]], title: str, axis: str) -> BarPanel:
     passes = axis == "passes"
     names = [str(row["passes"]) if passes else f"{row['batch_size']} x {row['num_workers']}" for row in rows]
     bars: dict[str, list[tuple[float, float, float] | None]] = {}
@@ -203,4 +203,4 @@ def _panel(rows: Sequence[dict[str, Any]], title: str, axis: str) -> Panel:
         bars.setdefault(label, []).append(tuple(share * row[key] for key in _SECONDS))
         marks.setdefault(label, []).append(row["reported_ms_per_image"])
     groups = list(dict.fromkeys(names))
-    return Panel(title, "ms per image", axis, groups, bars, marks, "reported by others")
+    return BarPanel(title, "ms per image", axis, groups, bars, marks, "reported by others")

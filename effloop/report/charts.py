@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from effloop.report.comparison import FORMATS, are_numbers, number
+from effloop.report.comparison import METRIC_FORMATS, are_numbers, as_number
 from effloop.runs.reader import Row, RunRecord
 
 if TYPE_CHECKING:
@@ -84,12 +84,12 @@ def style() -> Iterator[None]:
         yield
 
 
-def png(figure: Figure, path: Path) -> None:
+def save_png(figure: Figure, path: Path) -> None:
     """Write a picture; needs no display."""
     figure.savefig(path, format="png", dpi=150, facecolor="white")
 
 
-def svg(figure: Figure, label: str) -> str:
+def to_svg(figure: Figure, label: str) -> str:
     """A picture as an element of a page: as wide as its place, with the page's ink.
 
     What was drawn with the gid `run-3` has `data-run="3"`.
@@ -117,11 +117,11 @@ def _short(path: re.Match[str]) -> str:
     return f' d="{packed}"'
 
 
-def scale(axis: Any, name: str) -> None:
+def format_axis(axis: Any, name: str) -> None:
     """Label an axis in what is measured: shares as per cent, thousands with commas."""
     from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-    if "%" in FORMATS.get(name, ""):
+    if "%" in METRIC_FORMATS.get(name, ""):
         axis.set_major_formatter(PercentFormatter(1.0))
     elif name == "images/s":
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
@@ -137,7 +137,7 @@ def log_scale(axes: Axes) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def curves(runs: Sequence[RunRecord]) -> dict[str, Figure]:
+def plot_curves(runs: Sequence[RunRecord]) -> dict[str, Figure]:
     """Losses, scores and images/s of all runs over the epochs; those that no run has are left out.
 
     Each run's line has the gid `run-INDEX` and its colour. Long ones are thinned out: means of neighbouring points.
@@ -155,7 +155,7 @@ def curves(runs: Sequence[RunRecord]) -> dict[str, Figure]:
         _draw(axes, lines)
         axes.set(title=name, xlabel="epoch")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        scale(axes.yaxis, name)
+        format_axis(axes.yaxis, name)
         if name == "images/s":
             axes.set_ylim(bottom=0)
     return figures
@@ -179,7 +179,7 @@ def _line(run: RunRecord, split: str, key: str, limit: int) -> tuple[np.ndarray,
     rows: Sequence[Row] = [row for row in run.metrics if row.get("split") == split]
     if split == "perf":
         rows = [row for row in run.perf if row.get("span") == "train"]
-    y = np.array([number(row.get(key)) for row in rows])
+    y = np.array([as_number(row.get(key)) for row in rows])
     x, y = _epochs(run, rows), np.where(np.isfinite(y), y, math.nan)
     run_length = math.ceil(len(y) / max(limit, 30)) or 1
     if run_length == 1:
@@ -199,5 +199,5 @@ def _epochs(run: RunRecord, rows: Sequence[Row]) -> np.ndarray:
         ends = {max(known, default=1): 1}
     x, y = [0, *sorted(ends)], [0, *(ends[step] for step in sorted(ends))]
     rate = (y[-1] - y[-2]) / max(x[-1] - x[-2], 1)
-    steps = np.array([number(row.get("step")) for row in rows])
+    steps = np.array([as_number(row.get("step")) for row in rows])
     return np.asarray(np.interp(steps, x, y) + np.maximum(0, steps - x[-1]) * rate)

@@ -13,7 +13,7 @@ from effloop.runs.compare import format_value
 from effloop.runs.reader import SWEEP, RunRecord, differing_values, flatten
 from effloop.task.objectives import OBJECTIVES, check_objective
 
-FORMATS = {
+METRIC_FORMATS = {
     "val/top1": "{:.2%}",
     "val/top5": "{:.2%}",
     "val/loss": "{:.4f}",
@@ -23,13 +23,13 @@ FORMATS = {
 }
 """What is measured -> how it is written."""
 
-SPLIT = ("wait", "step", "evaluation", "checkpoint", "other")
+TIME_PARTS = ("wait", "step", "evaluation", "checkpoint", "other")
 """What a run's time goes to."""
 
-BROKEN = ("failed", "killed")
+FAILED_STATES = ("failed", "killed")
 """States of runs whose scores don't count."""
 
-_ASIDE = ("run", "resume", "sweep", "objective")
+_IDENTITY_KEYS = ("run", "resume", "sweep", "objective")
 """Config keys that say which run it is, not how it trains."""
 
 
@@ -55,41 +55,41 @@ class Comparison:
 
     def label(self, index: int) -> str:
         """`3: lr=0.1 weight_decay=0.05`: a run's name and what makes it this one."""
-        keys = short(self.swept)
+        keys = short_names(self.swept)
         values = {keys[key]: each[index] for key, each in self.swept.items()}
-        said = [f"{key}={brief(value)}" for key, value in values.items() if value is not None]
-        return f"{word(self.names[index])}: {' '.join(said)}" if said else word(self.names[index])
+        said = [f"{key}={to_short_text(value)}" for key, value in values.items() if value is not None]
+        return f"{to_text(self.names[index])}: {' '.join(said)}" if said else to_text(self.names[index])
 
     def counts(self) -> str:
         """`8 runs: 6 done, 1 failed, 1 killed`."""
         states = Counter(run.state for run in self.runs)
-        said = ", ".join(f"{count} {word(state)}" for state, count in states.most_common())
+        said = ", ".join(f"{count} {to_text(state)}" for state, count in states.most_common())
         return f"{len(self.runs)} run{'s' * (len(self.runs) != 1)}: {said}"
 
 
-def compare(runs: Sequence[RunRecord], objective: str) -> Comparison:
+def compare_runs(runs: Sequence[RunRecord], objective: str) -> Comparison:
     """What there is to be said of runs.
 
     Raises:
         ConfigError: there is no such objective.
     """
     check_objective(objective)
-    values = [math.nan if run.state in BROKEN else measured(run, objective) for run in runs]
+    values = [math.nan if run.state in FAILED_STATES else metric_value(run, objective) for run in runs]
     known = [(value, index) for index, value in enumerate(values) if math.isfinite(value)]
     best = None
     if len(known) > 1:
         sign = -1 if OBJECTIVES[objective] else 1
         best = min(known, key=lambda each: (sign * each[0], each[1]))[1]
-    return Comparison(runs, objective, _names(runs), swept(runs), values, best)
+    return Comparison(runs, objective, _names(runs), swept_values(runs), values, best)
 
 
-def measured(run: RunRecord, name: str) -> float:
+def metric_value(run: RunRecord, name: str) -> float:
     """What a run brought, by a name of `OBJECTIVES`; NaN: not known. A job that failed took its seconds, too."""
     value = run.value(name)
-    return number(run.job.get("seconds")) if name == "seconds" and math.isnan(value) else value
+    return as_number(run.job.get("seconds")) if name == "seconds" and math.isnan(value) else value
 
 
-def swept(runs: Sequence[RunRecord]) -> dict[str, list[Any]]:
+def swept_values(runs: Sequence[RunRecord]) -> dict[str, list[Any]]:
     """{key: its value in each run} for what runs were made to differ in.
 
     Of one sweep's jobs these are overrides, as they were typed; of any runs keys of their configs, without those that
@@ -117,11 +117,11 @@ def swept(runs: Sequence[RunRecord]) -> dict[str, list[Any]]:
     return {key.removesuffix(".name") if key.count(".") == 1 else key: values for key, values in found.items()}
 
 
-def short(keys: Iterable[str]) -> dict[str, str]:
+def short_names(keys: Iterable[str]) -> dict[str, str]:
     """{key: as much of its end as it takes to tell it apart}, on one line."""
     ends = {key: key.rpartition(".")[2] for key in keys}
     counts = Counter(ends.values())
-    return {key: word(end if counts[end] == 1 else key) for key, end in ends.items()}
+    return {key: to_text(end if counts[end] == 1 else key) for key, end in ends.items()}
 
 
 def differences(trees: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -135,14 +135,14 @@ def differences(trees: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return spread
 
 
-def time_split(run: RunRecord) -> dict[str, float]:
-    """Seconds for each of `SPLIT`: the summary's, or what perf.jsonl has so far; {} if neither says."""
+def time_by_part(run: RunRecord) -> dict[str, float]:
+    """Seconds for each of `TIME_PARTS`: the summary's, or what perf.jsonl has so far; {} if neither says."""
     told = run.summary.get("time")
-    seconds = dict.fromkeys(SPLIT, 0.0)
+    seconds = dict.fromkeys(TIME_PARTS, 0.0)
     if isinstance(told, Mapping):
-        seconds = {part: number(told.get(part)) for part in SPLIT}
+        seconds = {part: as_number(told.get(part)) for part in TIME_PARTS}
     for row in () if isinstance(told, Mapping) else run.perf:
-        span, whole, wait = row.get("span"), number(row.get("seconds")), number(row.get("wait_s"))
+        span, whole, wait = row.get("span"), as_number(row.get("seconds")), as_number(row.get("wait_s"))
         if span == "train" and math.isfinite(whole + wait):
             seconds["wait"] += wait
             seconds["step"] += whole - wait
@@ -151,42 +151,42 @@ def time_split(run: RunRecord) -> dict[str, float]:
     return {part: value for part, value in seconds.items() if 0 < value < math.inf}
 
 
-def why(run: RunRecord) -> str:
+def failure_reason(run: RunRecord) -> str:
     """The reason of a run that failed."""
     return run.reason or "no reason is known"
 
 
-def epochs(run: RunRecord) -> tuple[int, Any]:
+def epochs_done(run: RunRecord) -> tuple[int, Any]:
     """Epochs that are done, and how many there are to be; None: not known."""
     done = [int(row["epoch"]) + 1 for row in run.metrics if row.get("split") == "val" and "epoch" in row]
     return max(done, default=0), run.config.get("epochs")
 
 
-def number(value: Any) -> float:
+def as_number(value: Any) -> float:
     """What a file says where a number belongs; NaN if it isn't one."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
 
 def are_numbers(values: Iterable[Any]) -> bool:
     """Whether they are finite numbers, all of them."""
-    return all(math.isfinite(number(value)) for value in values)
+    return all(math.isfinite(as_number(value)) for value in values)
 
 
-def word(value: Any) -> str:
+def to_text(value: Any) -> str:
     """A value as it is typed, on one line; what can't be printed as an escape, None as a dash."""
     return "-" if value is None else printable(format_value(value).encode("utf-8", "surrogatepass"))
 
 
-def brief(value: Any) -> str:
+def to_short_text(value: Any) -> str:
     """A value as it is typed, but no more than six digits of one that a search has drawn."""
-    return f"{value:.6g}" if isinstance(value, float) and len(str(value)) > 8 else word(value)
+    return f"{value:.6g}" if isinstance(value, float) and len(str(value)) > 8 else to_text(value)
 
 
-def written(name: str, value: float) -> str:
+def format_metric(name: str, value: float) -> str:
     """What was measured, as it is shown; a dash: not known."""
     if name == "val/loss" and 1e6 <= abs(value) < math.inf:  # it diverged
         return f"{value:.2e}"
-    return FORMATS[name].format(value) if math.isfinite(value) else "-"
+    return METRIC_FORMATS[name].format(value) if math.isfinite(value) else "-"
 
 
 def _names(runs: Sequence[RunRecord]) -> list[str]:
@@ -206,7 +206,7 @@ def _follows(values: Sequence[Any], names: Sequence[Any]) -> bool:
 
 
 def _counts(key: str) -> bool:
-    return key.split(".")[0] not in _ASIDE
+    return key.split(".")[0] not in _IDENTITY_KEYS
 
 
 def _typed(overrides: Sequence[str]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ _BARS = 0.8  # of the room that a group has
 
 
 @dataclass(frozen=True)
-class Panel:
+class BarPanel:
     """Groups of bars.
 
     Attributes:
@@ -43,7 +43,7 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         writer.writerows(rows)
 
 
-def plot(path: Path, panels: Sequence[Panel]) -> None:
+def plot_bars(path: Path, panels: Sequence[BarPanel]) -> None:
     """Draw panels below each other; needs no display."""
     from matplotlib.figure import Figure
 
@@ -53,7 +53,7 @@ def plot(path: Path, panels: Sequence[Panel]) -> None:
     figure.savefig(path, format="png")
 
 
-def _draw(panel: Panel, axes: Any) -> None:
+def _draw(panel: BarPanel, axes: Any) -> None:
     width = _BARS / len(panel.bars)
     for number, (name, values) in enumerate(panel.bars.items()):
         offset = (number - (len(panel.bars) - 1) / 2) * width

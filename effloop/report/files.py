@@ -17,25 +17,25 @@ from rich.text import Text
 from effloop.errors import ConfigError
 from effloop.report import charts
 from effloop.report.comparison import (
-    BROKEN,
-    FORMATS,
-    SPLIT,
+    FAILED_STATES,
+    METRIC_FORMATS,
+    TIME_PARTS,
     Comparison,
     are_numbers,
-    brief,
-    compare,
+    compare_runs,
     differences,
-    epochs,
-    measured,
-    short,
-    time_split,
-    why,
-    word,
-    written,
+    epochs_done,
+    failure_reason,
+    format_metric,
+    metric_value,
+    short_names,
+    time_by_part,
+    to_short_text,
+    to_text,
 )
 from effloop.report.figures import write_csv
-from effloop.report.page import page
-from effloop.report.sweep_plot import against
+from effloop.report.page import render_page
+from effloop.report.sweep_plot import plot_sweep
 from effloop.runs.reader import SWEEP, Row, RunRecord, find_runs
 from effloop.task.objectives import check_objective
 
@@ -65,8 +65,8 @@ def main(args: list[str]) -> int:
         folder = Path(options.get("out") or paths[0])
     kind = "Sweep" if (paths[0] / SWEEP).is_file() else "Run"
     title = f"{kind} {paths[0]}" if len(paths) == 1 else f"{len(runs)} runs"
-    write(runs, folder, objective, title)
-    Console().print(table(runs, objective))
+    write_report(runs, folder, objective, title)
+    Console().print(report_table(runs, objective))
     print(f"report: {folder / REPORT}   beside it: {PLOT}, {SUMMARY}")
     return 0
 
@@ -77,7 +77,7 @@ def _objective(runs: Sequence[RunRecord]) -> str:
     return told.pop() if len(told) == 1 else "val/top1"
 
 
-def write(runs: Sequence[RunRecord], folder: Path, objective: str, title: str) -> None:
+def write_report(runs: Sequence[RunRecord], folder: Path, objective: str, title: str) -> None:
     """Write summary.csv, plot.png and report.html.
 
     Args:
@@ -89,13 +89,13 @@ def write(runs: Sequence[RunRecord], folder: Path, objective: str, title: str) -
     Raises:
         ConfigError: there is no such objective, or a file can't be written.
     """
-    comparison = compare(runs, objective)
+    comparison = compare_runs(runs, objective)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_csv(folder / SUMMARY, _rows(comparison, folder))
         with charts.style():
-            charts.png(against(comparison, title), folder / PLOT)
-            text = page(comparison, title)
+            charts.save_png(plot_sweep(comparison, title), folder / PLOT)
+            text = render_page(comparison, title)
         (folder / REPORT).write_text(text, "utf-8", errors="replace")
     except OSError as error:
         where = error.filename or folder
@@ -108,34 +108,34 @@ def _rows(comparison: Comparison, folder: Path) -> list[Row]:
     differ = {**swept, **configs, **swept}
     found = []
     for index, run in enumerate(comparison.runs):
-        split = time_split(run)
-        done, _ = epochs(run)
+        split = time_by_part(run)
+        done, _ = epochs_done(run)
         last = next((row for row in reversed(run.metrics) if row.get("split") == "val"), {})
-        row: Row = {"run": word(comparison.names[index]), "state": word(run.state), "reason": word(run.reason)}
-        row |= {word(key): _field(values[index]) for key, values in differ.items() if key not in row}
+        row: Row = {"run": to_text(comparison.names[index]), "state": to_text(run.state), "reason": to_text(run.reason)}
+        row |= {to_text(key): _field(values[index]) for key, values in differ.items() if key not in row}
         row |= {"best": int(index == comparison.best), "epochs done": done}
-        row |= {name: _known(measured(run, name)) for name in FORMATS}
+        row |= {name: _known(metric_value(run, name)) for name in METRIC_FORMATS}
         row |= {f"last val/{name}": last.get(name) for name in ("top1", "top5", "loss")}
-        row |= {f"time/{part}": split.get(part) for part in SPLIT}
-        found.append({**row, "path": word(os.path.relpath(run.path, folder))})
+        row |= {f"time/{part}": split.get(part) for part in TIME_PARTS}
+        found.append({**row, "path": to_text(os.path.relpath(run.path, folder))})
     return found
 
 
 def _field(value: Any) -> Any:
-    return value if value is None or are_numbers([value]) else word(value)
+    return value if value is None or are_numbers([value]) else to_text(value)
 
 
 def _known(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def table(runs: Sequence[RunRecord], objective: str) -> Table:
+def report_table(runs: Sequence[RunRecord], objective: str) -> Table:
     """A row for each run, as wide as the terminal allows; below it stands what found no room, and why runs failed.
 
     Raises:
         ConfigError: there is no such objective.
     """
-    comparison, console = compare(runs, objective), Console()
+    comparison, console = compare_runs(runs, objective), Console()
     for room in range(_MAX_SWEPT, 0, -1):
         found = _table(comparison, room)
         if console.measure(found, options=console.options.update(width=1000)).maximum <= console.width:
@@ -150,7 +150,7 @@ def _table(comparison: Comparison, room: int) -> Table:
     found = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), caption_justify="left")
     found.caption = _below(comparison, room)
     found.add_column("run", overflow="fold", max_width=32)  # names give way, not results
-    ends = short(comparison.swept)
+    ends = short_names(comparison.swept)
     for key in keys:
         numeric = are_numbers(comparison.swept[key])
         found.add_column(
@@ -164,14 +164,14 @@ def _table(comparison: Comparison, room: int) -> Table:
     for name in ("epochs", *names):
         found.add_column(name.replace("val/", "val/\n"), justify="right", no_wrap=True)
     for index, run in enumerate(comparison.runs):
-        done, of = epochs(run)
+        done, of = epochs_done(run)
         best = index == comparison.best
-        cells = [comparison.names[index], *(brief(comparison.swept[key][index]) for key in keys)]
+        cells = [comparison.names[index], *(to_short_text(comparison.swept[key][index]) for key in keys)]
         state = "best" if best and run.state == "done" else f"{run.state}, best" if best else run.state
         cells += [state, f"{done}/{of}" if of else str(done)]
-        cells += [written(name, measured(run, name)) for name in names]
-        style = "bold green" if best else "red" if run.state in BROKEN else ""
-        found.add_row(*(Text(word(cell)) for cell in cells), style=style)
+        cells += [format_metric(name, metric_value(run, name)) for name in names]
+        style = "bold green" if best else "red" if run.state in FAILED_STATES else ""
+        found.add_row(*(Text(to_text(cell)) for cell in cells), style=style)
     return found
 
 
@@ -179,8 +179,8 @@ def _below(comparison: Comparison, room: int) -> Text:
     """Keys that found no room, and reasons."""
     lines = []
     if more := list(comparison.swept)[room:]:
-        lines.append(f"+{len(more)} more in {SUMMARY}: {', '.join(map(word, more))}")
+        lines.append(f"+{len(more)} more in {SUMMARY}: {', '.join(map(to_text, more))}")
     for name, run in zip(comparison.names, comparison.runs, strict=True):
-        if run.state in BROKEN or run.reason:
-            lines.append(f"{word(name)} {word(run.state)}: {word(why(run))}")
+        if run.state in FAILED_STATES or run.reason:
+            lines.append(f"{to_text(name)} {to_text(run.state)}: {to_text(failure_reason(run))}")
     return Text("\n".join(lines), style="not italic")

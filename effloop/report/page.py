@@ -13,21 +13,21 @@ from typing import Any
 
 from effloop.report import charts
 from effloop.report.comparison import (
-    BROKEN,
-    FORMATS,
-    SPLIT,
+    FAILED_STATES,
+    METRIC_FORMATS,
+    TIME_PARTS,
     Comparison,
     are_numbers,
     differences,
-    epochs,
-    measured,
-    short,
-    time_split,
-    why,
-    word,
-    written,
+    epochs_done,
+    failure_reason,
+    format_metric,
+    metric_value,
+    short_names,
+    time_by_part,
+    to_text,
 )
-from effloop.report.sweep_plot import against
+from effloop.report.sweep_plot import plot_sweep
 from effloop.runs.compare import PER_RUN_KEYS
 from effloop.runs.environment import effloop_version
 from effloop.runs.reader import flatten
@@ -36,7 +36,7 @@ _MAX_VALUES = 12  # of a key, in the table of differences
 _MAX_LABELS = 16  # runs whose buttons say what was swept; more are shown by name
 
 
-def page(comparison: Comparison, title: str) -> str:
+def render_page(comparison: Comparison, title: str) -> str:
     """The report, to be drawn in `charts.style`. What run folders say is escaped."""
     script = (files("effloop.report") / "report.js").read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -69,7 +69,7 @@ def page(comparison: Comparison, title: str) -> str:
 
 
 def _text(value: Any) -> str:
-    return escape(word(value))
+    return escape(to_text(value))
 
 
 def _section(title: str, content: str) -> str:
@@ -79,7 +79,7 @@ def _section(title: str, content: str) -> str:
 def _head(comparison: Comparison, title: str) -> str:
     facts = [("objective", comparison.objective)]
     if comparison.best is not None:
-        value = written(comparison.objective, comparison.values[comparison.best])
+        value = format_metric(comparison.objective, comparison.values[comparison.best])
         facts = [("best", comparison.label(comparison.best)), (comparison.objective, value)]
     told = "".join(f'<li><span class="soft">{name}</span><b>{_text(value)}</b></li>' for name, value in facts)
     when = time.strftime("%Y-%m-%d %H:%M")
@@ -91,8 +91,8 @@ def _head(comparison: Comparison, title: str) -> str:
 
 
 def _runs(comparison: Comparison, colours: Sequence[str]) -> str:
-    names = dict.fromkeys([comparison.objective, *FORMATS])
-    ends = short(comparison.swept)
+    names = dict.fromkeys([comparison.objective, *METRIC_FORMATS])
+    ends = short_names(comparison.swept)
     heads = [("run", "", False), *((ends[key], key, _sorts(values)) for key, values in comparison.swept.items())]
     heads += [("state", "", False), ("epochs", "", True), *((name, "", True) for name in names)]
     head = "".join(
@@ -101,11 +101,11 @@ def _runs(comparison: Comparison, colours: Sequence[str]) -> str:
     )
     rows = []
     for index, run in enumerate(comparison.runs):
-        done, of = epochs(run)
-        swept = [_cell(values[index], word(values[index]), _sorts(values)) for values in comparison.swept.values()]
+        done, of = epochs_done(run)
+        swept = [_cell(values[index], to_text(values[index]), _sorts(values)) for values in comparison.swept.values()]
         best = '<span class="tag winner">best</span> ' if index == comparison.best else ""
-        state = f'<span class="tag {run.state if run.state in BROKEN else ""}">{_text(run.state)}</span>'
-        scores = [(measured(run, name), name) for name in names]
+        state = f'<span class="tag {run.state if run.state in FAILED_STATES else ""}">{_text(run.state)}</span>'
+        scores = [(metric_value(run, name), name) for name in names]
         rows.append(
             f'<tr data-run="{index}" data-label="{_text(comparison.label(index))}"'
             f"{' class=best' if index == comparison.best else ''}>"
@@ -114,8 +114,8 @@ def _runs(comparison: Comparison, colours: Sequence[str]) -> str:
             f"{_swatch(colours[index])}{_text(comparison.names[index])}</button></th>"
             + "".join(swept)
             + f'<td data-value="{_text(run.state)}">{best}{state}</td>'
-            + _cell(done, f"{done}/{word(of)}" if of else str(done), numeric=True)
-            + "".join(_cell(value, written(name, value), numeric=True) for value, name in scores)
+            + _cell(done, f"{done}/{to_text(of)}" if of else str(done), numeric=True)
+            + "".join(_cell(value, format_metric(name, value), numeric=True) for value, name in scores)
             + "</tr>"
         )
     return _table("sortable", rows, f"<thead><tr>{head}</tr></thead>")
@@ -150,20 +150,20 @@ def _lines(rows: Iterable[str]) -> str:
 def _reasons(comparison: Comparison) -> str:
     """Why jobs failed."""
     told = [
-        f"<li><b>{_text(comparison.label(index))}</b> {_text(run.state)}: {_text(why(run))}</li>"
+        f"<li><b>{_text(comparison.label(index))}</b> {_text(run.state)}: {_text(failure_reason(run))}</li>"
         for index, run in enumerate(comparison.runs)
-        if run.state in BROKEN or run.reason
+        if run.state in FAILED_STATES or run.reason
     ]
     return f'<ul class="errors">{_lines(told)}</ul>' if told else ""
 
 
 def _against(comparison: Comparison) -> str:
     label = "scores and images per second against what was swept"
-    return f"<figure>{charts.svg(against(comparison), label)}</figure>"
+    return f"<figure>{charts.to_svg(plot_sweep(comparison), label)}</figure>"
 
 
 def _curves(comparison: Comparison, colours: Sequence[str]) -> str:
-    figures = charts.curves(comparison.runs)
+    figures = charts.plot_curves(comparison.runs)
     if not figures:
         return ""
     many = len(comparison.runs) > _MAX_LABELS
@@ -175,17 +175,18 @@ def _curves(comparison: Comparison, colours: Sequence[str]) -> str:
                 f'<button type="button" class="chip" data-run="{index}" aria-pressed="true" title="{_text(label)}">'
                 f"{_swatch(colours[index])}{_text(name if many else label)}</button>"
             )
-    drawn = [f"<figure>{charts.svg(figure, f'{name} over epochs')}</figure>" for name, figure in figures.items()]
+    drawn = [f"<figure>{charts.to_svg(figure, f'{name} over epochs')}</figure>" for name, figure in figures.items()]
     return f'<div class="chips">{_lines(chips)}</div><div class="charts">{_lines(drawn)}</div>'
 
 
 def _time(comparison: Comparison, colours: Sequence[str]) -> str:
-    splits = [time_split(run) for run in comparison.runs]
+    splits = [time_by_part(run) for run in comparison.runs]
     longest = max(sum(split.values()) for split in splits)
     if not longest:
         return ""
     legend = "".join(
-        f'<li><span class="swatch {part}"></span>{"wait for data" if part == "wait" else part}</li>' for part in SPLIT
+        f'<li><span class="swatch {part}"></span>{"wait for data" if part == "wait" else part}</li>'
+        for part in TIME_PARTS
     )
     rows = []
     for index, split in enumerate(splits):
@@ -217,7 +218,7 @@ def _config(comparison: Comparison) -> str:
     configs = [{key: value for key, value in run.config.items() if key != "run"} for run in comparison.runs]
     differ = differences(configs)
     known = next((config for config in configs if config), {})
-    same = [f"{key}: {word(value)}" for key, value in flatten(known).items() if key not in differ]
+    same = [f"{key}: {to_text(value)}" for key, value in flatten(known).items() if key not in differ]
     if not same:
         return ""
     summary = f"<summary>{len(same)} keys are the same in all</summary>"
@@ -231,7 +232,7 @@ def _differing(comparison: Comparison, trees: Sequence[Mapping[str, Any]]) -> st
         having: dict[str, list[str]] = {}
         for name, value, tree in zip(comparison.names, values, trees, strict=True):
             if tree:
-                having.setdefault(word(value), []).append(word(name))
+                having.setdefault(to_text(value), []).append(to_text(name))
         told = [
             f'<span><code>{escape(value)}</code> <small class="soft">{escape(", ".join(names))}</small></span>'
             for value, names in list(having.items())[:_MAX_VALUES]

@@ -8,8 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from effloop.report.charts import INK, colours, scale
-from effloop.report.comparison import BROKEN, Comparison, are_numbers, brief, measured, word, written
+from effloop.report.charts import INK, colours, format_axis
+from effloop.report.comparison import (
+    FAILED_STATES,
+    Comparison,
+    are_numbers,
+    format_metric,
+    metric_value,
+    to_short_text,
+    to_text,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +49,7 @@ class _Layout:
     legend: str = ""
 
 
-def against(comparison: Comparison, title: str = "") -> Figure:
+def plot_sweep(comparison: Comparison, title: str = "") -> Figure:
     """The objective and images/s against what was swept, to be drawn and written in `charts.style`.
 
     A key of numbers is the x-axis, other keys make lines; words have a row each, and so has each run where keys form
@@ -54,10 +62,10 @@ def against(comparison: Comparison, title: str = "") -> Figure:
     height = 1.3 + 0.27 * len(layout.rows) if layout.rows else 3.8
     figure = Figure(figsize=(10, height), layout="constrained")
     if title:
-        figure.suptitle(f"{word(title)}\n{_said(comparison, len(drawn))}", x=0.01, ha="left", fontsize=10.5)
+        figure.suptitle(f"{to_text(title)}\n{_said(comparison, len(drawn))}", x=0.01, ha="left", fontsize=10.5)
     panels = (comparison.objective, "images/s" if comparison.objective != "images/s" else "val/top1")
     for name, axes in zip(panels, figure.subplots(1, 2, sharey=bool(layout.rows)), strict=True):
-        values = [measured(run, name) for run in comparison.runs]
+        values = [metric_value(run, name) for run in comparison.runs]
         axes.set_title(name)
         _draw(axes, layout, values, name)
         best = comparison.best
@@ -77,7 +85,7 @@ def against(comparison: Comparison, title: str = "") -> Figure:
 
 def _said(comparison: Comparison, num_drawn: int) -> str:
     """What stands below the title."""
-    broken = sum(run.state in BROKEN for run in comparison.runs)
+    broken = sum(run.state in FAILED_STATES for run in comparison.runs)
     missing = len(comparison.runs) - num_drawn - broken
     said = [comparison.counts()]
     if missing:
@@ -90,15 +98,15 @@ def _said(comparison: Comparison, num_drawn: int) -> str:
 def _layout(comparison: Comparison, drawn: Sequence[int]) -> _Layout:
     swept = comparison.swept
     axis = _axis(swept)
-    others = [key for key in swept if key != axis and len({word(swept[key][index]) for index in drawn}) > 1]
+    others = [key for key in swept if key != axis and len({to_text(swept[key][index]) for index in drawn}) > 1]
     lines: dict[str, list[int]] = {}
     for index in drawn:
-        lines.setdefault(", ".join(word(swept[key][index]) for key in others), []).append(index)
+        lines.setdefault(", ".join(to_text(swept[key][index]) for key in others), []).append(index)
     if axis and len(lines) <= _MAX_LINES and are_numbers(swept[axis]) and axis != "seed":
         return _Layout(axis, swept[axis], (), lines, ", ".join(others))
-    names = list(dict.fromkeys(word(swept[axis][index]) for index in drawn)) if axis else []
+    names = list(dict.fromkeys(to_text(swept[axis][index]) for index in drawn)) if axis else []
     if axis and len(lines) <= _MAX_LINES and len(names) <= _MAX_ROWS:
-        places = [names.index(name) if (name := word(value)) in names else -1 for value in swept[axis]]
+        places = [names.index(name) if (name := to_text(value)) in names else -1 for value in swept[axis]]
         return _Layout(axis, places, [_cut(name) for name in names], lines, ", ".join(others))
     numbers = range(len(comparison.runs))
     if len(drawn) > _MAX_ROWS:
@@ -109,8 +117,8 @@ def _layout(comparison: Comparison, drawn: Sequence[int]) -> _Layout:
 
 def _axis(swept: Mapping[str, Sequence[Any]]) -> str | None:
     """The key that is the axis: a numeric one if there is, with the most values; None: the keys form no grid."""
-    counts = {key: len(set(map(word, values))) for key, values in swept.items()}
-    combinations = len(set(zip(*(map(word, values) for values in swept.values()), strict=True)))
+    counts = {key: len(set(map(to_text, values))) for key, values in swept.items()}
+    combinations = len(set(zip(*(map(to_text, values) for values in swept.values()), strict=True)))
     if not swept or math.prod(counts.values()) != combinations:
         return None
     return max(swept, key=lambda key: (are_numbers(swept[key]), key != "seed", counts[key]))
@@ -133,12 +141,12 @@ def _draw(axes: Axes, layout: _Layout, values: Sequence[float], name: str) -> No
             axes.plot(*_turned(layout, place, value), "o", color=colour, markersize=6, gid=f"run-{run}")
             if layout.rows and not layout.legend and math.isfinite(value):
                 xy, beside = (value, place), "offset points"
-                axes.annotate(written(name, value), xy, (9, 0), textcoords=beside, va="center", fontsize=8)
+                axes.annotate(format_metric(name, value), xy, (9, 0), textcoords=beside, va="center", fontsize=8)
 
 
 def _finish(axes: Axes, layout: _Layout, drawn: Sequence[int], name: str) -> None:
     """Limits, ticks and labels."""
-    scale(axes.xaxis if layout.rows else axes.yaxis, name)
+    format_axis(axes.xaxis if layout.rows else axes.yaxis, name)
     if layout.rows:
         axes.set_yticks(range(len(layout.rows)), layout.rows)
         axes.set_ylim(len(layout.rows) - 0.5, -0.5)
@@ -154,7 +162,7 @@ def _finish(axes: Axes, layout: _Layout, drawn: Sequence[int], name: str) -> Non
     if places[0] > 0 and places[-1] / places[0] > _LOG:
         axes.set_xscale("log")
     at = [math.log(place) for place in places] if axes.get_xscale() == "log" else places
-    typed = [brief(place) for place in places]
+    typed = [to_short_text(place) for place in places]
     room = _CHARACTER * (2 + max(map(len, typed)))
     if min(after - before for before, after in itertools.pairwise(at)) > room * (at[-1] - at[0]):
         axes.set_xticks(places, typed)  # one for each value, as it was typed

@@ -24,7 +24,7 @@ from effloop.config import hydra_app as launch
 from effloop.config import hydra_setup as search
 from effloop.config import messages as explain
 from effloop.errors import ConfigError, EffLoopError, InterruptedRunError
-from effloop.report import files as report
+from effloop.report.files import report_table, write_report
 from effloop.runs.folder import TIMESTAMP
 from effloop.runs.reader import SWEEP, RunRecord, read_jobs
 from effloop.sweep.isolation import Sweep
@@ -134,9 +134,9 @@ def _show(found: Sequence[RunRecord], folder: Path, objective: str) -> ConfigErr
     place = os.path.relpath(folder)
     console = Console()
     console.print()
-    console.print(report.table(found, objective))
+    console.print(report_table(found, objective))
     try:
-        report.write(found, folder, objective, place)
+        write_report(found, folder, objective, place)
     except ConfigError as error:
         return ConfigError(f"{error} in: python -m effloop report {shlex.quote(place)}")
     print(f"sweep: {place}   look: {place}/report.html", flush=True)

@@ -13,7 +13,7 @@ from PIL import Image
 from rich.console import Console
 
 from effloop.cli.main import main
-from effloop.report.files import table, write
+from effloop.report.files import report_table, write_report
 from effloop.runs.reader import find_runs, read_jobs, read_run
 
 
@@ -27,7 +27,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def written(sweep: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of that sweep's report."""
     folder = tmp_path_factory.mktemp("report") / "new/folder"
-    write(read_jobs(sweep), folder, "val/top1", "a title")
+    write_report(read_jobs(sweep), folder, "val/top1", "a title")
     return folder
 
 
@@ -93,7 +93,7 @@ class TestTable:
         monkeypatch.setenv("COLUMNS", "80")
         console = Console()
         with console.capture() as captured:
-            console.print(table(find_runs(made), "val/top1"))
+            console.print(report_table(find_runs(made), "val/top1"))
         text = captured.get()
         assert "…" not in text
         assert all(text.count(result) == 2 for result in ("68.72%", "0.9256", "11.6%", "14.1", "8/8"))
@@ -105,7 +105,7 @@ class TestTable:
         found = find_runs([tmp_path / "a", tmp_path / "b"])
         for columns, more in ((200, "+1 more in summary.csv: "), (80, "+3 more in summary.csv: ")):
             monkeypatch.setenv("COLUMNS", str(columns))
-            assert str(table(found, "val/loss").caption).startswith(more)
+            assert str(report_table(found, "val/loss").caption).startswith(more)
 
 
 class TestCommand:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from folders import HOSTILE, make_run, make_troubled_sweep
 
-from effloop.report.files import write
+from effloop.report.files import write_report
 from effloop.runs.reader import find_runs
 
 webdriver = pytest.importorskip("selenium.webdriver")
@@ -44,7 +44,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "<img src=x onerror=document.title='taken'>"
     make_troubled_sweep(folder)
     make_run(folder / "seven", f'data.root="{HOSTILE}"', "lr=0.5", epochs=3)
-    write(find_runs([folder / name for name in "01234"] + [folder / "seven"]), folder, "val/top1", HOSTILE)
+    write_report(find_runs([folder / name for name in "01234"] + [folder / "seven"]), folder, "val/top1", HOSTILE)
     return folder / "report.html"
 
 

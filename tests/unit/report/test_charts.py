@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from effloop.report.charts import colours, curves, png, style, svg
-from effloop.report.comparison import compare
-from effloop.report.sweep_plot import against
+from effloop.report.charts import colours, plot_curves, save_png, style, to_svg
+from effloop.report.comparison import compare_runs
+from effloop.report.sweep_plot import plot_sweep
 from effloop.runs.reader import RunRecord
 
 
@@ -50,7 +50,7 @@ def legend(figure: Any) -> list[str]:
 
 class TestAgainst:
     def test_one_key_of_numbers(self) -> None:
-        left, right = against(compare(jobs("lr=0.01", "lr=1", "lr=0.1"), "val/top1"), "a title").axes
+        left, right = plot_sweep(compare_runs(jobs("lr=0.01", "lr=1", "lr=0.1"), "val/top1"), "a title").axes
         assert points(left) == {0: (0.01, 0.1), 1: (1.0, 0.2), 2: (0.1, pytest.approx(0.3))}
         assert points(right) == {0: (0.01, 100), 1: (1.0, 101), 2: (0.1, 102)}
         assert (left.get_xscale(), left.get_xlabel()) == ("log", "lr")
@@ -59,40 +59,40 @@ class TestAgainst:
         assert (line.get_linestyle(), list(line.get_xdata())) == ("-", [0.01, 0.1, 1.0])
 
     def test_ticks_have_room(self) -> None:
-        axes = against(compare(jobs(*(f"lr={number / 1000}" for number in range(1, 21))), "val/top1")).axes[0]
+        axes = plot_sweep(compare_runs(jobs(*(f"lr={number / 1000}" for number in range(1, 21))), "val/top1")).axes[0]
         assert len(axes.get_xticks()) < 15
 
     def test_a_grid_is_lines(self) -> None:
         words = [f"num_workers={workers} batch_size={size}" for workers in (0, 1, 2) for size in (32, 64)]
-        figure = against(compare(jobs(*words), "images/s"))
+        figure = plot_sweep(compare_runs(jobs(*words), "images/s"))
         assert [axes.get_title(loc="left") for axes in figure.axes] == ["images/s", "val/top1"]
         assert (figure.axes[0].get_xscale(), figure.axes[0].get_xlabel()) == ("linear", "num_workers")
         assert legend(figure) == ["32", "64"]
         assert figure.axes[0].get_ylim()[0] == 0
 
     def test_words_have_rows(self) -> None:
-        figure = against(compare(jobs("model=a", "model=b", "model=c", top1=[0.1, None, 0.3]), "val/top1"))
+        figure = plot_sweep(compare_runs(jobs("model=a", "model=b", "model=c", top1=[0.1, None, 0.3]), "val/top1"))
         assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["a", "c"]
         assert points(figure.axes[0]) == {0: (0.1, 0), 2: (0.3, 1)}
 
     @pytest.mark.parametrize(("words", "rows"), [(["lr=1 wd=1", "lr=2 wd=2", "lr=3 wd=1"], 3), (["seed=1"], 1)])
     def test_without_a_grid_each_run_has_a_row(self, words: list[str], rows: int) -> None:
-        axes = against(compare(jobs(*words), "val/top1")).axes[0]
+        axes = plot_sweep(compare_runs(jobs(*words), "val/top1")).axes[0]
         assert len(axes.get_yticklabels()) == rows
         assert axes.get_yticklabels()[-1].get_text() == ("2: lr=3 wd=1" if rows == 3 else "0")
 
     def test_hundred_runs_are_numbered(self) -> None:
-        axes = against(compare(jobs(*(f"lr={n} wd={n % 7}" for n in range(100))), "val/top1")).axes[0]
+        axes = plot_sweep(compare_runs(jobs(*(f"lr={n} wd={n % 7}" for n in range(100))), "val/top1")).axes[0]
         assert axes.get_xlabel() == "run"
         assert len(points(axes)) == 100
 
     def test_what_failed_is_counted_and_left_out(self, tmp_path: Path) -> None:
-        figure = against(compare(jobs("lr=1", "lr=2", "lr=3", top1=[0.1, 0.2, None]), "val/top1"), "a title")
+        figure = plot_sweep(compare_runs(jobs("lr=1", "lr=2", "lr=3", top1=[0.1, 0.2, None]), "val/top1"), "a title")
         assert figure.get_suptitle() == "a title\n3 runs: 3 done; 1 without val/top1; best, ringed: 1: lr=2"
-        figure = against(compare(jobs("lr=1", "lr=2", state="failed"), "val/top1"), "$ \\nothing")
+        figure = plot_sweep(compare_runs(jobs("lr=1", "lr=2", state="failed"), "val/top1"), "$ \\nothing")
         assert figure.get_suptitle() == "$ \\nothing\n2 runs: 2 failed"
         assert not points(figure.axes[0])
-        png(figure, tmp_path / "a.png")
+        save_png(figure, tmp_path / "a.png")
         with Image.open(tmp_path / "a.png") as image:
             assert image.size[0] == 1500
 
@@ -110,7 +110,7 @@ def trained(epochs: int, per_epoch: int, **facts: Any) -> RunRecord:
 
 class TestCurves:
     def test_over_epochs_whatever_their_length(self) -> None:
-        figures = curves([trained(2, 5), trained(2, 10)])
+        figures = plot_curves([trained(2, 5), trained(2, 10)])
         assert list(figures) == ["train/loss", "val/loss", "val/top1"]  # no perf.jsonl, no images/s
         first, other = figures["train/loss"].axes[0].lines
         assert first.get_xdata() == pytest.approx(np.arange(1, 11) / 5)
@@ -120,21 +120,21 @@ class TestCurves:
     def test_under_way(self) -> None:
         rows = [{"split": "train", "epoch": 0, "step": step, "loss": 1.0} for step in (1, 2)]
         perf = [{"span": "train", "epoch": 0, "step": step, "seconds": 1.0, "images_per_s": 9.0} for step in (1, 2)]
-        figures = curves([RunRecord(path=Path("/run"), metrics=rows, perf=perf), RunRecord(path=Path("/job"))])
+        figures = plot_curves([RunRecord(path=Path("/run"), metrics=rows, perf=perf), RunRecord(path=Path("/job"))])
         assert [list(figures[name].axes[0].lines[0].get_xdata()) for name in figures] == [[0.5, 1.0], [0.5, 1.0]]
-        assert curves([RunRecord(path=Path("/job"))]) == {}
+        assert plot_curves([RunRecord(path=Path("/job"))]) == {}
 
     def test_goes_on_behind_the_last_evaluation(self) -> None:
         run = trained(2, 4)
         more = [{"split": "train", "epoch": 2, "step": 10, "loss": 1.0}]
         longer = RunRecord(path=Path("/run"), metrics=[*run.metrics, *more])
-        x = curves([longer])["train/loss"].axes[0].lines[0].get_xdata()
+        x = plot_curves([longer])["train/loss"].axes[0].lines[0].get_xdata()
         assert x[-1] == 2.5
 
     def test_long_ones_are_thinned_and_gaps_stay(self) -> None:
         run = trained(10, 2000)
         metrics = [{**row, "loss": None} if row["step"] == 1 else row for row in run.metrics]
-        (line,) = curves([RunRecord(path=Path("/run"), metrics=metrics)])["train/loss"].axes[0].lines
+        (line,) = plot_curves([RunRecord(path=Path("/run"), metrics=metrics)])["train/loss"].axes[0].lines
         assert len(line.get_xdata()) <= 8000
         assert math.isnan(line.get_ydata()[0])
         assert line.get_ydata()[-1] == pytest.approx(1 / 20000, rel=1e-3)
@@ -142,18 +142,18 @@ class TestCurves:
 
 class TestSvg:
     def test_is_an_element_with_runs(self) -> None:
-        text = svg(curves([trained(2, 5), trained(2, 5)])["val/top1"], "scores")
+        text = to_svg(plot_curves([trained(2, 5), trained(2, 5)])["val/top1"], "scores")
         root = ElementTree.fromstring(text.replace("xlink:href", "href"))
         assert root.get("aria-label") == "scores"
         assert [each.get("data-run") for each in root.iter() if each.get("data-run")] == ["0", "1"]
         assert "currentColor" in text
         ids = re.findall(r' id="([^"]*)"', text)
         assert all(f"#{name}" in text for name in ids)  # none but those that are pointed at
-        assert text == svg(curves([trained(2, 5), trained(2, 5)])["val/top1"], "scores")
+        assert text == to_svg(plot_curves([trained(2, 5), trained(2, 5)])["val/top1"], "scores")
 
     def test_names_are_text(self) -> None:
         hostile = "model=<script>alert(1)</script>&$x^2$"
-        text = svg(against(compare(jobs(hostile, "model=b"), "val/top1")), "scores")
+        text = to_svg(plot_sweep(compare_runs(jobs(hostile, "model=b"), "val/top1")), "scores")
         assert "<script" not in text
         assert "&lt;script&gt;alert(1)&lt;/script&gt;&amp;$x^2$" in text
 

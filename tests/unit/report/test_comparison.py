@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from effloop.report.comparison import compare, differences, short, swept, time_split, word, written
+from effloop.report.comparison import (
+    compare_runs,
+    differences,
+    format_metric,
+    short_names,
+    swept_values,
+    time_by_part,
+    to_text,
+)
 from effloop.runs.reader import RunRecord
 
 NUMBER = itertools.count()
@@ -27,26 +35,26 @@ def job(number: int, *overrides: str, state: str = "done", top1: float | None = 
 class TestSwept:
     def test_overrides_of_jobs(self) -> None:
         jobs = [job(0, "seed=1", "+optim.lr=1e-5", "amp=true"), job(1, "seed=1", "+optim.lr=0.1", "amp=auto")]
-        assert swept(jobs) == {"optim.lr": [1e-5, 0.1], "amp": ["true", "auto"]}
-        assert swept(jobs[:1]) == {}
+        assert swept_values(jobs) == {"optim.lr": [1e-5, 0.1], "amp": ["true", "auto"]}
+        assert swept_values(jobs[:1]) == {}
 
     def test_config_keys_of_any_runs(self) -> None:
         first = {"lr": 0.1, "seed": 1, "run": "a", "resume": None, "objective": "wait", "sweep": {"prune": False}}
         other = {"lr": 0.2, "seed": 1, "run": "b", "resume": "a", "objective": "seconds", "sweep": {"prune": True}}
         runs = [run({**first, "optim": {"lr": 0.1}}), run({**other, "optim": {"lr": 0.2}}), run()]
-        assert swept(runs) == {"lr": [0.1, 0.2, None]}
+        assert swept_values(runs) == {"lr": [0.1, 0.2, None]}
 
     def test_a_part_stands_for_what_only_it_has(self) -> None:
         sgd = {"optim": {"name": "sgd", "lr": 1, "momentum": 0.9}}
         adamw = {"optim": {"name": "adamw", "lr": 2, "betas": [0.9, 0.99]}}
-        assert swept([run(sgd), run(adamw)]) == {"optim": ["sgd", "adamw"], "optim.lr": [1, 2]}
+        assert swept_values([run(sgd), run(adamw)]) == {"optim": ["sgd", "adamw"], "optim.lr": [1, 2]}
 
     def test_models_are_told_apart(self) -> None:
         runs = [run({"model": {"name": "torchvision", "arch": arch}}) for arch in ("resnet18", "resnet50")]
-        assert swept(runs) == {"model.arch": ["resnet18", "resnet50"]}
+        assert swept_values(runs) == {"model.arch": ["resnet18", "resnet50"]}
         cnn = run({"model": {"name": "cnn", "width": 8}})
-        assert swept([*runs, cnn]) == {"model": ["resnet18", "resnet50", "cnn"]}
-        assert swept([runs[0], cnn, run({"model": {"name": "cnn", "width": 16}})]) == {
+        assert swept_values([*runs, cnn]) == {"model": ["resnet18", "resnet50", "cnn"]}
+        assert swept_values([runs[0], cnn, run({"model": {"name": "cnn", "width": 16}})]) == {
             "model": ["resnet18", "cnn", "cnn"],
             "model.width": [None, 8, 16],
         }
@@ -54,7 +62,7 @@ class TestSwept:
     @pytest.mark.parametrize(("amp", "wanted"), [(None, "precision"), (False, "amp")])
     def test_amp_beside_precision(self, amp: bool | None, wanted: str) -> None:
         runs = [run({"amp": amp, "precision": {"name": "fp32"}}), run({"amp": True, "precision": {"name": "amp"}})]
-        assert list(swept(runs)) == [wanted]
+        assert list(swept_values(runs)) == [wanted]
 
     def test_what_never_began_differs_in_nothing(self) -> None:
         assert differences([{"a": 1, "b": 1}, {}, {"a": 2, "b": 1}]) == {"a": [1, None, 2]}
@@ -64,35 +72,35 @@ class TestBest:
     def test_of_those_that_count(self) -> None:
         states = ("done", "failed", "killed", "running", "pruned")
         jobs = [job(number, state=state, top1=0.1 * number) for number, state in enumerate(states)]
-        assert compare(jobs, "val/top1").best == 4
-        assert compare(jobs, "val/loss").best == 4
-        assert compare(jobs[:4], "val/top1").best == 3
-        assert compare(jobs[:3], "val/top1").best is None  # of one
-        assert compare(jobs, "images/s").best is None
+        assert compare_runs(jobs, "val/top1").best == 4
+        assert compare_runs(jobs, "val/loss").best == 4
+        assert compare_runs(jobs[:4], "val/top1").best == 3
+        assert compare_runs(jobs[:3], "val/top1").best is None  # of one
+        assert compare_runs(jobs, "images/s").best is None
 
     def test_less_is_better(self) -> None:
         runs = [run(summary={"wait": wait}) for wait in (0.2, None, 0.1, 0.1)]
-        assert compare(runs, "wait").best == 2
+        assert compare_runs(runs, "wait").best == 2
 
 
 def test_names() -> None:
-    assert compare([job(0), job(1)], "val/top1").names == ["0", "1"]
+    assert compare_runs([job(0), job(1)], "val/top1").names == ["0", "1"]
     paths = [Path(f"/runs/{day}/{time}/0") for day in "ab" for time in "cd"]
-    assert compare([run(path=path, job={"number": 0, "state": "done"}) for path in paths], "wait").names == [
+    assert compare_runs([run(path=path, job={"number": 0, "state": "done"}) for path in paths], "wait").names == [
         *("a/c/0", "a/d/0"),
         *("b/c/0", "b/d/0"),
     ]
-    assert short(["lr", "optim.eps", "optim.name", "model.name"]) == {
+    assert short_names(["lr", "optim.eps", "optim.name", "model.name"]) == {
         **{"lr": "lr", "optim.eps": "eps"},
         **{"optim.name": "optim.name", "model.name": "model.name"},
     }
 
 
 def test_label() -> None:
-    comparison = compare([job(0, "optim.lr=1", "a=b"), job(1, "optim.lr=2")], "wait")
+    comparison = compare_runs([job(0, "optim.lr=1", "a=b"), job(1, "optim.lr=2")], "wait")
     assert [comparison.label(index) for index in (0, 1)] == ["0: lr=1 a=b", "1: lr=2"]
     assert comparison.counts() == "2 runs: 2 done"
-    drawn = compare([job(0, "lr=0.0023456789012345"), job(1, "lr=1e-5")], "wait")
+    drawn = compare_runs([job(0, "lr=0.0023456789012345"), job(1, "lr=1e-5")], "wait")
     assert [drawn.label(index) for index in (0, 1)] == ["0: lr=0.00234568", "1: lr=1e-05"]
 
 
@@ -100,7 +108,7 @@ class TestTimeSplit:
     def test_of_the_summary(self) -> None:
         times = {"wait": 1.0, "step": 2, "evaluation": 0.5, "checkpoint": 0, "other": None, "more": 9}
         rows = [{"span": "train", "seconds": 100, "wait_s": 1}]
-        assert time_split(run(summary={"time": times}, perf=rows)) == {"wait": 1.0, "step": 2.0, "evaluation": 0.5}
+        assert time_by_part(run(summary={"time": times}, perf=rows)) == {"wait": 1.0, "step": 2.0, "evaluation": 0.5}
 
     def test_so_far(self) -> None:
         rows: list[dict[str, Any]] = [
@@ -111,14 +119,14 @@ class TestTimeSplit:
             {"span": "checkpoint", "seconds": "long"},
             {"span": "unheard of", "seconds": 1},
         ]
-        assert time_split(run(perf=rows)) == {"wait": 1.5, "step": 3.5, "evaluation": 0.25}
-        assert time_split(run()) == {}
+        assert time_by_part(run(perf=rows)) == {"wait": 1.5, "step": 3.5, "evaluation": 0.25}
+        assert time_by_part(run()) == {}
 
 
 def test_words() -> None:
-    assert [word(value) for value in (None, True, 0.1, [1, None], "a\nb", "\x1b[31m", "\udcff")] == [
+    assert [to_text(value) for value in (None, True, 0.1, [1, None], "a\nb", "\x1b[31m", "\udcff")] == [
         *("-", "true", "0.1", "[1,null]", "a\\nb", "\\x1b[31m", "\\xed\\xb3\\xbf"),
     ]
-    shown = [written("val/top1", 0.5), written("images/s", 1234.5), written("wait", math.nan)]
+    shown = [format_metric("val/top1", 0.5), format_metric("images/s", 1234.5), format_metric("wait", math.nan)]
     assert shown == ["50.00%", "1,234", "-"]
-    assert [written("val/loss", value) for value in (1.7, 1e28, math.inf)] == ["1.7000", "1.00e+28", "-"]
+    assert [format_metric("val/loss", value) for value in (1.7, 1e28, math.inf)] == ["1.7000", "1.00e+28", "-"]

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 from PIL import Image
 
-from effloop.report.figures import Panel, plot, write_csv
+from effloop.report.figures import BarPanel, plot_bars, write_csv
 
-PANEL = Panel("a title", "ms", "batch", ["1", "32"], {"a": [(2.0, 1.0, 3.0), None], "b": [(1.0, 1.0, 1.0)] * 2})
+PANEL = BarPanel("a title", "ms", "batch", ["1", "32"], {"a": [(2.0, 1.0, 3.0), None], "b": [(1.0, 1.0, 1.0)] * 2})
 
 
 def test_csv(tmp_path: Path) -> None:
@@ -19,10 +20,10 @@ def test_csv(tmp_path: Path) -> None:
 
 
 def test_plot(tmp_path: Path) -> None:
-    marked = Panel("marked", "ms", "batch", ["1", "32"], PANEL.bars, {"a": [4.0, None], "b": [None, None]}, "reported")
+    marked = replace(PANEL, title="marked", marks={"a": [4.0, None], "b": [None, None]}, marked="reported")
     sizes = []
     for number, panels in enumerate(([PANEL], [PANEL, marked])):
-        plot(tmp_path / f"{number}.png", panels)
+        plot_bars(tmp_path / f"{number}.png", panels)
         with Image.open(tmp_path / f"{number}.png") as image:
             assert image.format == "PNG"
             assert len(image.convert("RGB").getcolors(1 << 20) or ()) > 10  # something is drawn
