@@ -64,7 +64,7 @@ class TestFiles:
         assert "<h2>Environment" not in text  # nothing differs but what always does
         assert "<img" not in text
         assert text.count("<script") == 1
-        assert "&lt;script&gt;document.title = &#x27;taken&#x27;" in text
+        assert "&lt;script&gt;document.title = &#39;taken&#39;" in text
         assert text.count('<tr data-run="') == 5 + 3  # of five runs, three have spent time
         assert not [line for line in text.splitlines() if 'src="' in line or 'href="http' in line]
 
