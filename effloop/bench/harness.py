@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +22,7 @@ from effloop.config import Config
 from effloop.errors import ConfigError, EffLoopError
 from effloop.system.hardware import available_cores, keep_freed_memory
 from effloop.system.memory import memory_of
+from effloop.system.processes import ignore_interrupts
 
 Figures = dict[str, float]
 """Of an epoch: `per_s` images, `cores_used`, the share of time `waited`, `bytes` of memory."""
@@ -65,7 +65,7 @@ def _epoch_of(name: str, process: Connection) -> Figures:
 
 def _serve(orders: Connection, build: Callable[[Work], Epoch], work: Work) -> None:
     """What the process does until the other end is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who asks ends this
+    ignore_interrupts()
     multiprocessing.set_start_method("fork", force=True)  # Linux's own until Python 3.14, for the peers' workers
     if work.config.reuse_memory:
         keep_freed_memory()  # for all alike

@@ -5,17 +5,13 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
-import signal
-import tempfile
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from effloop.errors import CheckpointError
+from effloop.system.files import fsync, replacing
 
 FORMAT = 2
 """Version of a checkpoint's contents."""
@@ -30,43 +26,16 @@ def write(path: Path, state: dict[str, Any]) -> None:
     Raises:
         CheckpointError: it could not be written; what was at `path` before is untouched.
     """
-    temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fd, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-        temporary = Path(name)
-        with os.fdopen(fd, "wb") as file:
+        with replacing(path, sync=True) as file:
             torch.save({"format": FORMAT, **state}, file)
-            file.flush()
-            os.fchmod(file.fileno(), 0o644)
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _sync_folder(path.parent)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
         free = shutil.disk_usage(path.parent).free if path.parent.exists() else 0
         raise CheckpointError(
             f"{path} could not be written: {error}; {free / 2**20:,.0f} MiB are free there, "
             "an earlier checkpoint is untouched; make room and resume"
         ) from error
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def ctrl_c_waits() -> Iterator[None]:
-    """Ctrl-C inside the block is raised at its end: in the middle of torch.save it became a RuntimeError."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread is interrupted
-        return
-    seen: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
-    if seen:
-        raise KeyboardInterrupt
 
 
 def link(source: Path, target: Path) -> None:
@@ -78,15 +47,7 @@ def link(source: Path, target: Path) -> None:
     except OSError:  # a file system without hard links
         shutil.copyfile(source, temporary)
     os.replace(temporary, target)
-    _sync_folder(target.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    fsync(target.parent)
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from effloop.checkpoint import files
 from effloop.registry import PartConfig, Registry
+from effloop.system.processes import interrupts_deferred
 
 
 class Score(Enum):
@@ -81,7 +82,7 @@ class LastAndBest(Checkpoints):
 
     def save(self, state: dict[str, Any], *, is_best: bool) -> None:
         last = self.folder / "last.ckpt"
-        with files.ctrl_c_waits():
+        with interrupts_deferred():
             files.write(last, {**self.facts, **state})
             if is_best:
                 files.link(last, self.folder / "best.ckpt")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -34,6 +33,7 @@ from effloop.report import files as report
 from effloop.runs import compare
 from effloop.runs.reader import find_runs
 from effloop.system.hardware import available_cores
+from effloop.system.processes import discard_output
 
 HELP = """\
 EffLoop trains image models on PyTorch as fast as the machine allows.
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"effloop: {error}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:  # whoever read our output has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         return 141
     except KeyboardInterrupt as interrupt:
         print(f"effloop: {interrupt.__cause__ or 'interrupted'}", file=sys.stderr)

@@ -22,6 +22,7 @@ from effloop.config.compose import finish
 from effloop.config.schema import Config
 from effloop.errors import ConfigError, EffLoopError, InterruptedRunError
 from effloop.registry import choices
+from effloop.system.files import remove_if_empty
 
 MAX_JOBS = 1000
 """More jobs than this in one sweep are taken for a slip."""
@@ -173,15 +174,3 @@ def call_hydra(job: TaskFunction, flags: Sequence[str], overrides: Sequence[str]
         os.environ.pop("HYDRA_FULL_ERROR")
         if saved_flag is not None:
             os.environ["HYDRA_FULL_ERROR"] = saved_flag
-
-
-def remove_if_empty(folder: Path) -> None:
-    """Remove the folder that Hydra made for a run that never began, and its empty parents below the one we are in."""
-    here, folder = Path.cwd(), folder.absolute()
-    for path in (folder, *folder.parents):
-        if path == here or (path != folder and here not in path.parents):
-            return
-        try:
-            path.rmdir()
-        except OSError:  # not empty
-            return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import pwd
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from effloop.errors import ConfigError
+from effloop.system.files import fsync, try_lock
 
 
 class WorkFolder:
@@ -104,12 +104,12 @@ class WorkFolder:
         """
         self._note(out).parent.mkdir(exist_ok=True)
         self._note(out).write_text(json.dumps(dict(note)))
-        _fsync(self._note(out))
+        fsync(self._note(out))
         written = self.path / "writing" / out.name
         _settle(written)
         (self.path / "done").mkdir(exist_ok=True)
         os.rename(written, self.path / "done" / out.name)
-        _fsync(self.path / "done")
+        fsync(self.path / "done")
         self.discard()
 
     def publish(self) -> None:
@@ -117,12 +117,12 @@ class WorkFolder:
         if not self.complete:
             self._refuse_existing()
             (self.path / "complete").touch()
-            _fsync(self.path)
+            fsync(self.path)
         for out in self.outs:
             if (self.path / "done" / out.name).exists():
                 self._refuse_existing([out])
                 os.rename(self.path / "done" / out.name, out)
-        _fsync(self.path.parent)
+        fsync(self.path.parent)
         self.remove()
 
     def remove(self) -> None:
@@ -158,9 +158,7 @@ class WorkFolder:
                 fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
             except FileNotFoundError:  # whoever held it has just removed the folder
                 continue
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not try_lock(fd):
                 os.close(fd)
                 raise ConfigError(
                     f"out: another process is writing {self.outs[0]}, it holds {self.path}; wait for it or set out=PATH"
@@ -185,7 +183,7 @@ class WorkFolder:
                 if name != "lock":
                     _remove(self.path / name)
             description.write_text(self._job)
-            _fsync(description)
+            fsync(description)
         self.discard()
 
 
@@ -271,15 +269,7 @@ def _settle(path: Path) -> None:
 
 def _settle_one(path: Path, mode: int) -> None:
     os.chmod(path, mode)
-    _fsync(path)
-
-
-def _fsync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    fsync(path)
 
 
 def _remove(path: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from effloop.launch import ranks
 from effloop.launch.rank import Job, Task
 from effloop.parallel.found import found
 from effloop.system.hardware import determinism_explained
+from effloop.system.processes import discard_output
 from effloop.train.trainer import Trainer
 
 
@@ -84,8 +83,8 @@ def _fit(trainer: Trainer, config: Config) -> None:
         print(f"run: {run_dir}{look}{score}", flush=True)
     except BrokenPipeError:
         raise
-    except OSError:  # a full disk, of which the recorder has warned; Python would write again at its end, and fail
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError:  # a full disk, of which the recorder has warned
+        discard_output()
 
 
 def _description(trainer: Trainer, config: Config, run_dir: Path) -> list[str]:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import multiprocessing
 import os
 import platform
 import shlex
-import signal
 import sys
-import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import FrameType
-from typing import Any, TextIO, cast
+from typing import Any
 
 import torch
 
@@ -34,6 +29,7 @@ from effloop.parallel.notes import FolderNotes, Notes
 from effloop.parallel.reports import ended_for_good, kind_of, read, reports
 from effloop.runs.environment import effloop_version
 from effloop.system.hardware import available_cores
+from effloop.system.processes import end_with_parent, interrupted_once, prefix_output
 
 _PATIENCE_S = {"lost": 5.0, "crash": 1.0}
 """What has started the ranks ends them all when one dies. Whoever fails thereupon waits so long for that,
@@ -112,7 +108,7 @@ def take_part(
     by_torchrun = facts and "TORCHELASTIC_RUN_ID" in os.environ
     _set_up(place, by_torchrun=by_torchrun)
     try:
-        with _interrupted_once():
+        with interrupted_once():
             joined = join(place, _facts() if facts else None)
             if ended_for_good(joined):  # an earlier start of the ranks
                 raise EffLoopError
@@ -212,85 +208,4 @@ def _set_up(place: Place, *, by_torchrun: bool) -> None:
     if by_torchrun:
         end_with_parent(os.getppid())
     if place.rank:
-        sys.stdout = cast("TextIO", Prefixed(sys.stdout, f"[rank {place.rank}] "))
-        sys.stderr = cast("TextIO", Prefixed(sys.stderr, f"[rank {place.rank}] "))
-
-
-class Prefixed:
-    """A text stream that begins each line with a prefix, and passes on whole lines until it is flushed."""
-
-    def __init__(self, stream: TextIO, prefix: str) -> None:
-        self._stream, self._prefix = stream, prefix
-        self._pending = ""
-        self._begun = False
-        """Whether a part of the pending line has been passed on."""
-
-    def write(self, text: str) -> int:
-        """Pass on what lines are complete."""
-        *lines, self._pending = (self._pending + text).split("\n")
-        if lines:
-            self._stream.write("".join(f"{self._head()}{line}\n" for line in lines))
-        return len(text)
-
-    def flush(self) -> None:
-        """Pass on what there is of a line."""
-        if self._pending:
-            self._stream.write(f"{self._prefix * (not self._begun)}{self._pending}")
-            self._pending, self._begun = "", True
-        self._stream.flush()
-
-    def _head(self) -> str:
-        begun, self._begun = self._begun, False
-        return "" if begun else self._prefix
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        """Write several."""
-        for line in lines:
-            self.write(line)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
-
-
-def end_with_parent(parent: int) -> None:
-    """Have Linux end this process when its parent ends, however that may be."""
-    with suppress(AttributeError, OSError):  # another system
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)  # it has ended already
-
-
-@contextmanager
-def _interrupted_once() -> Iterator[None]:
-    """Let the first Ctrl-C through and no further one: the terminal sends it, and what has started the ranks, too."""
-    seen: list[int] = []
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        del frame
-        if not seen:
-            seen.append(number)
-            _exit_soon(InterruptedRunError.exit_code)
-            raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGINT, handle)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-    try:
-        yield
-        if seen:
-            raise KeyboardInterrupt
-    except Exception as error:
-        if seen:  # the run's own line for it; or a collective that was broken by the other ranks' end
-            raise KeyboardInterrupt from (error if isinstance(error, InterruptedRunError) else None)
-        raise
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _exit_soon(code: int) -> None:
-    """End the process in some seconds, whatever it is at: a thread may wait for a rank that has gone."""
-    timer = threading.Timer(5, os._exit, [code])
-    timer.daemon = True
-    timer.start()
+        prefix_output(f"[rank {place.rank}] ")

@@ -30,6 +30,7 @@ from effloop.parallel.notes import FolderNotes
 from effloop.parallel.reports import Report, cause, read, write
 from effloop.parallel.scratch import scratch
 from effloop.system.hardware import find_device
+from effloop.system.processes import how_ended, interrupts_blocked_in_children, killed_by, signals_restored
 
 _PATIENCE_S = 5
 """For ranks to end when they are told to, before they are killed."""
@@ -48,7 +49,7 @@ def launch(job: Job, work: Work) -> Path:
     parallel: Any = configs.from_dict(job.config, (), "this config").parallel
     processes = _processes(job.config["device"], parallel.processes)
     loopback.register()
-    with scratch() as folder, _quiet(), _signals_put_back(), _interrupts_elsewhere(), _deaths_noted(folder):
+    with scratch() as folder, _quiet(), signals_restored(), interrupts_blocked_in_children(), _deaths_noted(folder):
         config = _launch_config(folder, processes, parallel.max_restarts)
         try:
             elastic_launch(config, rank_main)(str(folder), job, work)
@@ -112,7 +113,7 @@ def _explained(folder: Path, error: ChildFailedError, job: Job) -> RankError | C
     if failure.exitcode < 0 and (found is None or found.kind in ("killed", "terminated", "lost")):
         found = _death(rank, failure.pid, -failure.exitcode)  # torch's launcher knows whose death it saw first
     if found is None:
-        line = f"rank {rank} on {socket.gethostname()} (pid {failure.pid}) ended with exit code {failure.exitcode}"
+        line = f"rank {rank} on {socket.gethostname()} (pid {failure.pid}) {how_ended(failure.exitcode)}"
         return RankError(f"{line}; what it said is above")
     if found.kind == "ours":
         return ConfigError(found.line)
@@ -138,38 +139,6 @@ def _quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-@contextmanager
-def _signals_put_back() -> Iterator[None]:
-    """Torch's launcher leaves its handlers behind."""
-    before = {
-        number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def _interrupts_elsewhere() -> Iterator[None]:
-    """Have Ctrl-C come to another thread, and be held back in this one and so in the processes that it starts.
-
-    They begin with what this thread holds back, and let it through once they can handle it: a rank that is
-    still importing torch would else answer with a traceback. Python's handlers run in the main thread all the same.
-    """
-    over = threading.Event()
-    thread = threading.Thread(target=over.wait, daemon=True)
-    thread.start()
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-        over.set()
-        thread.join()
 
 
 @contextmanager
@@ -215,8 +184,7 @@ def _death(rank: int, pid: int, number: int, start: int = 0) -> Report:
 
     When one rank has died torch's launcher ends the others by SIGTERM, which so says little.
     """
-    name = signal.Signals(number).name if number else "a signal"
     kind = "killed" if number and number != signal.SIGTERM else "terminated"
-    guess = " (out of memory?)" if number == signal.SIGKILL else ""
-    line = f"rank {rank} on {socket.gethostname()} (pid {pid}) was killed by {name}{guess}"
+    how = killed_by(number) if number else "was killed by a signal"
+    line = f"rank {rank} on {socket.gethostname()} (pid {pid}) {how}"
     return Report(rank, line, kind, start=start, pid=pid, at=time.time())

@@ -9,6 +9,7 @@ from typing import Protocol
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from effloop.parallel.reports import cause, read
+from effloop.system.files import write_text
 
 
 class Notes(Protocol):
@@ -32,8 +33,7 @@ class FolderNotes:
 
     def begun(self, run_dir: Path) -> None:
         """Remember the run folder."""
-        (self._folder / "run_dir.tmp").write_text(str(run_dir))
-        (self._folder / "run_dir.tmp").replace(self._folder / "run_dir")
+        write_text(self._folder / "run_dir", str(run_dir))
 
     def run_dir(self) -> Path | None:
         """The one remembered."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from effloop.errors import ConfigError, DataError, EffLoopError
 from effloop.parallel.join import Joined, joined
+from effloop.system.files import write_text
 
 
 @dataclass(frozen=True)
@@ -139,8 +140,7 @@ def _is_first_to_say(line: str) -> bool:
 def write(folder: Path, report: Report) -> None:
     """Put a report into a folder."""
     path = folder / f"report-{report.start}-{report.rank}-{report.kind}.json"
-    path.with_suffix(".tmp").write_text(json.dumps(asdict(report)))
-    path.with_suffix(".tmp").replace(path)
+    write_text(path, json.dumps(asdict(report)))
 
 
 def read(folder: Path) -> list[Report]:

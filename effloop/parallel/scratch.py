@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from effloop.system.files import try_lock
 
 _PREFIX = "effloop-ranks-"
 _HELD = "held"
@@ -23,7 +24,7 @@ def scratch() -> Iterator[Path]:
     try:
         with (folder / "new").open("w") as held:
             with suppress(OSError):  # a file system without locks: it is never taken for one that was left
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                try_lock(held.fileno())
                 (folder / "new").rename(folder / _HELD)  # so nobody finds it there before it is locked
             yield folder
     finally:
@@ -37,5 +38,5 @@ def remove_left() -> None:
             if folder.is_symlink() or folder.stat().st_uid != os.getuid():
                 continue
             with (folder / _HELD).open() as held:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
+                if try_lock(held.fileno()):
+                    shutil.rmtree(folder, ignore_errors=True)

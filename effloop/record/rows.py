@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from effloop.record.append import AppendFile
 from effloop.record.base import Moment
 from effloop.record.clock import Span
 from effloop.record.sinks import EpochReport, Report, Sink
+from effloop.system.files import write_text
 
 
 class _Rows(Sink):
@@ -29,7 +29,7 @@ class _Rows(Sink):
         if path.exists():
             lines = path.read_text("utf-8").splitlines(keepends=True)
             kept = [line for line in lines if line.endswith("\n") and self._step(line) <= last_step]
-        _replace(path, "".join([self.header, *kept]))
+        write_text(path, "".join([self.header, *kept]))
         self._file = AppendFile(path)
 
     def _step(self, line: str) -> float:
@@ -127,17 +127,7 @@ class SummaryFile(Sink):
         self._path = path
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        _replace(self._path, json.dumps(finite(summary), indent=2) + "\n")
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_text(text, "utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        write_text(self._path, json.dumps(finite(summary), indent=2) + "\n")
 
 
 def finite(values: Any) -> Any:

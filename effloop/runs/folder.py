@@ -21,6 +21,7 @@ from effloop.errors import ConfigError
 from effloop.model import weights_file
 from effloop.runs import compare
 from effloop.runs.environment import Checkout, describe_environment, find_checkouts
+from effloop.system.files import numbered
 
 TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(/\d+)?$")  # and a sweep's job number
 
@@ -38,9 +39,9 @@ def claim_run_dir(path: Path) -> Path:
     Raises:
         ConfigError: a named folder holds a run already, or it can't be made.
     """
-    number = 1
+    candidates = numbered(path)
     while True:
-        candidate = path if number == 1 else path.with_name(f"{path.name}-{number}")
+        candidate = next(candidates)
         try:
             candidate.mkdir(parents=True, exist_ok=True)
             (candidate / "config.yaml").touch(exist_ok=False)  # whoever makes the file owns the folder
@@ -50,7 +51,6 @@ def claim_run_dir(path: Path) -> Path:
                     f"run: {path} holds a run already; go on with it (python -m effloop resume {path}) "
                     "or set run=ANOTHER_NAME"
                 ) from None
-            number += 1
         except OSError as error:
             raise ConfigError(f"run: {candidate} can't be made: {error.strerror}; set run=NAME elsewhere") from None
         else:

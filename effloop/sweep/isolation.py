@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
@@ -22,13 +19,11 @@ from omegaconf import DictConfig, OmegaConf
 from effloop import config as configs
 from effloop import registry
 from effloop.config import finish
-from effloop.config import hydra_app as launch
 from effloop.errors import EffLoopError
-from effloop.launch.rank import Job, Prefixed, end_with_parent
+from effloop.launch.rank import Job
 from effloop.runs.reader import JOB, RunRecord, read_job_files, read_run
-
-_PATIENCE_S = 10
-"""For a job to end that was told to."""
+from effloop.system.files import numbered, remove_if_empty, try_lock, write_text
+from effloop.system.processes import end_with_parent, ended_on_error, how_ended, interrupts_blocked, output_prefixed
 
 
 @dataclass(frozen=True)
@@ -48,10 +43,8 @@ class Note:
     def write(self, state: str, reason: str = "", **more: Any) -> None:
         """Write job.json, whole or not at all."""
         path = Path(self.folder, JOB)
-        temporary = path.with_suffix(".tmp")
         fields = {"number": self.number, "overrides": self.overrides, "state": state, "reason": reason, **more}
-        temporary.write_text(json.dumps(fields, indent=2) + "\n")
-        os.replace(temporary, path)
+        write_text(path, json.dumps(fields, indent=2) + "\n")
 
 
 @dataclass(frozen=True)
@@ -88,7 +81,7 @@ class Sweep:
         earlier = self._earlier(number, own)
         if earlier and earlier.state in ("done", "pruned"):
             _say(f"{name}: {earlier.state} already")
-            launch.remove_if_empty(Path(hydra.runtime.output_dir))
+            remove_if_empty(Path(hydra.runtime.output_dir))
             return earlier.value(self.objective)
         _say(f"\n{name}")
         note = self._note(number, own, Path(hydra.runtime.output_dir), earlier)
@@ -116,12 +109,9 @@ class Sweep:
         """What keeps the job's state: in its folder of an earlier start, or in one that nobody else has."""
         if earlier:
             if planned != earlier.path:
-                launch.remove_if_empty(planned)
+                remove_if_empty(planned)
             return Note(str(earlier.path), int(earlier.job["number"]), own)
-        folder, tries = planned, 1
-        while (folder / JOB).exists():  # an earlier start's, of other values
-            tries += 1
-            folder = planned.with_name(f"{planned.name}-{tries}")
+        folder = next(each for each in numbered(planned) if not (each / JOB).exists())  # an earlier start's
         folder.mkdir(parents=True, exist_ok=True)
         note = Note(str(folder), number, own)
         note.write("waiting")
@@ -155,7 +145,7 @@ class Sweep:
         plan = {"job": asdict(job), "note": asdict(note), "debug": self.debug, "parent": os.getpid()}
         streams = subprocess.PIPE if self.beside else None
         command = [sys.executable, "-m", "effloop.sweep.job"]
-        with _ctrl_c_held_back():
+        with interrupts_blocked():
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=streams, stderr=streams, text=True)
         with process:
             note.write("running", pid=process.pid, host=socket.gethostname())
@@ -163,10 +153,10 @@ class Sweep:
             with suppress(BrokenPipeError):  # it has ended already
                 process.stdin.write(json.dumps(plan))
                 process.stdin.close()
-            with _lines_passed_on(process, f"[job {note.number}] "), _ends(process):
+            with output_prefixed(process, f"[job {note.number}] "), ended_on_error(process):
                 code = process.wait()
         if read_run(Path(note.folder)).job["state"] == "running":  # it couldn't say itself how it ended
-            note.write("killed", _ending(code))
+            note.write("killed", f"it {how_ended(code)}")
 
 
 def _say(line: str) -> None:
@@ -182,66 +172,6 @@ def _alone_in(folder: Path) -> Iterator[bool]:
     """Whether no other process is at a job: a launcher's may go on when the sweep that it was of has been killed."""
     place = os.open(folder, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        yield try_lock(place)
     finally:
         os.close(place)
-
-
-def _ending(code: int) -> str:
-    """How a process ended, by its exit code."""
-    if code >= 0:
-        return f"it ended with exit code {code}"
-    guess = " (out of memory?)" if -code == signal.SIGKILL else ""
-    return f"it was killed by {signal.Signals(-code).name}{guess}"
-
-
-@contextmanager
-def _ctrl_c_held_back() -> Iterator[None]:
-    """Start processes that Ctrl-C waits for until they let it through: importing torch takes 2 s."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def _ends(process: subprocess.Popen[str]) -> Iterator[None]:
-    """On Ctrl-C, wait for a process that may have heard it, too, and see to its end."""
-    try:
-        yield
-    except BaseException:
-        for number, patience_s in ((0, 1), (signal.SIGINT, _PATIENCE_S), (signal.SIGKILL, None)):
-            process.send_signal(number)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(patience_s)
-                break
-        raise
-
-
-@contextmanager
-def _lines_passed_on(process: subprocess.Popen[str], prefix: str) -> Iterator[None]:
-    """Each line that a process writes, with whose it is; nothing to do where it has our own streams."""
-
-    def pass_on(source: IO[str], stream: Any) -> None:
-        for line in source:
-            with suppress(BrokenPipeError):  # a pipe that isn't emptied would stop the job
-                stream.write(line)
-                stream.flush()
-
-    pairs = [(process.stdout, sys.stdout), (process.stderr, sys.stderr)]
-    threads = [
-        threading.Thread(target=pass_on, args=(source, Prefixed(stream, prefix))) for source, stream in pairs if source
-    ]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        for thread in threads:
-            thread.join(_PATIENCE_S)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
 import traceback
 
 from effloop import registry
 from effloop.errors import EffLoopError, InterruptedRunError
 from effloop.launch.execute import work
-from effloop.launch.rank import Job, end_with_parent
+from effloop.launch.rank import Job
 from effloop.sweep.isolation import Note
+from effloop.system.processes import discard_output, end_with_parent, unblock_interrupts
 
 
 def main() -> int:
@@ -22,7 +21,7 @@ def main() -> int:
     note = Note(**plan["note"])
     sys.argv = ["effloop", *plan["job"]["overrides"]]  # what the run folder says it was started by
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # which `jobs` has held back
+        unblock_interrupts()
         registry.load_plugins()
         work(Job(**plan["job"]))
     except (KeyboardInterrupt, InterruptedRunError):
@@ -30,7 +29,7 @@ def main() -> int:
         return InterruptedRunError.exit_code
     except BrokenPipeError:
         note.write("stopped", "nobody reads its output any more")
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python has yet to write
+        discard_output()
         return InterruptedRunError.exit_code
     except EffLoopError as error:
         note.write("failed", str(error))

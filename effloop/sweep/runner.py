@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -28,6 +27,7 @@ from effloop.report.files import report_table, write_report
 from effloop.runs.folder import TIMESTAMP
 from effloop.runs.reader import SWEEP, RunRecord, read_jobs
 from effloop.sweep.isolation import Sweep
+from effloop.system.files import numbered, remove_if_empty, try_lock
 from effloop.task.objectives import OBJECTIVES
 
 
@@ -70,7 +70,7 @@ def sweep(args: list[str], *, debug: bool = False) -> None:
         if not found:
             for name in (SWEEP, "multirun.yaml"):
                 (folder / name).unlink(missing_ok=True)
-            launch.remove_if_empty(folder)
+            remove_if_empty(folder)
             raise problem or ConfigError("the sweep has no jobs; give a key several values")
         unwritten = _show(found, folder, config.objective)
         _raise_for(found, count, problem or unwritten, go_on)
@@ -188,14 +188,12 @@ def _owned(planned: Path, overrides: list[str], shared: Mapping[str, str], confi
     folder = _folder(planned, config)
     place = os.path.relpath(folder)
     with _opened(folder / SWEEP) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(file.fileno()):
             owner = _earlier(file)
             raise ConfigError(
                 f"run: {place} is being worked on by process {owner.get('pid')} on {owner.get('host')}; "
                 "wait for its end or set run=ANOTHER_NAME"
-            ) from None
+            )
         earlier = _earlier(file)
         if earlier:  # nothing, where a start was killed at once
             _check_same(earlier, shared, folder)
@@ -233,7 +231,7 @@ def _earlier(file: TextIO) -> dict[str, Any]:
 
 def _folder(planned: Path, config: Config) -> Path:
     """The folder; made now, if it isn't to be gone on with."""
-    place, tries = os.path.relpath(planned), 1
+    place = os.path.relpath(planned)
     stamped = TIMESTAMP.search(planned.as_posix())
     if config.sweep.resume and (planned / SWEEP).is_file():
         return planned
@@ -241,8 +239,9 @@ def _folder(planned: Path, config: Config) -> Path:
         raise ConfigError(
             f"sweep.resume: {place} holds no sweep; say which: run=NAME, as it stands below outputs/multirun/"
         )
-    folder = planned
+    candidates = numbered(planned)
     while True:
+        folder = next(candidates)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / SWEEP).touch(exist_ok=False)  # whoever makes the file owns the folder
@@ -251,8 +250,6 @@ def _folder(planned: Path, config: Config) -> Path:
                 raise ConfigError(
                     f"run: {place} holds a sweep already; go on with it by sweep.resume=true, or set run=ANOTHER_NAME"
                 ) from None
-            tries += 1
-            folder = planned.with_name(f"{planned.name}-{tries}")
         except OSError as error:
             raise ConfigError(f"run: {place} can't be made: {error.strerror}; start from another folder") from None
         else:

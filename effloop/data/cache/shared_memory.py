@@ -20,6 +20,7 @@ from rich.filesize import decimal
 
 from effloop.data.image.header import Encoded
 from effloop.errors import ConfigError
+from effloop.system.files import try_lock
 
 FOLDER = Path("/dev/shm")  # noqa: S108  memory, with a name that other processes can open
 _PREFIX = "effloop-cache-"
@@ -251,11 +252,9 @@ def _release(fd: int, lock: _Lock, path: Path, pid: int) -> None:
 
 
 def _remove_unused(fd: int, path: Path) -> None:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return  # in use
-    _remove(fd, path)
+    with suppress(OSError):
+        if try_lock(fd):  # else it is in use
+            _remove(fd, path)
 
 
 def _remove_stale(folder: Path) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor
 from effloop.data.engine.shared import SharedSlots
 from effloop.data.plan import Plan, Task
 from effloop.errors import ConfigError, DataError, EffLoopError, WorkerError
+from effloop.system import processes
 from effloop.system.hardware import keep_freed_memory
 
 JOB = struct.Struct("<5q")
@@ -69,7 +70,7 @@ class Worker:
         Workers keep freed memory whatever `reuse_memory` says; they do nothing else.
         """
         gc.freeze()  # what was forked along isn't this process's to end: a pipeline of DALI's would crash it
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the loop's to handle
+        processes.ignore_interrupts()  # Ctrl-C is the loop's to handle
         threading.Thread(target=_end_with_parent, args=[self.by_server], daemon=True).start()
         torch.set_num_threads(1)
         keep_freed_memory()
@@ -112,11 +113,8 @@ def interrupts_held_back(start_method: str) -> Iterator[None]:
         return
     if start_method == "spawn":
         resource_tracker.ensure_running()  # the first to be spawned starts it otherwise, which ends the holding back
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
+    with processes.interrupts_blocked():
         yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def read_job(fd: int) -> bytes:
@@ -151,12 +149,5 @@ def how_ended(who: str, code: int | None) -> WorkerError:
             f"{who} was killed by SIGKILL, the machine may have run out of memory; "
             "set num_workers, engine.prefetch or batch_size lower"
         )
-    how = f"was killed by {_signal_name(-code)}" if code and code < 0 else f"ended with exit code {code}"
+    how = "is ending" if code is None else processes.how_ended(code)
     return WorkerError(f"{who} {how}; set engine=inline to see where")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,16 +17,6 @@ from effloop.checkpoint.keeper import Score
 from effloop.errors import CheckpointError
 
 STATE = {"config": {}, "classes": ["a"], "model": {"w": torch.arange(4.0)}, "progress": {}}
-
-
-def test_ctrl_c_waits_for_the_end_of_a_write() -> None:
-    done = False
-    with pytest.raises(KeyboardInterrupt), files.ctrl_c_waits():  # noqa: PT012  what follows the signal is the point
-        signal.raise_signal(signal.SIGINT)
-        done = True
-    assert done
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch.distributed as dist
 
 from effloop.errors import CheckpointError, ConfigError, DataError, WorkerError
-from effloop.launch.rank import Prefixed
 from effloop.parallel.reports import Report, cause, kind_of, read, write
 
 
@@ -57,22 +54,3 @@ def test_folder(tmp_path):
     for each in (report(1, "lost", 2), report(0, "crash", 1)):
         write(tmp_path, each)
     assert [each.rank for each in read(tmp_path)] == [0, 1]
-
-
-def test_lines_have_their_rank(capsys):
-    stream = Prefixed(sys.stdout, "[rank 1] ")
-    print("a", "b", file=stream)
-    stream.write("half")
-    assert capsys.readouterr().out == "[rank 1] a b\n"
-    stream.write(" and half\n\n")
-    assert capsys.readouterr().out == "[rank 1] half and half\n[rank 1] \n"
-
-
-def test_half_a_line_is_passed_on_when_it_is_flushed(capsys):
-    stream = Prefixed(sys.stdout, "[rank 1] ")
-    stream.flush()
-    print("half", end="", file=stream, flush=True)
-    assert capsys.readouterr().out == "[rank 1] half"
-    print(" and", end="", file=stream, flush=True)
-    print(" half", "line", sep="\n", file=stream)
-    assert capsys.readouterr().out == " and half\n[rank 1] line\n"

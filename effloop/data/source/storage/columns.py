@@ -17,7 +17,7 @@ import weakref
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from effloop.data.image.header import Encoded
 from effloop.errors import DataError
+from effloop.system.files import replacing
 
 MAGIC = b"EFFLOOP\x00"
 VERSION = 1
@@ -56,10 +57,8 @@ class ColumnWriter:
 
     def __enter__(self) -> ColumnWriter:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # In the same folder, because a rename is atomic only within one file system.
-        fd, name = tempfile.mkstemp(prefix=f".{self.path.name}.", suffix=".tmp", dir=self.path.parent)
-        self._temporary = Path(name)
-        self._file = os.fdopen(fd, "wb")
+        self._open = ExitStack()
+        self._file = self._open.enter_context(replacing(self.path, sync=True))
         self._align()
         return self
 
@@ -99,14 +98,11 @@ class ColumnWriter:
             yield append
         self.add(f"{name}_end", np.frombuffer(ends, np.uint64))
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            if kind is None:
-                self._finish()
-                os.replace(self._temporary, self.path)
-        finally:
-            self._temporary.unlink(missing_ok=True)  # first: on a full disk, closing raises again
-            self._file.close()
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
+        with self._open:
+            if error is not None:
+                raise error
+            self._finish()
 
     def _finish(self) -> None:
         header = json.dumps({"version": VERSION, "meta": self._meta, "columns": self._columns}).encode()
@@ -114,9 +110,6 @@ class ColumnWriter:
         self._file.write(header)
         self._file.seek(0)
         self._file.write(_PREFIX.pack(MAGIC, offset, len(header), zlib.crc32(header)))
-        self._file.flush()
-        os.fchmod(self._file.fileno(), 0o644)  # mkstemp's 0600 would hide a shared dataset from others
-        os.fsync(self._file.fileno())
 
     def _start(self, name: str, dtype: np.dtype[Any], count: int) -> None:
         self._columns[name] = [dtype.str, count, self._file.tell()]

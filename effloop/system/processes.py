@@ -1,0 +1,256 @@
+"""Processes: how they end, who gets Ctrl-C, and whose lines are whose."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import IO, Any, TextIO, cast
+
+from effloop.errors import InterruptedRunError
+
+_PATIENCE_S = 10
+"""For a child to end after it was interrupted, before it is killed."""
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL` of 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def killed_by(number: int) -> str:
+    """What a signal did to a process: `was killed by SIGKILL (out of memory?)`."""
+    return f"was killed by {signal_name(number)}{' (out of memory?)' if number == signal.SIGKILL else ''}"
+
+
+def how_ended(code: int) -> str:
+    """How a process ended, by its exit code; that of one ended by signal N is -N."""
+    return killed_by(-code) if code < 0 else f"ended with exit code {code}"
+
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+
+def end_with_parent(parent: int) -> None:
+    """Have Linux kill this process when its parent ends, however that may be.
+
+    Args:
+        parent: its process ID; this process ends at once where it has another parent by now.
+    """
+    with suppress(AttributeError, OSError):  # another system
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def discard_output() -> None:
+    """Send the rest of the standard output nowhere: Python writes what is left at its end, and would fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+# Ctrl-C ------------------------------------------------------------------------------------------
+
+
+def ignore_interrupts() -> None:
+    """Leave Ctrl-C to the parent, which ends this process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextmanager
+def interrupts_blocked() -> Iterator[None]:
+    """Block Ctrl-C in this thread; processes started inside begin with it blocked.
+
+    They let it through by `unblock_interrupts` once they can handle it: importing torch takes 2 s, and Ctrl-C in the
+    middle of that would print a traceback.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def unblock_interrupts() -> None:
+    """Let Ctrl-C through in a process that was started with it blocked."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+
+
+@contextmanager
+def interrupts_blocked_in_children() -> Iterator[None]:
+    """As `interrupts_blocked`, but Ctrl-C still reaches this process.
+
+    The kernel gives it to another thread, and Python runs its handler in the main thread all the same.
+    """
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait, daemon=True)
+    thread.start()
+    try:
+        with interrupts_blocked():
+            yield
+    finally:
+        over.set()
+        thread.join()
+
+
+class _Interrupts:
+    """A handler that counts Ctrl-C; installed for the time of a block."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+
+
+@contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """Raise a Ctrl-C inside the block at its end: in the middle of `torch.save` it becomes a RuntimeError."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread is interrupted
+        return
+    seen = _Interrupts()
+    before = signal.signal(signal.SIGINT, seen)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
+    if seen.count:
+        raise KeyboardInterrupt
+
+
+class _FirstInterrupt(_Interrupts):
+    """Raises the first Ctrl-C, and ends the process 5 s later, whatever it is doing then."""
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        super().__call__(number, frame)
+        if self.count == 1:
+            timer = threading.Timer(5, os._exit, [InterruptedRunError.exit_code])
+            timer.daemon = True
+            timer.start()
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def interrupted_once() -> Iterator[None]:
+    """Raise the first Ctrl-C and ignore further ones: the terminal sends it, and the launcher of the ranks as well.
+
+    A thread may wait for a rank that has gone, so the process ends some seconds later in any case.
+    """
+    seen = _FirstInterrupt()
+    before = signal.signal(signal.SIGINT, seen)
+    unblock_interrupts()
+    try:
+        yield
+        if seen.count:
+            raise KeyboardInterrupt
+    except Exception as error:
+        if seen.count:  # the run's own line for it; or a collective that was broken by the other ranks' end
+            raise KeyboardInterrupt from (error if isinstance(error, InterruptedRunError) else None)
+        raise
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def signals_restored() -> Iterator[None]:
+    """Put back the handlers of the signals that end a process: torch's launcher leaves its own behind."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# Children ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def ended_on_error(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Where the block raises, Ctrl-C above all, wait for a child that may have got it as well, and end it."""
+    try:
+        yield
+    except BaseException:
+        for number, patience_s in ((0, 1), (signal.SIGINT, _PATIENCE_S), (signal.SIGKILL, None)):
+            process.send_signal(number)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(patience_s)
+                break
+        raise
+
+
+@contextmanager
+def output_prefixed(process: subprocess.Popen[str], prefix: str) -> Iterator[None]:
+    """Print each line that a child writes to a pipe with a prefix; nothing to do for streams that it has from us."""
+
+    def forward(source: IO[str], stream: Any) -> None:
+        for line in source:
+            with suppress(BrokenPipeError):  # a pipe that isn't emptied would stop the child
+                stream.write(line)
+                stream.flush()
+
+    pairs = [(process.stdout, sys.stdout), (process.stderr, sys.stderr)]
+    threads = [
+        threading.Thread(target=forward, args=(source, PrefixedStream(stream, prefix)))
+        for source, stream in pairs
+        if source
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        for thread in threads:
+            thread.join(_PATIENCE_S)
+
+
+def prefix_output(prefix: str) -> None:
+    """Begin each line that this process writes with a prefix."""
+    sys.stdout = cast("TextIO", PrefixedStream(sys.stdout, prefix))
+    sys.stderr = cast("TextIO", PrefixedStream(sys.stderr, prefix))
+
+
+class PrefixedStream:
+    """A text stream that begins each line with a prefix, and writes whole lines until it is flushed."""
+
+    def __init__(self, stream: TextIO, prefix: str) -> None:
+        self._stream, self._prefix = stream, prefix
+        self._pending = ""
+        self._begun = False
+        """Whether a part of the pending line has been written."""
+
+    def write(self, text: str) -> int:
+        """Write the lines that are complete."""
+        *lines, self._pending = (self._pending + text).split("\n")
+        if lines:
+            self._stream.write("".join(f"{self._head()}{line}\n" for line in lines))
+        return len(text)
+
+    def flush(self) -> None:
+        """Write the part of a line that there is."""
+        if self._pending:
+            self._stream.write(f"{self._head()}{self._pending}")
+            self._pending, self._begun = "", True
+        self._stream.flush()
+
+    def _head(self) -> str:
+        begun, self._begun = self._begun, False
+        return "" if begun else self._prefix
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write several."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

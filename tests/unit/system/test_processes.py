@@ -1,0 +1,66 @@
+"""How processes end, who gets Ctrl-C, and whose lines are whose."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from effloop.system import processes
+from effloop.system.processes import PrefixedStream
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        (3, "ended with exit code 3"),
+        (-9, "was killed by SIGKILL (out of memory?)"),
+        (-15, "was killed by SIGTERM"),
+        (-63, "was killed by signal 63"),
+    ],
+)
+def test_how_a_child_ended(code: int, line: str) -> None:
+    assert processes.how_ended(code) == line
+
+
+def test_ctrl_c_waits_for_the_end_of_a_write() -> None:
+    done = False
+    with pytest.raises(KeyboardInterrupt), processes.interrupts_deferred():  # noqa: PT012  what follows the signal is the point
+        signal.raise_signal(signal.SIGINT)
+        done = True
+    assert done
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_is_blocked_in_a_child_until_it_lets_it_through() -> None:
+    code = (
+        "import signal; from effloop.system.processes import unblock_interrupts; signal.raise_signal(signal.SIGINT); "
+        "print('blocked', flush=True); unblock_interrupts()"
+    )
+    with processes.interrupts_blocked():
+        child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert child.communicate()[0] == b"blocked\n"
+    assert child.returncode == -signal.SIGINT
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_lines_have_their_rank(capsys):
+    stream = PrefixedStream(sys.stdout, "[rank 1] ")
+    print("a", "b", file=stream)
+    stream.write("half")
+    assert capsys.readouterr().out == "[rank 1] a b\n"
+    stream.write(" and half\n\n")
+    assert capsys.readouterr().out == "[rank 1] half and half\n[rank 1] \n"
+
+
+def test_half_a_line_is_passed_on_when_it_is_flushed(capsys):
+    stream = PrefixedStream(sys.stdout, "[rank 1] ")
+    stream.flush()
+    print("half", end="", file=stream, flush=True)
+    assert capsys.readouterr().out == "[rank 1] half"
+    print(" and", end="", file=stream, flush=True)
+    print(" half", "line", sep="\n", file=stream)
+    assert capsys.readouterr().out == " and half\n[rank 1] line\n"
