@@ -30,7 +30,7 @@ from effloop.convert.progress import Meter
 from effloop.convert.spool import Originals
 from effloop.data.source import sources
 from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
-from effloop.data.source.storage.indexed import index_path
+from effloop.data.source.storage.index import index_path
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, writers
 from effloop.errors import ConfigError
 from effloop.system.memory import drop_from_cache, growth, memory_of

@@ -14,7 +14,7 @@ import numpy as np
 from effloop.convert.progress import Meter
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import Fingerprint, Source
-from effloop.data.source.storage.columns import Blobs, ColumnFile, ColumnWriter
+from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
 from effloop.data.source.storage.writing import Record
 from effloop.errors import DataError
 
@@ -122,7 +122,7 @@ class Recoded(Originals):
 
     def _records(self) -> Iterator[Record]:
         for number in range(self.num_chunks):
-            ids, images = self._ids(number), Blobs(self._chunk(number), "data")
+            ids, images = self._ids(number), self._chunk(number).blobs("data")
             labels = self.source.labels[ids.start : ids.stop].tolist()
             for place, (index, label) in enumerate(zip(ids, labels, strict=True)):
                 yield Record(self.source.raw_key(index), label, images[place])

@@ -19,7 +19,6 @@ from runs import make_photos
 
 from effloop.data.image.header import read_header
 from effloop.data.source import Source, sources
-from effloop.data.source.storage.columns import smallest_uint
 
 Open = Callable[[str], Source]
 
@@ -83,7 +82,7 @@ def test_names_its_files(source: Source) -> None:
 
 def test_labels(source: Source) -> None:
     assert source.labels.shape == (len(source),)
-    assert source.labels.dtype == smallest_uint(len(source.classes) - 1)
+    assert source.labels.dtype == np.min_scalar_type(len(source.classes) - 1)
     assert set(source.labels.tolist()) == set(range(len(source.classes)))
     assert all(isinstance(name, str) for name in source.classes)
 

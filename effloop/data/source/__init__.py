@@ -1,7 +1,7 @@
-"""Where the bytes come from: id -> (bytes, label)."""
+"""Data sources: sample index -> (encoded image, target)."""
 
-from effloop.data.source import auto, embedded, folder  # noqa: F401  (they register)
-from effloop.data.source.base import Cache, DataConfig, Fingerprint, Source, Tail, expand_root, printable, sources
-from effloop.data.source.formats import hdf5, lmdb, memmap, pth, recordio, tar, tfrecord, zarr  # noqa: F401
+from effloop.data.source import auto, embedded, folder, formats  # noqa: F401  (they register)
+from effloop.data.source.base import Cache, DataConfig, Fingerprint, Source, Tail, printable, sources
+from effloop.data.source.root import expand_root
 
 __all__ = ["Cache", "DataConfig", "Fingerprint", "Source", "Tail", "expand_root", "printable", "sources"]

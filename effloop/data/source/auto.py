@@ -1,10 +1,11 @@
-"""The source that fits what `data.root` is."""
+"""The source whose format `data.root` is in."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from effloop.data.source.base import DataConfig, Source, expand_root, sources
+from effloop.data.source.base import DataConfig, Source, sources
+from effloop.data.source.root import expand_root
 from effloop.errors import ConfigError, DataError
 
 
@@ -25,7 +26,7 @@ def open_source(config: AutoConfig, split: str) -> Source:
 
 def _format_of(config: AutoConfig) -> str:
     root = expand_root(config)
-    for name in sorted(sources.names(), key=lambda name: name == "folder"):  # which takes any folder: last
+    for name in sorted(sources.names(), key=lambda name: name == "folder"):  # last: it claims any folder
         factory = sources[name].factory
         try:
             if isinstance(factory, type) and issubclass(factory, Source) and factory.claims(root):

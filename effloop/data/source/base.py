@@ -1,16 +1,14 @@
-"""What every source is: a sample's number in, its encoded bytes and label out."""
+"""The interface of a data source: sample index in, encoded image and label out."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from stat import S_ISDIR, S_ISREG
 from typing import Any
 
 from numpy.typing import NDArray
@@ -22,15 +20,15 @@ from effloop.registry import PartConfig, Registry
 
 
 class Tail(Enum):
-    """What becomes of the samples that don't fill a last global batch."""
+    """What happens to the samples that don't fill the last global batch."""
 
     drop = "drop"  # left out of this epoch
-    wrap = "wrap"  # the batch is filled up from the epoch's beginning
-    pad = "pad"  # the batch is filled up with images that count nowhere; evaluation does this
+    wrap = "wrap"  # the batch is filled from the beginning of the epoch
+    pad = "pad"  # the batch is filled with images that don't count (`Batch.valid`); for evaluation
 
 
 class Cache(Enum):
-    """What is kept in memory after its first reading, one copy per machine."""
+    """What is kept in memory after it was first read, one copy per machine."""
 
     none = "none"
     bytes = "bytes"  # the encoded image
@@ -43,15 +41,14 @@ class DataConfig(PartConfig):
 
     Attributes:
         root: path of the dataset.
-        train_split, val_split: names of the two splits inside the dataset.
-        tail: what training does with the samples that don't fill a last global batch: drop or wrap.
-        check: how many samples per split are looked at (header and end of file) before the first
-            step, evenly spread; all of them where there are no more than that; 0 is none.
+        train_split, val_split: names of the two splits in the dataset.
+        tail: what training does with the samples that don't fill the last global batch: drop or wrap.
+        check: number of samples per split, evenly spaced, whose header and end of file are checked before the
+            first step; 0 checks none.
         cache: what is kept in memory, one copy per machine: none, bytes (encoded) or pixels (decoded).
-        cache_gb: GB (10^9 bytes) for it, both splits together; of what doesn't fit, the part is kept that
-            does. null is half of the memory that is free.
-        mean, std: (R, G, B) in units of 0-1, subtracted and divided by on the device. Both null leave
-            the images uint8.
+        cache_gb: GB (10^9 bytes) for the cache of both splits; what doesn't fit is read from disk. null is half of
+            the free memory.
+        mean, std: (R, G, B) in units of 0-1, used to normalize on the device. If both are null, images stay uint8.
     """
 
     root: str | None = MISSING
@@ -81,15 +78,15 @@ class DataConfig(PartConfig):
 
 
 class Source(ABC):
-    """One split of a dataset: id -> (bytes, label).
+    """One split of a dataset: sample index -> (encoded image, target).
 
-    Reading is thread-safe. A source is picklable and survives fork and spawn: files are opened in
-    the process that reads. What it knows of its samples are numpy columns over a mapped file, never
-    a Python object per sample.
+    Reading is thread-safe. A source is picklable and survives fork and spawn: files are opened in the process that
+    reads them. What it knows about its samples is held in numpy columns over a mapped file, never in one Python
+    object per sample.
 
     Attributes:
         classes: class names, in the order of their labels.
-        labels: (len,) the samples' class indices, in the smallest unsigned integer type.
+        labels: (len,) class indices, in the smallest unsigned integer type.
     """
 
     classes: tuple[str, ...]
@@ -97,15 +94,15 @@ class Source(ABC):
 
     @classmethod
     def claims(cls, root: Path) -> bool:
-        """Whether `root` looks like a dataset of this format; `data=auto` asks."""
+        """Whether `root` looks like a dataset in this format; used by `data=auto`."""
         return False
 
     @property
     def targets(self) -> NDArray[Any]:
-        """What a model learns of each sample, as a batch takes it: `targets[ids]` is (len(ids), ...).
+        """What a model learns about each sample: `targets[ids]` is what a batch holds, (len(ids), ...).
 
-        Class indices unless a source overrides it: `labels`, (len,), in their unsigned type. Other targets keep
-        the samples on the first axis, in the dtype that batches carry, e.g. (len, K) uint8 flags or (len, K) float32.
+        By default the class indices: `labels`, (len,). A source that overrides it keeps the samples on the first
+        axis, in the dtype that batches hold, e.g. (len, K) uint8 flags or (len, K) float32.
         """
         return self.labels
 
@@ -114,15 +111,15 @@ class Source(ABC):
 
     @abstractmethod
     def read(self, index: int) -> Encoded:
-        """The encoded image of sample `index`, maybe a view of a mapped file.
+        """The encoded image of sample `index`; may be a view of a mapped file.
 
         Raises:
-            DataError: it can't be read. The message does not repeat the key.
+            DataError: it can't be read. The message doesn't repeat the key.
         """
 
     @abstractmethod
     def raw_key(self, index: int) -> bytes:
-        """What sample `index` is called: a path inside the split, or a record's key."""
+        """The name of sample `index`: its path in the split, or a record's key."""
 
     def key(self, index: int) -> str:
         """`raw_key` as text on one line, for messages."""
@@ -130,108 +127,85 @@ class Source(ABC):
 
     @abstractmethod
     def size(self, index: int) -> int:
-        """Bytes of sample `index`'s encoded image, from the index, without reading it."""
+        """Bytes of the encoded image of sample `index`, from the index: the image isn't read."""
 
-    def will_need(self, indices: Sequence[int]) -> None:  # noqa: B027  a hint, that not all can pass on
-        """Say which samples are read next, so that the kernel may fetch them side by side."""
+    def will_need(self, indices: Sequence[int]) -> None:  # noqa: B027  a hint
+        """Announce which samples are read next, so that the kernel can fetch them concurrently."""
 
     @property
     @abstractmethod
     def where(self) -> str:
-        """The file or folder that holds this split, for messages: `{where}/{key}` names a sample."""
+        """The file or folder of this split, for messages: `{where}/{key}` identifies a sample."""
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
-        """What identifies the data: `samples`, `bytes` and `sha256` over keys, labels and sizes."""
+        """What identifies the data: `samples`, `bytes`, and `sha256` over keys, labels and sizes."""
 
     def identity(self) -> dict[str, Any]:
-        """What tells this data from other data of the same fingerprint: for what is kept of it elsewhere, for a while.
-
-        Beside the fingerprint, where its files are and when they last changed.
+        """The fingerprint, and where the files are and when they changed: what is derived from the data and kept
+        elsewhere (a memory cache, a conversion) is valid as long as this is unchanged.
         """
         return {**self.fingerprint(), "where": self.where}
 
     def files(self) -> Iterable[bytes]:
-        """Paths of the files that hold this split, and maybe others; empty if it doesn't say."""
+        """Paths of the files of this split, possibly with others; empty if unknown."""
         return ()
 
-    def verify(self, index: int) -> None:  # noqa: B027  most formats hold no checksum
-        """Compare sample `index` with its checksum, where the format holds one.
+    def verify(self, index: int) -> None:  # noqa: B027  most formats store no checksum
+        """Compare sample `index` with its checksum, if the format stores one.
 
         Raises:
-            DataError: they differ. The message does not repeat the key.
+            DataError: they differ. The message doesn't repeat the key.
         """
 
     @property
     def has_checksums(self) -> bool:
-        """Whether `verify` has anything to compare a sample with."""
+        """Whether `verify` compares anything."""
         return False
 
-    def verify_index(self) -> None:  # noqa: B027  most formats say nothing twice
-        """Compare what the index says of all samples with what else the format says of them.
+    def verify_index(self) -> None:  # noqa: B027  most formats store no fingerprint
+        """Compare the index of all samples with what the format stores to check it by.
 
         Raises:
             DataError: they differ.
         """
 
     def check_unchanged(self, fingerprint: dict[str, Any]) -> None:
-        """What unpickling does last: a worker that starts late must not number the samples anew.
+        """Last step of unpickling: a worker that starts late must not number the samples differently.
 
         Raises:
-            DataError: the data is not what it was when the source was pickled.
+            DataError: the data has changed since the source was pickled.
         """
         if self.fingerprint() != fingerprint:
             raise DataError(f"{self.where} has changed since this run opened it; start the run again")
 
 
 class Fingerprint:
-    """What identifies a split, summed up sample by sample; the same for every storage format."""
+    """Identifies a split's data, updated sample by sample; independent of the storage format."""
 
     def __init__(self) -> None:
         self.samples = self._bytes = 0
         self._digest = hashlib.sha256()
 
     def add(self, key: bytes, label: int, size: int) -> None:
-        """Count one sample of `size` bytes."""
+        """Add one sample of `size` bytes."""
         self.samples += 1
         self._bytes += size
         self._digest.update(b"%d %d %s\n" % (label, size, key))
 
     def result(self) -> dict[str, Any]:
+        """`samples`, `bytes` and `sha256`, as `Source.fingerprint` returns them."""
         return {"samples": self.samples, "bytes": self._bytes, "sha256": self._digest.hexdigest()}
 
 
 sources: Registry[Source] = Registry("data")
 
 
-def expand_root(config: DataConfig) -> Path:
-    """`data.root` as a path, `~` expanded.
-
-    Raises:
-        ConfigError: unset, or nothing is there, or neither a file nor a folder (a FIFO would wait for ever); the
-            line has the resolved path.
-    """
-    if not config.root:
-        raise ConfigError(f"data.root is missing; data={config.name} needs it: set data.root=PATH")
-    root = Path(os.path.expanduser(config.root))
-    try:
-        mode = os.stat(root).st_mode
-    except PermissionError as error:
-        raise ConfigError(f"data.root: '{config.root}' can't be read: {error.strerror}; set data.root=PATH") from None
-    except (OSError, ValueError):  # ValueError: a null byte in it
-        raise ConfigError(
-            f"data.root: '{config.root}' is not there (looked at {root.absolute()}); set data.root=PATH"
-        ) from None
-    if not (S_ISREG(mode) or S_ISDIR(mode)):
-        raise ConfigError(f"data.root: '{config.root}' is neither a file nor a folder; set data.root=PATH")
-    return root
-
-
 def check_same_classes(train: Source, val: Source) -> None:
-    """Both splits must number the same classes in the same order, or every score is wrong.
+    """Refuse splits with different classes or another order of them: every score would be wrong.
 
     Raises:
-        DataError: they don't; the line says which are only in one of them.
+        DataError: they differ; the message lists the classes that only one split has.
     """
     if train.classes == val.classes:
         return
@@ -244,31 +218,6 @@ def check_same_classes(train: Source, val: Source) -> None:
         f"train and val have different classes ({train.where}, {val.where}): "
         f"{differences or 'same names, other order'}; give both the same class folders"
     )
-
-
-def stamp(root: Path) -> dict[str, Any]:
-    """Where a file or folder is, and the names, sizes, inodes and times of change of all files in it."""
-    root = root.resolve()
-    digest = hashlib.sha256()
-    for file in files_in(root):
-        status = file.stat()
-        digest.update(
-            b"%s %d %d %d %d\n"
-            % (os.fsencode(file), *(status.st_dev, status.st_ino), status.st_size, status.st_mtime_ns)
-        )
-    return {"root": os.fsencode(root).hex(), "files": digest.hexdigest()}
-
-
-def files_in(root: Path) -> list[Path]:
-    """A file, or all that are in a folder, sorted."""
-    return [root] if root.is_file() else sorted(path for path in root.rglob("*") if path.is_file())
-
-
-def index_folder(index_dir: str | None) -> Path:
-    """Where indexes of data that has none of its own are kept: `data.index_dir` or the user's cache."""
-    if index_dir:
-        return Path(index_dir).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "effloop"
 
 
 def printable(key: bytes) -> str:

@@ -1,4 +1,4 @@
-"""The photographs that travel with the package."""
+"""The photographs that are part of the package."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from effloop.data.source.base import DataConfig, sources
-from effloop.data.source.formats.memmap import MemmapConfig, MemmapSource
+from effloop.data.source.formats.memmap import MemmapSource
+from effloop.data.source.storage.packed import PackedConfig
 from effloop.errors import ConfigError
 
 PATH = Path(__file__).parents[1] / "embedded" / "clothing.effloop"
@@ -14,7 +15,7 @@ PATH = Path(__file__).parents[1] / "embedded" / "clothing.effloop"
 
 @dataclass
 class EmbeddedConfig(DataConfig):
-    """Fields of `data=embedded`: `root` stays unset."""
+    """Fields of `data=embedded`; `root` stays unset."""
 
     root: str | None = None
 
@@ -30,7 +31,7 @@ class EmbeddedSource(MemmapSource):
 
     @classmethod
     def claims(cls, root: Path) -> bool:
-        return False  # it has no root; a file of this format is the memmap source's
+        return False  # it has no root; MemmapSource claims files of this format
 
     def __init__(self, config: EmbeddedConfig, split: str) -> None:
-        super().__init__(MemmapConfig(name="memmap", root=str(PATH)), split)
+        super().__init__(PackedConfig(name="memmap", root=str(PATH)), split)

@@ -11,7 +11,7 @@ from effloop import config as configs
 from effloop.bench import scale
 from effloop.bench.storage import config_for
 from effloop.cli.main import main
-from effloop.data.source.storage.indexed import index_path
+from effloop.data.source.storage.index import index_path
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
-"""HDF5: one file, a group per split. h5py says where the arrays are, then the file is mapped.
+"""HDF5: one file with a group per split. h5py locates the arrays, then the file is mapped.
 
-h5py serves one thread at a time and must not be open over a fork (pytorch#11929, h5py#2584); here it
-is closed again before the first image is read.
+h5py serves one thread at a time and must not be open across a fork (pytorch#11929, h5py#2584); here it is closed
+again before the first image is read.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from effloop.data.image.header import Encoded
-from effloop.data.source.base import expand_root, sources
+from effloop.data.source.base import sources
+from effloop.data.source.root import begins_with, root_file
 from effloop.data.source.storage.arrays import (
     DTYPES,
     Array,
@@ -27,36 +27,28 @@ from effloop.data.source.storage.arrays import (
     pack,
     write_payload,
 )
-from effloop.data.source.storage.packed import MappedFiles, Packed, PackedConfig, PackedSource
-from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Ledger, Records, writes
-from effloop.errors import ConfigError, DataError, optional_package
+from effloop.data.source.storage.mapped import MappedFiles
+from effloop.data.source.storage.packed import PackedConfig, PackedSource, Split
+from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Records, SplitColumns, register_writer
+from effloop.errors import DataError, optional_package
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 HEADER, CHECKSUM = "effloop", "effloop_crc32c"
 """Attributes of a split's group: the header as JSON, and its CRC-32C."""
 
 _LIBVER = ("v108", "v108")
-"""HDF5 1.8, of 2008: what came later adds nothing here; before it, metadata had no checksums."""
+"""HDF5 1.8, of 2008: the oldest whose metadata has checksums; nothing newer is needed."""
 
 _BLOCK = 1 << 22  # 4 MiB: 1,856 images of 24 KB took 0.06 s, given to h5py one by one 0.44
 _LISTED = 64
 
 
-@dataclass
-class Hdf5Config(PackedConfig):
-    """`data=hdf5`: nothing beyond what every packed source has."""
-
-
-@sources.register("hdf5", Hdf5Config)
+@sources.register("hdf5", PackedConfig)
 class Hdf5Source(PackedSource):
     """One HDF5 file with a group per split, mapped: h5py only opens it."""
 
-    def open_split(self) -> Packed:
-        path = expand_root(self.config)
-        if path.is_dir():
-            raise ConfigError(
-                f"data.root: '{self.config.root}' is a folder; data=hdf5 reads one file: set data.root=FILE"
-            )
+    def open_split(self) -> Split:
+        path = root_file(self.config)
         where = f"{path}:{self.split}"
         with _reading(path) as file:
             group = _group(file, self.split, path)
@@ -66,18 +58,15 @@ class Hdf5Source(PackedSource):
 
     @classmethod
     def claims(cls, root: Path) -> bool:
-        if not root.is_file():
-            return False
-        with root.open("rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
+        return begins_with(root, MAGIC)
 
 
 @contextmanager
 def _reading(path: Path) -> Iterator[Any]:
-    """The file as h5py gives it; whatever it makes of a damaged one becomes a `DataError`."""
+    """The file opened by h5py, whose errors about a damaged one become a `DataError`."""
     h5py = optional_package("h5py", "data=hdf5", "effloop[hdf5]")
     try:
-        with h5py.File(path, "r", locking=False) as file:  # nobody writes to it, and NFS may have no locks
+        with h5py.File(path, "r", locking=False) as file:  # never written to, and NFS may have no locks
             yield file
     except (OSError, KeyError, RuntimeError, ValueError, TypeError, OverflowError) as error:
         text = " ".join(str(error.args[0] if isinstance(error, KeyError) else error).split())
@@ -105,10 +94,10 @@ def _header(group: Any, where: str) -> dict[str, Any]:
 
 
 def _array(dataset: Any, path: Path, where: str) -> Array:
-    """Where a dataset's values are in the file.
+    """Where the values of a dataset are in the file.
 
     Raises:
-        DataError: not in one piece, uncompressed, in this very file.
+        DataError: not contiguous, compressed, or in another file.
     """
     h5py = optional_package("h5py", "data=hdf5", "effloop[hdf5]")
     if not isinstance(dataset, h5py.Dataset) or len(dataset.shape or ()) != 1:
@@ -127,40 +116,34 @@ def _array(dataset: Any, path: Path, where: str) -> Array:
     return Array(0, offset or 0, dataset.dtype, count)
 
 
-@writes("hdf5")
+@register_writer("hdf5")
 def write_hdf5(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
-    """One file: per split a group with its columns and the encoded images, and the header as attribute."""
-    del shard_bytes  # one file is the point of it
+    """One file: a group per split with its columns and the encoded images, and the header as an attribute."""
+    del shard_bytes  # always one file
     h5py = optional_package("h5py", "to=hdf5", "effloop[hdf5]")
     with h5py.File(path, "x", libver=_LIBVER, locking=False, alignment_threshold=512, alignment_interval=64) as file:
         for split, records in dataset.splits.items():
             group = file.create_group(split)
-            ledger = Ledger(len(dataset.classes), path.parent)
-            _write_payload(group, records, ledger)
-            for name, values in ledger.columns().items():
+            columns = SplitColumns(len(dataset.classes), path.parent)
+            _write_payload(group, records, columns)
+            for name, values in columns.columns().items():
                 group.create_dataset(name, data=values, dtype=values.dtype.newbyteorder("<"), track_times=False)
-            header = dataset.header(ledger.fingerprint())
-            # fixed length: a string of variable length lies in a heap that has no checksum
+            header = dataset.header(columns.fingerprint())
+            # fixed length: strings of variable length are in a heap without a checksum
             group.attrs.create(HEADER, np.bytes_(json.dumps(header).encode()))
             group.attrs.create(CHECKSUM, np.uint32(header_crc32c(header)))
 
 
-def _write_payload(group: Any, records: Records, ledger: Ledger) -> None:
+def _write_payload(group: Any, records: Records, columns: SplitColumns) -> None:
     payload = group.create_dataset("payload", (records.num_bytes,), np.uint8, track_times=False)
     block, start = bytearray(), 0
 
-    def write() -> None:
-        nonlocal start
-        payload[start : start + len(block)] = np.frombuffer(block, np.uint8)
-        start += len(block)
-
-    def append(data: Encoded) -> None:
-        nonlocal block
+    def append(data: Encoded, size: int = _BLOCK) -> None:
+        nonlocal block, start
         block += data
-        if len(block) >= _BLOCK:
-            write()
-            block = bytearray()
+        if len(block) >= size:
+            payload[start : start + len(block)] = np.frombuffer(block, np.uint8)
+            block, start = bytearray(), start + len(block)
 
-    write_payload(records, ledger, append)
-    if block:
-        write()
+    write_payload(records, columns, append)
+    append(b"", size=1)  # the rest

@@ -1,13 +1,13 @@
-"""LMDB: one environment per split, whose values are read where they are, without LMDB.
+"""LMDB: one environment per split, whose values are read from the mapped file, without LMDB.
 
-LMDB keeps a value above half a page in pages of its own, in one piece, and a smaller one within a
-page, so that every sample is a place in `data.mdb`. Training walks no tree and holds no environment
-open: nothing to open again after a fork, no reader slots, nothing that a damaged page could crash.
+LMDB stores a value above half a page in contiguous pages of its own, and a smaller one within a page, so that every
+sample is one range of bytes in `data.mdb`. Training neither walks the tree nor opens an environment: nothing to
+reopen after a fork, no reader slots, nothing that a damaged page could crash.
 
-Layout: ROOT/SPLIT/data.mdb, which any LMDB 0.9 reads, and ROOT/SPLIT.index beside the folder.
-Keys are the samples' numbers, nine decimal digits. Values, little-endian: u32 CRC-32C of the encoded
-image, u32 label, u16 length of the sample's key, its key, the encoded image. The value of `effloop`
-has the same form, with label 0, no key and `writing.Dataset.header` as JSON for an image.
+Layout: ROOT/SPLIT/data.mdb, which any LMDB 0.9 reads, and ROOT/SPLIT.index beside the folder. Keys are the samples'
+numbers, nine decimal digits. Values, little-endian: u32 CRC-32C of the encoded image, u32 label, u16 length of the
+sample's key, its key, the encoded image. The value of `effloop` has the same form, with label 0, an empty key and
+`writing.Dataset.header` as JSON instead of an image.
 """
 
 from __future__ import annotations
@@ -16,44 +16,39 @@ import json
 import os
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from effloop.data.source.base import expand_root, printable, sources
+from effloop.data.source.base import printable, sources
 from effloop.data.source.formats.lmdb_pages import Tree, Value
+from effloop.data.source.root import expand_root
 from effloop.data.source.storage.checksum import crc32c
-from effloop.data.source.storage.indexed import Entry, IndexedConfig, IndexedSource, IndexWriter, write_index
-from effloop.data.source.storage.packed import MappedFiles, check_header
-from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Ledger, Record, Records, writes
+from effloop.data.source.storage.index import Entry, IndexWriter, write_index
+from effloop.data.source.storage.indexed import IndexedConfig, IndexedSource
+from effloop.data.source.storage.mapped import MappedFiles
+from effloop.data.source.storage.packed import check_header
+from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, Records, SplitColumns, register_writer
 from effloop.errors import DataError, warn
 from effloop.system.hardware import file_system
 
-HEADER_KEY = b"effloop"  # behind all digits
+HEADER_KEY = b"effloop"  # sorts behind all digits
 _FIXED = struct.Struct("<IIH")
 _LONGEST_KEY = (1 << 16) - 1
 _MOST_SAMPLES = 10**9
 
 _REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs"})
-"""Not cluster file systems (Lustre, Ceph, GPFS), whose clients wait for a server that is away, nor 9p
-and virtiofs, which are a virtual machine's way to its own host."""
+"""Neither cluster file systems (Lustre, Ceph, GPFS), whose clients wait for a lost server, nor 9p and virtiofs, by
+which a virtual machine accesses its own host."""
 
 
-@dataclass
-class LmdbConfig(IndexedConfig):
-    """`data=lmdb`: nothing beyond what every indexed source has."""
-
-
-@sources.register("lmdb", LmdbConfig)
+@sources.register("lmdb", IndexedConfig)
 class LmdbSource(IndexedSource):
-    """LMDB, one environment per split, read where the bytes are; fork-safe, and never crashed by a damaged page."""
+    """LMDB, one environment per split, mapped; fork-safe, and never crashed by a damaged page."""
 
-    format = "lmdb"
-
-    def __init__(self, config: LmdbConfig, split: str) -> None:
+    def __init__(self, config: IndexedConfig, split: str) -> None:
         super().__init__(config, split)
         kind = file_system(expand_root(config))
-        if kind in _REMOTE:  # not when a worker unpickles it: said once
+        if kind in _REMOTE:  # once: not when a worker unpickles the source
             warn(
                 f"data.root: '{config.root}' is on a network file system ({kind}): LMDB doesn't support that, and a "
                 "lost connection kills whoever reads the mapped file (SIGBUS); copy the dataset to a local disk"
@@ -74,7 +69,7 @@ class LmdbSource(IndexedSource):
             )
         return []
 
-    def own_header(self, files: Sequence[Path]) -> dict[str, Any]:
+    def embedded_header(self, files: Sequence[Path]) -> dict[str, Any]:
         tree = _tree(files[0])
         value = tree.find(HEADER_KEY)
         if value is None:
@@ -92,7 +87,7 @@ class LmdbSource(IndexedSource):
         return check_header(header, str(files[0]))
 
     def scan(self, files: Sequence[Path]) -> Iterator[Entry]:
-        return _walk(_tree(files[0]))
+        return _entries(_tree(files[0]))
 
 
 _CONVERT = "convert the images again: python -m effloop convert data.root=FOLDER to=lmdb out=PATH"
@@ -102,11 +97,11 @@ def _tree(file: Path) -> Tree:
     return Tree(file, MappedFiles([file])[0])
 
 
-def _walk(tree: Tree) -> Iterator[Entry]:
-    """Every sample; its checksum as it was written, for whoever reads it to compare.
+def _entries(tree: Tree) -> Iterator[Entry]:
+    """Every sample, with the checksum as it was written: it is verified when the sample is read.
 
-    So that a walk reads no images, and one that is damaged costs none of its neighbours. Keys, labels
-    and sizes are held by the fingerprint in the header.
+    So a scan reads no images, and a damaged one doesn't affect the others. Keys, labels and sizes are verified by
+    the fingerprint in the header.
     """
     for value in tree:
         if value.key != HEADER_KEY:
@@ -120,11 +115,11 @@ def _entry(tree: Tree, value: Value) -> Entry:
         if start + length <= end:
             key = tree.data[start : start + length]
             return Entry(key, label, 0, start + length, end - start - length, checksum)
-    raise tree.damaged(f"the record '{printable(value.key)}' is not one that EffLoop wrote")
+    raise tree.damaged(f"the record '{printable(value.key)}' was not written by EffLoop")
 
 
 def _holds_pickles(tree: Tree) -> bool:
-    """Whether it looks like what datasets that pickle their samples write: their keys, or a pickle first."""
+    """Whether it looks like a dataset of pickled samples: by its keys, or because the first value is a pickle."""
     if tree.find(b"__len__") or tree.find(b"__keys__"):
         return True
     first = next(iter(tree), None)
@@ -132,56 +127,56 @@ def _holds_pickles(tree: Tree) -> bool:
     return start[:1] == b"\x80" and start[1:] in (b"\x02", b"\x03", b"\x04", b"\x05")
 
 
-@writes("lmdb")
+@register_writer("lmdb")
 def write_lmdb(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
-    """A folder with one environment per split and their indexes; without LMDB's lock file, which differs each time."""
-    del shard_bytes  # an environment is one file
+    """A folder: one environment per split with its index, without LMDB's lock file, which is never the same."""
+    del shard_bytes  # always one file per split
     for split, records in dataset.splits.items():
         folder = path / split
         folder.mkdir(parents=True)
         written = _write_environment(folder, dataset, records)
         file, index = folder / "data.mdb", IndexWriter(len(dataset.classes), path)
         tree = _tree(file)
-        for entry in _walk(tree):
+        for entry in _entries(tree):
             if crc32c(tree.data[entry.offset : entry.offset + entry.size]) != entry.crc32c:
-                raise DataError(f"{file}: what was written is not what is read back; check the disk")
+                raise DataError(f"{file}: what was read back is not what was written; check the disk")
             index.add(entry)
-        if index.ledger.fingerprint() != written:
-            raise DataError(f"{file}: what was written is not what is read back; check the disk")
+        if index.columns.fingerprint() != written:
+            raise DataError(f"{file}: what was read back is not what was written; check the disk")
         write_index(path, split, dataset, [file], index)
 
 
-_COMMIT_RECORDS, _COMMIT_BYTES = 1000, 1 << 25  # what a writer holds in memory, twice: its own and LMDB's pages
+_COMMIT_RECORDS, _COMMIT_BYTES = 1000, 1 << 25  # of one commit; held in memory twice, by the writer and in LMDB's pages
 _PAGE = 4096
 
 
 def _write_environment(folder: Path, dataset: Dataset, records: Records) -> dict[str, Any]:
     """Write one split; returns its fingerprint."""
-    import lmdb  # who only reads needs none
+    import lmdb  # reading needs none
 
     if len(records) > _MOST_SAMPLES:
         raise DataError(f"{folder} would hold {len(records):,} samples; to=lmdb holds up to {_MOST_SAMPLES:,}")
-    ledger = Ledger(len(dataset.classes), folder)
-    # A value wastes up to a page, and so does the tree; it costs addresses, no memory and no disk.
+    columns = SplitColumns(len(dataset.classes), folder)
+    # A value wastes up to a page, and so does the tree. This takes addresses, neither memory nor disk.
     map_size = (1 << 24) + -(-records.num_bytes // _PAGE) * _PAGE + 2 * _PAGE * len(records)
     try:
         with lmdb.open(os.fsencode(folder), map_size=map_size, lock=False) as environment:
-            for batch in _batches(records, ledger):
+            for batch in _batches(records, columns):
                 _commit(environment, batch)
             version = ".".join(map(str, lmdb.version()))
-            header = json.dumps({**dataset.header(ledger.fingerprint()), "lmdb": version}).encode()
+            header = json.dumps({**dataset.header(columns.fingerprint()), "lmdb": version}).encode()
             _commit(environment, [(HEADER_KEY, _value(Record(b"", 0, header), crc32c(header)))])
-    except lmdb.Error as error:  # a full disk, mostly: as any file that can't be written says it
+    except lmdb.Error as error:  # usually a full disk: raised like for any other file
         raise OSError(error.code, str(error), str(folder)) from None
-    return ledger.fingerprint()
+    return columns.fingerprint()
 
 
-def _batches(records: Records, ledger: Ledger) -> Iterator[list[tuple[bytes, bytes]]]:
-    """(key, value) of what is committed together. The rule is fixed, so that the same records give the same file."""
+def _batches(records: Records, columns: SplitColumns) -> Iterator[list[tuple[bytes, bytes]]]:
+    """Lists of (key, value) to commit together; fixed sizes, so that the same records give the same file."""
     batch: list[tuple[bytes, bytes]] = []
     num_bytes = 0
     for number, record in enumerate(records):
-        value = _value(record, ledger.add_record(record))
+        value = _value(record, columns.add_record(record))
         batch.append((b"%09d" % number, value))
         num_bytes += len(value)
         if len(batch) == _COMMIT_RECORDS or num_bytes >= _COMMIT_BYTES:
@@ -198,7 +193,7 @@ def _value(record: Record, checksum: int) -> bytes:
 
 
 def _commit(environment: Any, batch: Sequence[tuple[bytes, bytes]]) -> None:
-    """Write these records, behind all others; they must be there twice for a map that was planned too small."""
+    """Append these records, again with a map of twice the size if it is full."""
     import lmdb
 
     while True:

@@ -1,13 +1,13 @@
-"""LMDB's data file, read without LMDB: where its values are, from pages that are looked at before they are believed.
+"""Locates the values in LMDB's data file, without LMDB; every page is validated before it is used.
 
 Data version 1 (LMDB 0.9 on 64 bits), little-endian, after MDB_page, MDB_node and MDB_meta in liblmdb's mdb.c:
 
     page       u64 number, u16, u16 kind, u16 lower, u16 upper, or of an overflow page u32 number of pages;
-               branch and leaf: (lower - 16) / 2 times u16, where each node is in the page, in the keys' order
+               branch and leaf: (lower - 16) / 2 times u16, the offsets of the nodes in the page, in key order
     node       branch: u48 page, u16 length of key, key (the first one's counts as the smallest);
                leaf: u32 size, u16 flags, u16 length of key, key, value or u64 first of its overflow pages
     meta page  number 0 and 1: u32 magic, u32 version, u64, u64, free pages, main database, u64 last page,
-               u64 transaction; the one of the later transaction counts
+               u64 transaction; the one with the later transaction is valid
     database   u32 (of the free pages: the page size), u16 flags, u16 depth, u64 x 4, u64 root
 """
 
@@ -29,7 +29,7 @@ _MAGIC = 0xBEEFC0DE
 _VERSION = 1
 
 _BRANCH, _LEAF, _OVERFLOW, _META_PAGE = 0x01, 0x02, 0x04, 0x08
-_KINDS = 0x6F  # without "dirty" and the like, which mean nothing in a file
+_KINDS = 0x6F  # without flags such as "dirty", which have no meaning in a file
 _IN_OVERFLOW_PAGES = 0x01  # of a leaf's node; the other flags are sub-databases and duplicates
 _NO_PAGE = (1 << 64) - 1
 _PAGE_SIZES = tuple(1 << power for power in range(9, 17))  # the system's; 4, 16 or 64 KiB
@@ -37,7 +37,7 @@ _DEEPEST = 32  # LMDB's own limit; 100 million samples are 5 pages deep
 
 
 class Value(NamedTuple):
-    """A key and where its value is, in one piece: bytes, bytes."""
+    """A key, and offset and size of its value in bytes."""
 
     key: bytes
     offset: int
@@ -60,12 +60,12 @@ class _Node(NamedTuple):
 
 
 class Tree:
-    """The main database of one `data.mdb`, in its keys' order. Sub-databases and duplicates are left out.
+    """The main database of a `data.mdb`, in key order, without sub-databases and duplicates.
 
-    Whatever the file holds, reading it ends, stays inside it and raises nothing but:
+    Whatever the file contains, reading terminates, stays inside the file, and raises nothing but:
 
     Raises:
-        DataError: not such a file, of another version, or damaged; the message names the file.
+        DataError: not such a file, of another version, or damaged; the message has the path.
     """
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
@@ -80,7 +80,7 @@ class Tree:
         last = None
         for page in self._leaves(self._root, self._depth):
             for node in self._nodes(page, _LEAF):
-                if last is not None and node.key <= last:  # so no page comes twice, and every walk ends
+                if last is not None and node.key <= last:  # so no page is visited twice, and iteration terminates
                     raise self.damaged(f"the keys of page {page:,} are out of order")
                 last = node.key
                 value = self._value(node)
@@ -88,7 +88,7 @@ class Tree:
                     yield value
 
     def find(self, key: bytes) -> Value | None:
-        """The value of `key`, if there is one."""
+        """The value of `key`; None if there is none."""
         if not self._depth:
             return None
         page = self._root
@@ -103,7 +103,7 @@ class Tree:
         return next((self._value(node) for node in found), None)
 
     def damaged(self, what: str) -> DataError:
-        """The error that says what is damaged."""
+        """The error to raise about damage."""
         return DataError(f"{self.path} is damaged: {what}; convert the images again")
 
     def _leaves(self, page: int, depth: int) -> Iterator[int]:
@@ -147,13 +147,13 @@ class Tree:
         return Value(node.key, start + _PAGE.size, node.low)
 
     def _page(self, number: int, kind: int) -> tuple[int, int, int]:
-        """(first byte, lower, upper) of a page that has to be of this kind."""
+        """(first byte, lower, upper) of a page, which must be of this kind."""
         start = number * self._page_size
         if start + self._page_size > len(self.data):
             raise self.damaged(f"page {number:,} is not inside its {len(self.data):,} bytes")
         found, flags, lower, upper = _PAGE.unpack_from(self.data, start)
         if found != number or flags & _KINDS != kind:
-            raise self.damaged(f"page {number:,} is not what its place in the tree says")
+            raise self.damaged(f"page {number:,} is not of the kind that the tree expects")
         return start, lower, upper
 
     def _newest_meta(self) -> _Meta:
@@ -177,7 +177,7 @@ class Tree:
         return _Meta(size, depth, root, transaction)
 
     def _not_readable(self) -> DataError:
-        for at in (16, 24):  # behind the header of a page, which grew by a transaction with LMDB 1.0
+        for at in (16, 24):  # behind the page header, into which LMDB 1.0 added a transaction
             magic, version = int.from_bytes(self.data[at : at + 4], "little"), self.data[at + 4 : at + 8]
             if magic == _MAGIC and int.from_bytes(version, "little") != _VERSION:
                 return DataError(

@@ -1,9 +1,9 @@
 """A file of `torch.save`: `{"header": JSON, "splits": {split: {column: tensor}}}`.
 
-Such a file is a zip archive of a pickle, `data.pkl`, and of every tensor's values, uncompressed. It is
-loaded with `weights_only`, which takes tensors, numbers and text, and runs nothing; and onto the device
-"meta", which leaves the values where they are: `torch.load(mmap=True)` maps the whole file privately
-and writable, which Linux refuses for files larger than the memory.
+Such a file is a zip archive of a pickle, `data.pkl`, and the values of every tensor, uncompressed. It is loaded with
+`weights_only`, which allows tensors, numbers and text and executes nothing, and onto the device "meta", which leaves
+the values in the file: `torch.load(mmap=True)` maps the whole file private and writable, which Linux refuses for
+files larger than memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import sys
 import warnings
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from effloop.data.source.base import expand_root, sources
+from effloop.data.source.base import sources
+from effloop.data.source.root import begins_with, root_file
 from effloop.data.source.storage.arrays import DTYPES, Array, no_split, pack, write_payload
-from effloop.data.source.storage.columns import Spool
-from effloop.data.source.storage.packed import MappedFiles, Packed, PackedConfig, PackedSource, check_header
-from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Ledger, writes
-from effloop.errors import ConfigError, DataError
+from effloop.data.source.storage.mapped import MappedFiles
+from effloop.data.source.storage.packed import PackedConfig, PackedSource, Split, check_header
+from effloop.data.source.storage.spool import Spool
+from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, SplitColumns, register_writer
+from effloop.errors import DataError
 
 MAGIC = b"PK\x03\x04"
 _PICKLE = "/data.pkl"
@@ -38,25 +39,16 @@ _DTYPES = {
     torch.uint8: np.uint8,
     torch.uint16: np.uint16,
     torch.uint32: np.uint32,
-    torch.int64: np.uint64,  # torch computes with these; no value is that large
+    torch.int64: np.uint64,  # most of torch has no uint64; no value is that large
 }
 
 
-@dataclass
-class PthConfig(PackedConfig):
-    """`data=pth`: nothing beyond what every packed source has."""
-
-
-@sources.register("pth", PthConfig)
+@sources.register("pth", PackedConfig)
 class PthSource(PackedSource):
-    """One file of torch.save, mapped: all splits as tensors, and no pickle that could run."""
+    """One file of torch.save, mapped: all splits as tensors, and no pickle that could run code."""
 
-    def open_split(self) -> Packed:
-        path = expand_root(self.config)
-        if path.is_dir():
-            raise ConfigError(
-                f"data.root: '{self.config.root}' is a folder; data=pth reads one file: set data.root=FILE"
-            )
+    def open_split(self) -> Split:
+        path = root_file(self.config)
         records = _records(path)
         headers, splits = _load(path)
         if self.split not in headers or self.split not in splits:
@@ -68,11 +60,8 @@ class PthSource(PackedSource):
 
     @classmethod
     def claims(cls, root: Path) -> bool:
-        if not root.is_file():
+        if not begins_with(root, MAGIC):
             return False
-        with root.open("rb") as file:
-            if file.read(len(MAGIC)) != MAGIC:
-                return False
         try:
             with zipfile.ZipFile(root) as archive:
                 return any(name.endswith(_PICKLE) for name in archive.namelist())
@@ -81,10 +70,10 @@ class PthSource(PackedSource):
 
 
 def _records(path: Path) -> dict[int, int]:
-    """First byte -> length of every record of the archive that is stored as it is; the pickle is checked.
+    """Offset -> length of every record of the archive; the checksum of the pickle is verified.
 
     Raises:
-        DataError: not such an archive, cut, of the other byte order, or its pickle doesn't match its checksum.
+        DataError: not such an archive, compressed, cut short, damaged, or of the other byte order.
     """
     try:
         with zipfile.ZipFile(path) as archive, path.open("rb") as file:
@@ -94,7 +83,7 @@ def _records(path: Path) -> dict[int, int]:
                 raise _not_ours(path, f"it is a zip archive with {len(folders)} files named data.pkl")
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
                 raise _not_ours(path, "it is compressed, and can't be mapped")
-            archive.read(folders[0] + _PICKLE)  # compares its CRC-32, which torch.load doesn't
+            archive.read(folders[0] + _PICKLE)  # compares its CRC-32; torch.load doesn't
             order = archive.read(f"{folders[0]}/byteorder").decode()
             records = {}
             for entry in entries:
@@ -110,14 +99,14 @@ def _records(path: Path) -> dict[int, int]:
 
 
 def _load(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Headers and tensors by split; the tensors have no values here."""
+    """Headers and tensors by split; the tensors are on the device "meta"."""
     try:
         with warnings.catch_warnings(), path.open("rb") as file:
-            warnings.simplefilter("ignore")  # one line is printed for a file that can't be taken, ours
+            warnings.simplefilter("ignore")  # the DataError is the only line to print
             content = torch.load(file, weights_only=True, map_location="meta")
     except pickle.UnpicklingError:
         raise _not_ours(path, "it holds more than tensors, numbers and text, and is not run") from None
-    except Exception as error:  # a damaged or made-up pickle can raise anything
+    except Exception as error:  # a damaged or crafted pickle can raise anything
         text = " ".join(str(error).split())[:200]
         raise DataError(f"{path} is damaged: torch.load says: {text}; convert the images again") from None
     header, splits = (content.get(name) if isinstance(content, dict) else None for name in ("header", "splits"))
@@ -137,16 +126,16 @@ def _not_ours(path: Path, why: str) -> DataError:
 
 
 def _array(tensor: Any, records: Mapping[int, int], where: str) -> Array:
-    """Where a tensor's values are in the file.
+    """Where the values of a tensor are in the file.
 
     Raises:
-        DataError: not a plain vector that fills a record of the archive.
+        DataError: not a vector that fills a record of the archive.
     """
     plain = isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and tensor.dim() == 1
     if not plain or tensor.dtype not in _DTYPES:
         found = f"{tensor.dtype} of shape {tuple(tensor.shape)}" if isinstance(tensor, torch.Tensor) else "no tensor"
         raise DataError(f"{where} is {found}, not a vector of unsigned integers; convert it again")
-    # What torch.load notes on a "meta" storage has no public name; that a record begins there is checked.
+    # The offset that torch.load sets on a "meta" storage has no public name; below, a record must begin there.
     offset = getattr(tensor.untyped_storage(), "_checkpoint_offset", -1)
     array = Array(0, offset, np.dtype(_DTYPES[tensor.dtype]), len(tensor))
     whole = tensor.is_contiguous() and tensor.storage_offset() == 0
@@ -155,19 +144,19 @@ def _array(tensor: Any, records: Mapping[int, int], where: str) -> Array:
     return array
 
 
-@writes("pth")
+@register_writer("pth")
 def write_pth(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
-    """One file; the encoded images are gathered in a nameless file beside it, so they take the space twice."""
-    del shard_bytes  # one file is the point of it
+    """One file; the images are first collected in an unnamed file beside it, so they take twice their space."""
+    del shard_bytes  # always one file
     headers, splits, spools = {}, {}, []
     for split, records in dataset.splits.items():
-        ledger, payload = Ledger(len(dataset.classes), path.parent), Spool("B", path.parent)
-        write_payload(records, ledger, payload.extend)
-        columns = {**ledger.columns(), "payload": payload.array()}
-        splits[split] = {name: _tensor(values) for name, values in columns.items()}
-        headers[split] = dataset.header(ledger.fingerprint())
-        spools.append((ledger, payload))  # their files are there until they are saved
-    with path.open("xb") as file:  # an open file: by its name, torch.save would name the archive after it
+        columns, payload = SplitColumns(len(dataset.classes), path.parent), Spool("B", path.parent)
+        write_payload(records, columns, payload.extend)
+        arrays = {**columns.columns(), "payload": payload.array()}
+        splits[split] = {name: _tensor(values) for name, values in arrays.items()}
+        headers[split] = dataset.header(columns.fingerprint())
+        spools.append((columns, payload))  # keeps their files until they are saved
+    with path.open("xb") as file:  # given a path, torch.save would name the archive after it
         try:
             torch.save({"header": json.dumps(headers), "splits": splits}, file)
         except RuntimeError as error:  # "unexpected pos 704 vs 598" is what torch.save says of a full disk
@@ -178,5 +167,5 @@ def write_pth(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> N
 
 def _tensor(values: NDArray[Any]) -> torch.Tensor:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the values are read-only; nobody writes to them
+        warnings.simplefilter("ignore")  # about read-only values, which nothing writes to
         return torch.from_numpy(values.view(np.int64) if values.dtype == np.uint64 else values)

@@ -1,10 +1,10 @@
 """MXNet's RecordIO files of images, without MXNet.
 
-A file is frames: u32 magic, u32 whose upper 3 bits are a kind and lower 29 a length, so many bytes, zeros
-up to a multiple of 4; little-endian (dmlc-core/include/dmlc/recordio.h). A record is one frame of kind 0.
-If it holds the magic at a multiple of 4, it is cut there into frames of the kinds 1, 2, ..., 2, 3, and the
-magic between them is left out. A record is u32 count, f32 label, u64 number, u64 second number, as many f32
-labels as count says (0: the one label is that of the header), and the image (mxnet/recordio.py, IRHeader).
+A file is frames: u32 magic, u32 with a kind in the upper 3 bits and a length in the lower 29, that many bytes, zeros
+up to a multiple of 4; little-endian (dmlc-core/include/dmlc/recordio.h). A record is one frame of kind 0. If it
+contains the magic at a multiple of 4, it is split there into frames of the kinds 1, 2, ..., 2, 3, without the magic
+between them. A record is u32 count, f32 label, u64 number, u64 second number, `count` f32 labels (0: the label is in
+the header), and the image (mxnet/recordio.py, IRHeader).
 """
 
 from __future__ import annotations
@@ -12,86 +12,68 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import printable, sources
-from effloop.data.source.formats.recordio_lists import Keys, Starts, beside
+from effloop.data.source.formats.recordio_lists import Keys, Offsets, list_files
+from effloop.data.source.root import begins_with
 from effloop.data.source.storage.checksum import crc32c
 from effloop.data.source.storage.columns import ColumnFile
-from effloop.data.source.storage.indexed import (
-    Entry,
-    IndexedConfig,
-    IndexedSource,
-    IndexWriter,
-    write_index,
-    write_names,
-)
-from effloop.data.source.storage.packed import MappedFiles, Places, Scattered
-from effloop.data.source.storage.shards import find_shards
-from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, writes
+from effloop.data.source.storage.index import Entry, IndexWriter, write_index, write_names
+from effloop.data.source.storage.indexed import IndexedConfig, IndexedSource
+from effloop.data.source.storage.mapped import MappedFiles, Payload, ScatteredPayload
+from effloop.data.source.storage.shards import any_shard
+from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, register_writer
 from effloop.errors import DataError
 
 _MAGIC = struct.pack("<I", 0xCED7230A)
 _FRAME, _HEADER, _LABEL = struct.Struct("<4sI"), struct.Struct("<IfQQ"), struct.Struct("<f")
 _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
-_LONGEST = (1 << 29) - 1  # of a record; dmlc's writer takes no more
-_LARGEST_LABEL = 1 << 24  # up to here a float32 holds every whole number
+_LONGEST = (1 << 29) - 1  # bytes of a record, dmlc's limit
+_LARGEST_LABEL = 1 << 24  # up to here a float32 holds every integer
 
 
-@dataclass
-class RecordIOConfig(IndexedConfig):
-    """`data=recordio`: nothing beyond what every indexed source has."""
-
-
-@sources.register("recordio", RecordIOConfig)
+@sources.register("recordio", IndexedConfig)
 class RecordIOSource(IndexedSource):
     """MXNet's RecordIO (.rec) of images, with one label each; .lst names the samples, if it is there."""
-
-    config: RecordIOConfig
-    format = "recordio"
 
     def shards(self, root: Path) -> list[Path]:
         file = root / f"{self.split}.rec"
         return [file] if file.is_file() else self.find(root, ["*.rec"])
 
-    def beside(self, files: Sequence[Path]) -> list[Path]:
-        return [other for file in files for other in beside(file) if other.is_file()]
+    def sidecars(self, files: Sequence[Path]) -> list[Path]:
+        return [other for file in files for other in list_files(file) if other.is_file()]
 
-    def places(self, files: MappedFiles, index: ColumnFile) -> Places:
-        return _Payloads(files, *(index.unsigned(name) for name in ("file", "offset", "size")))
+    def payload(self, files: MappedFiles, index: ColumnFile) -> Payload:
+        return _FramedPayload(files, *(index.unsigned(name) for name in ("file", "offset", "size")))
 
     def scan(self, files: Sequence[Path]) -> Iterator[Entry]:
         for number, path in enumerate(files):
-            starts, keys = Starts(path), Keys(path, alone=len(files) == 1)
+            offsets, keys = Offsets(path), Keys(path, alone=len(files) == 1)
             for start, parts, record in _records(path):
                 try:
                     identity, label, payload = _unpack(record)
                 except DataError as error:
                     raise DataError(f"{path}: the record at byte {start:,} {error}") from None
-                starts.check(start)
-                # Frames begin at multiples of 4: an odd offset says that the sample stands in parts, and from where.
-                place = start + 1 if len(parts) > 1 else parts[0][0] + payload
-                yield Entry(keys[identity], label, number, place, len(record) - payload, crc32c(record[payload:]))
-            starts.check(1 << 64)
+                offsets.check(start)
+                # Frames start at multiples of 4: an odd offset marks a sample in several frames from offset - 1 on.
+                offset = start + 1 if len(parts) > 1 else parts[0][0] + payload
+                yield Entry(keys[identity], label, number, offset, len(record) - payload, crc32c(record[payload:]))
+            offsets.check(1 << 64)
 
     @classmethod
     def claims(cls, root: Path) -> bool:
-        found = (file for split in ("train", "val") for file in find_shards(root, split, ["*.rec"]))
-        first = next(found, None)
-        if first is None:
-            return False
-        with open(first, "rb") as file:
-            return file.read(len(_MAGIC)) == _MAGIC
+        first = any_shard(root, ["*.rec"])
+        return first is not None and begins_with(first, _MAGIC)
 
 
-class _Payloads(Scattered):
-    """Samples at (file, offset, size); an odd offset is that of the first of a sample's frames, plus 1."""
+class _FramedPayload(ScatteredPayload):
+    """Samples at (file, offset, size); an odd offset is that of the first of several frames, plus 1."""
 
     def __getitem__(self, index: int) -> Encoded:
-        file, offset, size = self.place(index)
+        ((file, offset, size),) = self.parts(index)
         if offset % 2 == 0:
             return super().__getitem__(index)
         parts, _ = _frames(file, offset - 1)
@@ -103,22 +85,22 @@ class _Payloads(Scattered):
         return record[len(record) - size :]
 
 
-@writes("recordio")
+@register_writer("recordio")
 def write_recordio(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
-    """SPLIT.rec, SPLIT.idx and SPLIT.lst, as im2rec makes them; SPLIT.index and classes.txt."""
-    del shard_bytes  # MXNet and DALI read one file with one .idx
+    """A folder: SPLIT.rec, SPLIT.idx and SPLIT.lst as im2rec writes them, SPLIT.index, and classes.txt."""
+    del shard_bytes  # MXNet and DALI read a single file with its .idx
     path.mkdir()
     write_names(path, dataset.classes)
     for split, records in dataset.splits.items():
         index, file = IndexWriter(len(dataset.classes), path), path / f"{split}.rec"
-        idx, lst = beside(file)
+        idx, lst = list_files(file)
         with open(file, "wb") as rec, open(idx, "w") as starts, open(lst, "wb") as names:
             for number, record in enumerate(records):
                 start, data, checksum = rec.tell(), bytes(record.data), crc32c(record.data)
-                # The checksum is for others: whoever packs an image anew keeps its header, so it proves nothing.
+                # The checksum is informational: tools that replace the image keep the header, so nothing relies on it.
                 frames = _frames_of(_HEADER.pack(0, _label_of(record), number, checksum) + data, record)
-                place = start + 1 if len(frames) > 1 else start + _FRAME.size + _HEADER.size
-                index.add(Entry(record.key, record.label, 0, place, len(data), checksum))
+                offset = start + 1 if len(frames) > 1 else start + _FRAME.size + _HEADER.size
+                index.add(Entry(record.key, record.label, 0, offset, len(data), checksum))
                 rec.writelines(frames)
                 starts.write(f"{number}\t{start}\n")
                 names.write(b"%d\t%f\t%s\n" % (number, record.label, _name(record.key, number)))
@@ -135,16 +117,16 @@ def _label_of(record: Record) -> int:
 
 
 def _name(key: bytes, number: int) -> bytes:
-    """The key, if it fits into a line of the .lst and comes back when im2rec strips it; else the number."""
+    """The key, if a line of the .lst can hold it and im2rec's strip() keeps it; otherwise the number."""
     text = key.decode("utf-8", "replace")
     return key if text.encode() == key and text.isprintable() and text.strip() == text != "" else b"%d" % number
 
 
 def _frames_of(data: bytes, record: Record) -> list[bytes]:
-    """What is written of a record: frames with their heads and padding.
+    """The frames of a record, with header and padding.
 
     Raises:
-        DataError: longer than RecordIO takes.
+        DataError: longer than RecordIO allows.
     """
     if len(data) > _LONGEST:
         raise DataError(

@@ -1,8 +1,8 @@
 """TFRecord files of `tf.train.Example`, without TensorFlow.
 
-A file is records end to end: u64 length, u32 checksum of these eight bytes, data, u32 checksum of the
-data; little-endian (tensorflow/core/lib/io/record_writer.h). A checksum is a CRC-32C, masked. Data is an
-`Example` (example.py).
+A file is records end to end: u64 length, u32 checksum of these eight bytes, data, u32 checksum of the data;
+little-endian (tensorflow/core/lib/io/record_writer.h). A checksum is a masked CRC-32C. Data is an `Example`
+(example.py).
 """
 
 from __future__ import annotations
@@ -18,17 +18,11 @@ from pathlib import Path
 from effloop.data.source.base import printable, sources
 from effloop.data.source.formats.example import Example, example_before
 from effloop.data.source.storage.checksum import crc32c
-from effloop.data.source.storage.indexed import (
-    Entry,
-    IndexedConfig,
-    IndexedSource,
-    IndexWriter,
-    write_index,
-    write_names,
-)
-from effloop.data.source.storage.packed import MappedFiles
-from effloop.data.source.storage.shards import find_shards
-from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, writes
+from effloop.data.source.storage.index import Entry, IndexWriter, write_index, write_names
+from effloop.data.source.storage.indexed import IndexedConfig, IndexedSource
+from effloop.data.source.storage.mapped import MappedFiles
+from effloop.data.source.storage.shards import any_shard
+from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, register_writer
 from effloop.errors import DataError
 
 _HEAD, _CHECK = struct.Struct("<QI"), struct.Struct("<I")
@@ -44,9 +38,9 @@ class TFRecordConfig(IndexedConfig):
     """Fields of `data=tfrecord`: which features of an Example are read.
 
     Attributes:
-        image: the feature with the encoded image.
-        label: the feature with the label, an integer. Where labels begin at 1, class 0 stays empty.
-        key: the feature that names a sample; one without it is called FILE/NUMBER.
+        image: feature with the encoded image.
+        label: feature with the label, an integer. If labels start at 1, class 0 stays empty.
+        key: feature with the key of a sample; without it, the key is FILE/NUMBER.
     """
 
     image: str = "image/encoded"
@@ -59,8 +53,7 @@ class TFRecordSource(IndexedSource):
     """TFRecord files of tf.train.Example, as TensorFlow and DALI read them; checksums are compared."""
 
     config: TFRecordConfig
-    format = "tfrecord"
-    twice = "remove one of the two, or set data=tfrecord data.key=NAME (of no feature: the samples are numbered)"
+    duplicate_fix = "remove one of the two, or set data=tfrecord data.key=NAME (of no feature, to number the samples)"
 
     def shards(self, root: Path) -> list[Path]:
         files = self.find(root, _ENDINGS) or self.find(root, _COMPRESSED_ENDINGS)
@@ -74,7 +67,7 @@ class TFRecordSource(IndexedSource):
                 try:
                     example = Example(data)
                     key = example.text(self.config.key, "data=tfrecord data.key")
-                    start, end = example.place(self.config.image, "data=tfrecord data.image")
+                    start, end = example.span(self.config.image, "data=tfrecord data.image")
                     label = example.integer(self.config.label, "data=tfrecord data.label")
                     if not 0 <= label < 1 << 32:
                         raise DataError(f"has the label {label}; allowed are 0 to {(1 << 32) - 1}")
@@ -82,19 +75,18 @@ class TFRecordSource(IndexedSource):
                     name = f" ({printable(key)})" if key else ""
                     raise DataError(f"{file}: record {count}{name} {error}") from None
                 key = key or f"{file.name}/{count}".encode(errors="surrogateescape")
-                # The record's checksum is no use when only the image is read: it gets its own, for 5 % of the walk.
+                # The record's checksum can't verify the image alone: it gets its own, for 5 % of the scan's time.
                 yield Entry(key, label, number, offset + start, end - start, crc32c(data[start:end]))
 
     @classmethod
     def claims(cls, root: Path) -> bool:
-        shards = (file for split in ("train", "val") for file in find_shards(root, split, _ENDINGS))
-        first = next(shards, None)
+        first = any_shard(root, _ENDINGS)
         return first is not None and _begins_with_a_record(first)
 
 
-@writes("tfrecord")
+@register_writer("tfrecord")
 def write_tfrecord(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
-    """SPLIT-00000-of-00003.tfrecord and so on, DALI's index beside each, SPLIT.index and classes.txt."""
+    """A folder: SPLIT-00000-of-00003.tfrecord and so on with DALI's index of each, SPLIT.index, and classes.txt."""
     path.mkdir()
     write_names(path, dataset.classes)
     for split in dataset.splits:
@@ -104,7 +96,7 @@ def write_tfrecord(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES)
 
 
 def _write_shards(base: Path, dataset: Dataset, shard_bytes: int, index: IndexWriter) -> list[Path]:
-    """Write the files of the split that `base` ends with, and `file.idx`: a line "offset size" per record."""
+    """Write the files of the split `base.name`, each with a `file.idx` that has a line "offset size" per record."""
     records, count, files = iter(dataset.splits[base.name]), 0, []
     for first in records:
         with open(f"{base}-{count:05}", "wb") as file, open(f"{base}-{count:05}.idx", "w") as offsets:
@@ -120,7 +112,7 @@ def _write_shards(base: Path, dataset: Dataset, shard_bytes: int, index: IndexWr
                 if file.tell() >= shard_bytes:
                     break
         count += 1
-    for number in range(count):  # a file's name says how many there are, and that is known only now
+    for number in range(count):  # the number of files is part of their names, and known only now
         part, file_name = f"{base}-{number:05}", f"{base}-{number:05}-of-{count:05}.tfrecord"
         os.rename(part, file_name)
         os.rename(f"{part}.idx", f"{file_name}.idx")
@@ -129,13 +121,13 @@ def _write_shards(base: Path, dataset: Dataset, shard_bytes: int, index: IndexWr
 
 
 def _records(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Where each record's data begins, and its data, both checksums compared.
+    """(offset of the data, data) of each record, both checksums verified.
 
     Raises:
-        DataError: compressed, damaged or cut; the message names file and record.
+        DataError: compressed, damaged or cut short; the message has file and record.
     """
     if not path.stat().st_size:
-        return  # what a writer leaves that got no record
+        return  # written without any record
     file = MappedFiles([path])[0]
     at = count = 0
     while at < len(file):
@@ -161,7 +153,7 @@ def _records(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _masked(data: bytes) -> int:
-    """The checksum that TFRecord stores: a CRC over data that holds CRCs is weak, so these are stirred."""
+    """The checksum that TFRecord stores: masked, because a CRC of data that contains CRCs is weak."""
     checksum = crc32c(data)
     return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
@@ -173,10 +165,10 @@ def _begins_with_a_record(path: Path) -> bool:
 
 
 def _check_complete(files: Sequence[Path]) -> None:
-    """Refuse files ...-00000-of-00003 of which one is missing.
+    """Refuse files ...-00000-of-00003 if one of them is missing.
 
     Raises:
-        DataError: naming one that is.
+        DataError: naming it.
     """
     series: dict[tuple[Path, str, str, str], set[int]] = {}
     for file in files:

@@ -1,7 +1,7 @@
-"""The members of a tar archive: where each stands in its mapped file, and the header that is written before one.
+"""Locates the members of a mapped tar archive, and makes the header of a member.
 
-Read are ustar, pax and GNU tar's long names and large sizes; written is ustar, which every reader takes
-(DALI's knows no pax). Definitions: POSIX.1-2017, `pax`, and "Basic Tar Format" in the manual of GNU tar.
+Reads ustar, pax, and the long names and large sizes of GNU tar; writes ustar, which every reader supports (DALI's
+doesn't support pax). Definitions: POSIX.1-2017, `pax`, and "Basic Tar Format" in the manual of GNU tar.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _WRITTEN = struct.Struct("100s8s8s8s12s12s8sc100x8s80x155s12x")
 _NAME, _PREFIX = 100, 155
 _ZEROS = bytes(BLOCK)
 _REGULAR = frozenset({b"0", b"\0", b"7"})
-_SKIPPED = frozenset({b"5", b"V"})  # a folder, an archive's label
-_EXTENDING = frozenset({b"L", b"K", b"x", b"X", b"g"})  # they say something of the members behind them
+_SKIPPED = frozenset({b"5", b"V"})  # a folder, the archive's label
+_EXTENDING = frozenset({b"L", b"K", b"x", b"X", b"g"})  # attributes of the members that follow
 _REFUSED = {
     b"1": "a hard link",
     b"2": "a symbolic link",
@@ -35,21 +35,20 @@ _REFUSED = {
     b"S": "a sparse file",
 }
 _SPARSE = b"GNU.sparse."
-_LONGEST = 1 << 20  # of what extends a header; a path has at most 4,096 bytes
+_LONGEST = 1 << 20  # bytes of an extended header; a path has at most 4,096
 _PIECE = 1 << 20
 _COMPRESSED = re.compile(rb"\x1f\x8b|\x28\xb5\x2f\xfd|\xfd7zXZ\0|BZh[1-9]1AY&SY|\x04\x22\x4d\x18")
-"""How files of gzip, zstd, xz, bzip2 and lz4 begin."""
-
+"""The first bytes of files of gzip, zstd, xz, bzip2 and lz4."""
 
 Member = tuple[bytes, int, int]
-"""A file in an archive: name, first byte, bytes. A plain tuple: a named one is 14 % of the walk."""
+"""A file in an archive: (name, offset, size). A plain tuple: a named one takes 14 % of the scan."""
 
 
 def header(name: bytes, size: int) -> bytes:
-    """A ustar header of a file that anyone may read, of nobody and of 1970: the same name and size give the same.
+    """A ustar header: mode 0644, user, group and time 0, so that the same name and size give the same bytes.
 
     Args:
-        name: one that `fits`.
+        name: for which `fits` is true.
         size: bytes, below 8 GiB.
     """
     prefix = b""
@@ -63,25 +62,25 @@ def header(name: bytes, size: int) -> bytes:
 
 
 def fits(name: bytes) -> bool:
-    """Whether a ustar header holds this name: 100 bytes, or a folder of up to 155 bytes and 100 behind it."""
+    """Whether a ustar header can hold this name: 100 bytes, or a folder of up to 155 bytes and 100 after it."""
     cut = name.rfind(b"/", 0, _PREFIX + 1)
     return len(name) <= _NAME or (cut > 0 and len(name) - cut - 1 <= _NAME)
 
 
 def padding(size: int) -> int:
-    """How many zeros follow `size` bytes."""
+    """Number of zeros that follow `size` bytes."""
     return -size % BLOCK
 
 
 def members(data: mmap.mmap, where: str) -> Iterator[Member]:
-    """Every file of an archive, in order; folders are left out.
+    """Every file of an archive, in order; folders are skipped.
 
     Args:
         data: the mapped archive.
         where: its path, for messages.
 
     Raises:
-        DataError: compressed, damaged or cut, or with a member that is no plain file inside it.
+        DataError: compressed, damaged or cut short, or with a member that isn't a plain file in the archive.
     """
     if _COMPRESSED.match(data):
         raise DataError(f"{where} is compressed, so no sample can be read by itself; decompress it")
@@ -102,7 +101,7 @@ def members(data: mmap.mmap, where: str) -> Iterator[Member]:
         if kind not in _REGULAR and kind not in _SKIPPED:
             what = _REFUSED.get(kind, f"of the unknown kind {kind!r}")
             raise DataError(f"{where}: '{printable(name)}' is {what}; write the archive again with plain files only")
-        if kind in _SKIPPED or (kind == b"\0" and name.endswith(b"/")):  # so folders looked before ustar
+        if kind in _SKIPPED or (kind == b"\0" and name.endswith(b"/")):  # a folder before ustar
             at = start
             continue
         if start + size > len(data):
@@ -116,13 +115,13 @@ def members(data: mmap.mmap, where: str) -> Iterator[Member]:
 
 
 def _read_header(block: bytes, at: int, where: str) -> tuple[bytes, int, bytes]:
-    """(name, size, kind) of one header, its checksum compared: 1.3 µs."""
+    """(name, size, kind) from a header whose checksum is verified: 1.3 µs."""
     if len(block) < BLOCK:
         raise DataError(f"{where} is cut at byte {at:,}: no two blocks of zeros end it; get it again")
     name, size, checksum, kind, magic, prefix = _FIELDS.unpack(block)
     try:
         # The lower half of Adler-32 is 1 + the sum of the bytes, modulo 65,521: 0.5 µs where sum() takes 3.6.
-        # Of the checksum's own 8 bytes, counted as spaces, come 256.
+        # The checksum's own 8 bytes count as spaces, 256 in sum.
         found = adler32(block[156:], adler32(block[:148])) & 0xFFFF
         if (int(checksum.strip(b" \0"), 8) - 255) % 65521 != found:
             raise ValueError
@@ -130,13 +129,13 @@ def _read_header(block: bytes, at: int, where: str) -> tuple[bytes, int, bytes]:
     except ValueError:
         raise _damaged(where, at, "the header there doesn't match its checksum") from None
     name = name.partition(b"\0")[0]
-    if magic == b"ustar\0" and prefix[0]:  # where GNU tar's own headers hold other things
+    if magic == b"ustar\0" and prefix[0]:  # GNU tar's own headers use this field otherwise
         name = prefix.partition(b"\0")[0] + b"/" + name
     return name, number, kind
 
 
 def _number(field: bytes) -> int:
-    """A size: octal digits, or a byte 0x80 and big-endian binary where those wouldn't do."""
+    """A size: octal digits, or a byte 0x80 and a big-endian integer."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
     number = int(field.strip(b" \0") or b"0", 8)
@@ -146,7 +145,7 @@ def _number(field: bytes) -> int:
 
 
 def _extension(data: mmap.mmap, at: int, size: int, kind: bytes, where: str) -> dict[bytes, bytes]:
-    """What a member of an extending kind says: pax's records, or a long name as if it were one."""
+    """The records of an extended header; a long name becomes the record `path`."""
     start = at + BLOCK
     if size > _LONGEST or start + size > len(data):
         raise _damaged(where, at, f"a long name or a list of attributes of {size:,} bytes")
@@ -160,7 +159,7 @@ def _extension(data: mmap.mmap, at: int, size: int, kind: bytes, where: str) -> 
 
 
 def _records(text: bytes) -> dict[bytes, bytes]:
-    """Lines of pax: LENGTH KEY=VALUE; the length counts all of it, the line's end too."""
+    """Lines of pax: LENGTH KEY=VALUE, with the length of the whole line, newline included."""
     records, at = {}, 0
     while at < len(text):
         length = text[at : at + 20].partition(b" ")[0]
@@ -170,14 +169,14 @@ def _records(text: bytes) -> dict[bytes, bytes]:
             raise ValueError(text)
         if key.startswith(_SPARSE):
             records[_SPARSE] = value
-        elif key in (b"path", b"size"):  # all else would only fill the memory
+        elif key in (b"path", b"size"):  # the others aren't needed
             records[key] = value
         at = end
     return records
 
 
 def _extended(name: bytes, size: int, records: dict[bytes, bytes], at: int, where: str) -> tuple[bytes, int]:
-    """Name and size of a member, where records before it say them."""
+    """Name and size of a member, from the records before it if they have them."""
     name = records.get(b"path") or name
     if _SPARSE in records:
         raise DataError(f"{where}: '{printable(name)}' is a sparse file; write the archive again with plain files only")

@@ -1,4 +1,4 @@
-"""How zarr v3, zarr v2 and n5 say what an array is: metadata, chunk names, what stands in a chunk.
+"""The metadata, chunk names and chunk layout of zarr v3, zarr v2 and n5.
 
 https://zarr-specs.readthedocs.io/en/latest/v3/core/index.html, .../v2/v2.0.html and
 https://github.com/saalfeldlab/n5#file-system-specification
@@ -21,127 +21,137 @@ from effloop.errors import DataError
 
 @dataclass(frozen=True)
 class Layout:
-    """A one-dimensional, uncompressed array: type, how many values, values in a chunk.
+    """A one-dimensional, uncompressed array: dtype, number of values, values per chunk.
 
-    `names` is what stands before a chunk's number in its path inside the array's folder.
+    `prefix` precedes a chunk's number in its path in the array's folder.
     """
 
     dtype: np.dtype[Any]
     count: int
     chunk: int
-    names: str = ""
+    prefix: str = ""
 
 
 class Dialect(ABC):
-    """What one of the formats has in its own way."""
+    """What is specific to one of the formats."""
 
-    mark: ClassVar[str]
+    marker: ClassVar[str]
     """The file that makes a folder a dataset of this format."""
-    names: ClassVar[str] = ""
-    """What is written as `Layout.names`."""
+    array_file: ClassVar[str]
+    """The file with an array's metadata."""
+    prefix: ClassVar[str] = ""
+    """`Layout.prefix` of what is written."""
     order: ClassVar[Literal["<", ">"]] = "<"
     """Byte order of what is written."""
-    prefix: ClassVar[int] = 0
-    """Bytes in a chunk before its values."""
+    header_bytes: ClassVar[int] = 0
+    """Bytes of a chunk before its values."""
     padded: ClassVar[bool] = True
     """Whether the last chunk is as long as the others."""
 
     def is_root(self, root: Path) -> bool:
-        """Whether a folder is a dataset of this format, not necessarily EffLoop's."""
-        return (root / self.mark).is_file()
+        """Whether a folder is a dataset of this format, not necessarily written by EffLoop."""
+        return (root / self.marker).is_file()
 
     @abstractmethod
     def attributes(self, folder: Path) -> Mapping[str, Any]:
-        """A group's attributes; none if it isn't there.
+        """The attributes of a group; empty if there is no such group.
 
         Raises:
             DataError: its metadata is damaged.
         """
 
-    @abstractmethod
     def layout(self, folder: Path) -> Layout | None:
-        """What an array is; None if it isn't there.
+        """The layout of an array; None if there is no such array.
 
         Raises:
-            DataError: its metadata is damaged, or it isn't uncompressed and one-dimensional.
+            DataError: its metadata is damaged, or it is compressed or not one-dimensional.
         """
+        meta = _read(folder / self.array_file)
+        return None if meta is None else self._parse(folder, meta)
 
-    def head(self, count: int) -> bytes:
-        """What stands in a chunk of so many values before them."""
+    @abstractmethod
+    def _parse(self, folder: Path, meta: Mapping[str, Any]) -> Layout: ...
+
+    def chunk_header(self, count: int) -> bytes:
+        """The bytes of a chunk before its `count` values."""
         return b""
 
     def write_root(self, folder: Path) -> None:
-        """Begin a dataset."""
+        """Start a dataset."""
         self.write_group(folder, {})
 
     @abstractmethod
     def write_group(self, folder: Path, attributes: Mapping[str, Any]) -> None:
-        """Write a group's metadata; its folder may be there already."""
+        """Write a group's metadata; its folder may exist already."""
+
+    def write_array(self, folder: Path, layout: Layout) -> None:
+        """Write an array's metadata.
+
+        Raises:
+            DataError: the format doesn't allow chunks of this size.
+        """
+        _write(folder / self.array_file, self._metadata(folder, layout))
 
     @abstractmethod
-    def write_array(self, folder: Path, layout: Layout) -> None:
-        """Write an array's metadata."""
+    def _metadata(self, folder: Path, layout: Layout) -> dict[str, Any]: ...
 
 
 class _Zarr3(Dialect):
-    mark = "zarr.json"
-    names = "c/"
+    marker = array_file = "zarr.json"
+    prefix = "c/"
 
     def attributes(self, folder: Path) -> Mapping[str, Any]:
-        found: Any = (_read(folder / self.mark) or {}).get("attributes", {})
+        found: Any = (_read(folder / self.marker) or {}).get("attributes", {})
         return found if isinstance(found, dict) else {}
 
-    def layout(self, folder: Path) -> Layout | None:
-        meta = _read(folder / self.mark)
-        if meta is None:
-            return None
+    def _parse(self, folder: Path, meta: Mapping[str, Any]) -> Layout:
         grid, keys = meta.get("chunk_grid"), meta.get("chunk_key_encoding")
         regular = grid.get("configuration") if isinstance(grid, dict) else None
         chunk = regular.get("chunk_shape") if isinstance(regular, dict) else None
-        _only(folder, "chunk_grid", grid, [{"name": "regular", "configuration": {"chunk_shape": chunk}}])
-        _only(folder, "chunk_key_encoding", keys, [self._keys("/"), self._keys("."), {"name": "default"}])
-        names = "c." if keys == self._keys(".") else "c/"
+        _only(folder, "chunk_grid", grid, [_regular(chunk)])
+        _only(folder, "chunk_key_encoding", keys, [_keys("/"), _keys("."), {"name": "default"}])
         dtype = _dtype(folder, "data_type", meta.get("data_type"), "<")
         _only(folder, "codecs", meta.get("codecs"), [_LITTLE, _BYTES] if dtype.itemsize == 1 else [_LITTLE])
         _only(folder, "storage_transformers", meta.get("storage_transformers", []), [[]])
-        return Layout(dtype, _length(folder, "shape", meta.get("shape"), 0), _length(folder, "chunks", chunk, 1), names)
+        count, prefix = _length(folder, "shape", meta.get("shape"), 0), "c." if keys == _keys(".") else "c/"
+        return Layout(dtype, count, _length(folder, "chunks", chunk, 1), prefix)
 
     def write_group(self, folder: Path, attributes: Mapping[str, Any]) -> None:
-        _write(folder / self.mark, {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)})
+        _write(folder / self.marker, {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)})
 
-    def write_array(self, folder: Path, layout: Layout) -> None:
-        meta = {
+    def _metadata(self, folder: Path, layout: Layout) -> dict[str, Any]:
+        return {
             "zarr_format": 3,
             "node_type": "array",
             "shape": [layout.count],
             "data_type": layout.dtype.name,
-            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [layout.chunk]}},
-            "chunk_key_encoding": self._keys("/"),
+            "chunk_grid": _regular([layout.chunk]),
+            "chunk_key_encoding": _keys("/"),
             "fill_value": 0,
             "codecs": _LITTLE,
             "attributes": {},
         }
-        _write(folder / self.mark, meta)
-
-    @staticmethod
-    def _keys(separator: str) -> dict[str, Any]:
-        return {"name": "default", "configuration": {"separator": separator}}
 
 
 _LITTLE = [{"name": "bytes", "configuration": {"endian": "little"}}]
-_BYTES = [{"name": "bytes"}]  # what has one byte needs no order
+_BYTES = [{"name": "bytes"}]  # values of one byte need no order
+
+
+def _regular(chunk_shape: Any) -> dict[str, Any]:
+    return {"name": "regular", "configuration": {"chunk_shape": chunk_shape}}
+
+
+def _keys(separator: str) -> dict[str, Any]:
+    return {"name": "default", "configuration": {"separator": separator}}
 
 
 class _Zarr2(Dialect):
-    mark = ".zgroup"
+    marker, array_file = ".zgroup", ".zarray"
 
     def attributes(self, folder: Path) -> Mapping[str, Any]:
-        return (_read(folder / ".zattrs") or {}) if (folder / self.mark).is_file() else {}
+        return (_read(folder / ".zattrs") or {}) if self.is_root(folder) else {}
 
-    def layout(self, folder: Path) -> Layout | None:
-        meta = _read(folder / ".zarray")
-        if meta is None:
-            return None
+    def _parse(self, folder: Path, meta: Mapping[str, Any]) -> Layout:
         _only(folder, "compressor", meta.get("compressor"), [None])
         _only(folder, "filters", meta.get("filters") or None, [None])
         dtype = meta.get("dtype")
@@ -150,11 +160,11 @@ class _Zarr2(Dialect):
         return Layout(np.dtype(dtype), count, chunk)
 
     def write_group(self, folder: Path, attributes: Mapping[str, Any]) -> None:
-        _write(folder / self.mark, {"zarr_format": 2})
+        _write(folder / self.marker, {"zarr_format": 2})
         _write(folder / ".zattrs", attributes)
 
-    def write_array(self, folder: Path, layout: Layout) -> None:
-        meta = {
+    def _metadata(self, folder: Path, layout: Layout) -> dict[str, Any]:
+        return {
             "zarr_format": 2,
             "shape": [layout.count],
             "chunks": [layout.chunk],
@@ -164,60 +174,52 @@ class _Zarr2(Dialect):
             "filters": None,
             "order": "C",
         }
-        _write(folder / ".zarray", meta)
 
 
 class _N5(Dialect):
-    mark = "attributes.json"
+    marker = array_file = "attributes.json"
     order = ">"
-    prefix = 8
+    header_bytes = 8
     padded = False
 
-    _LONGEST = (1 << 31) - 1
-    """Bytes of a block, by the specification."""
+    _MAX_BLOCK = (1 << 31) - 1  # bytes, by the specification
 
     def is_root(self, root: Path) -> bool:
-        if not super().is_root(root):
-            return False
         try:
-            return "n5" in (_read(root / self.mark) or {})
+            return super().is_root(root) and "n5" in (_read(root / self.marker) or {})
         except DataError:
             return False
 
     def attributes(self, folder: Path) -> Mapping[str, Any]:
-        return _read(folder / self.mark) or {}
+        return _read(folder / self.marker) or {}
 
-    def layout(self, folder: Path) -> Layout | None:
-        meta = _read(folder / self.mark)
-        if meta is None:
-            return None
+    def _parse(self, folder: Path, meta: Mapping[str, Any]) -> Layout:
         _only(folder, "compression", meta.get("compression"), [{"type": "raw"}])
         dtype = _dtype(folder, "dataType", meta.get("dataType"), ">")
         count = _length(folder, "dimensions", meta.get("dimensions"), 0)
         return Layout(dtype, count, _length(folder, "blockSize", meta.get("blockSize"), 1))
 
-    def head(self, count: int) -> bytes:
-        return struct.pack(">HHI", 0, 1, count)  # mode: plain values; one dimension of so many
+    def chunk_header(self, count: int) -> bytes:
+        return struct.pack(">HHI", 0, 1, count)  # mode: plain values; number of dimensions; length of the only one
 
     def write_root(self, folder: Path) -> None:
-        _write(folder / self.mark, {"n5": "4.0.0"})
+        _write(folder / self.marker, {"n5": "4.0.0"})
 
     def write_group(self, folder: Path, attributes: Mapping[str, Any]) -> None:
-        _write(folder / self.mark, attributes)
+        _write(folder / self.marker, attributes)
 
-    def write_array(self, folder: Path, layout: Layout) -> None:
-        size = self.prefix + layout.chunk * layout.dtype.itemsize
-        if size > self._LONGEST:
+    def _metadata(self, folder: Path, layout: Layout) -> dict[str, Any]:
+        size = self.header_bytes + layout.chunk * layout.dtype.itemsize
+        if size > self._MAX_BLOCK:
             raise DataError(
-                f"{folder} would take {size:,} bytes in one block, n5 allows {self._LONGEST:,}; choose another format"
+                f"{folder} would take {size:,} bytes in one block, n5 allows {self._MAX_BLOCK:,}; choose another format"
             )
-        meta = {
+        return {
             "dimensions": [layout.count],
             "blockSize": [layout.chunk],
             "dataType": layout.dtype.name,
             "compression": {"type": "raw"},
         }
-        _write(folder / self.mark, meta)
 
 
 ZARR3, ZARR2, N5 = _Zarr3(), _Zarr2(), _N5()
@@ -229,7 +231,7 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """A file of JSON; None if it isn't there.
+    """A JSON file; None if it doesn't exist.
 
     Raises:
         DataError: it isn't JSON, or can't be read.
@@ -262,7 +264,7 @@ def _dtype(folder: Path, field: str, found: Any, order: Literal["<", ">"]) -> np
 
 
 def _length(folder: Path, field: str, found: Any, least: int) -> int:
-    """The one number of a shape."""
+    """The only element of a shape."""
     if not isinstance(found, list) or len(found) != 1 or type(found[0]) is not int or found[0] < least:
         raise DataError(f"{folder} has the {field} {json.dumps(found)[:100]}, not one number; convert it again")
     length: int = found[0]

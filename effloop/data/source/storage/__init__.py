@@ -1,1 +1,1 @@
-"""How datasets lie in files: columns, records, shards."""
+"""How datasets are stored in files: columns, indexes, records, shards."""

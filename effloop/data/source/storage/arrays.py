@@ -1,4 +1,4 @@
-"""Formats that hold a split as named arrays: its columns, and the encoded images end to end."""
+"""Formats that store a split as named arrays: its columns, and the encoded images end to end."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 from effloop.data.image.header import Encoded
 from effloop.data.source.storage.checksum import crc32c
-from effloop.data.source.storage.packed import EndToEnd, MappedFiles, Packed, Piece, check_header
-from effloop.data.source.storage.writing import Ledger, Records
+from effloop.data.source.storage.columns import Blobs
+from effloop.data.source.storage.mapped import ContiguousPayload, Extent, MappedFiles
+from effloop.data.source.storage.packed import Split, check_header
+from effloop.data.source.storage.writing import Records, SplitColumns
 from effloop.errors import DataError
 
 DTYPES = {
@@ -25,14 +27,14 @@ DTYPES = {
     "crc32c": (np.uint32,),
     "payload": (np.uint8,),
 }
-"""What a split is made of, as `Ledger.columns` gives it, and the payload; in either byte order."""
+"""The arrays of a split, as `SplitColumns.columns` returns them, and the payload; in either byte order."""
 
 COLUMNS = tuple(name for name in DTYPES if name != "payload")
 
 
 @dataclass(frozen=True)
 class Array:
-    """One-dimensional values, uncompressed: number in `MappedFiles`, first byte, type, how many."""
+    """A one-dimensional, uncompressed array: index in `MappedFiles`, first byte, dtype, number of values."""
 
     file: int
     offset: int
@@ -41,7 +43,7 @@ class Array:
 
     @property
     def end(self) -> int:
-        """The byte behind the last one."""
+        """The offset behind its last byte."""
         return self.offset + self.count * self.dtype.itemsize
 
 
@@ -50,37 +52,38 @@ def pack(
     where: str,
     files: MappedFiles,
     arrays: Mapping[str, Array],
-    pieces: Sequence[Piece] | None = None,
-) -> Packed:
-    """A split from where its arrays are.
+    extents: Sequence[Extent] | None = None,
+) -> Split:
+    """Open a split whose arrays were located.
 
     Args:
-        header: checked.
+        header: validated.
         where: the split, for messages.
-        files: what holds the arrays.
+        files: hold the arrays.
         arrays: of the names in `DTYPES`.
-        pieces: where the payload is, inside their files, if it isn't in one piece.
+        extents: where the payload is, inside the files, if not in one extent.
 
     Raises:
-        DataError: an array is missing, of another type, cut, or doesn't fit the others.
+        DataError: an array is missing, of another dtype, cut short, or doesn't match the others.
     """
     for name in DTYPES:
         _check(name, arrays.get(name), where)
-    if pieces is None:
+    if extents is None:
         payload = arrays["payload"]
         _check_inside("payload", payload, files, where)
-        pieces = [Piece(payload.file, payload.offset, payload.count)]
+        extents = [Extent(payload.file, payload.offset, payload.count)]
     columns = {name: _column(name, arrays[name], files, where) for name in COLUMNS}
-    label, key, end = columns["label"], columns["key"], columns["end"]
-    held = {"key": len(key), "payload": sum(piece.length for piece in pieces)}
-    said = {"key": _last(columns["key_end"]), "payload": _last(end)}
-    if len(end) != len(label) or held != said:
+    label, key, key_end, end = (columns[name] for name in ("label", "key", "key_end", "end"))
+    found = (len(key), sum(extent.length for extent in extents))
+    expected = (_last(key_end), _last(end))
+    if len(end) != len(label) or found != expected:
         raise DataError(
-            f"{where} is damaged: {len(label):,} labels and {len(end):,} images with {said['key']:,} bytes of keys and "
-            f"{said['payload']:,} of images should be there; the keys have {held['key']:,}, the images "
-            f"{held['payload']:,}: convert it again"
+            f"{where} is damaged: {len(label):,} labels and {len(end):,} images with {expected[0]:,} bytes of keys and "
+            f"{expected[1]:,} of images should be there; the keys have {found[0]:,}, the images {found[1]:,}: "
+            "convert it again"
         )
-    return Packed(header, label, key, columns["key_end"], EndToEnd(files, pieces, end), columns["crc32c"])
+    keys, images = Blobs(key.data, key_end), ContiguousPayload(files, extents, end)
+    return Split(header, label, keys, images, columns["crc32c"])
 
 
 def _last(ends: NDArray[Any]) -> int:
@@ -113,15 +116,15 @@ def _column(name: str, array: Array, files: MappedFiles, where: str) -> NDArray[
 
 
 def header_crc32c(header: Mapping[str, Any]) -> int:
-    """CRC-32C of a header, whatever spaces and order its JSON is written with."""
+    """CRC-32C of a header, independent of whitespace and order in its JSON."""
     return crc32c(json.dumps(header, sort_keys=True).encode())
 
 
 def check_header_crc32c(header: Any, checksum: Any, where: str) -> dict[str, Any]:
-    """The header of a format that has no checksums of its own for it, looked at before it is believed.
+    """Validate the header of a format that has no checksum for it, and return it.
 
     Raises:
-        DataError: none, of another version, or damaged.
+        DataError: missing, of another version, or damaged.
     """
     checked = check_header(header, where)
     if checksum != header_crc32c(checked):
@@ -130,7 +133,7 @@ def check_header_crc32c(header: Any, checksum: Any, where: str) -> dict[str, Any
 
 
 def no_split(path: Path, split: str, there: Sequence[str]) -> DataError:
-    """That a dataset has not this split, but those that are there; none means that EffLoop didn't write it."""
+    """The error for a split that isn't among those `there`; without any, the dataset isn't EffLoop's."""
     if not there:
         return DataError(f"{path} is not a dataset written by EffLoop: it has no header; convert the images again")
     return DataError(
@@ -138,17 +141,17 @@ def no_split(path: Path, split: str, there: Sequence[str]) -> DataError:
     )
 
 
-def write_payload(records: Records, ledger: Ledger, append: Callable[[Encoded], object]) -> None:
-    """Note all records and append their bytes.
+def write_payload(records: Records, columns: SplitColumns, append: Callable[[Encoded], object]) -> None:
+    """Add all records to `columns`, and append their images.
 
     Raises:
-        ValueError: `records.num_bytes`, by which the arrays were laid out, is not what came.
+        ValueError: the images don't have `records.num_bytes`, for which the arrays were laid out.
     """
-    said = records.num_bytes
+    expected = records.num_bytes
     for record in records:
-        ledger.add_record(record)
-        if ledger.num_bytes > said:
+        columns.add_record(record)
+        if columns.num_bytes > expected:
             break
         append(record.data)
-    if ledger.num_bytes != said:
-        raise ValueError(f"records said {said:,} bytes, {ledger.num_bytes:,} or more came")
+    if columns.num_bytes != expected:
+        raise ValueError(f"records should have {expected:,} bytes, got {columns.num_bytes:,} or more")

@@ -1,4 +1,4 @@
-"""CRC-32C, the checksum of a record. Knows of no other part."""
+"""CRC-32C, the checksum of records and files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def crc32c(data: Encoded) -> int:
 
 
 def crc32c_of_file(path: Path) -> int:
-    """CRC-32C over a whole file."""
+    """CRC-32C of a whole file."""
     checksum = 0
     with open(path, "rb") as file:
         while block := file.read(_BLOCK):
@@ -28,7 +28,7 @@ def crc32c_of_file(path: Path) -> int:
 
 
 def crc32c_of_ends(path: Path) -> int:
-    """CRC-32C over a file's first and last 4 KiB: quick, and enough to know one file from another."""
+    """CRC-32C of a file's first and last 4 KiB: fast, and enough to tell one file from another."""
     with open(path, "rb") as file:
         first = google_crc32c.value(file.read(_END))
         file.seek(max(0, file.seek(0, 2) - _END))

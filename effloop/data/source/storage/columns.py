@@ -1,4 +1,4 @@
-"""A file of named numpy columns that is opened by mapping it: EffLoop's index and its `memmap` format.
+"""A file of named numpy columns, opened by mapping it: EffLoop's index and its `memmap` format.
 
 Layout, little-endian: 8 bytes magic, u64 offset and u64 length of the header, u32 CRC-32 of the
 header, padding to 64 bytes; the columns, each at a multiple of 64; the header, as JSON:
@@ -13,7 +13,6 @@ import os
 import re
 import struct
 import tempfile
-import weakref
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping
@@ -32,22 +31,22 @@ MAGIC = b"EFFLOOP\x00"
 VERSION = 1
 _PREFIX = struct.Struct("<8sQQI")
 _ALIGN = 64
-_PLAIN = re.compile(r"\|[iu]1|[<>]([iu][248]|f[248])")  # what `np.dtype.str` says of numbers; never of objects
+_PLAIN = re.compile(r"\|[iu]1|[<>]([iu][248]|f[248])")  # `np.dtype.str` of numbers, never of objects
 
-# Larger files are read page by page. The kernel's reading ahead fetched 75 % of a cold index of 3.6 GB
-# (100 million samples) for 2,000 samples of a shuffled order, in 2.2 s; without, 1.7 % in 1.2 s.
+# Larger files are read page by page. Readahead fetched 75 % of a cold index of 3.6 GB (100 million samples) for
+# 2,000 samples in shuffled order, in 2.2 s; without, 1.7 % in 1.2 s.
 _READ_AHEAD_UP_TO = 64 << 20
 
 
 class ColumnWriter:
-    """Writes a file of columns; it appears under its name only when it is complete.
+    """Writes a file of columns, which appears under its name only when it is complete.
 
         with ColumnWriter(path, meta={"classes": ["cat", "dog"]}) as writer:
             writer.add("label", labels)
             with writer.blobs("payload") as append:
                 append(data)
 
-    Leaving the block by an exception leaves nothing behind.
+    An exception in the block leaves no file behind.
     """
 
     def __init__(self, path: Path, meta: Mapping[str, Any]) -> None:
@@ -70,7 +69,7 @@ class ColumnWriter:
 
     @contextmanager
     def stream(self, name: str) -> Iterator[Callable[[Encoded], None]]:
-        """Append byte strings end to end as column `name`; the block gets the function that appends one."""
+        """Write byte strings end to end as column `name`; yields the function that appends one."""
         start = self._file.tell()
 
         def append(data: Encoded) -> None:
@@ -82,9 +81,8 @@ class ColumnWriter:
 
     @contextmanager
     def blobs(self, name: str) -> Iterator[Callable[[bytes], None]]:
-        """Append byte strings end to end as column `name`, and where each ends as `name_end`.
-
-        The block gets the function that appends one.
+        """Write byte strings end to end as column `name`, and where each ends as `name_end`; yields the function
+        that appends one.
         """
         ends, end = array("Q"), 0
         with self.stream(name) as add:
@@ -119,56 +117,14 @@ class ColumnWriter:
         self._file.write(b"\0" * (max(_ALIGN, -(-position // _ALIGN) * _ALIGN) - position))
 
 
-class Spool:
-    """A column that grows on disk: appending takes the same memory at any length.
-
-    Args:
-        typecode: of `array.array`, e.g. "Q" for 8 bytes unsigned; "B" takes whole byte strings.
-        folder: where the nameless temporary file lies; None is the system's place for them.
-    """
-
-    _KEPT = 1 << 16  # values in memory before they are written
-
-    def __init__(self, typecode: str, folder: Path | None = None) -> None:
-        self._buffer = array(typecode)
-        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  closed when the spool is dropped
-        self._finaliser = weakref.finalize(self, self._file.close)
-
-    def append(self, value: int) -> None:
-        """Add one value."""
-        self._buffer.append(value)
-        if len(self._buffer) >= self._KEPT:
-            self._flush()
-
-    def extend(self, data: Encoded) -> None:
-        """Add the bytes of a string to a column of bytes."""
-        self._buffer.frombytes(data)
-        if len(self._buffer) >= self._KEPT:
-            self._flush()
-
-    def array(self) -> NDArray[Any]:
-        """All values so far, mapped from the file; read-only."""
-        self._flush()
-        self._file.flush()
-        dtype = np.dtype(self._buffer.typecode)
-        if not self._file.tell():
-            return np.empty(0, dtype)
-        return np.memmap(self._file, dtype, "r")
-
-    def _flush(self) -> None:
-        self._file.seek(0, os.SEEK_END)
-        self._buffer.tofile(self._file)
-        del self._buffer[:]
-
-
 class ColumnFile:
-    """The columns of one file, memory-mapped read-only. Picklable: what travels is the path.
+    """The columns of one file, memory-mapped read-only. Pickled by its path.
 
-    Opening reads the header only, so it takes as long for ten samples as for a hundred million, and
-    every process that opens the file shares its pages.
+    Opening reads the header only, so it takes as long for ten samples as for a hundred million, and all processes
+    that open the file share its pages.
 
     Raises:
-        DataError: missing, not such a file, of another version, cut short, or with a header that can't be.
+        DataError: missing, not such a file, of another version, cut short, or with an invalid header.
     """
 
     def __init__(self, path: Path) -> None:
@@ -208,7 +164,7 @@ class ColumnFile:
         return header
 
     def _check(self, name: str, column: Any) -> None:
-        """Refuse a column that isn't plain numbers inside the file."""
+        """Refuse a column that isn't of plain numbers inside the file."""
         kinds = [type(part) for part in column] if isinstance(column, list) else None
         if kinds != [str, int, int] or not _PLAIN.fullmatch(column[0]):
             raise self._damaged(f"its column '{name}' is not one of plain numbers")
@@ -220,23 +176,23 @@ class ColumnFile:
         return DataError(f"{self.path} is damaged: {what}; convert it again")
 
     def get(self, name: str) -> NDArray[Any] | None:
-        """Column `name`, or None if the file has none of that name."""
+        """Column `name`, or None if the file has no such column."""
         return self[name] if name in self._columns else None
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         """Column `name`: a read-only view of the file.
 
         Raises:
-            DataError: the file has none of that name.
+            DataError: the file has no such column.
         """
         dtype, count, offset = self.place(name)
         return np.frombuffer(self._map, np.dtype(dtype), count, offset)
 
     def unsigned(self, name: str) -> NDArray[Any]:
-        """Column `name`, which must be of unsigned integers: nothing else is a label or a place.
+        """Column `name`, which must be of unsigned integers, as labels and offsets are.
 
         Raises:
-            DataError: it isn't, or the file has none of that name.
+            DataError: it isn't, or the file has no such column.
         """
         column = self[name]
         if column.dtype.kind != "u":
@@ -244,10 +200,10 @@ class ColumnFile:
         return column
 
     def place(self, name: str) -> tuple[str, int, int]:
-        """Column `name` as (dtype, count, offset in the file).
+        """Where column `name` is: (dtype, count, offset in the file).
 
         Raises:
-            DataError: the file has none of that name.
+            DataError: the file has no such column.
         """
         if name not in self._columns:
             raise self._damaged(f"it has no column '{name}'")
@@ -258,32 +214,44 @@ class ColumnFile:
         """Column `name` of bytes, without a copy.
 
         Raises:
-            DataError: it isn't of bytes, or the file has none of that name.
+            DataError: it isn't of bytes, or the file has no such column.
         """
         dtype, count, offset = self.place(name)
         if dtype != "|u1":
             raise self._damaged(f"its column '{name}' is {np.dtype(dtype).name}, not of bytes")
         return memoryview(self._map)[offset : offset + count]
 
+    def blobs(self, name: str) -> Blobs:
+        """What `ColumnWriter.blobs` wrote as column `name`.
+
+        Raises:
+            DataError: the column isn't of bytes, or the file has no such column.
+        """
+        return Blobs(self.blob(name), self[f"{name}_end"])
+
     def __reduce__(self) -> tuple[type[ColumnFile], tuple[Path]]:
         return (ColumnFile, (self.path,))
 
 
-class Blobs:
-    """Byte strings that stand end to end: item i is `data[ends[i-1]:ends[i]]`, without a copy."""
+def span(ends: NDArray[Any], index: int) -> tuple[int, int]:
+    """Where item `index` starts and ends, of items stored end to end that end at `ends`."""
+    return int(ends[index - 1]) if index else 0, int(ends[index])
 
-    def __init__(self, file: ColumnFile, name: str) -> None:
-        self._data = file.blob(name)
-        self.ends = file[f"{name}_end"]
+
+class Blobs:
+    """Byte strings stored end to end: item i is `data[ends[i-1]:ends[i]]`, without a copy.
+
+    Args:
+        data: bytes.
+        ends: (N,) integers.
+    """
+
+    def __init__(self, data: memoryview, ends: NDArray[Any]) -> None:
+        self._data, self._ends = data, ends
 
     def __len__(self) -> int:
-        return len(self.ends)
+        return len(self._ends)
 
     def __getitem__(self, index: int) -> memoryview:
-        start = int(self.ends[index - 1]) if index else 0
-        return self._data[start : int(self.ends[index])]
-
-
-def smallest_uint(largest: int) -> np.dtype[Any]:
-    """The smallest unsigned integer type that holds 0..largest."""
-    return np.min_scalar_type(largest)
+        start, end = span(self._ends, index)
+        return self._data[start:end]

@@ -1,4 +1,4 @@
-"""Which files hold a split, by their names, where others put them."""
+"""Finds the files of a split by their names."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from effloop.errors import DataError
 
 
 def find_shards(root: Path, split: str, endings: Sequence[str], splits: Iterable[str] = ()) -> list[Path]:
-    """Files of a split where others put them: ROOT/SPLIT/*, else ROOT/SPLIT*, else ROOT/*SPLIT*, sorted.
+    """Files of a split: ROOT/SPLIT/*, or else ROOT/SPLIT*, or else ROOT/*SPLIT*, sorted.
 
-    In a file's name the split is a word of its own, beside `-`, `_`, `.`, a digit or nothing: `carnival-0.tar`
-    is not of `val`.
+    In a file's name the split is a word, delimited by `-`, `_`, `.`, a digit or the end: `carnival-0.tar` doesn't
+    belong to `val`.
 
     Args:
         root: the dataset's folder.
-        split: its name, as a folder's or in a file's name.
-        endings: patterns of the names' ends, e.g. `*.tar`.
-        splits: names of all splits; with `train-small` among them, `train-small-0.tar` is not of `train`.
+        split: its name, as a folder or in a file's name.
+        endings: glob patterns, e.g. `*.tar`.
+        splits: names of all splits; with `train-small` among them, `train-small-0.tar` doesn't belong to `train`.
 
     Raises:
-        DataError: a file's name has the words of two splits.
+        DataError: a file's name contains two splits.
     """
     inside = _files(root / split, endings)
     if inside:
@@ -41,6 +41,11 @@ def find_shards(root: Path, split: str, endings: Sequence[str], splits: Iterable
         if word.search(file.name) and not also:
             found.append(file)
     return [file for file in found if word.match(file.name)] or found
+
+
+def any_shard(root: Path, endings: Sequence[str]) -> Path | None:
+    """A file of the split `train` or `val`; None if there is none."""
+    return next((file for split in ("train", "val") for file in find_shards(root, split, endings)), None)
 
 
 def _word(split: str) -> re.Pattern[str]:

@@ -1,4 +1,4 @@
-"""What is written: records of splits, and the columns that are noted of them on the way."""
+"""What a dataset is written from: the records of its splits, and the columns collected from them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from numpy.typing import NDArray
 
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import Fingerprint, printable
-from effloop.data.source.storage.checksum import crc32c as checksum_of
-from effloop.data.source.storage.columns import Spool, smallest_uint
+from effloop.data.source.storage import checksum
+from effloop.data.source.storage.spool import BlobSpool, Spool
 from effloop.errors import DataError
 
 FORMAT_VERSION = 1
-"""Of the headers that EffLoop writes into datasets."""
+"""Version of the headers that EffLoop writes into datasets."""
+
+SHARD_BYTES = 1 << 30
+"""Where a format has several files for a split, one ends after the record that reaches this size."""
 
 
 class Record(NamedTuple):
-    """One sample on its way into a dataset."""
+    """One sample to be written."""
 
     key: bytes
     label: int
@@ -29,7 +32,7 @@ class Record(NamedTuple):
 
 
 class Records(Protocol):
-    """One split on its way into a dataset, in the order of its ids. Iterating twice gives the same.
+    """The samples of one split to be written, in the order of their ids. Iterating twice gives the same.
 
     Attributes:
         num_bytes: of all encoded images together.
@@ -49,7 +52,7 @@ class Dataset:
     Attributes:
         classes: class names, in the order of their labels.
         splits: split name -> its records.
-        about: how the encoded images were made, for the header: `{"payload": "original"}`,
+        about: how the images were encoded, for the header: `{"payload": "original"}`,
             `{"payload": "jpeg", "quality": 90, "restart": "auto", ...}` or `{"payload": "raw", ...}`.
     """
 
@@ -58,7 +61,7 @@ class Dataset:
     about: Mapping[str, Any]
 
     def header(self, fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-        """What a split says of itself, for JSON: version, classes, how its images were made, counts."""
+        """What describes a split, for JSON: version, classes, how its images were encoded, fingerprint."""
         return {
             "effloop": FORMAT_VERSION,
             "classes": list(self.classes),
@@ -68,26 +71,21 @@ class Dataset:
 
 
 class Writer(Protocol):
-    """Writes a dataset to a path that isn't there yet: a file or a folder, as the format has it.
+    """Writes a dataset to a path that doesn't exist yet: a file or a folder, depending on the format.
 
-    Whoever calls it moves what it wrote to its final place, so a writer neither needs to be atomic nor
-    to clean up. The same records give the same bytes. Files beside the final ones are closed and gone
-    when it returns.
+    The caller moves the result to its final path, so a writer needs neither to be atomic nor to clean up. The same
+    records give the same bytes. Temporary files beside the final ones are closed and removed when it returns.
     """
 
     def __call__(self, path: Path, dataset: Dataset, shard_bytes: int = ...) -> None: ...
 
 
-SHARD_BYTES = 1 << 30
-"""A file of a format that spreads over several ends after the record that reaches this."""
-
-
 writers: dict[str, Writer] = {}
-"""Format, as `convert to=NAME` has it -> what writes it."""
+"""Format, as in `convert to=NAME` -> its writer."""
 
 
-def writes(name: str) -> Callable[[Writer], Writer]:
-    """Decorator: the function below is what `convert to=NAME` calls."""
+def register_writer(name: str) -> Callable[[Writer], Writer]:
+    """Decorator: the function below is the writer of `convert to=NAME`."""
 
     def add(writer: Writer) -> Writer:
         if name in writers:
@@ -98,19 +96,25 @@ def writes(name: str) -> Callable[[Writer], Writer]:
     return add
 
 
-class Ledger:
-    """Columns of what a split holds, noted record by record, on disk while they grow.
+class SplitColumns:
+    """Collects the columns of a split, record by record, on disk while they grow.
 
     Args:
-        num_classes: labels must be below it; None takes any that is not negative.
-        folder: where the columns grow; None is the system's place for temporary files.
+        num_classes: labels must be below it; None allows any label from 0.
+        folder: where the columns grow; None is the system's folder for temporary files.
+        identity: the part of a key that must be unique in a split; None is the whole key.
     """
 
-    def __init__(self, num_classes: int | None = None, folder: Path | None = None) -> None:
-        self._num_classes = num_classes
-        self._key, self._label, self._hash = Spool("B", folder), Spool("I", folder), Spool("q", folder)
-        self._key_end, self._end, self._crc32c = Spool("Q", folder), Spool("Q", folder), Spool("I", folder)
-        self._key_bytes = self.num_bytes = self._checksums = 0
+    def __init__(
+        self,
+        num_classes: int | None = None,
+        folder: Path | None = None,
+        identity: Callable[[bytes], bytes] | None = None,
+    ) -> None:
+        self._num_classes, self._identity = num_classes, identity or bytes
+        self._keys, self._label, self._hash = BlobSpool(folder), Spool("I", folder), Spool("q", folder)
+        self._end, self._crc32c = Spool("Q", folder), Spool("I", folder)
+        self.num_bytes = self._checksums = 0
         self.max_label = -1
         self._fingerprint = Fingerprint()
 
@@ -118,19 +122,17 @@ class Ledger:
         return self._fingerprint.samples
 
     def add(self, key: bytes, label: int, size: int, crc32c: int | None = None) -> None:
-        """Note one record.
+        """Add one record.
 
         Raises:
-            DataError: a label that no class has; the message names the record.
+            DataError: no class has this label; the message has the record's key.
         """
         allowed = self._num_classes if self._num_classes is not None else 1 << 32
         if not 0 <= label < allowed:
             raise DataError(f"{printable(key)} has the label {label}; allowed are 0 to {allowed - 1}")
-        self._key.extend(key)
-        self._key_bytes += len(key)
-        self._key_end.append(self._key_bytes)
+        self._keys.append(key)
         self._label.append(label)
-        self._hash.append(hash(key))
+        self._hash.append(hash(self._identity(key)))
         self.num_bytes += size
         self._end.append(self.num_bytes)
         if crc32c is not None:
@@ -140,43 +142,38 @@ class Ledger:
         self._fingerprint.add(key, label, size)
 
     def add_record(self, record: Record) -> int:
-        """Note one record and its checksum, which is returned."""
-        crc32c = checksum_of(record.data)
+        """Add one record with its checksum, which is returned."""
+        crc32c = checksum.crc32c(record.data)
         self.add(record.key, record.label, len(record.data), crc32c)
         return crc32c
 
     def fingerprint(self) -> dict[str, Any]:
-        """Samples, bytes and sha256 over keys, labels and sizes."""
+        """As `Source.fingerprint`."""
         return self._fingerprint.result()
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """`label`, `key` (bytes, end to end), `key_end`, `end` (of the payload) and `crc32c`, if there were any.
+        """`label`, `key` (bytes, end to end), `key_end`, `end` (of the images) and `crc32c`, if all records have one.
 
-        They lie in files until they are copied.
+        They are mapped from temporary files.
         """
         largest = self.max_label if self._num_classes is None else self._num_classes - 1
         columns = {
-            "label": self._label.array().astype(smallest_uint(max(0, largest))),
-            "key": self._key.array(),
-            "key_end": self._key_end.array(),
+            "label": self._label.array().astype(np.min_scalar_type(max(0, largest))),
+            "key": self._keys.data.array(),
+            "key_end": self._keys.ends.array(),
             "end": self._end.array(),
         }
         if self._checksums == len(self):
             columns["crc32c"] = self._crc32c.array()
         return columns
 
-    def duplicate(self) -> tuple[int, int] | None:
-        """The numbers of two records with the same key, if there are any."""
-        hashes = self._hash.array()
+    def duplicate(self) -> tuple[bytes, int, int] | None:
+        """The identity that two records share, and their indices; None if there are no such two."""
+        hashes, keys = self._hash.array(), self._keys.blobs()
         order = np.argsort(hashes, kind="stable")
-        same = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
-        keys, ends = self._key.array(), self._key_end.array()
-
-        def key(index: int) -> bytes:
-            return bytes(keys[int(ends[index - 1]) if index else 0 : int(ends[index])])
-
-        for at in same.tolist():
+        for at in np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]]).tolist():
             first, second = int(order[at]), int(order[at + 1])
-            if key(first) == key(second):
-                return first, second
+            identity = self._identity(bytes(keys[first]))
+            if identity == self._identity(bytes(keys[second])):
+                return identity, first, second
         return None

@@ -145,7 +145,7 @@ def test_nothing_is_left(source: Source, decoder: Decoder, shm: Path) -> None:
 
 def test_what_a_killed_run_left_is_removed(source: Source, decoder: Decoder, shm: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from effloop.data.shared_memory import Region; "
+        "import sys, time; from pathlib import Path; from effloop.data.cache.shared_memory import Region; "
         "region = Region('killed', 10, lambda: 1000, Path(sys.argv[1])); print('ready', flush=True); time.sleep(60)"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(effloop.__file__).parents[1])}

@@ -272,7 +272,7 @@ class Shrunk(Copied):
 
 @pytest.mark.parametrize(("off", "came"), [(1, 503), (-1, 503), (-501, 3)])
 def test_records_that_are_not_what_they_say(path: Path, tmp_path: Path, off: int, came: int) -> None:
-    with pytest.raises(ValueError, match=line(f"records said {503 + off:,} bytes, {came:,} or more came")):
+    with pytest.raises(ValueError, match=line(f"records should have {503 + off:,} bytes, got {came:,} or more")):
         writers["hdf5"](tmp_path / "new", Dataset(["a", "b"], {"train": Shrunk(path, off)}, {}))
 
 

@@ -276,7 +276,7 @@ def test_not_written_by_effloop(tmp_path: Path) -> None:
     assert refusal(tmp_path) == none
     environment(tmp_path / "train", effloop=b"short")
     assert refusal(tmp_path) == (
-        f"{file} is damaged: the record 'effloop' is not one that EffLoop wrote; convert the images again"
+        f"{file} is damaged: the record 'effloop' was not written by EffLoop; convert the images again"
     )
     environment(tmp_path / "train", effloop=struct.pack("<IIH", 1, 0, 0) + b"{}")
     assert refusal(tmp_path) == f"{file} is damaged: its header doesn't match its checksum; convert the images again"

@@ -103,7 +103,7 @@ def one_node(size: int, flags: int, length: int, rest: bytes) -> dict[int, bytes
 OVERFLOW = one_node(4081, 1, 7, b"effloop" + struct.pack("<Q", 3))  # a byte more than fits into one page
 NO_PAGES = "is not LMDB data (0.9, 64 bits), or both its meta pages are damaged"
 CRAFTED = {
-    "a branch that is its own child": (by_hand({2: branch(2, *[2] * 60)}, 32), "page 2 is not what its place"),
+    "a branch that is its own child": (by_hand({2: branch(2, *[2] * 60)}, 32), "page 2 is not of the kind"),
     "a leaf that comes twice": (
         by_hand({2: branch(2, 3, 3), 3: leaf(3, flags=2, a=b"1")}, 2),
         "keys of page 3 are out of order",
@@ -128,11 +128,11 @@ CRAFTED = {
     ),
     "another page's value": (
         by_hand(OVERFLOW | {3: struct.pack("<Q2xHI", 4, 4, 2), 4: b""}, 1),
-        "page 3 is not what its place in the tree says",
+        "page 3 is not of the kind that the tree expects",
     ),
     "a value too short for its header": (
         by_hand(one_node(9, 0, 7, b"effloop" + bytes(9)), 1),
-        "the record 'effloop' is not one that EffLoop wrote",
+        "the record 'effloop' was not written by EffLoop",
     ),
     "pages of no size": (by_hand({2: leaf(2, a=b"1")}, 1, page_size=0), NO_PAGES),
     "pages of an odd size": (by_hand({2: leaf(2, a=b"1")}, 1, page_size=4000), NO_PAGES),

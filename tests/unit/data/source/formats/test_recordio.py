@@ -268,10 +268,10 @@ def test_a_chain_of_frames_is_not_followed_for_ever(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("0\t0\n1\t40\n", "no record of {rec} starts at byte 40; make it anew, or remove it"),
-        ("0\t0\n1\t36\n2\t72\n", "no record of {rec} starts at byte 72; make it anew, or remove it"),
+        ("0\t0\n1\t40\n", "no record of {rec} starts at byte 40; write it again, or remove it"),
+        ("0\t0\n1\t36\n2\t72\n", "no record of {rec} starts at byte 72; write it again, or remove it"),
         ("0\t0\n1\n", "line 2 has 1 fields between tabs, not 2 or more"),
-        ("0\t0\t1\n5\t6\n", "no record of {rec} starts at byte 6; make it anew, or remove it"),
+        ("0\t0\t1\n5\t6\n", "no record of {rec} starts at byte 6; write it again, or remove it"),
         ("0\t-1\n", "line 1 has '-1' where a number should be"),
         ("0\t99999999999999999999\n", "line 1 has '99999999999999999999' where a number should be"),
     ],
@@ -286,10 +286,10 @@ def test_an_idx_of_another_file(tmp_path: Path, text: str, wanted: str) -> None:
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("0\t1\ta\n2\t1\tb\n", "{lst} doesn't name the record 1 of {rec}; make it anew, or remove it"),
-        ("0\t1\ta\n", "{lst} doesn't name the record 1 of {rec}; make it anew, or remove it"),
-        ("", "{lst} doesn't name the record 0 of {rec}; make it anew, or remove it"),
-        ("0\t1\ta\n1\t1\tb\n0\t1\tc\n", "{lst}: the number 0 comes twice; make it anew, or remove it"),
+        ("0\t1\ta\n2\t1\tb\n", "{lst} doesn't name the record 1 of {rec}; write it again, or remove it"),
+        ("0\t1\ta\n", "{lst} doesn't name the record 1 of {rec}; write it again, or remove it"),
+        ("", "{lst} doesn't name the record 0 of {rec}; write it again, or remove it"),
+        ("0\t1\ta\n1\t1\tb\n0\t1\tc\n", "{lst}: the number 0 comes twice; write it again, or remove it"),
         ("0\ta\n", "{lst}: line 1 has 2 fields between tabs, not 3 or more"),
         ("0\t1\ta\nx\n1\t1\tb\n", "{lst}: line 2 has 1 fields between tabs, not 3 or more"),
         ("0.5\t1\ta\n", "{lst}: line 1 has '0.5' where a number should be"),

@@ -401,7 +401,7 @@ def test_the_same_name_twice(tmp_path: Path) -> None:
     write_examples(tmp_path / "train.tfrecord", *[image(image_filename=(b"a.jpg", "byte"))] * 2)
     wanted = (
         f"{tmp_path}/train.tfrecord: the key 'a.jpg' comes twice; remove one of the two, or set data=tfrecord "
-        "data.key=NAME (of no feature: the samples are numbered)"
+        "data.key=NAME (of no feature, to number the samples)"
     )
     with pytest.raises(DataError, match=line(wanted)):
         open_source("tfrecord", tmp_path)
@@ -420,7 +420,7 @@ def test_a_protobuf_as_another_writer_may_code_it() -> None:
     assert Example(data).integer("l", "data.label") == 5
     read = Example(data + second)
     assert read.integer("l", "data.label") == 6
-    assert (data + second)[slice(*read.place("b", "data.image"))] == b"data"
+    assert (data + second)[slice(*read.span("b", "data.image"))] == b"data"
     theirs = example_pb2.Example.FromString(data + second).features.feature
     assert list(theirs["l"].int64_list.value) == [6]
 
@@ -508,7 +508,7 @@ def test_3000_flips_in_an_example() -> None:
         try:
             read = Example(record)
             assert -(1 << 63) <= read.integer("image/class/label", "data.label") < 1 << 63
-            start, end = read.place("image/encoded", "data.image")
+            start, end = read.span("image/encoded", "data.image")
             assert 0 <= start <= end <= len(record)
         except DataError:
             refused += 1

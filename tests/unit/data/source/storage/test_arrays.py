@@ -9,7 +9,7 @@ import pytest
 from plans import line
 
 from effloop.data.source.storage.arrays import Array, header_crc32c, pack
-from effloop.data.source.storage.packed import MappedFiles
+from effloop.data.source.storage.mapped import MappedFiles
 from effloop.errors import DataError
 
 COLUMNS = {
@@ -38,11 +38,10 @@ def test_columns_of_either_byte_order(tmp_path: Path, order: str) -> None:
     arrays = lay_out(tmp_path / "file", order)
     packed = pack({}, "here", MappedFiles([tmp_path / "file"]), arrays)
     assert packed.labels.tolist() == [0, 1]
-    assert packed.key_ends.tolist() == [1, 2]
     assert packed.checksums is not None
     assert packed.checksums.tolist() == [5, 6]
-    assert [bytes(packed.places[index]) for index in range(2)] == [b"one", b"four"]
-    assert packed.keys.tobytes() == b"ab"
+    assert [bytes(packed.payload[index]) for index in range(2)] == [b"one", b"four"]
+    assert [bytes(packed.keys[index]) for index in range(2)] == [b"a", b"b"]
     assert not packed.labels.flags.writeable
 
 

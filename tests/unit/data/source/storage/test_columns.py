@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from effloop.data.source.storage.columns import MAGIC, Blobs, ColumnFile, ColumnWriter, smallest_uint
+from effloop.data.source.storage.columns import MAGIC, ColumnFile, ColumnWriter
 from effloop.errors import DataError
 
 COLUMNS = {
@@ -74,9 +74,9 @@ def test_round_trip(path: Path) -> None:
         np.testing.assert_array_equal(file[name], values)
         assert file[name].dtype == values.dtype
         assert not file[name].flags.writeable
-    words = Blobs(file, "word")
+    words = file.blobs("word")
     assert [bytes(words[i]) for i in range(len(words))] == WORDS
-    assert len(Blobs(file, "nothing")) == 0
+    assert len(file.blobs("nothing")) == 0
 
 
 def test_layout_is_what_it_always_was(tmp_path: Path) -> None:
@@ -209,14 +209,6 @@ def test_opening_does_not_read_the_columns(tmp_path: Path) -> None:
 def resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-@pytest.mark.parametrize(
-    ("largest", "dtype"),
-    [(0, np.uint8), (255, np.uint8), (256, np.uint16), (65535, np.uint16), (65536, np.uint32)],
-)
-def test_smallest_uint(largest: int, dtype: type) -> None:
-    assert smallest_uint(largest) == dtype
 
 
 @pytest.mark.parametrize(("megabytes", "wanted"), [(1, False), (65, True)])

@@ -1,0 +1,86 @@
+"""Writes a folder per class, as `data=folder` and torchvision's ImageFolder read it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from effloop.data.image.header import Encoded, extension
+from effloop.data.source.base import Source, printable
+from effloop.data.source.folder import EXTENSIONS
+from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, register_writer
+from effloop.errors import DataError
+
+
+@register_writer("folder")
+def write_folder(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
+    """ROOT/SPLIT/CLASS/NAME: a sample's key if it is such a path, otherwise CLASS and its number.
+
+    Classes are read as the sorted names of the folders, which must give every sample the label it had.
+
+    Raises:
+        DataError: a class name that can't be a folder's or is out of order, a class without samples in a split, a
+            label without a class, or two samples with the same path.
+    """
+    del shard_bytes  # one file per sample
+    _check_classes(dataset.classes)
+    for split, records in dataset.splits.items():
+        source = getattr(records, "source", None)
+        if isinstance(source, Source):  # known before anything is written
+            # labels without a class share one more bin: the loop below raises with the record's key
+            labels = np.minimum(source.labels, len(dataset.classes))
+            counts = np.bincount(labels, minlength=len(dataset.classes))[: len(dataset.classes)]
+            _check_none_empty(split, dataset.classes, counts)
+    for split, records in dataset.splits.items():
+        counts = np.zeros(len(dataset.classes), np.int64)
+        for number, (key, label, data) in enumerate(records):
+            if not 0 <= label < len(counts):
+                raise DataError(f"{printable(key)} has the label {label}; allowed are 0 to {len(counts) - 1}")
+            counts[label] += 1
+            file = os.fsencode(path / split) + b"/" + _relative(key, dataset.classes[label].encode(), number, data)
+            os.makedirs(os.path.dirname(file), exist_ok=True)
+            try:
+                with open(file, "xb") as opened:
+                    opened.write(data)
+            except FileExistsError:
+                raise DataError(f"{printable(file)} would be written twice; its key is another sample's") from None
+        if not isinstance(getattr(records, "source", None), Source):
+            _check_none_empty(split, dataset.classes, counts)
+
+
+def _check_classes(classes: Sequence[str]) -> None:
+    for name in classes:
+        if name.startswith(".") or not _is_path(name.encode(), 1):
+            raise DataError(f"the class name {name!r} can't be a folder's; convert to another format")
+    for name, following in pairwise(classes):
+        if os.fsdecode(name.encode()) >= os.fsdecode(following.encode()):
+            raise DataError(
+                f"the class {name!r} comes before {following!r}, but folders are read in the order of their names, "
+                "and labels would change; convert to another format"
+            )
+
+
+def _check_none_empty(split: str, classes: Sequence[str], counts: NDArray[np.int64]) -> None:
+    empty = np.flatnonzero(counts == 0)
+    if len(empty):
+        raise DataError(
+            f"the class {classes[empty[0]]!r} has no samples in the split '{split}', so it would have no folder, and "
+            "labels would change; convert to another format"
+        )
+
+
+def _relative(key: bytes, name: bytes, number: int, data: Encoded) -> bytes:
+    fits = key.startswith(name + b"/") and _is_path(key, 64) and b"/." not in key
+    if fits and key.lower().endswith(EXTENSIONS):
+        return key
+    return b"%s/%09d.%s" % (name, number, extension(data).encode())
+
+
+def _is_path(key: bytes, deepest: int) -> bool:
+    parts = key.split(b"/")
+    return len(parts) <= deepest and b"\0" not in key and all(0 < len(part) < 256 and part != b".." for part in parts)

@@ -1,0 +1,223 @@
+"""The index beside the files of a split: where each sample is, and which files it was written for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from effloop.data.source.base import printable
+from effloop.data.source.storage.checksum import crc32c, crc32c_of_ends, crc32c_of_file
+from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
+from effloop.data.source.storage.packed import check_header, is_count
+from effloop.data.source.storage.spool import Spool
+from effloop.data.source.storage.writing import Dataset, SplitColumns
+from effloop.errors import DataError
+
+NAMES = "classes.txt"
+"""Class names beside files that store labels as numbers, one per line."""
+
+
+class Entry(NamedTuple):
+    """Where one sample is: index of the file, offset and size in bytes."""
+
+    key: bytes
+    label: int
+    file: int
+    offset: int
+    size: int
+    crc32c: int | None = None
+
+
+class IndexWriter:
+    """Collects the entries of a split, on disk while they grow, and writes them as an index.
+
+    Args:
+        num_classes: labels must be below it; None allows any label from 0.
+        folder: where the columns grow; None is the system's folder for temporary files.
+        identity: the part of a key that must be unique in a split; None is the whole key.
+    """
+
+    def __init__(
+        self,
+        num_classes: int | None = None,
+        folder: Path | None = None,
+        identity: Callable[[bytes], bytes] | None = None,
+    ) -> None:
+        self.columns = SplitColumns(num_classes, folder, identity)
+        self._file, self._offset, self._size = Spool("I", folder), Spool("Q", folder), Spool("Q", folder)
+
+    def add(self, entry: Entry) -> None:
+        """Add one sample.
+
+        Raises:
+            DataError: no class has its label; the message has the sample's key.
+        """
+        self.columns.add(entry.key, entry.label, entry.size, entry.crc32c)
+        self._file.append(entry.file)
+        self._offset.append(entry.offset)
+        self._size.append(entry.size)
+
+    def check_unique(self, paths: Sequence[Path], fix: str) -> None:
+        """Refuse two samples with the same key; `fix` says what to do about them.
+
+        Raises:
+            DataError: naming the key and the files.
+        """
+        if found := self.columns.duplicate():
+            identity, *pair = found
+            files = self._file.array()
+            shards = " and ".join(dict.fromkeys(str(paths[int(files[index])]) for index in pair))
+            raise DataError(f"{shards}: the key '{printable(identity)}' comes twice; {fix}")
+
+    def write(self, path: Path, meta: dict[str, Any]) -> None:
+        """Write the index; it appears under its name only when it is complete."""
+        with ColumnWriter(path, meta) as writer:
+            for name, values in self.columns.columns().items():
+                if name != "end":
+                    writer.add(name, values)
+            writer.add("file", self._file.array().astype(np.uint16 if len(meta["files"]) < 65536 else np.uint32))
+            writer.add("offset", self._offset.array())
+            size = self._size.array()
+            writer.add("size", size.astype(np.uint32) if not len(size) or size.max() < 1 << 32 else size)
+
+
+def index_path(root: Path, split: str) -> Path:
+    """Path of the index that EffLoop writes beside the files of a split."""
+    return root / f"{split}.index"
+
+
+def write_index(root: Path, split: str, dataset: Dataset, files: Sequence[Path], index: IndexWriter) -> None:
+    """Write the index of a split that EffLoop has just written.
+
+    Args:
+        root: the dataset's folder.
+        split: whose index it is.
+        dataset: what was written, for the header.
+        files: complete files below `root`, as the entries number them.
+        index: the entries, with checksums.
+    """
+    states = [
+        {
+            "name": str(file.relative_to(root)),
+            "size": file.stat().st_size,
+            "ends": crc32c_of_ends(file),
+            "crc32c": crc32c_of_file(file),
+        }
+        for file in files
+    ]
+    header = dataset.header(index.columns.fingerprint())
+    index.write(index_path(root, split), {"header": header, "files": states})
+
+
+def open_index(root: Path, split: str) -> tuple[ColumnFile, list[Path]] | None:
+    """The index beside the files of a split, and these files; None if there is no index.
+
+    Raises:
+        DataError: it is damaged, or the files aren't those it was written for.
+    """
+    path = index_path(root, split)
+    if not path.is_file():
+        return None
+    index = ColumnFile(path)
+    check_header(index.meta.get("header"), str(path))
+    states = _file_states(index)
+    files = [root / state["name"] for state in states]
+    for number, (file, state) in enumerate(zip(files, states, strict=True)):
+        ends = _check_size(file, state["size"], path)
+        if ends != state["ends"] and not _any_sample_matches(index, number, file):
+            raise DataError(
+                f"{file} is not the file that {path} was written for: its ends have the CRC-32C {ends:08x}, "
+                f"expected is {state['ends']:08x}; put the right one there or convert again"
+            )
+    return index, files
+
+
+def verify_files(root: Path, split: str) -> None:
+    """Compare the files of a split with the checksums in the index beside them, if there is one.
+
+    Raises:
+        DataError: one differs, or as `open_index`.
+    """
+    index, files = open_index(root, split) or (None, [])
+    for file, state in zip(files, index.meta["files"] if index else (), strict=True):
+        if crc32c_of_file(file) != state["crc32c"]:
+            raise DataError(f"{file} is damaged: it doesn't match the checksum that it was written with")
+
+
+def _file_states(index: ColumnFile) -> list[dict[str, Any]]:
+    """What `write_index` noted about the files, validated: a path must not lead out of the dataset's folder."""
+    states = index.meta.get("files")
+    if not isinstance(states, list) or not all(map(_is_file_state, states)):
+        raise DataError(f"{index.path} is damaged: it doesn't say which files it is of; convert again")
+    for name in (state["name"] for state in states):
+        if PurePath(name).is_absolute() or ".." in PurePath(name).parts:
+            raise DataError(f"{index.path} is damaged: it names a file outside its folder, {name!r}; convert again")
+    return states
+
+
+def _is_file_state(found: object) -> bool:
+    if not isinstance(found, dict) or not isinstance(name := found.get("name"), str) or "\0" in name:
+        return False
+    return all(is_count(found.get(field)) for field in ("size", "ends", "crc32c"))
+
+
+def _check_size(file: Path, expected: int, index: Path) -> int:
+    """Refuse a file that is missing or of another size; returns the CRC-32C of its ends."""
+    try:
+        size = file.stat().st_size
+        ends = crc32c_of_ends(file)
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{file} is missing ({error.strerror}); {index} expects it with {expected:,} bytes: put it back"
+        ) from None
+    except OSError as error:
+        raise DataError(f"{file} can't be read: {error.strerror}") from None
+    if size != expected:
+        raise DataError(
+            f"{file} has {size:,} bytes, {index} expects {expected:,}: it is cut, or another file; "
+            "put the right one there or convert again"
+        )
+    return ends
+
+
+_PROBED = 8
+
+
+def _any_sample_matches(index: ColumnFile, number: int, file: Path) -> bool:
+    """Whether any of 8 samples in the file matches its checksum: then it is the right file, damaged at an end.
+
+    One damaged sample doesn't make the others unreadable: it is found by its own checksum when it is read.
+    """
+    offsets, sizes, checksums = (index.unsigned(name) for name in ("offset", "size", "crc32c"))
+    first, end = np.searchsorted(index.unsigned("file"), (number, number + 1)).tolist()
+    end = min(end, len(offsets), len(sizes), len(checksums))
+    length = file.stat().st_size
+    with open(file, "rb") as opened:
+        for entry in np.unique(np.linspace(first, end - 1, max(0, min(_PROBED, end - first))).astype(int)).tolist():
+            offset, size = int(offsets[entry]), int(sizes[entry])
+            if offset + size <= length and crc32c(os.pread(opened.fileno(), size, offset)) == checksums[entry]:
+                return True
+    return False
+
+
+def write_names(root: Path, classes: Sequence[str]) -> None:
+    """Write the class names for other readers, and in case the index is lost: `ROOT/classes.txt`."""
+    names = (printable(name.encode("utf-8", "backslashreplace")) for name in classes)
+    (root / NAMES).write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+
+
+def read_names(root: Path) -> list[str] | None:
+    """The class names in `ROOT/classes.txt`; None if there is no such file.
+
+    Raises:
+        DataError: it isn't UTF-8.
+    """
+    path = root / NAMES
+    try:
+        return path.read_text(encoding="utf-8").splitlines() if path.is_file() else None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start:,}; write it again") from None
