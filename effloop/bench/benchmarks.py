@@ -153,7 +153,7 @@ def bare_epoch(trainer: Trainer, batches: Sequence[Batch]) -> None:
     for batch in batches:
         trainer.optimizer.zero_grad()
         with trainer.precision.autocast():
-            loss = trainer.objective(trainer.model(batch.images), batch.targets)
+            loss = trainer.task.loss(trainer.model(batch.images), batch.targets)
         loss.backward()  # type: ignore[no-untyped-call]
         trainer.optimizer.step()
         trainer.schedule.step()

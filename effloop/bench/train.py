@@ -16,6 +16,7 @@ from effloop.bench.baselines import Epoch, Work, check_same_work, originals, pil
 from effloop.bench.harness import Row, result_of, served, show
 from effloop.bench.interleave import scratch, take_turns
 from effloop.build.model import build_model
+from effloop.build.resolve import resolved
 from effloop.build.trainer import build_trainer
 from effloop.config import Config
 from effloop.optim import optimizers
@@ -74,7 +75,7 @@ def _effloop(work: Work) -> Epoch:
 def _bare(work: Work) -> Epoch:
     config, device = work.config, find_device(work.config.device)
     batches = pillow_batches(work)
-    model = build_model(config, batches.dataset.classes, device)  # type: ignore[attr-defined]
+    model = build_model(resolved(config), len(batches.dataset.classes), device)  # type: ignore[attr-defined]
     optimizer, loss_of = optimizers.build(config.optim, model.parameters()), nn.CrossEntropyLoss()
     assert config.precision is not None  # `compose` decided it
     precision = precisions.build(config.precision, device)

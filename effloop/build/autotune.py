@@ -15,27 +15,34 @@ from torch import Tensor, nn
 
 from effloop.build.model import build_model
 from effloop.build.race import fastest, seconds_of, undisturbed
+from effloop.build.resolve import Resolved, resolved
 from effloop.config import Config
+from effloop.data.source import sources
 from effloop.errors import ConfigError
-from effloop.optim import Objective, optimizers
+from effloop.optim import optimizers
 from effloop.parallel import Parallel
 from effloop.precision import Precision, precisions
+from effloop.system.hardware import set_reproducible
+from effloop.task import Task
 from effloop.train.step import Step
 
 _VALUES = {"channels_last": (True, False), "cudnn_benchmark": (True, False), "compile": (False, True)}
 """Key -> what it can be, the first being what it is where both are as fast."""
 
 
-def settled(config: Config, num_classes: int, parallel: Parallel) -> tuple[Config, list[str]]:
+def resolve_auto(config: Config, task: Task, parallel: Parallel) -> tuple[Resolved, list[str]]:
     """The config with a value for each key that is `auto`, and a line for each that says what was measured.
 
     Whole training steps are measured, on random images of the batch's size; what comes after is as if they hadn't
     been. All ranks measure, as they will train, at the same time; what rank 0 found holds for all.
     """
     asked = [key for key in _VALUES if getattr(config, key) == "auto"]
+    trial = resolved(config, parallel, **{key: _VALUES[key][0] for key in asked})
+    if not asked:
+        return trial, []
     lines = []
-    first: dict[str, Any] = {key: _VALUES[key][0] for key in asked}
-    trial = replace(config, **first)
+    set_reproducible(deterministic=config.deterministic, cudnn_benchmark=trial.cudnn_benchmark)
+    num_outputs = task.num_outputs(sources.build(config.data, config.data.train_split))
     for key in asked:
         if key == "cudnn_benchmark" and parallel.device.type != "cuda":
             lines.append("cudnn_benchmark: auto took true; without a GPU it changes nothing")
@@ -46,25 +53,24 @@ def settled(config: Config, num_classes: int, parallel: Parallel) -> tuple[Confi
             stack.enter_context(undisturbed(nn.Module()))  # random numbers
             # What cuDNN has found, by trying or not, holds for the life of a process.
             make = partial(_elsewhere, stack) if key == "cudnn_benchmark" else _trial
-            steps = {word: make(each, num_classes, parallel.device) for word, each in values.items()}
+            steps = {word: make(each, task, num_outputs, parallel.device) for word, each in values.items()}
             verdict = fastest(key, steps)
         trial = values[parallel.first(lambda found=verdict: found.name)]  # type: ignore[misc]
         lines.append(verdict.line)
     return trial, lines
 
 
-def _trial(config: Config, num_classes: int, device: torch.device) -> Callable[[], None]:
+def _trial(config: Resolved, task: Task, num_outputs: int, device: torch.device) -> Callable[[], None]:
     """One update of a model of its own, which is built when the first is asked for."""
     made: list[tuple[Step, torch.optim.Optimizer, Tensor, Tensor, Tensor]] = []
-    assert config.precision is not None
     precision = precisions.build(config.precision, device)
 
     def step() -> None:
         if not made:
-            model = build_model(config, ["?"] * num_classes, device).train()
-            learner = Step(model, Objective(config.optim.label_smoothing), precision)
+            model = build_model(config, num_outputs, device).train()
+            learner = Step(model, task, precision)
             optimizer = optimizers.build(config.optim, [each for each in model.parameters() if each.requires_grad])
-            made.append((learner, optimizer, *_batch(config, config.image_size, num_classes, device)))
+            made.append((learner, optimizer, *_batch(config, config.image_size, task, num_outputs, device)))
         learner, optimizer, images, targets, valid = made[0]
         precision.backward(learner(images, targets, valid)[0])
         precision.step(optimizer, config.max_grad_norm)
@@ -73,11 +79,13 @@ def _trial(config: Config, num_classes: int, device: torch.device) -> Callable[[
     return step
 
 
-def _elsewhere(stack: ExitStack, config: Config, num_classes: int, device: torch.device) -> Callable[[], None]:
+def _elsewhere(
+    stack: ExitStack, config: Resolved, task: Task, num_outputs: int, device: torch.device
+) -> Callable[[], None]:
     """The same in a process of its own, which ends with the stack."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    child = context.Process(target=_serve, args=(theirs, config, num_classes, device), daemon=True)
+    child = context.Process(target=_serve, args=(theirs, config, task, num_outputs, device), daemon=True)
     child.start()
     theirs.close()
     stack.callback(child.join)
@@ -95,10 +103,10 @@ def _elsewhere(stack: ExitStack, config: Config, num_classes: int, device: torch
     return step
 
 
-def _serve(pipe: Connection, config: Config, num_classes: int, device: torch.device) -> None:
+def _serve(pipe: Connection, config: Resolved, task: Task, num_outputs: int, device: torch.device) -> None:
     """Do a step for each word from the pipe, until it is closed."""
-    torch.backends.cudnn.benchmark = bool(config.cudnn_benchmark)
-    step = _trial(config, num_classes, device)
+    torch.backends.cudnn.benchmark = config.cudnn_benchmark
+    step = _trial(config, task, num_outputs, device)
     with suppress(EOFError):
         while True:
             pipe.recv()
@@ -110,7 +118,12 @@ def _serve(pipe: Connection, config: Config, num_classes: int, device: torch.dev
 
 
 def compile_now(
-    config: Config, train_step: nn.Module, averaged: nn.Module, precision: Precision, num_classes: int
+    config: Resolved,
+    train_step: nn.Module,
+    averaged: nn.Module,
+    task: Task,
+    precision: Precision,
+    num_outputs: int,
 ) -> float:
     """Have a compiled model compiled before the clock of training runs; the seconds that it took.
 
@@ -122,8 +135,9 @@ def compile_now(
         config: of the run.
         train_step: a `Step`, as the strategy wrapped it.
         averaged: what is evaluated.
+        task: of both.
         precision: of both.
-        num_classes: of the model.
+        num_outputs: of the model.
 
     Raises:
         ConfigError: torch.compile can't; the line has its reason.
@@ -134,8 +148,8 @@ def compile_now(
 
     def run() -> None:
         for size in dict.fromkeys(config.progressive or [config.image_size]):
-            precision.backward(train_step.train()(*_batch(config, size, num_classes, precision.device))[0])
-        images, _, _ = _batch(config, config.image_size, num_classes, precision.device)
+            precision.backward(train_step.train()(*_batch(config, size, task, num_outputs, precision.device))[0])
+        images, _, _ = _batch(config, config.image_size, task, num_outputs, precision.device)
         with torch.no_grad(), precision.autocast():
             averaged.eval()(images)
 
@@ -147,10 +161,12 @@ def compile_now(
         raise ConfigError(f"compile: torch.compile can't do it here: {reason}; set compile=false") from error
 
 
-def _batch(config: Config, size: int, num_classes: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def _batch(
+    config: Resolved, size: int, task: Task, num_outputs: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
     """Random images as a loader hands them out, their targets and `valid`."""
     layout = torch.channels_last if config.channels_last else torch.contiguous_format
     shape = (config.batch_size, 3, size, size)
     images = torch.randn(shape, device=device).contiguous(memory_format=layout)
-    targets = torch.randint(num_classes, shape[:1], device=device)
+    targets = task.example_targets(config.batch_size, num_outputs, device)
     return images, targets, torch.ones(shape[:1], dtype=torch.bool, device=device)

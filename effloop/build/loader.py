@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import dataclass, replace
+from typing import Any
 
+from effloop.build.environment import Environment
+from effloop.build.resolve import Resolved, resolved
 from effloop.config import Config
 from effloop.data.augment import augments
 from effloop.data.augment.mix import Mix
@@ -15,10 +19,12 @@ from effloop.data.loader import Loader
 from effloop.data.plan import Order, Plan
 from effloop.data.progressive import Stages
 from effloop.data.source import Cache, Source, Tail, sources
+from effloop.data.source.base import check_same_classes
 from effloop.data.transfer import Transfer
 from effloop.errors import ConfigError, EffLoopError, warn
 from effloop.parallel import Parallel
-from effloop.system.hardware import available_cores, find_device, keep_freed_memory
+from effloop.system.hardware import find_device, keep_freed_memory
+from effloop.task import Task, tasks
 from effloop.train.trainer import BatchStream
 
 
@@ -44,11 +50,34 @@ def build_loader(config: Config, split: str = "train", *, parallel: Parallel | N
     """
     if split not in ("train", "val"):
         raise ConfigError(f"split: '{split}' is not allowed; take train or val")
-    train = split == "train"
-    device = parallel.device if parallel else find_device(config.device)
     if config.reuse_memory:
         keep_freed_memory()
-    workers = num_workers(config, parallel)
+    return _loader(resolved(config, parallel), tasks.build(config.task), split, parallel)
+
+
+def _loader(config: Resolved, task: Task, split: str, parallel: Parallel | None) -> Loader:
+    train = split == "train"
+    device = parallel.device if parallel else find_device(config.device)
+    plan = _plan(config, split, parallel)
+    if device.type == "cpu" and plan.augment.has_device_part:
+        warn("augment.device=gpu: the model is on the CPU; batches are augmented there, in the loop's own thread")
+    check_samples(plan, config.data.check, config.num_workers)
+    engine = engines.build(config.engine, plan, num_workers=config.num_workers, pin_memory=device.type == "cuda")
+    transfer = Transfer(
+        device,
+        config.data.mean,
+        config.data.std,
+        channels_last=config.channels_last,
+        target_dtype=task.target.dtype,
+        augment=plan.augment,
+        mix=Mix(config.augment.mixup, config.augment.cutmix, task.num_outputs(plan.source)) if train else None,
+    )
+    return Loader(plan, engine, transfer)
+
+
+def _plan(config: Resolved, split: str, parallel: Parallel | None) -> Plan:
+    """Which samples are loaded when, and how."""
+    train = split == "train"
     source = sources.build(config.data, config.data.train_split if train else config.data.val_split)
     order = Order(
         num_samples=len(source),
@@ -65,56 +94,13 @@ def build_loader(config: Config, split: str = "train", *, parallel: Parallel | N
         )
     decoder = decoders.build(config.decode)
     limit = None if config.data.cache_gb is None else config.data.cache_gb * 1e9
-    plan = Plan(
+    return Plan(
         source=cached(source, config.data.cache, decoder, limit, share=_share(config, source, train=train)),
         decoder=decoder,
         augment=augments.build(config.augment, size=config.image_size, train=train),
         order=order,
         seed=config.seed,
     )
-    if device.type == "cpu" and plan.augment.has_device_part:
-        warn("augment.device=gpu: the model is on the CPU; batches are augmented there, in the loop's own thread")
-    check_samples(plan, config.data.check, workers)
-    engine = engines.build(config.engine, plan, num_workers=workers, pin_memory=device.type == "cuda")
-    transfer = Transfer(
-        device,
-        config.data.mean,
-        config.data.std,
-        channels_last=config.channels_last is not False,
-        augment=plan.augment,
-        mix=Mix(config.augment.mixup, config.augment.cutmix, len(source.classes)) if train else None,
-    )
-    return Loader(plan, engine, transfer)
-
-
-def build_stages(config: Config, train: Loader, parallel: Parallel) -> tuple[BatchStream, Loader]:
-    """What the loop asks for batches, and the loader whose batches take most memory.
-
-    Args:
-        config: whose `progressive` sizes are to take turns; none is `train` throughout.
-        train: the training split at `image_size`.
-        parallel: whose slice of the batches.
-
-    Raises:
-        ConfigError: a recipe can't make images of a size.
-    """
-    if not config.progressive:
-        return train, train
-    loaders = {config.image_size: train}
-    for size in config.progressive:
-        if size not in loaders:
-            try:
-                loaders[size] = build_loader(replace(config, image_size=size), "train", parallel=parallel)
-            except ConfigError as error:
-                raise ConfigError(f"progressive: at {size} pixels {error}") from error
-    stages = Stages(config.progressive, [loaders[size] for size in config.progressive], config.epochs)
-    return stages, loaders[max(config.progressive)]
-
-
-def num_workers(config: Config, parallel: Parallel | None) -> int:
-    """Threads or processes that load for one rank: what was asked for, or its share of the cores."""
-    ranks = parallel.sharing if parallel else 1
-    return max(1, available_cores() // ranks) if isinstance(config.num_workers, str) else config.num_workers
 
 
 def _share(config: Config, source: Source, *, train: bool) -> float:
@@ -127,3 +113,64 @@ def _share(config: Config, source: Source, *, train: bool) -> float:
         return 1.0
     mine, others = (part.fingerprint()["bytes"] for part in (source, other))
     return float(mine / (mine + others))
+
+
+@dataclass(frozen=True)
+class Data:
+    """Both splits of a run.
+
+    Attributes:
+        train: the training split at `image_size`.
+        batches: what the loop asks for batches: `train`, or loaders of several sizes that take turns.
+        largest: the loader of the training split whose batches take most memory.
+        val: the validation split.
+        fingerprints: {split: its fingerprint}.
+    """
+
+    train: Loader
+    batches: BatchStream
+    largest: Loader
+    val: Loader
+    fingerprints: dict[str, Any]
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes, in the order of their labels; empty where targets are no classes."""
+        return list(self.train.classes)
+
+
+def build_data(environment: Environment) -> Data:
+    """Open both splits, and start what loads them.
+
+    Raises:
+        ConfigError, DataError: they can't be, or ranks have different data.
+    """
+    config, task, parallel = environment.config, environment.task, environment.parallel
+    train = _loader(config, task, "train", parallel)
+    batches, largest = _stages(environment, train)
+    val = _loader(config, task, "val", parallel)
+    fingerprints = {"train": train.plan.source.fingerprint(), "val": val.plan.source.fingerprint()}
+    check_same_classes(train.plan.source, val.plan.source)
+    parallel.same("the data", json.dumps(fingerprints, sort_keys=True))
+    return Data(train, batches, largest, val, fingerprints)
+
+
+def _stages(environment: Environment, train: Loader) -> tuple[BatchStream, Loader]:
+    """What the loop asks for batches, and the loader whose batches take most memory.
+
+    Raises:
+        ConfigError: a recipe can't make images of a size.
+    """
+    config = environment.config
+    if not config.progressive:
+        return train, train
+    loaders = {config.image_size: train}
+    for size in config.progressive:
+        if size not in loaders:
+            try:
+                sized = replace(config, image_size=size)
+                loaders[size] = _loader(sized, environment.task, "train", environment.parallel)
+            except ConfigError as error:
+                raise ConfigError(f"progressive: at {size} pixels {error}") from error
+    stages = Stages(config.progressive, [loaders[size] for size in config.progressive], config.epochs)
+    return stages, loaders[max(config.progressive)]

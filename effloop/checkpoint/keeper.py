@@ -5,21 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from effloop.checkpoint import files
 from effloop.registry import PartConfig, Registry
 from effloop.system.processes import interrupts_deferred
-
-
-class Score(Enum):
-    """A validation score that `best` can mean."""
-
-    top1 = "top1"
-    top5 = "top5"
-    loss = "loss"
+from effloop.task import Meter
 
 
 @dataclass
@@ -27,31 +19,32 @@ class CheckpointConfig(PartConfig):
     """Fields that every keeper has.
 
     Attributes:
-        best_by: the validation score that decides which epoch was the best.
+        best_by: the validation score that decides which epoch was the best; null is the task's first one.
     """
 
-    best_by: Score = Score.top1
+    best_by: str | None = None
 
 
 class Checkpoints:
     """Knows the best scores and writes nothing; the parent of what does.
 
     Args:
-        config: which score decides.
+        config: of this part.
+        meter: the score that decides which epoch was the best.
         run_dir: the run folder.
         facts: what goes into every checkpoint beside the state: config, classes.
     """
 
-    def __init__(self, config: CheckpointConfig, run_dir: Path, facts: Mapping[str, Any]) -> None:
-        self.score = config.best_by
+    def __init__(self, config: CheckpointConfig, meter: Meter, run_dir: Path, facts: Mapping[str, Any]) -> None:
+        self.config = config
+        self.meter = meter
         self.folder = run_dir / "checkpoints"
         self.facts = dict(facts)
         self.best: dict[str, float] = {}
 
     def note(self, epoch: int, scores: Mapping[str, float]) -> bool:
         """Remember an epoch's validation scores if they are the best so far; whether they are."""
-        name = self.score.value
-        sign = -1 if self.score is Score.loss else 1
+        name, sign = self.meter.name, 1 if self.meter.higher_is_better else -1
         value = scores[name]
         if self.best and not sign * value > sign * self.best[name] and not math.isnan(self.best[name]):
             return False

@@ -14,7 +14,7 @@ from rich.table import Table
 import effloop
 from effloop import config as configs
 from effloop.bench import benchmarks as bench
-from effloop.build.trainer import evaluate_checkpoint
+from effloop.build.evaluation import evaluate_checkpoint
 from effloop.checkpoint import files
 from effloop.cli import choices as catalog
 from effloop.cli import replay, resume, train
@@ -34,6 +34,7 @@ from effloop.runs import compare
 from effloop.runs.reader import find_runs
 from effloop.system.hardware import available_cores
 from effloop.system.processes import discard_output
+from effloop.task import meters_of
 
 HELP = """\
 EffLoop trains image models on PyTorch as fast as the machine allows.
@@ -156,11 +157,10 @@ def evaluate_run(args: list[str]) -> int:
     scores, loader = evaluate_checkpoint(config, state)
     print(f"{checkpoint}, epoch {state['progress']['epoch'] - 1}, on {loader.describe()}")
     table = Table()
-    for heading in ("samples", "top1", "top5", "loss"):
+    meters = meters_of(config.task.name)
+    for heading in ("samples", *(meter.name for meter in meters)):
         table.add_column(heading, justify="right")
-    table.add_row(
-        f"{len(loader.plan.source):,}", f"{scores['top1']:.2%}", f"{scores['top5']:.2%}", f"{scores['loss']:.4f}"
-    )
+    table.add_row(f"{len(loader.plan.source):,}", *(meter.text(scores[meter.name]) for meter in meters))
     Console().print(table)
     return 0
 

@@ -18,7 +18,8 @@ from effloop.config.hydra_setup import compose_tree
 from effloop.config.schema import Config, word
 from effloop.errors import ConfigError
 from effloop.precision import PrecisionConfig, precisions
-from effloop.registry import PartConfig
+from effloop.registry import PartConfig, choices
+from effloop.task import check_objective, meters_of
 
 
 def compose(overrides: Sequence[str] = ()) -> Config:
@@ -52,6 +53,7 @@ def finish(tree: DictConfig, overrides: Sequence[str] = ()) -> Config:
         for group in Config.GROUPS:
             _check_part(group, getattr(config, group))
     _resolve_precision(config)
+    _resolve_scores(config)
     if config.parallel.name == "dp" and config.compile:
         raise ConfigError(
             f"compile: {word(config.compile)} contradicts parallel=dp, which copies the model in every step; "
@@ -73,6 +75,22 @@ def _resolve_precision(config: Config) -> None:
         config.precision = cast("PrecisionConfig", precisions[wanted].config(name=wanted))
     if config.amp is not None and config.amp != config.precision.mixed:
         raise ConfigError(f"amp: {word(config.amp)} contradicts precision={config.precision.name}; drop one of them")
+
+
+def _resolve_scores(config: Config) -> None:
+    """What runs are compared by, and which epoch is the best: the task's first score, where nobody has said."""
+    meters = meters_of(config.task.name)
+    names = [meter.name for meter in meters]
+    first = f"val/{names[0]}"
+    config.objective = check_objective(config.objective or first, meters)
+    if config.sweep.prune and not config.objective.startswith("val/"):
+        raise ConfigError(
+            f"sweep.prune: runs are ended early by a validation score, not by objective={config.objective}; "
+            f"set objective={first}"
+        )
+    best_by = config.checkpoint.best_by = config.checkpoint.best_by or names[0]
+    if best_by not in names:
+        raise ConfigError(f"checkpoint.best_by: no score '{best_by}'; {choices(best_by, names)}")
 
 
 def save(config: Config, path: Path) -> None:

@@ -20,7 +20,7 @@ from effloop.optim import OptimConfig, ScheduleConfig
 from effloop.parallel import ParallelConfig
 from effloop.precision import PrecisionConfig
 from effloop.record import RecordConfig
-from effloop.task.objectives import check_objective
+from effloop.task import TaskConfig
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Config:
         device: auto, cpu, cuda or cuda:N.
         resume: a run folder or checkpoint file to go on from, in a new run folder.
         run: name of the run folder below `outputs/`.
-        objective: what the runs of a sweep are compared by, and what a search is for.
+        objective: what the runs of a sweep are compared by, and what a search is for; null is the task's first score.
         sweep: how the jobs of a sweep are treated.
     """
 
@@ -76,6 +76,7 @@ class Config:
     schedule: ScheduleConfig = MISSING
     parallel: ParallelConfig = MISSING
     precision: PrecisionConfig | None = None
+    task: TaskConfig = MISSING
     record: RecordConfig = MISSING
     checkpoint: CheckpointConfig = MISSING
     batch_size: int = 32
@@ -96,7 +97,7 @@ class Config:
     device: str = "auto"
     resume: str | None = None
     run: str = "unnamed"
-    objective: str = "val/top1"
+    objective: str | None = None
     sweep: SweepConfig = field(default_factory=SweepConfig)
 
     GROUPS: ClassVar[tuple[str, ...]] = (
@@ -109,6 +110,7 @@ class Config:
         "schedule",
         "parallel",
         "precision",
+        "task",
         "record",
         "checkpoint",
     )
@@ -127,12 +129,6 @@ class Config:
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed: {self.seed} is not allowed; set a whole number from 0 to 2**63 - 1")
         check_run_name(self.run)
-        check_objective(self.objective)
-        if self.sweep.prune and not self.objective.startswith("val/"):
-            raise ConfigError(
-                f"sweep.prune: runs are ended early by a validation score, not by objective={self.objective}; "
-                "set objective=val/top1"
-            )
         self._check_speed()
         self._check_sizes()
 

@@ -52,7 +52,8 @@ class Loader:
         """One line for people: how many images, of what, where."""
         source = self.plan.source
         cache = f", cache: {source.describe()}" if isinstance(source, CachedSource) else ""
-        return f"{len(source):,} images in {len(source.classes)} classes, {source.where}{cache}"
+        classes = f" in {len(source.classes)} classes" if source.classes else ""
+        return f"{len(source):,} images{classes}, {source.where}{cache}"
 
     def epoch(self, epoch: int, samples_seen: int = 0) -> Iterator[Batch]:
         """The batches of one epoch on the device, from a position on.
@@ -117,7 +118,7 @@ class Loader:
         ]
         return Preview(
             images=np.stack([column.permute(0, 2, 3, 1).cpu().numpy() for column in columns], axis=1),
-            rows=tuple(f"{source.classes[source.labels[sample]]}\n{source.key(sample)}" for sample in ids),
+            rows=tuple(f"{source.target_name(sample)}\n{source.key(sample)}" for sample in ids),
             columns=tuple(f"epoch {epoch}" for epoch in range(num_epochs)),
         )
 

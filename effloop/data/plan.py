@@ -170,13 +170,14 @@ class Plan:
         Raises:
             DataError: a sample's label is none of a class; the message names it.
         """
-        labels = self.source.labels[task.ids]
-        self._check(labels, task)
+        targets = self.source.targets[task.ids]
+        if self.source.classes:
+            self._check(targets, task)
         images = torch.empty(self.shape(task), dtype=torch.uint8) if memory is None else memory
         images[task.filled :] = 0
         return Batch(
             images=images.permute(0, 3, 1, 2),
-            targets=torch.from_numpy(native(labels)),
+            targets=torch.from_numpy(native(targets)),
             ids=torch.from_numpy(task.ids),
             valid=torch.from_numpy(task.valid),
         )

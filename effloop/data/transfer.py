@@ -26,6 +26,7 @@ class Transfer:
         device: where the batches go.
         mean, std: three numbers each, in units of 0-1; both None leave the images uint8.
         channels_last: memory layout of the images that come out.
+        target_dtype: of the targets that come out; on the host they may be smaller.
         augment: what is left to do on the device, before normalising; None is nothing.
         mix: mixes the images of a batch with each other, after normalising; None doesn't.
     """
@@ -37,10 +38,12 @@ class Transfer:
         std: Sequence[float] | None,
         *,
         channels_last: bool,
+        target_dtype: torch.dtype = torch.int64,
         augment: Augment | None = None,
         mix: Mix | None = None,
     ) -> None:
         self.device = device
+        self.target_dtype = target_dtype
         self.augment = augment
         self.mix = mix
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
@@ -70,7 +73,7 @@ class Transfer:
 
     def _finished(self, batch: Batch, keys: NDArray[np.uint64]) -> Batch:
         """What is done to a batch on its device; nothing here waits for it."""
-        images, targets = batch.images, batch.targets.to(torch.int64)
+        images, targets = batch.images, batch.targets.to(self.target_dtype)
         if self.augment is not None:
             images = self.augment.on_device(images, keys)
         images = self.normalize(images)
@@ -109,7 +112,7 @@ class Transfer:
             # The small ones first, and pinned: from pageable memory the host waits for all that is on the stream.
             targets, valid = (
                 field.pin_memory().to(self.device, non_blocking=True)
-                for field in (batch.targets.to(torch.int64), batch.valid)
+                for field in (batch.targets.to(self.target_dtype), batch.valid)
             )
             images = batch.images.to(self.device, non_blocking=True)
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from effloop import config as configs
-from effloop.build.loader import num_workers
+from effloop.build.resolve import num_workers
 from effloop.build.trainer import build_trainer
 from effloop.checkpoint import files
 from effloop.config import Config
@@ -17,6 +17,7 @@ from effloop.errors import InterruptedRunError
 from effloop.launch import ranks
 from effloop.launch.rank import Job, Task
 from effloop.parallel.found import found
+from effloop.runs.pruning import build_pruner
 from effloop.system.hardware import determinism_explained
 from effloop.system.processes import discard_output
 from effloop.train.trainer import Trainer
@@ -58,6 +59,7 @@ def train_task(task: Task) -> None:
         begun=task.begun,
         advise=advise,
     )
+    trainer.prunes = build_pruner(task.config, trainer.checkpoints.folder.parent, trainer.parallel)
     if task.note:
         trainer.recorder.note(task.note)
     _fit(trainer, task.config)

@@ -1,7 +1,6 @@
-"""What is minimised, by which steps, at which rate."""
+"""By which steps a loss is minimised, at which rate."""
 
 from effloop.optim.average import Average, NoAverage
-from effloop.optim.objective import Objective
 from effloop.optim.optimizers import OptimConfig, optimizers, scaled_lr
 from effloop.optim.resume import go_on
 from effloop.optim.schedules import ScheduleConfig, schedules
@@ -9,7 +8,6 @@ from effloop.optim.schedules import ScheduleConfig, schedules
 __all__ = [
     "Average",
     "NoAverage",
-    "Objective",
     "OptimConfig",
     "ScheduleConfig",
     "go_on",

@@ -24,7 +24,6 @@ class OptimConfig(PartConfig):
     Attributes:
         lr: learning rate at the height of the schedule; the root's `lr` is short for it.
         weight_decay: decay towards zero, per unit of learning rate.
-        label_smoothing: share of the target spread evenly over all classes.
         fused: all parameters of an update in one kernel; null is torch's choice, which so far is not to.
         decay_norm_and_bias: whether normalisations' parameters and biases decay as well.
         scale_lr: images per update that `lr` is meant for; the rate then grows with what an update has. Null: it is
@@ -34,7 +33,6 @@ class OptimConfig(PartConfig):
 
     lr: float = 0.1
     weight_decay: float = 0.0
-    label_smoothing: float = 0.0
     fused: bool | None = None
     decay_norm_and_bias: bool = True
     scale_lr: int | None = None
@@ -43,7 +41,6 @@ class OptimConfig(PartConfig):
     def __post_init__(self) -> None:
         _range("lr", self.lr, self.lr > 0, "a finite number above 0")
         _range("weight_decay", self.weight_decay, self.weight_decay >= 0, "a finite number of at least 0")
-        _range("label_smoothing", self.label_smoothing, 0 <= self.label_smoothing < 1, "a share from 0 to below 1")
         good = self.scale_lr is None or self.scale_lr > 0
         _range("scale_lr", self.scale_lr or 0, good, "a number of images above 0, e.g. 256, or null")
         _range("ema", self.ema, 0 <= self.ema < 1, "a share from 0 to below 1, e.g. 0.999")

@@ -36,7 +36,7 @@ class RecordConfig(PartConfig):
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class Position:
     """Where a run is.
 
     Attributes:
@@ -73,15 +73,15 @@ class Recorder:
         """The same batches, with the time spent waiting for each on the clock."""
         yield from batches
 
-    def step(self, moment: Moment, metrics: Metrics, lr: float) -> None:
+    def step(self, position: Position, metrics: Metrics, lr: float) -> None:
         """An update was done; `metrics` has this epoch's training so far, on the device."""
 
-    def span(self, name: str, moment: Moment) -> AbstractContextManager[None]:
+    def span(self, name: str, position: Position) -> AbstractContextManager[None]:
         """Around what is no training, to time it: `evaluation`, `checkpoint`."""
-        del name, moment
+        del name, position
         return nullcontext()
 
-    def epoch(self, moment: Moment, scores: Mapping[str, float]) -> None:
+    def epoch(self, position: Position, scores: Mapping[str, float]) -> None:
         """An epoch was trained and evaluated."""
 
     def finish(self, summary: Mapping[str, Any]) -> None:

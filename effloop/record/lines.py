@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from effloop.record.append import AppendFile
-from effloop.record.sinks import EpochReport, Report, Sink
+from effloop.record.sinks import EpochReport, Sink, StepReport
+from effloop.task import Meter
 
 
 class LogSink(Sink):
     """A line for each report; where it goes is an override's."""
 
-    def train(self, report: Report) -> None:
+    def train(self, report: StepReport) -> None:
         self.note(report.line())
 
     def epoch(self, report: EpochReport) -> None:
@@ -46,14 +47,15 @@ class PlainOutput(LogSink):
 
     is_output = True
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, meters: Sequence[Meter]) -> None:
         self._console = console
+        self._meters = meters
 
     def note(self, line: str) -> None:
         print(line, flush=True)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        self._console.print(summary_table(summary))
+        self._console.print(summary_table(summary, self._meters))
 
 
 class TerminalSink(Sink):
@@ -61,7 +63,8 @@ class TerminalSink(Sink):
 
     is_output = True
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, meters: Sequence[Meter]) -> None:
+        self._meters = meters
         self._bar = Progress(
             TextColumn("epoch {task.fields[epoch]}"),
             BarColumn(),
@@ -76,14 +79,14 @@ class TerminalSink(Sink):
     def note(self, line: str) -> None:
         self._bar.console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
-    def train(self, report: Report) -> None:
-        moment = report.moment
+    def train(self, report: StepReport) -> None:
+        position = report.position
         note = f"loss {report.mean['loss']:.3f}  {report.span.images_per_s:,.0f} images/s  wait {report.span.wait:.0%}"
         if self._task is None:
-            epoch = f"{moment.epoch + 1}/{moment.epochs}"
-            self._task = self._bar.add_task("", total=moment.updates, epoch=epoch, note=note)
+            epoch = f"{position.epoch + 1}/{position.epochs}"
+            self._task = self._bar.add_task("", total=position.updates, epoch=epoch, note=note)
             self._bar.start()
-        self._bar.update(self._task, completed=moment.update, note=note)
+        self._bar.update(self._task, completed=position.update, note=note)
 
     def epoch(self, report: EpochReport) -> None:
         if self._task is not None:
@@ -92,20 +95,20 @@ class TerminalSink(Sink):
         self.note(report.line())
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        self._bar.console.print(summary_table(summary))
+        self._bar.console.print(summary_table(summary, self._meters))
 
     def close(self) -> None:
         self._bar.stop()
 
 
-def summary_table(summary: Mapping[str, Any]) -> Table:
+def summary_table(summary: Mapping[str, Any], meters: Sequence[Meter]) -> Table:
     """The best and the last scores of a run, side by side."""
     table = Table(title="result")
     for heading in ("", "best", "last"):
         table.add_column(heading, justify="right" if heading else "left")
-    for name in ("top1", "top5", "loss"):
-        best, last = (summary[which].get(name, math.nan) for which in ("best", "last"))
-        table.add_row(name, *(f"{v:.4f}" if name == "loss" else f"{v:.2%}" for v in (best, last)))
+    for meter in meters:
+        values = (summary[which].get(meter.name, math.nan) for which in ("best", "last"))
+        table.add_row(meter.name, *map(meter.text, values))
     table.add_row("epoch", str(summary["best"].get("epoch", "-")), str(summary["last"].get("epoch", "-")))
     table.add_row("images/s", "", f"{summary['images_per_s']:,.0f}")
     table.add_row("wait", "", f"{summary['wait']:.1%}")

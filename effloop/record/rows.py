@@ -6,14 +6,14 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from effloop.record.append import AppendFile
-from effloop.record.base import Moment
+from effloop.record.base import Position
 from effloop.record.clock import Span
-from effloop.record.sinks import EpochReport, Report, Sink
+from effloop.record.sinks import EpochReport, Sink, StepReport
 from effloop.system.files import write_text
 
 
@@ -53,31 +53,31 @@ class _JsonLines(_Rows):
             return math.inf
         return step
 
-    def _write(self, key: str, name: str, moment: Moment, values: Mapping[str, float]) -> None:
-        row = {key: name, "epoch": moment.epoch, "step": moment.step, **values}
+    def _write(self, key: str, name: str, position: Position, values: Mapping[str, float]) -> None:
+        row = {key: name, "epoch": position.epoch, "step": position.step, **values}
         self._append(json.dumps(finite(row)) + "\n")
 
 
 class MetricsFile(_JsonLines):
     """`metrics.jsonl`: scores and learning rates, which are the same when a run is done again."""
 
-    def train(self, report: Report) -> None:
-        self._write("split", "train", report.moment, {**report.now, "lr": report.lr})
+    def train(self, report: StepReport) -> None:
+        self._write("split", "train", report.position, {**report.now, "lr": report.lr})
 
     def epoch(self, report: EpochReport) -> None:
-        self._write("split", "val", report.moment, report.val)
+        self._write("split", "val", report.position, report.val)
 
 
 class PerfFile(_JsonLines):
     """`perf.jsonl`: where the time went, which is never the same."""
 
-    def train(self, report: Report) -> None:
+    def train(self, report: StepReport) -> None:
         span = report.span
         times = {"seconds": span.seconds, "wait_s": span.waited_s}
-        self._write("span", "train", report.moment, {**times, "images_per_s": span.images_per_s, "wait": span.wait})
+        self._write("span", "train", report.position, {**times, "images_per_s": span.images_per_s, "wait": span.wait})
 
-    def span(self, name: str, moment: Moment, seconds: float) -> None:
-        self._write("span", name, moment, {"seconds": seconds})
+    def span(self, name: str, position: Position, seconds: float) -> None:
+        self._write("span", name, position, {"seconds": seconds})
 
 
 def spent(path: Path) -> tuple[Span, dict[str, float]]:
@@ -93,16 +93,15 @@ def spent(path: Path) -> tuple[Span, dict[str, float]]:
         return Span(), {}
 
 
-_COLUMNS = (
-    *("epoch", "step", "lr", "train/loss", "train/top1", "train/top5", "val/loss", "val/top1", "val/top5"),
-    *("images_per_s", "wait", "seconds"),
-)
-
-
 class EpochTable(_Rows):
     """`metrics.csv`: a row for each epoch; numbers that aren't finite are empty. The times are of the training."""
 
-    header = ",".join(_COLUMNS) + "\n"
+    def __init__(self, path: Path, last_step: int, names: Sequence[str]) -> None:
+        """As the parent's; `names` are those of the scores, in the order of columns."""
+        self._names = names
+        scores = [f"{split}/{name}" for split in ("train", "val") for name in names]
+        self.header = ",".join(["epoch", "step", "lr", *scores, "images_per_s", "wait", "seconds"]) + "\n"
+        super().__init__(path, last_step)
 
     def _step(self, line: str) -> float:
         try:
@@ -111,9 +110,9 @@ class EpochTable(_Rows):
             return math.inf
 
     def epoch(self, report: EpochReport) -> None:
-        moment, span = report.moment, report.span
-        scores = [each[name] for each in (report.train, report.val) for name in ("loss", "top1", "top5")]
-        row = [moment.epoch, moment.step, report.lr, *scores, span.images_per_s, span.wait, span.seconds]
+        position, span = report.position, report.span
+        scores = [each[name] for each in (report.train, report.val) for name in self._names]
+        row = [position.epoch, position.step, report.lr, *scores, span.images_per_s, span.wait, span.seconds]
         line = io.StringIO()
         csv.writer(line, lineterminator="\n").writerow(finite(value) for value in row)
         self._append(line.getvalue())

@@ -15,14 +15,15 @@ from rich.console import Console
 from effloop.batch import Batch, Previews
 from effloop.errors import ConfigError
 from effloop.record import grid
-from effloop.record.base import Moment, RecordConfig, Recorder, recorders
+from effloop.record.base import Position, RecordConfig, Recorder, recorders
 from effloop.record.clock import Clock, Span
 from effloop.record.lines import LogFile, PlainOutput, TerminalSink
-from effloop.record.metrics import Metrics, Totals
+from effloop.record.metrics import Metrics
 from effloop.record.rows import EpochTable, MetricsFile, PerfFile, SummaryFile, spent
-from effloop.record.sinks import EpochReport, Report, Sink, Sinks
+from effloop.record.sinks import EpochReport, Sink, Sinks, StepReport
 from effloop.record.tensorboard import TensorBoardSink
 from effloop.record.trackers import MlflowSink, WandbSink, import_mlflow, import_wandb
+from effloop.task import Task, score_names
 
 
 @dataclass
@@ -74,6 +75,7 @@ class RunRecorder(Recorder):
         config: RunConfig,
         *,
         run_dir: Path,
+        task: Task,
         first_step: int,
         hyperparameters: Mapping[str, Any],
         rank: int = 0,
@@ -86,6 +88,7 @@ class RunRecorder(Recorder):
         """
         self.config = config
         self.run_dir = run_dir
+        self.task = task
         self._writes = rank == 0
         self._first_step = first_step
         self._hyperparameters = hyperparameters
@@ -99,7 +102,7 @@ class RunRecorder(Recorder):
         if self._writes and config.console:
             console = Console()
             output = TerminalSink if console.is_terminal else PlainOutput
-            self._sinks.open("the standard output", lambda: output(console))
+            self._sinks.open("the standard output", lambda: output(console, task.meters))
 
     def __enter__(self) -> RunRecorder:
         self._started = time.perf_counter()
@@ -115,13 +118,13 @@ class RunRecorder(Recorder):
         self._started -= self._trained.seconds + sum(beside.values())
 
     def _open_sinks(self) -> None:
-        first_step, about = self._first_step, self._hyperparameters
+        first_step, about, names = self._first_step, self._hyperparameters, score_names(self.task.meters)
         self._open("metrics.jsonl", lambda path: MetricsFile(path, first_step))
         self._open("perf.jsonl", lambda path: PerfFile(path, first_step))
-        self._open("metrics.csv", lambda path: EpochTable(path, first_step))
+        self._open("metrics.csv", lambda path: EpochTable(path, first_step, names))
         self._open("summary.json", SummaryFile)
         if self.config.tensorboard:
-            self._open("tensorboard", lambda path: TensorBoardSink(path, first_step, about))
+            self._open("tensorboard", lambda path: TensorBoardSink(path, first_step, about, names))
         if self.config.mlflow:
             self._sinks.open("MLflow", lambda: MlflowSink(self.run_dir, self.config.project, about))
         if self.config.wandb:
@@ -161,40 +164,41 @@ class RunRecorder(Recorder):
 
     def wait(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         self._clock = Clock(self._world_size)
-        self._reported = Totals()
+        self._reported: list[float] | None = None
         self._reported_span = Span()
         return self._clock.wait(batches)
 
-    def step(self, moment: Moment, metrics: Metrics, lr: float) -> None:
+    def step(self, position: Position, metrics: Metrics, lr: float) -> None:
         self._clock.updates += 1
-        if moment.update % self.config.log_every and moment.update != moment.updates:
+        if position.update % self.config.log_every and position.update != position.updates:
             return
-        totals, span = metrics.read(), self._clock.read()
-        report = self._report = Report(
-            moment=moment,
+        sums, span = metrics.read(), self._clock.read()
+        report = self._report = StepReport(
+            position=position,
             lr=lr,
-            now=(totals - self._reported).scores(),
-            mean=totals.scores(),
+            meters=self.task.meters,
+            now=self.task.scores(sums, since=self._reported),
+            mean=self.task.scores(sums),
             span=span - self._reported_span,
             epoch_span=span,
         )
-        self._reported, self._reported_span = totals, span
+        self._reported, self._reported_span = sums, span
         self._sinks.tell(lambda sink: sink.train(report))
 
     @contextmanager
-    def span(self, name: str, moment: Moment) -> Iterator[None]:
+    def span(self, name: str, position: Position) -> Iterator[None]:
         began = time.perf_counter()
         try:
             yield
         finally:  # Ctrl-C during a checkpoint is raised when that is complete
             seconds = time.perf_counter() - began
             self._beside[name] += seconds
-            self._sinks.tell(lambda sink: sink.span(name, moment, seconds))
+            self._sinks.tell(lambda sink: sink.span(name, position, seconds))
 
-    def epoch(self, moment: Moment, scores: Mapping[str, float]) -> None:
+    def epoch(self, position: Position, scores: Mapping[str, float]) -> None:
         last = self._report
         self._trained += last.epoch_span
-        report = EpochReport(moment, last.lr, train=last.mean, val=scores, span=last.epoch_span)
+        report = EpochReport(position, last.lr, self.task.meters, train=last.mean, val=scores, span=last.epoch_span)
         self._sinks.tell(lambda sink: sink.epoch(report))
 
     def finish(self, summary: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -12,25 +12,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from effloop.errors import EffLoopError, warn
-from effloop.record.base import Moment
+from effloop.record.base import Position
 from effloop.record.clock import Span
+from effloop.task import LOSS, Meter
 
 Scores = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class StepReport:
     """What training did since the last report, and since the epoch began.
 
     Attributes:
-        moment: where the run is.
+        position: where the run is.
         lr: learning rate of the last update.
-        now, mean: loss, top1 and top5 since the last report, and since the epoch began.
+        meters: of the task.
+        now, mean: scores since the last report, and since the epoch began.
         span, epoch_span: the same two stretches' time.
     """
 
-    moment: Moment
+    position: Position
     lr: float
+    meters: Sequence[Meter]
     now: Scores
     mean: Scores
     span: Span
@@ -38,17 +41,17 @@ class Report:
 
     def line(self) -> str:
         """The line of the log, values since the last one and (since the epoch began)."""
-        moment, span, whole = self.moment, self.span, self.epoch_span
-        errors = "  ".join(
-            f"Error@{k} {100 * (1 - self.now[name]):.3f} ({100 * (1 - self.mean[name]):.3f})"
-            for k, name in ((1, "top1"), (5, "top5"))
+        position, span, whole = self.position, self.span, self.epoch_span
+        scores = "  ".join(
+            f"{meter.label} {meter.number(self.now[meter.name])} ({meter.number(self.mean[meter.name])})"
+            for meter in _in_lines(self.meters)
         )
         return (
-            f"Epoch: [{moment.epoch}][{moment.update}/{moment.updates}]  "
+            f"Epoch: [{position.epoch}][{position.update}/{position.updates}]  "
             f"Time {span.seconds_per_update:.3f} ({whole.seconds_per_update:.3f})  "
             f"Data {span.images_per_s:.1f} ({whole.images_per_s:.1f})  "
             f"Wait {span.wait:.1%} ({whole.wait:.1%})  "
-            f"Loss {self.now['loss']:.4f} ({self.mean['loss']:.4f})  {errors}"
+            f"{scores}"
         )
 
     def curves(self) -> dict[str, float]:
@@ -67,29 +70,36 @@ class EpochReport:
     """An epoch that was trained and evaluated.
 
     Attributes:
-        moment: where the run is.
+        position: where the run is.
         lr: learning rate of the epoch's last update.
-        train, val: loss, top1 and top5 of all its training and of the validation.
+        meters: of the task.
+        train, val: scores of all its training and of the validation.
         span: the time of its training.
     """
 
-    moment: Moment
+    position: Position
     lr: float
+    meters: Sequence[Meter]
     train: Scores
     val: Scores
     span: Span
 
     def line(self) -> str:
         """The line of the log."""
-        val, span = self.val, self.span
+        scores = "  ".join(f"{meter.label} {meter.number(self.val[meter.name])}" for meter in _in_lines(self.meters))
         return (
-            f"Epoch: [{self.moment.epoch}] validation  Loss {val['loss']:.4f}  Top@1 {100 * val['top1']:.2f}  "
-            f"Top@5 {100 * val['top5']:.2f}  Data {span.images_per_s:.1f}  Wait {span.wait:.1%}"
+            f"Epoch: [{self.position.epoch}] validation  {scores}  "
+            f"Data {self.span.images_per_s:.1f}  Wait {self.span.wait:.1%}"
         )
 
     def curves(self) -> dict[str, float]:
         """The validation's scores by the names of curves: val/*."""
         return {f"val/{name}": value for name, value in self.val.items()}
+
+
+def _in_lines(meters: Sequence[Meter]) -> list[Meter]:
+    """In the order of a line: the loss first."""
+    return sorted(meters, key=lambda meter: meter != LOSS)
 
 
 class Sink:
@@ -114,13 +124,13 @@ class Sink:
             OSError: it can't be written; all else still can.
         """
 
-    def train(self, report: Report) -> None:
+    def train(self, report: StepReport) -> None:
         """Some updates were done."""
 
     def epoch(self, report: EpochReport) -> None:
         """An epoch ended."""
 
-    def span(self, name: str, moment: Moment, seconds: float) -> None:
+    def span(self, name: str, position: Position, seconds: float) -> None:
         """Something beside training (`evaluation`, `checkpoint`) took so long."""
 
     def finish(self, summary: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +13,21 @@ from numpy.typing import NDArray
 
 from effloop.record.append import AppendFile
 from effloop.record.grid import png
-from effloop.record.sinks import EpochReport, Report, Scores, Sink
+from effloop.record.sinks import EpochReport, Scores, Sink, StepReport
 
 
 class TensorBoardSink(Sink):
-    """Curves for TensorBoard: train/*, val/*, perf/*; a picture of samples; hyperparameters, and what they brought.
+    """Curves for TensorBoard: train/*, val/*, perf/*; a picture of samples; hyperparameters and best scores (`names`).
 
     Written where it happens, all curves of a report as one event. TensorBoard's own SummaryWriter has a
     thread for that, which takes a core from the step, and which Ctrl-C at the wrong moment leaves waiting.
     """
 
-    def __init__(self, folder: Path, first_step: int, hyperparameters: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, first_step: int, hyperparameters: Mapping[str, Any], names: Sequence[str]) -> None:
         from tensorboard.compat.proto.event_pb2 import SessionLog
         from tensorboard.summary.writer.record_writer import RecordWriter
 
+        self._names = names
         folder.mkdir(exist_ok=True)
         self._file = AppendFile(folder / f"events.out.tfevents.{time.time_ns()}.effloop.{os.getpid()}")
         self._records = RecordWriter(self._file)
@@ -42,16 +43,16 @@ class TensorBoardSink(Sink):
         image = Summary.Image(width=width, height=height, colorspace=3, encoded_image_string=png(picture))
         self._write(0, summary=Summary(value=[Summary.Value(tag=name, image=image)]))
 
-    def train(self, report: Report) -> None:
-        self._curves(report.curves(), report.moment.step)
+    def train(self, report: StepReport) -> None:
+        self._curves(report.curves(), report.position.step)
 
     def epoch(self, report: EpochReport) -> None:
-        self._curves(report.curves(), report.moment.step)
+        self._curves(report.curves(), report.position.step)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 
-        best = {f"hparam/val/{name}": summary["best"][name] for name in ("top1", "top5", "loss")}
+        best = {f"hparam/val/{name}": summary["best"][name] for name in self._names}
         self._curves({**best, "hparam/images_per_s": summary["images_per_s"]}, summary["step"])
         done = plugin_data_pb2.SessionEndInfo(status=api_pb2.STATUS_SUCCESS, end_time_secs=time.time())
         self._session(metadata.SESSION_END_INFO_TAG, session_end_info=done)

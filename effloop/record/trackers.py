@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from effloop.errors import ConfigError, optional_package
-from effloop.record.sinks import EpochReport, Report, Scores, Sink
+from effloop.record.sinks import EpochReport, Scores, Sink, StepReport
 
 IDS = "loggers.json"
 """In a run folder: the ids that the run has in trackers, so that it goes on under them when it is resumed."""
@@ -82,13 +82,13 @@ class MlflowSink(Sink):
         for first in range(0, len(params), _MAX_PARAMS):
             self._client.log_batch(self._run_id, params=params[first : first + _MAX_PARAMS])
 
-    def train(self, report: Report) -> None:
-        self._add(report.curves(), report.moment.step)
+    def train(self, report: StepReport) -> None:
+        self._add(report.curves(), report.position.step)
         if time.monotonic() - self._flushed > _FLUSH_S:
             self._flush()
 
     def epoch(self, report: EpochReport) -> None:
-        self._add(report.curves(), report.moment.step)
+        self._add(report.curves(), report.position.step)
         self._flush()
 
     def finish(self, summary: Mapping[str, Any]) -> None:
@@ -145,11 +145,11 @@ class WandbSink(Sink):
         )
         _keep_id(run_dir, "wandb", self._run.id)
 
-    def train(self, report: Report) -> None:
-        self._run.log(report.curves(), step=report.moment.step)
+    def train(self, report: StepReport) -> None:
+        self._run.log(report.curves(), step=report.position.step)
 
     def epoch(self, report: EpochReport) -> None:
-        self._run.log(report.curves(), step=report.moment.step)
+        self._run.log(report.curves(), step=report.position.step)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         self._run.summary.update(_flat(summary))
@@ -172,7 +172,7 @@ def _keep_id(run_dir: Path, logger: str, run_id: str) -> None:
 
 
 def _flat(summary: Mapping[str, Any]) -> dict[str, float]:
-    """{"best/top1": …, "seconds": …} of what summary.json holds."""
+    """{"best/loss": …, "seconds": …} of what summary.json holds."""
     found: dict[str, float] = {}
     for key, value in summary.items():
         found |= {f"{key}/{name}": each for name, each in value.items()} if isinstance(value, Mapping) else {key: value}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from effloop.report.comparison import METRIC_FORMATS, are_numbers, as_number
+from effloop.report.comparison import Comparison, are_numbers, as_number
 from effloop.runs.reader import Row, RunRecord
 
 if TYPE_CHECKING:
@@ -51,13 +51,6 @@ _STYLE = {
 }
 _POINTS = 8_000  # of all lines in a picture: 100 runs of 100 epochs make a page of 0.7 MB
 _DECADES = 50  # losses that span more are drawn logarithmically: one that diverges leaves the others legible
-_CURVES = (
-    ("train/loss", "train", "loss"),
-    ("val/loss", "val", "loss"),
-    ("val/top1", "val", "top1"),
-    ("images/s", "perf", "images_per_s"),
-)
-"""Title, which rows, and the key of their values."""
 
 
 def colours(count: int) -> list[str]:
@@ -117,11 +110,11 @@ def _short(path: re.Match[str]) -> str:
     return f' d="{packed}"'
 
 
-def format_axis(axis: Any, name: str) -> None:
+def format_axis(axis: Any, name: str, *, percent: bool) -> None:
     """Label an axis in what is measured: shares as per cent, thousands with commas."""
     from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-    if "%" in METRIC_FORMATS.get(name, ""):
+    if percent:
         axis.set_major_formatter(PercentFormatter(1.0))
     elif name == "images/s":
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
@@ -137,7 +130,7 @@ def log_scale(axes: Axes) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def plot_curves(runs: Sequence[RunRecord]) -> dict[str, Figure]:
+def plot_curves(comparison: Comparison) -> dict[str, Figure]:
     """Losses, scores and images/s of all runs over the epochs; those that no run has are left out.
 
     Each run's line has the gid `run-INDEX` and its colour. Long ones are thinned out: means of neighbouring points.
@@ -146,7 +139,14 @@ def plot_curves(runs: Sequence[RunRecord]) -> dict[str, Figure]:
     from matplotlib.ticker import MaxNLocator
 
     figures = {}
-    for name, split, key in _CURVES:
+    runs, score = comparison.runs, comparison.first.removeprefix("val/")
+    titles = (  # which rows, and the key of their values
+        ("train/loss", "train", "loss"),
+        ("val/loss", "val", "loss"),
+        (comparison.first, "val", score),
+        ("images/s", "perf", "images_per_s"),
+    )
+    for name, split, key in dict.fromkeys(titles):
         lines = [_line(run, split, key, _POINTS // len(runs)) for run in runs]
         if not any(np.isfinite(y).any() for _, y in lines):
             continue
@@ -155,7 +155,7 @@ def plot_curves(runs: Sequence[RunRecord]) -> dict[str, Figure]:
         _draw(axes, lines)
         axes.set(title=name, xlabel="epoch")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        format_axis(axes.yaxis, name)
+        format_axis(axes.yaxis, name, percent=comparison.is_percent(name))
         if name == "images/s":
             axes.set_ylim(bottom=0)
     return figures

@@ -10,18 +10,11 @@ from typing import Any
 
 from effloop.data.source.base import printable
 from effloop.runs.compare import format_value
-from effloop.runs.reader import SWEEP, RunRecord, differing_values, flatten
-from effloop.task.objectives import OBJECTIVES, check_objective
+from effloop.runs.reader import SWEEP, RunRecord, differing_values, flatten, meters_of_runs
+from effloop.task import Meter, check_objective, objectives
 
-METRIC_FORMATS = {
-    "val/top1": "{:.2%}",
-    "val/top5": "{:.2%}",
-    "val/loss": "{:.4f}",
-    "images/s": "{:,.0f}",
-    "wait": "{:.1%}",
-    "seconds": "{:,.1f}",
-}
-"""What is measured -> how it is written."""
+_FORMATS = {"images/s": "{:,.0f}", "wait": "{:.1%}", "seconds": "{:,.1f}"}
+"""What is measured of every run beside its scores -> how it is written."""
 
 TIME_PARTS = ("wait", "step", "evaluation", "checkpoint", "other")
 """What a run's time goes to."""
@@ -39,7 +32,8 @@ class Comparison:
 
     Attributes:
         runs: what run folders say.
-        objective: a name of `OBJECTIVES`.
+        meters: the scores of their tasks.
+        objective: what they are compared by.
         names: of the runs, short, each once.
         swept: {key: its value in each run; None: it has none} for what they were made to differ in.
         values: of the objective; NaN: not known, or not to be counted.
@@ -47,6 +41,7 @@ class Comparison:
     """
 
     runs: Sequence[RunRecord]
+    meters: Sequence[Meter]
     objective: str
     names: Sequence[str]
     swept: Mapping[str, Sequence[Any]]
@@ -59,6 +54,34 @@ class Comparison:
         values = {keys[key]: each[index] for key, each in self.swept.items()}
         said = [f"{key}={to_short_text(value)}" for key, value in values.items() if value is not None]
         return f"{to_text(self.names[index])}: {' '.join(said)}" if said else to_text(self.names[index])
+
+    @property
+    def measures(self) -> list[str]:
+        """All that runs can be compared by."""
+        return [*objectives(self.meters)]
+
+    @property
+    def first(self) -> str:
+        """The most important score, as an objective."""
+        return self.measures[0]
+
+    def format(self, name: str, value: float) -> str:
+        """What was measured, as it is shown; a dash: not known."""
+        if not math.isfinite(value):
+            return "-"
+        meter = self._meter(name)
+        if meter is None:
+            return _FORMATS[name].format(value)
+        return meter.text(value) if meter.percent or abs(value) < 1e6 else f"{value:.2e}"  # a loss that diverged
+
+    def is_percent(self, name: str) -> bool:
+        """Whether it goes from 0 to 1, and is shown in percent."""
+        meter = self._meter(name)
+        return meter.percent if meter else "%" in _FORMATS.get(name, "")
+
+    def _meter(self, name: str) -> Meter | None:
+        """The score behind an objective; None for speed."""
+        return next((each for each in self.meters if f"val/{each.name}" == name), None)
 
     def counts(self) -> str:
         """`8 runs: 6 done, 1 failed, 1 killed`."""
@@ -73,18 +96,19 @@ def compare_runs(runs: Sequence[RunRecord], objective: str) -> Comparison:
     Raises:
         ConfigError: there is no such objective.
     """
-    check_objective(objective)
+    meters = meters_of_runs(runs)
+    check_objective(objective, meters)
     values = [math.nan if run.state in FAILED_STATES else metric_value(run, objective) for run in runs]
     known = [(value, index) for index, value in enumerate(values) if math.isfinite(value)]
     best = None
     if len(known) > 1:
-        sign = -1 if OBJECTIVES[objective] else 1
+        sign = -1 if objectives(meters)[objective] else 1
         best = min(known, key=lambda each: (sign * each[0], each[1]))[1]
-    return Comparison(runs, objective, _names(runs), swept_values(runs), values, best)
+    return Comparison(runs, meters, objective, _names(runs), swept_values(runs), values, best)
 
 
 def metric_value(run: RunRecord, name: str) -> float:
-    """What a run brought, by a name of `OBJECTIVES`; NaN: not known. A job that failed took its seconds, too."""
+    """What a run brought, by the name of an objective; NaN: not known. A job that failed took its seconds, too."""
     value = run.value(name)
     return as_number(run.job.get("seconds")) if name == "seconds" and math.isnan(value) else value
 
@@ -180,13 +204,6 @@ def to_text(value: Any) -> str:
 def to_short_text(value: Any) -> str:
     """A value as it is typed, but no more than six digits of one that a search has drawn."""
     return f"{value:.6g}" if isinstance(value, float) and len(str(value)) > 8 else to_text(value)
-
-
-def format_metric(name: str, value: float) -> str:
-    """What was measured, as it is shown; a dash: not known."""
-    if name == "val/loss" and 1e6 <= abs(value) < math.inf:  # it diverged
-        return f"{value:.2e}"
-    return METRIC_FORMATS[name].format(value) if math.isfinite(value) else "-"
 
 
 def _names(runs: Sequence[RunRecord]) -> list[str]:

@@ -18,7 +18,6 @@ from effloop.errors import ConfigError
 from effloop.report import charts
 from effloop.report.comparison import (
     FAILED_STATES,
-    METRIC_FORMATS,
     TIME_PARTS,
     Comparison,
     are_numbers,
@@ -26,7 +25,6 @@ from effloop.report.comparison import (
     differences,
     epochs_done,
     failure_reason,
-    format_metric,
     metric_value,
     short_names,
     time_by_part,
@@ -36,8 +34,8 @@ from effloop.report.comparison import (
 from effloop.report.figures import write_csv
 from effloop.report.page import render_page
 from effloop.report.sweep_plot import plot_sweep
-from effloop.runs.reader import SWEEP, Row, RunRecord, find_runs
-from effloop.task.objectives import check_objective
+from effloop.runs.reader import SWEEP, Row, RunRecord, find_runs, meters_of_runs
+from effloop.task import check_objective
 
 SUMMARY, PLOT, REPORT = "summary.csv", "plot.png", "report.html"
 _MAX_SWEPT = 4  # columns of the terminal's table
@@ -59,7 +57,7 @@ def main(args: list[str]) -> int:
         if not value:
             raise ConfigError(f"report: '{key}=' has no value; set one or drop it")
     runs = list({run.path.resolve(): run for run in find_runs(paths)}.values())
-    objective = check_objective(options.get("objective") or _objective(runs))
+    objective = check_objective(options.get("objective") or _objective(runs), meters_of_runs(runs))
     folder = Path("outputs/reports") / time.strftime("%Y-%m-%d/%H-%M-%S")
     if "out" in options or len(paths) == 1:
         folder = Path(options.get("out") or paths[0])
@@ -72,9 +70,9 @@ def main(args: list[str]) -> int:
 
 
 def _objective(runs: Sequence[RunRecord]) -> str:
-    """The one that all runs were made for; else `val/top1`."""
+    """The one that all runs were made for; else the first score of their task."""
     told = {str(run.config["objective"]) for run in runs if "objective" in run.config}
-    return told.pop() if len(told) == 1 else "val/top1"
+    return told.pop() if len(told) == 1 else f"val/{meters_of_runs(runs)[0].name}"
 
 
 def write_report(runs: Sequence[RunRecord], folder: Path, objective: str, title: str) -> None:
@@ -83,7 +81,7 @@ def write_report(runs: Sequence[RunRecord], folder: Path, objective: str, title:
     Args:
         runs: one at least, in the order in which they are to be shown.
         folder: made if need be; what is of the same name in it is replaced.
-        objective: a name of `OBJECTIVES`.
+        objective: what they are compared by.
         title: stands above the plot and the page.
 
     Raises:
@@ -114,8 +112,8 @@ def _rows(comparison: Comparison, folder: Path) -> list[Row]:
         row: Row = {"run": to_text(comparison.names[index]), "state": to_text(run.state), "reason": to_text(run.reason)}
         row |= {to_text(key): _field(values[index]) for key, values in differ.items() if key not in row}
         row |= {"best": int(index == comparison.best), "epochs done": done}
-        row |= {name: _known(metric_value(run, name)) for name in METRIC_FORMATS}
-        row |= {f"last val/{name}": last.get(name) for name in ("top1", "top5", "loss")}
+        row |= {name: _known(metric_value(run, name)) for name in comparison.measures}
+        row |= {f"last val/{name}": last.get(name) for name in (meter.name for meter in comparison.meters)}
         row |= {f"time/{part}": split.get(part) for part in TIME_PARTS}
         found.append({**row, "path": to_text(os.path.relpath(run.path, folder))})
     return found
@@ -146,7 +144,7 @@ def report_table(runs: Sequence[RunRecord], objective: str) -> Table:
 def _table(comparison: Comparison, room: int) -> Table:
     """With columns for the first `room` keys that were swept."""
     keys = list(comparison.swept)[:room]
-    names = list(dict.fromkeys([comparison.objective, "val/top1", "val/loss", "images/s", "wait", "seconds"]))
+    names = list(dict.fromkeys([comparison.objective, comparison.first, "val/loss", "images/s", "wait", "seconds"]))
     found = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), caption_justify="left")
     found.caption = _below(comparison, room)
     found.add_column("run", overflow="fold", max_width=32)  # names give way, not results
@@ -169,7 +167,7 @@ def _table(comparison: Comparison, room: int) -> Table:
         cells = [comparison.names[index], *(to_short_text(comparison.swept[key][index]) for key in keys)]
         state = "best" if best and run.state == "done" else f"{run.state}, best" if best else run.state
         cells += [state, f"{done}/{of}" if of else str(done)]
-        cells += [format_metric(name, metric_value(run, name)) for name in names]
+        cells += [comparison.format(name, metric_value(run, name)) for name in names]
         style = "bold green" if best else "red" if run.state in FAILED_STATES else ""
         found.add_row(*(Text(to_text(cell)) for cell in cells), style=style)
     return found

@@ -13,14 +13,12 @@ from typing import Any
 from effloop.report import charts
 from effloop.report.comparison import (
     FAILED_STATES,
-    METRIC_FORMATS,
     TIME_PARTS,
     Comparison,
     are_numbers,
     differences,
     epochs_done,
     failure_reason,
-    format_metric,
     metric_value,
     short_names,
     time_by_part,
@@ -47,7 +45,7 @@ def render_page(comparison: Comparison, title: str) -> str:
         lstrip_blocks=True,
     )
     jinja.filters |= {"text": to_text, "sort_key": _sort_key, "are_numbers": _are_numbers}
-    jinja.globals |= {"epochs_done": epochs_done, "metric_value": metric_value, "format_metric": format_metric}
+    jinja.globals |= {"epochs_done": epochs_done, "metric_value": metric_value}
     style, script = ((files("effloop.report") / name).read_text("utf-8") for name in ("report.css", "report.js"))
     runs = comparison.runs
     return jinja.get_template("page.html.j2").render(
@@ -59,7 +57,7 @@ def render_page(comparison: Comparison, title: str) -> str:
         version=effloop_version(),
         comparison=comparison,
         colours=charts.colours(len(runs)),
-        metrics=list(dict.fromkeys([comparison.objective, *METRIC_FORMATS])),
+        metrics=list(dict.fromkeys([comparison.objective, *comparison.measures])),
         short_names=short_names(comparison.swept),
         failed_states=FAILED_STATES,
         failures=[
@@ -93,7 +91,7 @@ def _are_numbers(values: Iterable[Any]) -> bool:
 def _pictures(comparison: Comparison) -> dict[str, Any]:
     """SVG of the sweep's plot, empty if nothing was swept, and of the curves."""
     label = "scores and images per second against what was swept"
-    figures = charts.plot_curves(comparison.runs)
+    figures = charts.plot_curves(comparison)
     return {
         "sweep_plot": charts.to_svg(plot_sweep(comparison), label) if comparison.swept else "",
         "curves": [charts.to_svg(figure, f"{name} over epochs") for name, figure in figures.items()],

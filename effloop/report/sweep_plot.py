@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from effloop.report.charts import INK, colours, format_axis
@@ -13,7 +14,6 @@ from effloop.report.comparison import (
     FAILED_STATES,
     Comparison,
     are_numbers,
-    format_metric,
     metric_value,
     to_short_text,
     to_text,
@@ -63,16 +63,16 @@ def plot_sweep(comparison: Comparison, title: str = "") -> Figure:
     figure = Figure(figsize=(10, height), layout="constrained")
     if title:
         figure.suptitle(f"{to_text(title)}\n{_said(comparison, len(drawn))}", x=0.01, ha="left", fontsize=10.5)
-    panels = (comparison.objective, "images/s" if comparison.objective != "images/s" else "val/top1")
+    panels = (comparison.objective, "images/s" if comparison.objective != "images/s" else comparison.first)
     for name, axes in zip(panels, figure.subplots(1, 2, sharey=bool(layout.rows)), strict=True):
         values = [metric_value(run, name) for run in comparison.runs]
         axes.set_title(name)
-        _draw(axes, layout, values, name)
+        _draw(axes, layout, values, partial(comparison.format, name))
         best = comparison.best
         if name == comparison.objective and best is not None:
             at = (layout.places[best], values[best])
             axes.plot(*_turned(layout, *at), "o", markersize=11, markerfacecolor="none", markeredgecolor=INK)
-        _finish(axes, layout, drawn, name)
+        _finish(axes, layout, drawn, name, percent=comparison.is_percent(name))
     if layout.legend and drawn:
         figure.legend(
             *figure.axes[0].get_legend_handles_labels(),
@@ -129,7 +129,7 @@ def _turned(layout: _Layout, place: Any, value: Any) -> tuple[list[Any], list[An
     return ([value], [place]) if layout.rows else ([place], [value])
 
 
-def _draw(axes: Axes, layout: _Layout, values: Sequence[float], name: str) -> None:
+def _draw(axes: Axes, layout: _Layout, values: Sequence[float], written: Callable[[float], str]) -> None:
     line = "none" if layout.rows or layout.label == "run" else "-"
     for (label, runs), colour in zip(layout.lines.items(), colours(len(layout.lines)), strict=True):
         points = sorted((layout.places[run], values[run], run) for run in runs)
@@ -141,12 +141,12 @@ def _draw(axes: Axes, layout: _Layout, values: Sequence[float], name: str) -> No
             axes.plot(*_turned(layout, place, value), "o", color=colour, markersize=6, gid=f"run-{run}")
             if layout.rows and not layout.legend and math.isfinite(value):
                 xy, beside = (value, place), "offset points"
-                axes.annotate(format_metric(name, value), xy, (9, 0), textcoords=beside, va="center", fontsize=8)
+                axes.annotate(written(value), xy, (9, 0), textcoords=beside, va="center", fontsize=8)
 
 
-def _finish(axes: Axes, layout: _Layout, drawn: Sequence[int], name: str) -> None:
+def _finish(axes: Axes, layout: _Layout, drawn: Sequence[int], name: str, *, percent: bool) -> None:
     """Limits, ticks and labels."""
-    format_axis(axes.xaxis if layout.rows else axes.yaxis, name)
+    format_axis(axes.xaxis if layout.rows else axes.yaxis, name, percent=percent)
     if layout.rows:
         axes.set_yticks(range(len(layout.rows)), layout.rows)
         axes.set_ylim(len(layout.rows) - 0.5, -0.5)

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from effloop.runs.reader import Row, RunRecord, differing_values, flatten
-from effloop.task.objectives import OBJECTIVES
+from effloop.task import objectives
 
 Tree: TypeAlias = Mapping[str, Any]
 
@@ -100,7 +100,7 @@ def _difference_table(group: str, names: Sequence[str], trees: Sequence[Tree]) -
 
 def _result(run: RunRecord, first: RunRecord) -> Tree:
     """How far a run came and what it brought; its metrics beside those of the first."""
-    values = {objective: run.value(objective) for objective in OBJECTIVES}
+    values = {objective: run.value(objective) for objective in objectives(first.meters)}
     index = first_difference(first.metrics, run.metrics)
     lines = f"{len(run.metrics)} lines" + ("" if index is None else f", unlike {first.name} from line {index + 1}")
     last = run.metrics[-1] if run.metrics else {}

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 
+from effloop.config import Config
+from effloop.parallel import Parallel
 from effloop.runs.reader import JOB, read_jsonl
-from effloop.task.objectives import OBJECTIVES
+from effloop.task import Meter, meters_of
 
 _OTHERS = 4
 """So many others must have come as far: the median of fewer says little."""
@@ -24,12 +28,12 @@ class MedianPruner:
 
     Args:
         run_dir: the job's folder, beside those of the others.
-        objective: a validation score.
+        meter: the validation score.
     """
 
-    def __init__(self, run_dir: Path, objective: str) -> None:
+    def __init__(self, run_dir: Path, meter: Meter) -> None:
         self._run_dir = run_dir
-        self._objective = objective
+        self._meter = meter
 
     def should_prune(self, epoch: int, epochs: int) -> bool:
         """Whether the run should end here, where `epoch` of `epochs` have been trained, evaluated and recorded."""
@@ -41,14 +45,24 @@ class MedianPruner:
         mine = self._best(self._run_dir, epoch)
         if len(scores) < _OTHERS:
             return False
-        return mine < median(scores) if OBJECTIVES[self._objective] else mine > median(scores)
+        return mine < median(scores) if self._meter.higher_is_better else mine > median(scores)
 
     def _best(self, run_dir: Path, epoch: int) -> float:
         """The best score of a run's first `epoch` epochs; infinitely bad if it has none, NaN if it isn't so far."""
-        key = self._objective.removeprefix("val/")
         rows = [row for row in read_jsonl(run_dir / "metrics.jsonl") if row.get("split") == "val"]
-        values = [row.get(key) for row in rows if row["epoch"] < epoch]
+        values = [row.get(self._meter.name) for row in rows if row["epoch"] < epoch]
         if len(values) < epoch:
             return math.nan
         numbers = [value for value in values if value is not None]
-        return float(max(numbers, default=-math.inf) if OBJECTIVES[self._objective] else min(numbers, default=math.inf))
+        if self._meter.higher_is_better:
+            return float(max(numbers, default=-math.inf))
+        return float(min(numbers, default=math.inf))
+
+
+def build_pruner(config: Config, run_dir: Path, parallel: Parallel) -> Callable[[int, int], bool]:
+    """(epochs done, epochs) -> whether a run ends early, decided by rank 0; never outside of a sweep that prunes."""
+    if not config.sweep.prune or not (run_dir / JOB).is_file():
+        return lambda done, epochs: False
+    meter = next(each for each in meters_of(config.task.name) if f"val/{each.name}" == config.objective)
+    rule = MedianPruner(run_dir, meter)
+    return lambda done, epochs: parallel.first(partial(rule.should_prune, done, epochs))

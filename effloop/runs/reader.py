@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import yaml
 
 from effloop.errors import ConfigError
-from effloop.task.objectives import OBJECTIVES
+from effloop.task import Meter, meters_of, objectives, tasks
 
 JOB = "job.json"
 """In the folder of each job of a sweep: its number, overrides, state and reason."""
@@ -31,7 +31,7 @@ class RunRecord:
         config: config.yaml, resolved and complete.
         overrides: what was typed; of a job in a sweep, what makes it this job.
         environment, data, summary: environment.json, data.json, summary.json.
-        metrics: rows of metrics.jsonl: `split` (train, val), `epoch`, `step`, `loss`, `top1`, `top5`; train: `lr`.
+        metrics: rows of metrics.jsonl: `split` (train, val), `epoch`, `step`, the task's scores; train: `lr`.
         perf: rows of perf.jsonl, in the order of their ends: `span` (train, evaluation, checkpoint), `epoch`, `step`,
             `seconds`; train, which is a stretch of updates: `wait_s`, `images_per_s`, `wait`.
         job: job.json; {} for a run outside of a sweep.
@@ -64,14 +64,26 @@ class RunRecord:
         """Why it failed; else empty."""
         return str(self.job.get("reason", ""))
 
+    @property
+    def meters(self) -> tuple[Meter, ...]:
+        """The scores of its task; of all tasks where it hasn't come to have a config."""
+        names = [self.config["task"]["name"]] if "task" in self.config else tasks.names()
+        return tuple(dict.fromkeys(meter for name in names for meter in meters_of(name)))
+
     def value(self, objective: str) -> float:
-        """What the run brought, by a name of `OBJECTIVES`; NaN if that isn't known."""
+        """What the run brought, by the name of an objective; NaN if that isn't known."""
         if objective.startswith("val/"):
             key = objective.removeprefix("val/")
             values = [row[key] for row in self.metrics if row.get("split") == "val" and row.get(key) is not None]
-            return float((max if OBJECTIVES[objective] else min)(values, default=math.nan))
+            return float((max if objectives(self.meters).get(objective) else min)(values, default=math.nan))
         found = self.summary.get({"images/s": "images_per_s"}.get(objective, objective))
         return math.nan if found is None else float(found)
+
+
+def meters_of_runs(runs: Sequence[RunRecord]) -> tuple[Meter, ...]:
+    """The scores of the runs' tasks, each once."""
+    known = [run for run in runs if run.config] or runs
+    return tuple(dict.fromkeys(meter for run in known for meter in run.meters))
 
 
 def read_run(path: Path) -> RunRecord:

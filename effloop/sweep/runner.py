@@ -28,7 +28,7 @@ from effloop.runs.folder import TIMESTAMP
 from effloop.runs.reader import SWEEP, RunRecord, read_jobs
 from effloop.sweep.isolation import Sweep
 from effloop.system.files import numbered, remove_if_empty, try_lock
-from effloop.task.objectives import OBJECTIVES
+from effloop.task import meters_of, objectives
 
 
 def sweep(args: list[str], *, debug: bool = False) -> None:
@@ -50,6 +50,7 @@ def sweep(args: list[str], *, debug: bool = False) -> None:
         tree = search.compose_tree(Config, [*shared.values(), *_searchpath(flags)], with_hydra=True)
         hydra, tree = tree.hydra, _without_hydra(tree)
         config = finish(tree, list(shared.values()))
+        assert config.objective is not None  # `finish` decided it
         choices = hydra.runtime.choices
         count = launch.count_jobs(parsed) if choices["hydra/sweeper"] == "basic" else 0  # a search ends when it likes
         planned = Path(str(hydra.sweep.dir)).absolute()
@@ -63,7 +64,8 @@ def sweep(args: list[str], *, debug: bool = False) -> None:
             debug=debug,
             parent=os.getpid() if choices["hydra/launcher"] == "joblib" else 0,  # whose processes would go on alone
         )
-        added = _added(choices, shared, config.objective, folder)
+        maximize = objectives(meters_of(config.task.name))[config.objective]
+        added = _added(choices, shared, maximize=maximize, folder=folder)
         go_on = _how_to_go_on(flags, overrides, folder)
         problem = _launch(job, flags, [*overrides, *added], go_on)
         found = read_jobs(folder)
@@ -100,11 +102,11 @@ def _without_hydra(tree: DictConfig) -> DictConfig:
     return tree
 
 
-def _added(choices: Any, shared: Iterable[str], objective: str, folder: Path) -> list[str]:
+def _added(choices: Any, shared: Iterable[str], *, maximize: bool, folder: Path) -> list[str]:
     """Overrides that make Hydra's sweepers and launchers do what is expected here, where nobody has said otherwise."""
     added = {"hydra.sweep.dir": _quoted(str(folder))}
     if choices["hydra/sweeper"] == "optuna":
-        added["hydra.sweeper.direction"] = "maximize" if OBJECTIVES[objective] else "minimize"
+        added["hydra.sweeper.direction"] = "maximize" if maximize else "minimize"
         added["hydra.sweeper.max_failure_rate"] = "1.0"  # a failed job ends no other
         if choices["hydra/launcher"] == "basic":
             added["hydra.sweeper.n_jobs"] = "1"  # each trial knows of all before it

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from effloop.errors import ConfigError
 from effloop.registry import choices
+from effloop.task.base import Meter
 
-OBJECTIVES = {
-    "val/top1": True,
-    "val/top5": True,
-    "val/loss": False,
-    "images/s": True,
-    "wait": False,
-    "seconds": False,
-}
-"""What a sweep can compare runs by -> whether more of it is better. Of validation scores the best epoch's counts."""
+_SPEED = {"images/s": True, "wait": False, "seconds": False}
+"""Objectives that every run has -> whether more of it is better."""
 
 
-def check_objective(name: str) -> str:
-    """The name of an objective.
+def objectives(meters: Sequence[Meter]) -> dict[str, bool]:
+    """What runs can be compared by -> whether more of it is better. Of validation scores the best epoch's counts."""
+    return {f"val/{meter.name}": meter.higher_is_better for meter in meters} | _SPEED
+
+
+def check_objective(name: str, meters: Sequence[Meter]) -> str:
+    """The name of an objective of a task with these meters.
 
     Raises:
         ConfigError: there is no such.
     """
-    if name not in OBJECTIVES:
-        raise ConfigError(f"objective: '{name}' is not measured; {choices(name, OBJECTIVES)}")
+    known = objectives(meters)
+    if name not in known:
+        raise ConfigError(f"objective: '{name}' is not measured; {choices(name, known)}")
     return name

@@ -13,10 +13,11 @@ from torch import nn
 from effloop.batch import Batch, Preview
 from effloop.checkpoint import Checkpoints, rng
 from effloop.errors import ConfigError
-from effloop.optim import NoAverage, Objective, go_on
+from effloop.optim import NoAverage, go_on
 from effloop.parallel import Parallel
 from effloop.precision import Precision
-from effloop.record import Metrics, Moment, Recorder, counted
+from effloop.record import Metrics, Position, Recorder
+from effloop.task import Task
 
 
 class BatchStream(Protocol):
@@ -96,7 +97,7 @@ class Trainer:
     average: NoAverage
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LRScheduler
-    objective: Objective
+    task: Task
     metrics: Metrics
     parallel: Parallel
     precision: Precision
@@ -110,7 +111,7 @@ class Trainer:
     progress: Progress = field(default_factory=Progress)
 
     def fit(self) -> dict[str, float]:
-        """Train to the end and return the last validation scores: loss, top1, top5.
+        """Train to the end and return the last validation scores, as the task names them.
 
         Raises:
             ConfigError: nothing is left to train.
@@ -126,14 +127,14 @@ class Trainer:
                 self.recorder.images("samples", self.train.preview)
             while self.progress.epoch < self.loop.epochs:
                 self.train_epoch(self.train.epoch(self.progress.epoch, self.progress.samples_seen))
-                moment = self.moment()
-                with self.recorder.span("evaluation", moment):
+                position = self.position()
+                with self.recorder.span("evaluation", position):
                     scores = self.evaluate(self.val.epoch(0))
-                self.recorder.epoch(moment, scores)
+                self.recorder.epoch(position, scores)
                 is_best = self.checkpoints.note(self.progress.epoch, scores)
                 self.progress.epoch += 1
                 self.progress.samples_seen = 0
-                with self.recorder.span("checkpoint", moment):
+                with self.recorder.span("checkpoint", position):
                     self.checkpoints.save(self.state_dict(), is_best=is_best)
                 if self.prunes(self.progress.epoch, self.loop.epochs):
                     summary["pruned"] = self.progress.epoch
@@ -156,7 +157,7 @@ class Trainer:
             self.progress.samples_seen += self.train.global_batch
             if update:
                 lr = self.update()
-                self.recorder.step(self.moment(), self.metrics, lr)
+                self.recorder.step(self.position(), self.metrics, lr)
 
     def forward_backward(self, batch: Batch, *, sync: bool) -> None:
         """Add one batch's gradients; loss and scores stay on the device."""
@@ -180,12 +181,12 @@ class Trainer:
         for model in dict.fromkeys((self.model, self.average.model)):  # one and the same where nothing is averaged
             self.parallel.average_buffers(model)
         batches = self.parallel.watch(batches)
-        return evaluate(self.average.model, batches, self.objective, self.metrics, self.precision)
+        return evaluate(self.average.model, batches, self.task, self.metrics, self.precision)
 
-    def moment(self) -> Moment:
+    def position(self) -> Position:
         """Where the run is, for the recorder."""
         group = self.train.global_batch * self.loop.accumulate
-        return Moment(
+        return Position(
             epoch=self.progress.epoch,
             epochs=self.loop.epochs,
             update=self.progress.samples_seen // group,
@@ -219,15 +220,15 @@ class Trainer:
 def evaluate(
     model: nn.Module,
     batches: Iterable[Batch],
-    objective: Objective,
+    task: Task,
     metrics: Metrics,
     precision: Precision,
 ) -> dict[str, float]:
-    """Loss, top1 and top5 over all valid samples of all ranks, each counted once."""
+    """The task's scores over all valid samples of all ranks, each counted once."""
     model.eval()
     metrics.reset()
     for batch in batches:
         with precision.autocast():
-            logits = model(batch.images)
-        metrics.add(counted(objective.per_sample(logits, batch.targets), logits, batch.targets, batch.valid))
-    return metrics.read().scores()
+            outputs = model(batch.images)
+        metrics.add(task.sums(outputs, batch.targets, batch.valid))
+    return task.scores(metrics.read())

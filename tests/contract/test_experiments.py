@@ -14,6 +14,7 @@ from runs import call, make_photos, rows
 import effloop
 from effloop import config as configs
 from effloop.build.model import build_model
+from effloop.build.resolve import resolved
 from effloop.config import Config
 from effloop.config import hydra_setup as search
 from effloop.errors import ConfigError
@@ -46,7 +47,7 @@ def weights(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A state dict of the model that fine-tuning is tried with, for seven classes."""
     config = effloop.compose([f"data.root={root}", "model.width=4", "image_size=16", "seed=7"])
     path = tmp_path_factory.mktemp("weights") / "weights.pth"
-    torch.save(build_model(config, list("abcdefg"), torch.device("cpu")).state_dict(), path)
+    torch.save(build_model(resolved(config), 7, torch.device("cpu")).state_dict(), path)
     return path
 
 
@@ -141,7 +142,7 @@ def test_the_rate_follows_the_images_of_an_update(name: str, images: int, lr: fl
 @pytest.mark.parametrize("name", ["imagenet_resnet50", "imagenet_resnet50_8gpu", "finetune"])
 def test_norms_and_biases_do_not_decay(name: str) -> None:
     config: Config = effloop.compose([*given(name), "model=resnet18", "model.weights=null", "image_size=32"])
-    model = build_model(config, ["a", "b"], torch.device("cpu"))
+    model = build_model(resolved(config), 2, torch.device("cpu"))
     optim = config.optim
     groups = parameter_groups(model, decay_norm_and_bias=optim.decay_norm_and_bias, weight_decay=optim.weight_decay)
     decays = {len(each.shape) > 1: group["weight_decay"] for group in groups for each in group["params"]}

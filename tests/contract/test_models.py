@@ -7,6 +7,7 @@ import torch
 
 import effloop
 from effloop.build.model import build_model
+from effloop.build.resolve import resolved
 from effloop.errors import ConfigError
 from effloop.model import models
 
@@ -33,7 +34,7 @@ def test_no_model_is_left_out() -> None:
 def test_logits(name: str, channels_last: bool) -> None:
     overrides, size = CASES[name]
     config = effloop.compose([*overrides, f"image_size={size}", f"channels_last={channels_last}"])
-    model = build_model(config, ["a", "b", "c", "d", "e", "f", "g"], torch.device("cpu"))
+    model = build_model(resolved(config), 7, torch.device("cpu"))
     layout = torch.channels_last if channels_last else torch.contiguous_format
     logits = model(torch.randn(2, 3, size, size).contiguous(memory_format=layout))
     assert logits.shape == (2, 7)
@@ -53,4 +54,4 @@ def test_logits(name: str, channels_last: bool) -> None:
 )
 def test_what_cannot_be_built(overrides: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        build_model(effloop.compose(overrides), ["a", "b"], torch.device("cpu"))
+        build_model(resolved(effloop.compose(overrides)), 2, torch.device("cpu"))

@@ -348,7 +348,7 @@ def _runs() -> dict[str, Case]:
         "accumulate and ema": metrics((*RUN, "accumulate=2", "optim.ema=0.9")),
         "resumed": metrics((*RUN, "epochs=1"), ("resume", "outputs/x", "epochs=3")),
         "progressive, mixed": metrics((*RUN, "progressive=[16,24]", "augment.mixup=0.2", "augment.cutmix=1.0")),
-        "sgd, smoothed, cut": metrics((*RUN, "optim=sgd", "optim.label_smoothing=0.1", "max_grad_norm=1.0")),
+        "sgd, smoothed, cut": metrics((*RUN, "optim=sgd", "task.label_smoothing=0.1", "max_grad_norm=1.0")),
         "constant": metrics(steady),
     }
     cases = {f"metrics {key}": Case(f"metrics {key}", LEARNING, compute) for key, compute in computed.items()}

@@ -48,7 +48,7 @@ def test_host_batches_are_pinned(here: Path, photos: Path) -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16", "amp"])
 def test_trains(here: Path, photos: Path, precision: str) -> None:
-    args = ["device=cuda", f"precision={precision}", "epochs=12", "lr=0.01", "optim.label_smoothing=0"]
+    args = ["device=cuda", f"precision={precision}", "epochs=12", "lr=0.01", "task.label_smoothing=0"]
     assert train(photos, "run=x", *args) == 0
     assert rows(here / "outputs/x")[-1]["top1"] > 0.9
 

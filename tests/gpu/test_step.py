@@ -16,7 +16,7 @@ from runs import TINY
 
 import effloop
 from effloop.precision import Precision
-from effloop.record import Metrics, Moment, Recorder
+from effloop.record import Metrics, Position, Recorder
 from effloop.train.trainer import Trainer
 
 pytestmark = [
@@ -55,7 +55,7 @@ KNOBS = [
 class Nosy(Recorder):
     """Reads the meters after every update."""
 
-    def step(self, moment: Moment, metrics: Metrics, lr: float) -> None:
+    def step(self, moment: Position, metrics: Metrics, lr: float) -> None:
         metrics.read()
 
 

@@ -58,7 +58,7 @@ def test_another_seed_gives_others(finished: Path, photos: Path, here: Path) -> 
 
 def test_learns(photos: Path, here: Path) -> None:
     """Three colours are told apart after a few epochs; chance is a third."""
-    assert train(photos, "run=x", "epochs=12", "lr=0.01", "optim.label_smoothing=0") == 0
+    assert train(photos, "run=x", "epochs=12", "lr=0.01", "task.label_smoothing=0") == 0
     found = rows(here / "outputs/x")
     assert found[-1]["top1"] > 0.9
     assert found[-2]["loss"] < found[0]["loss"] / 2

@@ -87,12 +87,12 @@ def test_what_differs_is_named_before_the_start(run: Path, capsys: pytest.Captur
     environment = json.loads((run / "environment.json").read_text())
     edit(run / "environment.json", packages={**environment["packages"], "torch": "2.14.0"}, python="3.12.0")
     (run / "resumed.json").write_text('[{"epoch": 1, "overrides": ["lr=0.5"], "differs": ["python: 1 then, 2 now"]}]')
-    assert main(["replay", str(run), "seed=1", "optim.label_smoothing=0"]) == 0  # it is known why
+    assert main(["replay", str(run), "seed=1", "task.label_smoothing=0"]) == 0  # it is known why
     out = capsys.readouterr().out
     before, _, after = out.partition(f"\nreplay of {run}\n")
     assert before.splitlines() == [
         f"replay of {run}, what differs:",
-        "  optim.label_smoothing: 0.1 then, 0.0 now",
+        "  task.label_smoothing: 0.1 then, 0.0 now",
         "  seed: 0 then, 1 now",
         "  it went on from epoch 1 with lr=0.5, which the replay has from its beginning",
         "  it went on from epoch 1 elsewhere: python: 1 then, 2 now",

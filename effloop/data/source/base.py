@@ -106,8 +106,13 @@ class Source(ABC):
         """
         return self.labels
 
+    def target_name(self, index: int) -> str:
+        """The target of sample `index` in words: its class, or its numbers."""
+        target = self.targets[index]
+        return self.classes[int(target)] if self.classes else str(target.tolist())
+
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.targets)
 
     @abstractmethod
     def read(self, index: int) -> Encoded:

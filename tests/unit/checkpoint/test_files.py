@@ -13,8 +13,8 @@ import torch
 
 import effloop
 from effloop.checkpoint import CheckpointConfig, files, keepers
-from effloop.checkpoint.keeper import Score
 from effloop.errors import CheckpointError
+from effloop.task import LOSS, Meter
 
 STATE = {"config": {}, "classes": ["a"], "model": {"w": torch.arange(4.0)}, "progress": {}}
 
@@ -64,7 +64,7 @@ def test_a_place_that_is_no_folder(tmp_path: Path) -> None:
 
 
 def test_best_is_a_link_that_survives_the_next_save(tmp_path: Path) -> None:
-    keeper = keepers.build(CheckpointConfig(name="last_best"), tmp_path, {"config": {}, "classes": ["a"]})
+    keeper = keepers.build(CheckpointConfig(name="last_best"), LOSS, tmp_path, {"config": {}, "classes": ["a"]})
     last, best = (tmp_path / "checkpoints" / name for name in ("last.ckpt", "best.ckpt"))
     keeper.save({"model": {"epoch": 0}, "progress": {}}, is_best=True)
     assert last.samefile(best)
@@ -78,13 +78,13 @@ def test_best_is_a_link_that_survives_the_next_save(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("score", "values", "best"),
     [
-        (Score.top1, [0.1, 0.3, 0.2, 0.3], [True, True, False, False]),
-        (Score.loss, [2.0, 1.0, 3.0, 0.5], [True, True, False, True]),
-        (Score.loss, [math.nan, 1.0, math.nan, 2.0], [True, True, False, False]),
+        (Meter("top1", "Top@1"), [0.1, 0.3, 0.2, 0.3], [True, True, False, False]),
+        (LOSS, [2.0, 1.0, 3.0, 0.5], [True, True, False, True]),
+        (LOSS, [math.nan, 1.0, math.nan, 2.0], [True, True, False, False]),
     ],
 )
-def test_which_epoch_was_the_best(tmp_path: Path, score: Score, values: list[float], best: list[bool]) -> None:
-    keeper = keepers.build(CheckpointConfig(name="none", best_by=score), tmp_path, {})
-    found = [keeper.note(epoch, {score.value: value}) for epoch, value in enumerate(values)]
+def test_which_epoch_was_the_best(tmp_path: Path, score: Meter, values: list[float], best: list[bool]) -> None:
+    keeper = keepers.build(CheckpointConfig(name="none"), score, tmp_path, {})
+    found = [keeper.note(epoch, {score.name: value}) for epoch, value in enumerate(values)]
     assert found == best
     assert keeper.best["epoch"] == max(epoch for epoch, is_best in enumerate(best) if is_best)

@@ -108,9 +108,13 @@ def trained(epochs: int, per_epoch: int, **facts: Any) -> RunRecord:
     return RunRecord(path=Path("/run"), metrics=metrics, **facts)
 
 
+def curves_of(runs: list[RunRecord]) -> dict[str, Any]:
+    return plot_curves(compare_runs(runs, "val/loss"))
+
+
 class TestCurves:
     def test_over_epochs_whatever_their_length(self) -> None:
-        figures = plot_curves([trained(2, 5), trained(2, 10)])
+        figures = curves_of([trained(2, 5), trained(2, 10)])
         assert list(figures) == ["train/loss", "val/loss", "val/top1"]  # no perf.jsonl, no images/s
         first, other = figures["train/loss"].axes[0].lines
         assert first.get_xdata() == pytest.approx(np.arange(1, 11) / 5)
@@ -120,21 +124,25 @@ class TestCurves:
     def test_under_way(self) -> None:
         rows = [{"split": "train", "epoch": 0, "step": step, "loss": 1.0} for step in (1, 2)]
         perf = [{"span": "train", "epoch": 0, "step": step, "seconds": 1.0, "images_per_s": 9.0} for step in (1, 2)]
-        figures = plot_curves([RunRecord(path=Path("/run"), metrics=rows, perf=perf), RunRecord(path=Path("/job"))])
+        figures = plot_curves(
+            compare_runs(
+                [RunRecord(path=Path("/run"), metrics=rows, perf=perf), RunRecord(path=Path("/job"))], "val/loss"
+            )
+        )
         assert [list(figures[name].axes[0].lines[0].get_xdata()) for name in figures] == [[0.5, 1.0], [0.5, 1.0]]
-        assert plot_curves([RunRecord(path=Path("/job"))]) == {}
+        assert curves_of([RunRecord(path=Path("/job"))]) == {}
 
     def test_goes_on_behind_the_last_evaluation(self) -> None:
         run = trained(2, 4)
         more = [{"split": "train", "epoch": 2, "step": 10, "loss": 1.0}]
         longer = RunRecord(path=Path("/run"), metrics=[*run.metrics, *more])
-        x = plot_curves([longer])["train/loss"].axes[0].lines[0].get_xdata()
+        x = curves_of([longer])["train/loss"].axes[0].lines[0].get_xdata()
         assert x[-1] == 2.5
 
     def test_long_ones_are_thinned_and_gaps_stay(self) -> None:
         run = trained(10, 2000)
         metrics = [{**row, "loss": None} if row["step"] == 1 else row for row in run.metrics]
-        (line,) = plot_curves([RunRecord(path=Path("/run"), metrics=metrics)])["train/loss"].axes[0].lines
+        (line,) = curves_of([RunRecord(path=Path("/run"), metrics=metrics)])["train/loss"].axes[0].lines
         assert len(line.get_xdata()) <= 8000
         assert math.isnan(line.get_ydata()[0])
         assert line.get_ydata()[-1] == pytest.approx(1 / 20000, rel=1e-3)
@@ -142,14 +150,14 @@ class TestCurves:
 
 class TestSvg:
     def test_is_an_element_with_runs(self) -> None:
-        text = to_svg(plot_curves([trained(2, 5), trained(2, 5)])["val/top1"], "scores")
+        text = to_svg(curves_of([trained(2, 5), trained(2, 5)])["val/top1"], "scores")
         root = ElementTree.fromstring(text.replace("xlink:href", "href"))
         assert root.get("aria-label") == "scores"
         assert [each.get("data-run") for each in root.iter() if each.get("data-run")] == ["0", "1"]
         assert "currentColor" in text
         ids = re.findall(r' id="([^"]*)"', text)
         assert all(f"#{name}" in text for name in ids)  # none but those that are pointed at
-        assert text == to_svg(plot_curves([trained(2, 5), trained(2, 5)])["val/top1"], "scores")
+        assert text == to_svg(curves_of([trained(2, 5), trained(2, 5)])["val/top1"], "scores")
 
     def test_names_are_text(self) -> None:
         hostile = "model=<script>alert(1)</script>&$x^2$"

@@ -10,7 +10,6 @@ import pytest
 from effloop.report.comparison import (
     compare_runs,
     differences,
-    format_metric,
     short_names,
     swept_values,
     time_by_part,
@@ -127,6 +126,7 @@ def test_words() -> None:
     assert [to_text(value) for value in (None, True, 0.1, [1, None], "a\nb", "\x1b[31m", "\udcff")] == [
         *("-", "true", "0.1", "[1,null]", "a\\nb", "\\x1b[31m", "\\xed\\xb3\\xbf"),
     ]
-    shown = [format_metric("val/top1", 0.5), format_metric("images/s", 1234.5), format_metric("wait", math.nan)]
+    written = compare_runs([RunRecord(path=Path("/run"))], "val/top1").format
+    shown = [written("val/top1", 0.5)("images/s", 1234.5)("wait", math.nan)]
     assert shown == ["50.00%", "1,234", "-"]
-    assert [format_metric("val/loss", value) for value in (1.7, 1e28, math.inf)] == ["1.7000", "1.00e+28", "-"]
+    assert [written("val/loss", value) for value in (1.7, 1e28, math.inf)] == ["1.7000", "1.00e+28", "-"]

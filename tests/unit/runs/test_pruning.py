@@ -10,6 +10,7 @@ import pytest
 
 from effloop.runs.pruning import MedianPruner
 from effloop.runs.reader import JOB
+from effloop.task import LOSS
 
 
 def write(folder: Path, losses: Sequence[float | None]) -> Path:
@@ -34,4 +35,4 @@ def write(folder: Path, losses: Sequence[float | None]) -> Path:
 def test_by_the_loss(mine: list[float | None], others: list[list[float | None]], ends: bool, tmp_path: Path) -> None:
     for number, losses in enumerate(others):
         write(tmp_path / str(number), losses)
-    assert MedianPruner(write(tmp_path / "mine", mine), "val/loss").should_prune(2, 8) is ends
+    assert MedianPruner(write(tmp_path / "mine", mine), LOSS).should_prune(2, 8) is ends

@@ -23,10 +23,11 @@ from effloop.batch import Batch
 from effloop.bench.benchmarks import Preloaded
 from effloop.checkpoint import CheckpointConfig, Checkpoints
 from effloop.model import checkpoint_blocks, freeze, models, parameter_groups
-from effloop.optim import Average, NoAverage, Objective, optimizers, schedules
+from effloop.optim import Average, NoAverage, optimizers, schedules
 from effloop.parallel.single import NoneConfig, NoParallel
 from effloop.precision import Precision
-from effloop.record import Metrics, Moment, Recorder
+from effloop.record import Metrics, Position, Recorder
+from effloop.task import tasks
 from effloop.train.step import Step
 from effloop.train.trainer import LoopConfig, Trainer
 
@@ -41,7 +42,7 @@ KNOBS = [
     ["optim=sgd"],
     ["optim=sgd", "optim.fused=true"],
     ["optim.fused=true"],
-    ["optim.label_smoothing=0"],
+    ["task.label_smoothing=0"],
     ["optim.decay_norm_and_bias=false"],
     ["schedule=step"],
     ["augment.mixup=0.4", "augment.cutmix=1"],
@@ -97,7 +98,7 @@ def build(photos: Path, *overrides: str) -> Trainer:
 class Nosy(Recorder):
     """Reads the meters after every update."""
 
-    def step(self, moment: Moment, metrics: Metrics, lr: float) -> None:
+    def step(self, moment: Position, metrics: Metrics, lr: float) -> None:
         metrics.read()
 
 
@@ -182,20 +183,20 @@ def bodiless(overrides: Sequence[str], device: torch.device) -> Trainer:
     )
     decay = {"decay_norm_and_bias": config.optim.decay_norm_and_bias, "weight_decay": config.optim.weight_decay}
     optimizer = optimizers.build(config.optim, parameter_groups(model, **decay))
-    objective = Objective(config.optim.label_smoothing)
+    task = tasks.build(config.task)
     precision = Precision(CPU, torch.bfloat16 if config.precision.mixed else None)  # autocast doesn't know `meta`
     return Trainer(
         model=model,
-        train_step=Step(model, objective, precision),
+        train_step=Step(model, task, precision),
         average=Average(model, config.optim.ema) if config.optim.ema else NoAverage(model),
         optimizer=optimizer,
         schedule=schedules.build(config.schedule, optimizer, updates=5),
-        objective=objective,
-        metrics=Metrics(device),
+        task=task,
+        metrics=Metrics(task.num_sums, device),
         parallel=NoParallel(NoneConfig(name="none"), device),
         precision=precision,
         recorder=Recorder(),
-        checkpoints=Checkpoints(CheckpointConfig(name="none"), Path(), {}),
+        checkpoints=Checkpoints(CheckpointConfig(name="none"), task.meters[0], Path(), {}),
         train=Preloaded([batch] * 5, 8),
         val=Preloaded([batch] * 5, 8),
         loop=LoopConfig(epochs=1, accumulate=config.accumulate, max_grad_norm=config.max_grad_norm),

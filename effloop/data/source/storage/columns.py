@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import json
 import mmap
-import os
 import re
 import struct
-import tempfile
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping

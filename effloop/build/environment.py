@@ -1,0 +1,62 @@
+"""Config -> what a run trains in: seeds, ranks, precision, task, and values for what is `auto`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from effloop.build.autotune import resolve_auto
+from effloop.build.resolve import Resolved
+from effloop.checkpoint import rng
+from effloop.config import Config
+from effloop.errors import ConfigError
+from effloop.parallel import Parallel, parallels
+from effloop.precision import Precision, precisions
+from effloop.system.hardware import find_device, keep_freed_memory, set_reproducible
+from effloop.task import Task, tasks
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What a run trains in.
+
+    Attributes:
+        config: what the parts are built from.
+        recorded: what the run folder and checkpoints say; `num_workers` is as it was asked for, so that a run can go
+            on elsewhere.
+        task, parallel, precision: the parts.
+        notes: lines for users.
+    """
+
+    config: Resolved
+    recorded: Config
+    task: Task
+    parallel: Parallel
+    precision: Precision
+    notes: list[str]
+
+
+def build_environment(config: Config) -> Environment:
+    """Seed the process, meet the other ranks, and decide what is `auto`.
+
+    Raises:
+        ConfigError: a value that no model can be trained with, no such device, or a package that is missing.
+    """
+    if config.data.mean is None:
+        raise ConfigError("data.mean: null leaves the images uint8, which no model takes; set data.mean and data.std")
+    assert config.precision is not None  # `compose` decided it
+    rng.seed_all(config.seed)
+    set_reproducible(deterministic=config.deterministic, cudnn_benchmark=not config.deterministic)
+    parallel = parallels.build(config.parallel, find_device(config.device))
+    parallel.first(config.record.require)
+    precision = precisions.build(config.precision, parallel.device)
+    task = tasks.build(config.task)
+    if config.reuse_memory:
+        keep_freed_memory()  # before anything is measured
+    found, notes = resolve_auto(config, task, parallel)
+    set_reproducible(deterministic=config.deterministic, cudnn_benchmark=found.cudnn_benchmark)
+    if notes:
+        rng.seed_all(config.seed)  # measuring drew from it
+    recorded = replace(
+        config, compile=found.compile, channels_last=found.channels_last, cudnn_benchmark=found.cudnn_benchmark
+    )
+    return Environment(found, recorded, task, parallel, precision, notes)

@@ -1,0 +1,152 @@
+"""Config -> what learns: model, weights, optimizer, schedule, the step around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from effloop.build.autotune import compile_now
+from effloop.build.checks import check_resumable, check_same_data, check_trained_on, fitting
+from effloop.build.environment import Environment
+from effloop.build.loader import Data
+from effloop.build.model import build_model
+from effloop.build.resolve import Resolved
+from effloop.checkpoint import files, rng
+from effloop.config import Config
+from effloop.data.loader import Loader
+from effloop.errors import ConfigError
+from effloop.model import Probe, load_weights, parameter_groups, probe
+from effloop.optim import Average, NoAverage, optimizers, scaled_lr, schedules
+from effloop.parallel import Parallel
+from effloop.precision import Precision
+from effloop.system.hardware import determinism_explained
+from effloop.train.step import Step
+
+Advise = Callable[[Resolved, nn.Module, Probe, Sequence[Loader], Parallel, Precision], list[str]]
+"""Config, model, its probe, loaders, parallel and precision of a run -> lines for users."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """What training starts from.
+
+    Attributes:
+        checkpoint: a file to go on from; None is a run of its own.
+        state: what it holds.
+        in_place: whether the run goes on in the checkpoint's own run folder.
+    """
+
+    checkpoint: Path | None = None
+    state: dict[str, Any] | None = None
+    in_place: bool = False
+
+    @classmethod
+    def of(cls, config: Config, resume: Path | None) -> Start:
+        """Read the checkpoint that `resume`, or `config.resume`, names.
+
+        Raises:
+            CheckpointError: it can't be read.
+        """
+        checkpoint = resume or (files.find(Path(config.resume), "last") if config.resume else None)
+        return cls(checkpoint, files.read(checkpoint), resume is not None) if checkpoint else cls()
+
+
+@dataclass(frozen=True)
+class Learner:
+    """What learns, and by which steps.
+
+    Attributes:
+        model: what is trained, its names as in checkpoints.
+        train_step: the `Step` around it, as `parallel` wrapped it.
+        average: has the weights that are evaluated.
+        optimizer, schedule: of the parameters that are trained.
+        notes: lines for users.
+    """
+
+    model: nn.Module
+    train_step: nn.Module
+    average: NoAverage
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LRScheduler
+    notes: list[str]
+
+
+def build_learner(environment: Environment, data: Data, start: Start, advise: Advise | None) -> Learner:
+    """The model with the weights that training begins with, and what changes them.
+
+    Raises:
+        ConfigError, DataError, CheckpointError: a part can't be had, or the checkpoint doesn't fit.
+    """
+    config, parallel, precision = environment.config, environment.parallel, environment.precision
+    num_outputs = environment.task.num_outputs(data.train.plan.source)
+    model = build_model(config, num_outputs, parallel.device)
+    notes = _load(model, environment, data, start)
+    found = None
+    if advise or parallel.world_size > 1 or config.model.freeze:  # who asks for neither doesn't pay for it
+        with determinism_explained():
+            found = probe(model, config.image_size, channels_last=config.channels_last)
+    if advise and found:
+        notes += advise(config, model, found, [data.largest, data.val], parallel, precision)
+    average, optimizer, schedule, more = _optimizer(config, model, data.train)
+    notes += more
+    if parallel.rank:  # the same weights everywhere, but not the same dropout
+        rng.seed_all(config.seed + parallel.rank)
+    step = Step(model, environment.task, precision)
+    train_step = parallel.wrap(step, find_unused=bool(found and found.unused))
+    if config.compile:
+        seconds = compile_now(config, train_step, average.model, environment.task, precision, num_outputs)
+        notes.append(f"compile  {seconds:.1f} s, before the first step")
+    return Learner(model, train_step, average, optimizer, schedule, notes)
+
+
+def _load(model: nn.Module, environment: Environment, data: Data, start: Start) -> list[str]:
+    """Give a model the weights that training begins with; lines for users.
+
+    Raises:
+        ConfigError, DataError: the checkpoint, or the weights, don't fit.
+    """
+    config, notes = environment.config, []
+    if start.state:
+        with fitting("resume"):  # before there is a new run folder
+            world_size = environment.parallel.world_size
+            check_resumable(config, start.state, world_size=world_size, in_place=start.in_place)
+            check_trained_on(start.state, data.classes, data.train.plan.source.where)
+            notes += check_same_data(start.state, data.fingerprints, in_place=start.in_place)
+            model.load_state_dict(start.state["model"])
+    elif config.model.weights:
+        arch = getattr(config.model, "arch", None) if config.model.name == "torchvision" else None
+        notes.append(load_weights(model, config.model.weights, arch))
+    if config.model.weights and config.resume:
+        notes.append(f"weights: those of {start.checkpoint}; model.weights is not read")
+    return notes
+
+
+def _optimizer(
+    config: Resolved, model: nn.Module, train: Loader
+) -> tuple[NoAverage, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, list[str]]:
+    """What changes a model; lines for users.
+
+    Raises:
+        ConfigError: an epoch has no update.
+    """
+    updates = len(train) // config.accumulate
+    if not updates:
+        raise ConfigError(
+            f"accumulate: {config.accumulate} is more than the {len(train)} batches of an epoch; "
+            f"set accumulate={len(train)} or less"
+        )
+    average = Average(model, config.optim.ema) if config.optim.ema else NoAverage(model)
+    if config.optim.ema and config.compile:
+        average.model.compile()  # a copy isn't, though what it is a copy of is
+    images = train.global_batch * config.accumulate
+    optim = replace(config.optim, lr=scaled_lr(config.optim, images))
+    groups = parameter_groups(model, decay_norm_and_bias=optim.decay_norm_and_bias, weight_decay=optim.weight_decay)
+    optimizer = optimizers.build(optim, groups)
+    schedule = schedules.build(config.schedule, optimizer, updates=updates * config.epochs)
+    line = f"lr     {optim.lr:g} = {config.optim.lr:g} x {images} / {optim.scale_lr} images of an update"
+    return average, optimizer, schedule, [line] if optim.scale_lr else []

@@ -1,0 +1,53 @@
+"""A config with nothing left to `auto`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from effloop.config import Config
+from effloop.parallel import Parallel
+from effloop.precision import PrecisionConfig
+from effloop.system.hardware import available_cores
+
+
+@dataclass
+class Resolved(Config):
+    """What parts are built from: the fields of `Config` that may be `auto` or null there have their values here.
+
+    Attributes:
+        num_workers: threads or processes that load for one rank; 0 loads in the loop's own thread.
+        compile, channels_last, cudnn_benchmark: as in `Config`, decided.
+        precision: the part that `amp` or `precision` chose.
+    """
+
+    num_workers: int = 0
+    compile: bool = False
+    channels_last: bool = True
+    cudnn_benchmark: bool = True
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+
+
+def resolved(config: Config, parallel: Parallel | None = None, **measured: bool) -> Resolved:
+    """A config with a value for whatever is `auto`.
+
+    Args:
+        config: from `compose`.
+        parallel: whose rank it is for; None is a single process.
+        measured: what measuring has found for some keys. Without it, `auto` is not compiled and channels_last, and
+            cuDNN may choose its algorithms unless `deterministic`.
+    """
+    values: dict[str, Any] = {each.name: getattr(config, each.name) for each in fields(Config)}
+    values["num_workers"] = num_workers(config, parallel)
+    values["compile"] = config.compile is True
+    values["channels_last"] = config.channels_last is not False
+    if not isinstance(config.cudnn_benchmark, bool):
+        values["cudnn_benchmark"] = not config.deterministic
+    return Resolved(**{**values, **measured})
+
+
+def num_workers(config: Config, parallel: Parallel | None = None) -> int:
+    """Threads or processes that load for one rank: what was asked for, or its share of the cores."""
+    if isinstance(config.num_workers, int):
+        return config.num_workers
+    return max(1, available_cores() // (parallel.sharing if parallel else 1))

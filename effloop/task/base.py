@@ -1,0 +1,147 @@
+"""What every task is: targets, a loss, and scores."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from effloop.registry import PartConfig, Registry
+
+
+@dataclass(frozen=True)
+class Meter:
+    """A score of a task.
+
+    Attributes:
+        name: its key in metrics.jsonl and summary.json; `val/NAME` is an objective.
+        label: what it is called in lines of the log.
+        higher_is_better: whether more of it is better.
+        percent: whether it is a share from 0 to 1, shown in percent.
+    """
+
+    name: str
+    label: str
+    higher_is_better: bool = True
+    percent: bool = True
+
+    def text(self, value: float) -> str:
+        """A value for a table: `74.78%`, or `0.8165`."""
+        return f"{value:.2%}" if self.percent else f"{value:.4f}"
+
+    def number(self, value: float) -> str:
+        """A value for a line of the log, without a unit: `74.78`, or `0.8165`."""
+        return f"{100 * value:.2f}" if self.percent else f"{value:.4f}"
+
+
+LOSS = Meter("loss", "Loss", higher_is_better=False, percent=False)
+"""The loss, which every task has."""
+
+
+@dataclass(frozen=True)
+class TargetSpec:
+    """What a sample's target is.
+
+    Attributes:
+        shape: of one sample's target: () for a class or a number, (K,) for several flags or numbers.
+        dtype: on the device; a class is int64 there, as torch's losses want it.
+    """
+
+    shape: tuple[int, ...] = ()
+    dtype: torch.dtype = torch.int64
+
+
+class Labelled(Protocol):
+    """What a task asks of a data source.
+
+    Attributes:
+        classes: names of the classes, in the order of their labels; empty where targets are no classes.
+        targets: (N, ...) one target for each sample.
+    """
+
+    @property
+    def classes(self) -> Sequence[str]: ...
+
+    @property
+    def targets(self) -> NDArray[Any]: ...
+
+    @property
+    def where(self) -> str: ...
+
+
+@dataclass
+class TaskConfig(PartConfig):
+    """Fields that every task has."""
+
+
+class Task(ABC):
+    """What is learned, and how it is scored. It knows neither the data nor the model.
+
+    Sums are additive: over batches, ranks and restarts. Scores are computed from them.
+
+    Attributes:
+        meters: the scores, most important first; the first is the default objective.
+        target: what a sample's target is.
+        num_sums: M, how many numbers `sums` gives.
+    """
+
+    meters: ClassVar[tuple[Meter, ...]]
+    target: TargetSpec
+    num_sums: int
+
+    @abstractmethod
+    def num_outputs(self, source: Labelled) -> int:
+        """How many outputs the model needs, K.
+
+        Raises:
+            DataError: the source's targets aren't of this task.
+        """
+
+    @abstractmethod
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """(N, K) outputs, (N, ...) targets -> () mean loss of a training batch."""
+
+    @abstractmethod
+    def sums(self, outputs: Tensor, targets: Tensor, valid: Tensor, loss: Tensor | None = None) -> Tensor:
+        """What the scores are computed from, summed over a batch; nothing here waits for the device.
+
+        Args:
+            outputs: (N, K).
+            targets: (N, ...).
+            valid: (N,) bool; False is not counted.
+            loss: () the batch's mean loss, where training has computed it; None computes each sample's.
+
+        Returns:
+            (M,) float64 on the device.
+        """
+
+    @abstractmethod
+    def scores(self, sums: Sequence[float], since: Sequence[float] | None = None) -> dict[str, float]:
+        """{name: value} of every meter, the loss first; no samples give NaN.
+
+        Args:
+            sums: M of them.
+            since: what they were earlier; the scores are of what came after.
+        """
+
+    @abstractmethod
+    def example_targets(self, batch_size: int, num_outputs: int, device: torch.device) -> Tensor:
+        """Random targets for a batch, (N, ...) as they come from a loader; for probing, compiling and benchmarks."""
+
+
+tasks: Registry[Task] = Registry("task")
+
+
+def meters_of(name: str) -> tuple[Meter, ...]:
+    """The meters of the task that is registered as `name`; of a task that isn't installed here, the loss."""
+    return getattr(tasks[name].factory, "meters", (LOSS,)) if name in tasks else (LOSS,)
+
+
+def score_names(meters: Sequence[Meter]) -> list[str]:
+    """Names of scores in the order of columns in files: the loss first."""
+    return [LOSS.name, *(meter.name for meter in meters if meter != LOSS)]

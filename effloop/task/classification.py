@@ -1,0 +1,91 @@
+"""Classification: one class for each image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from effloop.errors import ConfigError, DataError
+from effloop.task.base import LOSS, Labelled, Meter, TargetSpec, Task, TaskConfig, tasks
+
+_RANKS = 5
+
+
+@dataclass
+class ClassificationConfig(TaskConfig):
+    """Fields of `task=classification`.
+
+    Attributes:
+        label_smoothing: share of the target spread evenly over all classes in training (Szegedy et al. 2016,
+            "Rethinking the Inception architecture").
+    """
+
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing < 1:
+            raise ConfigError(
+                f"task.label_smoothing: {self.label_smoothing} is not allowed; set a share from 0 to below 1"
+            )
+
+
+@tasks.register("classification", ClassificationConfig)
+class Classification(Task):
+    """One class for each image: cross-entropy, top-1 and top-5 accuracy."""
+
+    meters: ClassVar[tuple[Meter, ...]] = (Meter("top1", "Top@1"), Meter("top5", "Top@5"), LOSS)
+
+    def __init__(self, config: ClassificationConfig) -> None:
+        self.label_smoothing = config.label_smoothing
+        self.target = TargetSpec()
+        self.num_sums = 2 + _RANKS
+
+    def num_outputs(self, source: Labelled) -> int:
+        if not source.classes:
+            raise DataError(f"{source.where} has no classes, which task=classification needs; set another task or data")
+        return len(source.classes)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """(N, K) logits, (N,) int64 or (N, K) float32 shares of the classes -> () mean loss of a training batch."""
+        return F.cross_entropy(outputs, targets, label_smoothing=self.label_smoothing)
+
+    @torch.no_grad()
+    def sums(self, outputs: Tensor, targets: Tensor, valid: Tensor, loss: Tensor | None = None) -> Tensor:
+        """A batch's loss, samples, and hits at ranks 1 to 5 of the logits, summed: (7,) float64, on the device.
+
+        Mixed samples count as MixUp's authors count them: a hit is worth the share that the class has.
+
+        Args:
+            outputs: (N, K) logits.
+            targets: (N,) int64, or (N, K) float32 shares of the classes.
+            valid: (N,) bool; False is not counted.
+            loss: () the batch's mean; None computes each sample's own, without label smoothing.
+        """
+        losses = F.cross_entropy(outputs.float(), targets, reduction="none") if loss is None else loss
+        ranked = outputs.topk(min(_RANKS, outputs.shape[1]), dim=1).indices
+        hits = ranked == targets[:, None] if targets.ndim == 1 else targets.gather(1, ranked)
+        losses = losses.double().expand(len(valid))
+        rows = torch.cat([losses[:, None], torch.ones_like(losses)[:, None], hits], dim=1)
+        sums = rows.masked_fill(~valid[:, None], 0).sum(dim=0)
+        return F.pad(sums, (0, self.num_sums - len(sums)))  # fewer classes than ranks
+
+    def scores(self, sums: Sequence[float], since: Sequence[float] | None = None) -> dict[str, float]:
+        before = _totals(since) if since else {}
+        totals = {name: total - before.get(name, 0.0) for name, total in _totals(sums).items()}
+        samples = totals.pop("samples")
+        return {name: total / samples if samples else float("nan") for name, total in totals.items()}
+
+    def example_targets(self, batch_size: int, num_outputs: int, device: torch.device) -> Tensor:
+        """(N,) int64 class indices."""
+        return torch.randint(num_outputs, (batch_size,), device=device)
+
+
+def _totals(sums: Sequence[float]) -> dict[str, float]:
+    """Summed losses and hits, and how many samples they are of."""
+    loss, samples, *hits = sums
+    return {"loss": loss, "top1": hits[0], "top5": sum(hits), "samples": samples}

@@ -1,0 +1,96 @@
+"""Classification: its sums and scores against counting by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scores import naive_scores
+from torch import nn
+
+from effloop.record import Metrics
+from effloop.task.classification import Classification, ClassificationConfig
+
+CPU = torch.device("cpu")
+
+
+def build(label_smoothing: float = 0.0) -> Classification:
+    return Classification(ClassificationConfig("classification", label_smoothing))
+
+
+TASK = build()
+
+
+def samples(metrics: Metrics) -> float:
+    """How many samples were counted."""
+    return metrics.read()[1]
+
+
+@pytest.mark.parametrize("classes", [2, 5, 20])
+def test_metrics(classes: int) -> None:
+    torch.manual_seed(classes)
+    logits, targets = torch.randn(50, classes), torch.randint(classes, (50,))
+    losses, valid = torch.rand(50), torch.rand(50) < 0.7
+    metrics = Metrics(TASK.num_sums, CPU)
+    for part in torch.arange(50).split(8):
+        metrics.add(TASK.sums(logits[part], targets[part], valid[part], losses[part]))
+    assert samples(metrics) == int(valid.sum())
+    assert TASK.scores(metrics.read()) == pytest.approx(
+        naive_scores(losses[valid].tolist(), logits[valid], targets[valid])
+    )
+
+
+def test_padding_cannot_spoil_the_sums() -> None:
+    metrics = Metrics(TASK.num_sums, CPU)
+    losses, valid = torch.tensor([0.5, float("nan")]), torch.tensor([True, False])
+    metrics.add(TASK.sums(torch.eye(2), torch.tensor([0, 1]), valid, losses))
+    assert TASK.scores(metrics.read()) == {"loss": 0.5, "top1": 1.0, "top5": 1.0}
+
+
+@pytest.mark.parametrize("classes", [2, 5, 20])
+def test_metrics_of_mixed_samples(classes: int) -> None:
+    """MixUp's authors weigh a hit of either class by its share."""
+    torch.manual_seed(classes)
+    logits, first, second = torch.randn(50, classes), torch.randint(classes, (50,)), torch.randint(classes, (50,))
+    lam, losses, valid = torch.rand(50, 1), torch.rand(50), torch.rand(50) < 0.7
+    shares = lam * nn.functional.one_hot(first, classes) + (1 - lam) * nn.functional.one_hot(second, classes)
+    metrics, hard = Metrics(TASK.num_sums, CPU), Metrics(TASK.num_sums, CPU)
+    for part in torch.arange(50).split(8):
+        metrics.add(TASK.sums(logits[part], shares[part], valid[part], losses[part]))
+        wanted = nn.functional.one_hot(first, classes).float()[part]
+        hard.add(TASK.sums(logits[part], wanted, valid[part], losses[part]))
+    rows = [(row, weight) for row in valid.nonzero()[:, 0].tolist() for weight in (lam[row, 0], 1 - lam[row, 0])]
+    both = [each[row] for row in valid.nonzero()[:, 0].tolist() for each in (first, second)]
+    for name, among in (("top1", 1), ("top5", 5)):
+        best = logits.argsort(dim=1, descending=True)[:, :among].tolist()
+        hits = sum(float(weight) for (row, weight), label in zip(rows, both, strict=True) if int(label) in best[row])
+        assert TASK.scores(metrics.read())[name] == pytest.approx(hits / int(valid.sum()))
+    assert samples(metrics) == int(valid.sum())
+    assert TASK.scores(hard.read()) == pytest.approx(naive_scores(losses[valid].tolist(), logits[valid], first[valid]))
+
+
+def test_metrics_of_no_samples() -> None:
+    assert all(value != value for value in TASK.scores([0.0] * TASK.num_sums).values())  # NaN
+
+
+def test_label_smoothing_is_for_training_only() -> None:
+    logits, targets = torch.randn(6, 4), torch.randint(4, (6,))
+    smooth, valid = build(0.1), torch.ones(6, dtype=torch.bool)
+    assert smooth.loss(logits, targets) != TASK.loss(logits, targets)
+    assert torch.equal(smooth.sums(logits, targets, valid), TASK.sums(logits, targets, valid))
+    mean = smooth.scores(smooth.sums(logits, targets, valid).tolist())["loss"]
+    assert mean == pytest.approx(float(TASK.loss(logits, targets)))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_loss_of_shares_is_the_classes_losses_by_their_shares(smoothing: float, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    task, logits = build(smoothing), torch.randn(6, 4).to(dtype).float()
+    first, second, lam = torch.randint(4, (6,)), torch.randint(4, (6,)), torch.rand(6, 1)
+    shares = lam * nn.functional.one_hot(first, 4) + (1 - lam) * nn.functional.one_hot(second, 4)
+    rows = zip(logits[:, None], first[:, None], second[:, None], lam[:, 0], strict=True)
+    wanted = torch.stack([weight * task.loss(row, a) + (1 - weight) * task.loss(row, b) for row, a, b, weight in rows])
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
+        loss = task.loss(logits.to(dtype), shares)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, wanted.mean())
