@@ -127,6 +127,6 @@ def test_words() -> None:
         *("-", "true", "0.1", "[1,null]", "a\\nb", "\\x1b[31m", "\\xed\\xb3\\xbf"),
     ]
     written = compare_runs([RunRecord(path=Path("/run"))], "val/top1").format
-    shown = [written("val/top1", 0.5)("images/s", 1234.5)("wait", math.nan)]
+    shown = [written("val/top1", 0.5), written("images/s", 1234.5), written("wait", math.nan)]
     assert shown == ["50.00%", "1,234", "-"]
     assert [written("val/loss", value) for value in (1.7, 1e28, math.inf)] == ["1.7000", "1.00e+28", "-"]
