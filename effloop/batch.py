@@ -1,4 +1,4 @@
-"""The parcels that the data path hands to the loop."""
+"""Batches, as the data path hands them to the loop."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """Some samples in some epochs, as the model sees them, for people to look at.
+    """Some samples in some epochs, as the model sees them, to look at.
 
     Attributes:
         images: (R, C, S, S, 3) uint8 RGB, a row for each sample, a column for each epoch.

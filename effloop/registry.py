@@ -1,4 +1,4 @@
-"""One door for every part: a name, the dataclass that configures it, and what builds it."""
+"""Registries of parts: a name, the dataclass that configures it, and what builds it."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def load_plugins() -> list[str]:
         except Exception as error:
             raise ConfigError(
                 f"plugin '{point.name}' ({point.value}) does not import: {type(error).__name__}: {error}; "
-                "mend or uninstall it"
+                "fix or uninstall it"
             ) from error
         modules.append(point.module)
     return modules

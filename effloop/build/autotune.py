@@ -1,4 +1,4 @@
-"""What is only known by doing some steps: which value `auto` comes to, and how long compiling takes."""
+"""Resolves `auto` by measuring training steps, and compiles before the first one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from effloop.build.model import build_model
-from effloop.build.race import fastest, seconds_of, undisturbed
+from effloop.build.race import fastest, seconds_of, state_preserved
 from effloop.build.resolve import Resolved, resolved
 from effloop.config import Config
 from effloop.data.source import sources
@@ -27,14 +27,14 @@ from effloop.task import Task
 from effloop.train.step import Step
 
 _VALUES = {"channels_last": (True, False), "cudnn_benchmark": (True, False), "compile": (False, True)}
-"""Key -> what it can be, the first being what it is where both are as fast."""
+"""Key -> its values; the first is taken where both are as fast."""
 
 
 def resolve_auto(config: Config, task: Task, parallel: Parallel) -> tuple[Resolved, list[str]]:
     """The config with a value for each key that is `auto`, and a line for each that says what was measured.
 
-    Whole training steps are measured, on random images of the batch's size; what comes after is as if they hadn't
-    been. All ranks measure, as they will train, at the same time; what rank 0 found holds for all.
+    Whole training steps are measured, on random images of the batch's size, and leave no trace. All ranks measure at
+    the same time, as they will train; what rank 0 finds holds for all.
     """
     asked = [key for key in _VALUES if getattr(config, key) == "auto"]
     trial = resolved(config, parallel, **{key: _VALUES[key][0] for key in asked})
@@ -50,7 +50,7 @@ def resolve_auto(config: Config, task: Task, parallel: Parallel) -> tuple[Resolv
         ways: list[dict[str, Any]] = [{key: value} for value in _VALUES[key]]
         values = {str(way[key]).lower(): replace(trial, **way) for way in ways}
         with ExitStack() as stack:
-            stack.enter_context(undisturbed(nn.Module()))  # random numbers
+            stack.enter_context(state_preserved(nn.Module()))  # random numbers
             # What cuDNN has found, by trying or not, holds for the life of a process.
             make = partial(_elsewhere, stack) if key == "cudnn_benchmark" else _trial
             steps = {word: make(each, task, num_outputs, parallel.device) for word, each in values.items()}
@@ -61,7 +61,7 @@ def resolve_auto(config: Config, task: Task, parallel: Parallel) -> tuple[Resolv
 
 
 def _trial(config: Resolved, task: Task, num_outputs: int, device: torch.device) -> Callable[[], None]:
-    """One update of a model of its own, which is built when the first is asked for."""
+    """One update of a model of its own, which is built at the first call."""
     made: list[tuple[Step, torch.optim.Optimizer, Tensor, Tensor, Tensor]] = []
     precision = precisions.build(config.precision, device)
 
@@ -82,7 +82,7 @@ def _trial(config: Resolved, task: Task, num_outputs: int, device: torch.device)
 def _elsewhere(
     stack: ExitStack, config: Resolved, task: Task, num_outputs: int, device: torch.device
 ) -> Callable[[], None]:
-    """The same in a process of its own, which ends with the stack."""
+    """The same in a process of its own, which ends when the stack is closed."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     child = context.Process(target=_serve, args=(theirs, config, task, num_outputs, device), daemon=True)
@@ -104,7 +104,7 @@ def _elsewhere(
 
 
 def _serve(pipe: Connection, config: Resolved, task: Task, num_outputs: int, device: torch.device) -> None:
-    """Do a step for each word from the pipe, until it is closed."""
+    """Do a step for each message from the pipe, until it is closed."""
     torch.backends.cudnn.benchmark = config.cudnn_benchmark
     step = _trial(config, task, num_outputs, device)
     with suppress(EOFError):
@@ -125,26 +125,25 @@ def compile_now(
     precision: Precision,
     num_outputs: int,
 ) -> float:
-    """Have a compiled model compiled before the clock of training runs; the seconds that it took.
+    """Compile a model before training is timed; returns the seconds that it took.
 
-    For training and for evaluation, at each size of images that there will be; nothing else is changed by it. All
-    ranks have to: in DDP's own forward torch cuts the graph where gradients are sent, so that sending and computing
-    overlap.
+    It is compiled for training and for evaluation, at each image size of the run; nothing else changes. All ranks
+    have to do it: DDP splits the graph where gradients are sent, so that communication overlaps with computing.
 
     Args:
         config: of the run.
-        train_step: a `Step`, as the strategy wrapped it.
-        averaged: what is evaluated.
+        train_step: a `Step`, as `Parallel.wrap` returned it.
+        averaged: the model that is evaluated.
         task: of both.
         precision: of both.
         num_outputs: of the model.
 
     Raises:
-        ConfigError: torch.compile can't; the line has its reason.
+        ConfigError: torch.compile failed; the message has its reason.
     """
     import torch._dynamo as dynamo  # 1 s
 
-    dynamo.config.optimize_ddp = not config.model.checkpointing  # such graphs can't be cut
+    dynamo.config.optimize_ddp = not config.model.checkpointing  # such graphs can't be split
 
     def run() -> None:
         for size in dict.fromkeys(config.progressive or [config.image_size]):
@@ -154,7 +153,7 @@ def compile_now(
             averaged.eval()(images)
 
     try:
-        with undisturbed(train_step):
+        with state_preserved(train_step):
             return seconds_of(run)
     except dynamo.exc.TorchDynamoException as error:
         reason = str(error).strip().partition("\n")[0]

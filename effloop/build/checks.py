@@ -19,7 +19,7 @@ def check_trained_on(state: Mapping[str, Any], classes: Sequence[str], where: st
     """Refuse data of other classes than the checkpoint's.
 
     Raises:
-        DataError: the line has both.
+        DataError: with both lists of classes.
     """
     if list(classes) != state["classes"]:
         raise DataError(
@@ -60,7 +60,7 @@ def check_resumable(config: Config, state: Mapping[str, Any], *, world_size: int
             "from the weights alone: model.weights=RUN"
         )
     decayed, decay = state["config"]["optim"]["decay_norm_and_bias"], config.optim.decay_norm_and_bias
-    if decayed != decay:  # the optimizer's groups hang on it
+    if decayed != decay:  # the optimizer's groups depend on it
         words = (str(decayed).lower(), str(decay).lower())
         raise ConfigError(
             f"optim.decay_norm_and_bias: the checkpoint was trained with {words[0]}, not {words[1]}; keep it"
@@ -83,7 +83,7 @@ def check_same_data(state: Mapping[str, Any], data: Mapping[str, Any], *, in_pla
         in_place: whether in the same run folder.
 
     Raises:
-        DataError: the line has both fingerprints.
+        DataError: with both fingerprints.
     """
     lines = compare.inputs(state.get("data", data), data)
     if lines and in_place:
@@ -98,7 +98,7 @@ def check_same_model(config: Config, state: Mapping[str, Any]) -> None:
     """Refuse another network than the checkpoint's.
 
     Raises:
-        ConfigError: the line has what differs.
+        ConfigError: with what differs.
     """
     was, now = state["config"]["model"], configs.to_dict(config)["model"]
     differ = [key for key in sorted({*was, *now} - _NOT_THE_NETWORK) if was.get(key) != now.get(key)]
@@ -111,7 +111,7 @@ def check_same_model(config: Config, state: Mapping[str, Any]) -> None:
 
 @contextmanager
 def fitting(command: str) -> Iterator[None]:
-    """Around loading a state: what doesn't fit becomes one line."""
+    """Around loading a state: turns what doesn't fit into a `ConfigError`."""
     try:
         yield
     except (KeyError, RuntimeError, ValueError, TypeError) as error:

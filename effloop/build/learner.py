@@ -119,8 +119,7 @@ def _load(model: nn.Module, environment: Environment, data: Data, start: Start) 
             notes += check_same_data(start.state, data.fingerprints, in_place=start.in_place)
             model.load_state_dict(start.state["model"])
     elif config.model.weights:
-        arch = getattr(config.model, "arch", None) if config.model.name == "torchvision" else None
-        notes.append(load_weights(model, config.model.weights, arch))
+        notes.append(load_weights(model, config.model.weights, config.model.torchvision_arch))
     if config.model.weights and config.resume:
         notes.append(f"weights: those of {start.checkpoint}; model.weights is not read")
     return notes

@@ -1,4 +1,4 @@
-"""Which of several ways to do a step is the fastest here: what `auto` means where only measuring tells."""
+"""Measures which of several ways to do a training step is the fastest on this machine."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from torch import nn
 from effloop.checkpoint import rng
 
 Step = Callable[[], object]
-"""One update, or whatever is compared, on data that lies ready."""
+"""One update, or whatever else is compared, on data that is in memory already."""
 
 Clock = Callable[[], float]
-"""Seconds since some moment."""
+"""Returns the time in seconds."""
 
 WARM_UP = 3
-"""Calls before any is timed: the first compiles, tries algorithms and makes an optimizer's moments, and what is to be
-replayed on a GPU is recorded in the two behind it."""
+"""Calls before any is timed: the first compiles, tries algorithms and allocates the optimizer's state; CUDA graphs are
+recorded in the two that follow."""
 
 TURN_S = 0.1
-"""Seconds that one candidate goes on before it is another's turn, if that is more than one step."""
+"""Seconds that one candidate runs before the next one does, if that is more than one step."""
 
 BUDGET_S = 10.0
-"""Seconds for all turns; three of each there are in any case."""
+"""Seconds for all turns; each candidate has three in any case."""
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RaceResult:
     """What was measured.
 
     Attributes:
-        name: the candidate to take.
-        line: for people: which was taken, what each needs, and why others are out.
-        step_s: candidate -> seconds a step, in the middle of its turns; without those that are out.
-        warm_up_s: candidate -> seconds that its first calls took, compiling included.
+        name: the fastest candidate.
+        line: for the log: which was taken, the time of each, and why others failed.
+        step_s: candidate -> seconds per step, the median of its turns; without those that failed.
+        warm_up_s: candidate -> seconds of its first calls, compiling included.
     """
 
     name: str
@@ -57,23 +57,22 @@ def fastest(
     rounds: int = 7,
     margin: float = 0.02,
     clock: Clock = time.perf_counter,
-) -> Verdict:
-    """Measure all in turns, and take the first unless another is faster by more than chance may explain.
+) -> RaceResult:
+    """Measure all candidates alternately; the first wins unless another is faster by more than the noise.
 
-    In turns, because a machine's speed drifts by 10 % within a minute: each is compared with the first round by
-    round. Its gain, in the middle of all rounds, must be more than `margin` and more than the rounds differ among
-    themselves (their median absolute deviation).
+    Alternately, because a machine's speed drifts by 10 % within a minute: each is compared with the first round by
+    round. The median of its gains must be more than `margin` and more than their median absolute deviation.
 
     Args:
-        what: the config key, for the line.
-        candidates: value of that key -> a step with it; the default first. Steps change what they work on: see
-            `undisturbed`.
+        what: the config key, for the line of the log.
+        candidates: value of that key -> a step with it; the default first. Steps change the model: see
+            `state_preserved`.
         rounds: turns of each; fewer where steps are slow.
-        margin: share of the time that is not worth a change.
-        clock: what the time is read from.
+        margin: share of the time below which the default stays.
+        clock: returns the time in seconds.
 
     Raises:
-        Exception: what the first raised, as there is nothing else to fall back on. Another one that raises is out.
+        Exception: the first one raised it, so there is nothing to fall back on. Another one that raises is left out.
     """
     race = _Race(candidates, clock)
     race.run(rounds)
@@ -87,17 +86,17 @@ def fastest(
     )
     if step_s[winner] > min(step_s.values()):
         line += ", within their noise"
-    line += "".join(f"; {name} is out: {reason}" for name, reason in race.out.items())
-    return Verdict(winner, line, step_s, race.warm_up_s)
+    line += "".join(f"; {name} failed: {reason}" for name, reason in race.failed.items())
+    return RaceResult(winner, line, step_s, race.warm_up_s)
 
 
 class _Race:
-    """Candidates that take turns.
+    """Candidates that are measured alternately.
 
     Attributes:
-        turns: candidate -> seconds a step in each of its turns; without those that are out.
+        turns: candidate -> seconds per step in each of its turns; without those that failed.
         warm_up_s: candidate -> seconds of its first calls.
-        out: candidate -> why it is out.
+        failed: candidate -> why it failed.
     """
 
     def __init__(self, candidates: Mapping[str, Step], clock: Clock) -> None:
@@ -106,34 +105,34 @@ class _Race:
         self.default = next(iter(candidates))
         self.turns: dict[str, list[float]] = {name: [] for name in candidates}
         self.warm_up_s: dict[str, float] = {}
-        self.out: dict[str, str] = {}
+        self.failed: dict[str, str] = {}
 
     def run(self, rounds: int) -> None:
-        """Warm all up, then measure `rounds` turns of each, in an order that turns about."""
+        """Warm all up, then measure `rounds` turns of each, in alternating order."""
         length: dict[str, float] = {}
         for name, step in self.steps.items():
-            with self._may_drop_out(name):
+            with self._may_fail(name):
                 self.warm_up_s[name] = warm_up(step, clock=self.clock)
                 length[name] = seconds_of(step, clock=self.clock)
         a_round = sum(max(TURN_S, length[name]) for name in self.turns)
         for number in range(max(3, min(rounds, int(BUDGET_S / a_round)))):
             for name in list(self.turns)[:: -1 if number % 2 else 1]:
                 calls = max(1, min(100, int(TURN_S / max(length[name], 1e-9))))
-                with self._may_drop_out(name):
+                with self._may_fail(name):
                     self.turns[name].append(seconds_of(self.steps[name], calls, self.clock) / calls)
 
     @contextmanager
-    def _may_drop_out(self, name: str) -> Iterator[None]:
+    def _may_fail(self, name: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:
             if name == self.default:
                 raise
-            self.out[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+            self.failed[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
             del self.turns[name]
 
     def gain(self, name: str) -> float:
-        """Share of the default's time that this one saves; 0 where its rounds differ by as much."""
+        """Share of the default's time that this candidate saves; 0 where its rounds differ by as much."""
         ratios = [own / usual for own, usual in zip(self.turns[name], self.turns[self.default], strict=True)]
         middle = statistics.median(ratios)
         spread = statistics.median(abs(ratio - middle) for ratio in ratios)
@@ -141,12 +140,12 @@ class _Race:
 
 
 def warm_up(step: Step, calls: int = WARM_UP, clock: Clock = time.perf_counter) -> float:
-    """Seconds that the first calls take: what is only done once, such as compiling, to be reported apart."""
+    """Seconds of the first calls: what is done only once, such as compiling."""
     return seconds_of(step, calls, clock)
 
 
 def seconds_of(step: Step, calls: int = 1, clock: Clock = time.perf_counter) -> float:
-    """Seconds of so many calls in a row, what they leave to a GPU included."""
+    """Seconds of several calls in a row, including the work they queue on a GPU."""
     _wait()
     started = clock()
     for _ in range(calls):
@@ -156,7 +155,7 @@ def seconds_of(step: Step, calls: int = 1, clock: Clock = time.perf_counter) -> 
 
 
 def _wait() -> None:
-    # Else nothing is under way, and to ask would start it, which takes half a gigabyte of its memory.
+    # Otherwise nothing is queued, and asking would initialise CUDA, which takes half a gigabyte of GPU memory.
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
 
@@ -165,19 +164,19 @@ class Stateful(Protocol):
     """An optimizer, a precision, a schedule, an average of weights."""
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a step changes of it."""
+        """Everything that a step changes."""
 
     def load_state_dict(self, state: dict[str, Any], /) -> object:
-        """Put that back."""
+        """Restore it."""
 
 
 @contextmanager
-def undisturbed(model: nn.Module, *parts: Stateful) -> Iterator[None]:
-    """Whatever steps are done inside leave no trace.
+def state_preserved(model: nn.Module, *parts: Stateful) -> Iterator[None]:
+    """Steps inside the block leave no trace.
 
-    Put back are the model's parameters, buffers, gradients and modes (training or not), in place, the states of
+    Restored are the model's parameters, buffers, gradients and modes (training or not), in place, the states of
     `parts`, and all random generators: Python's, NumPy's, torch's on every device. What a module keeps beside its
-    parameters and buffers stays. A second copy of the model and of the states lies beside them meanwhile.
+    parameters and buffers is not. Inside the block there is a second copy of the model and of the states.
     """
     kept = [(each, each.detach().clone()) for each in chain(model.parameters(), model.buffers())]
     grads = [(each, each.grad, None if each.grad is None else each.grad.clone()) for each in model.parameters()]

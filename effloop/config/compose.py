@@ -54,10 +54,10 @@ def finish(tree: DictConfig, overrides: Sequence[str] = ()) -> Config:
             _check_part(group, getattr(config, group))
     _resolve_precision(config)
     _resolve_scores(config)
-    if config.parallel.name == "dp" and config.compile:
+    if config.parallel.replicates and config.compile:
         raise ConfigError(
-            f"compile: {word(config.compile)} contradicts parallel=dp, which copies the model in every step; "
-            "set parallel=ddp or compile=false"
+            f"compile: {word(config.compile)} contradicts parallel={config.parallel.name}, "
+            "which copies the model in every step; set parallel=ddp or compile=false"
         )
     config.lr = config.optim.lr = config.optim.lr if config.lr is None else config.lr
     return config

@@ -29,6 +29,11 @@ class ModelConfig(PartConfig):
     freeze: list[str] = field(default_factory=list)
     weights: str | None = None
 
+    @property
+    def torchvision_arch(self) -> str | None:
+        """The model's name in torchvision, if that is where it comes from."""
+        return None
+
     def __post_init__(self) -> None:
         if self.num_classes is not None and self.num_classes < 1:
             raise ConfigError(f"model.num_classes: {self.num_classes} is not allowed; set a number above 0, or null")

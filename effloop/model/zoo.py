@@ -15,23 +15,28 @@ from effloop.registry import PartConfig, choices
 
 
 @dataclass
-class TorchvisionConfig(ModelConfig):
-    """Fields of `model=torchvision`; `model=resnet50` is short for it with `arch` set.
+class ArchConfig(ModelConfig):
+    """Fields of models that another package has by name.
 
     Attributes:
-        arch: a classification model's name in torchvision.
+        arch: the model's name there.
     """
 
     arch: str = MISSING
 
 
 @dataclass
-class TimmConfig(TorchvisionConfig):
-    """Fields of `model=timm`.
+class TorchvisionConfig(ArchConfig):
+    """Fields of `model=torchvision`; `model=resnet50` is short for it with `arch` set."""
 
-    Attributes:
-        arch: a model's name in timm.
-    """
+    @property
+    def torchvision_arch(self) -> str | None:
+        return self.arch
+
+
+@dataclass
+class TimmConfig(ArchConfig):
+    """Fields of `model=timm`."""
 
 
 @models.lazy_names

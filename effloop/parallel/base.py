@@ -23,9 +23,11 @@ class ParallelConfig(PartConfig):
 
     Attributes:
         of_ranks: whether it is made of several processes, which have to be started first.
+        replicates: whether it copies the model in every step, which a compiled one can't be.
     """
 
     of_ranks: ClassVar[bool] = False
+    replicates: ClassVar[bool] = False
 
 
 class Parallel(ABC):

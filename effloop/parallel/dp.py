@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,8 @@ from effloop.parallel.single import NoParallel
 @dataclass
 class DpConfig(ParallelConfig):
     """Fields of `parallel=dp`: there are none."""
+
+    replicates: ClassVar[bool] = True
 
 
 class Share(nn.Module):

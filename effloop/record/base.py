@@ -1,4 +1,4 @@
-"""What every recorder is, and what it is told."""
+"""The base class of recorders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RecordConfig(PartConfig):
     """Fields that every recorder has.
 
     Attributes:
-        log_every: updates between two lines of the log; the device is waited for only then.
+        log_every: updates between two lines of the log; only then does the host wait for the device.
     """
 
     log_every: int = 10
@@ -28,7 +28,7 @@ class RecordConfig(PartConfig):
             raise ConfigError(f"record.log_every: {self.log_every} is not allowed; set a number of updates above 0")
 
     def require(self) -> None:
-        """Find out whether the packages that are needed are there.
+        """Check that the packages needed are installed.
 
         Raises:
             ConfigError: one is not installed.
@@ -37,7 +37,7 @@ class RecordConfig(PartConfig):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a run is.
+    """The position of a run.
 
     Attributes:
         epoch: counted from 0.
@@ -55,29 +55,29 @@ class Position:
 
 
 class Recorder:
-    """Hears what happens and writes none of it down; the parent of those that do."""
+    """Records nothing; the base class of recorders that do."""
 
     def __enter__(self) -> Recorder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
-        """The run is over, or broken off by `error`, which is of type `kind`."""
+        """The run is over, or was stopped by `error`, which is of type `kind`."""
 
     def note(self, line: str) -> None:
-        """Something worth a line, for people."""
+        """Write a line to the log."""
 
     def images(self, name: str, preview: Previews) -> None:
-        """Images to look at; `preview` loads them, if anybody looks."""
+        """Show samples; `preview` loads them, if they are shown."""
 
     def wait(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The same batches, with the time spent waiting for each on the clock."""
+        """The same batches; the time spent waiting for each is measured."""
         yield from batches
 
     def step(self, position: Position, metrics: Metrics, lr: float) -> None:
-        """An update was done; `metrics` has this epoch's training so far, on the device."""
+        """An update was done; `metrics` has this epoch's sums so far, on the device."""
 
     def span(self, name: str, position: Position) -> AbstractContextManager[None]:
-        """Around what is no training, to time it: `evaluation`, `checkpoint`."""
+        """Time what isn't training: `evaluation`, `checkpoint`."""
         del name, position
         return nullcontext()
 
@@ -85,7 +85,7 @@ class Recorder:
         """An epoch was trained and evaluated."""
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """The run came to its end."""
+        """The run has finished."""
 
 
 recorders: Registry[Recorder] = Registry("record")
@@ -93,6 +93,6 @@ recorders: Registry[Recorder] = Registry("record")
 
 @recorders.register("none", RecordConfig)
 def null_recorder(config: RecordConfig, **context: Any) -> Recorder:
-    """Nothing is written down."""
+    """Nothing is recorded."""
     del config, context
     return Recorder()

@@ -11,7 +11,7 @@ from effloop.batch import Batch
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of training.
+    """A span of training.
 
     Attributes:
         seconds: how long it took, waiting for data included.

@@ -1,4 +1,4 @@
-"""Lines for people: log.txt, the standard output, a terminal."""
+"""Lines of the log: log.txt, the standard output, a terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from effloop.task import Meter
 
 
 class LogSink(Sink):
-    """A line for each report; where it goes is an override's."""
+    """A line for each report; subclasses say where it goes."""
 
     def train(self, report: StepReport) -> None:
         self.note(report.line())
@@ -43,7 +43,7 @@ class LogFile(LogSink):
 
 
 class PlainOutput(LogSink):
-    """A standard output that is no terminal."""
+    """A standard output that isn't a terminal."""
 
     is_output = True
 

@@ -1,4 +1,4 @@
-"""The recorder of a run folder."""
+"""The recorder that writes to a run folder."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class RunConfig(RecordConfig):
 
 
 _PREVIEW_EPOCHS = 4
-_PREVIEW_PIXELS = 8_000_000  # 100 images of 256 pixels; more take seconds, and TensorBoard holds them in memory
+_PREVIEW_PIXELS = 8_000_000  # 100 images of 256 pixels; more take seconds, and TensorBoard keeps them in memory
 
 
 def _preview_rows(side: int) -> int:
@@ -83,7 +83,7 @@ class RunRecorder(Recorder):
     ) -> None:
         """Record to `run_dir`; a resumed run goes on after update `first_step`.
 
-        Rank 0 alone writes. The others hear the same, because whoever reads a meter needs all ranks' sums.
+        Rank 0 alone writes. The others take part, because reading the metrics needs all ranks' sums.
         `hyperparameters` are what to tell the run from others by: {"optim.lr": 0.1, …}.
         """
         self.config = config
@@ -112,7 +112,7 @@ class RunRecorder(Recorder):
         return self
 
     def _take_up(self) -> None:
-        """Go on with the times that a run had before it was resumed."""
+        """Add the times that a run had before it was resumed."""
         self._trained, beside = spent(self.run_dir / "perf.jsonl")
         self._beside.update(beside)
         self._started -= self._trained.seconds + sum(beside.values())

@@ -1,4 +1,4 @@
-"""What hears of a run's progress, and how one that fails is let go."""
+"""Where a run's progress is written to, and how a sink that fails is dropped."""
 
 from __future__ import annotations
 
@@ -103,19 +103,19 @@ def _in_lines(meters: Sequence[Meter]) -> list[Meter]:
 
 
 class Sink:
-    """Hears everything and keeps nothing; the parent of those that do.
+    """Writes nothing; the base class of sinks.
 
-    Whatever an override raises, the run goes on without the sink. KeyboardInterrupt passes.
+    Whatever a method raises, the run goes on without the sink. KeyboardInterrupt passes.
     """
 
     is_output: ClassVar[bool] = False
-    """Whether it writes to the standard output: whose reader is gone ends the command, as with any other."""
+    """Whether it writes to the standard output: a closed pipe there ends the command, as with any other."""
 
     def note(self, line: str) -> None:
-        """Something worth a line, for people."""
+        """A line for the log."""
 
     def warning(self, line: str) -> None:
-        """What went wrong with another sink; standard error has it already."""
+        """Another sink failed; standard error has the line already."""
 
     def images(self, name: str, picture: NDArray[np.uint8]) -> None:
         """A picture of what is trained on; RGB.
@@ -140,17 +140,17 @@ class Sink:
         """The run is over, or broken off by `error`."""
 
     def close(self) -> None:
-        """Let go of what it holds, whether it has failed or not."""
+        """Close files and connections, whether it has failed or not."""
 
 
 class Sinks:
-    """Several sinks as one. One that fails is dropped with a warning, and the others hear the rest."""
+    """Several sinks as one. One that fails is dropped with a warning; the others go on."""
 
     def __init__(self) -> None:
         self._named: list[tuple[str, Sink]] = []
 
     def open(self, name: str, make: Callable[[], Sink]) -> None:
-        """Add the sink that `make` makes, if it can; `name` is for people."""
+        """Add the sink that `make` makes, if it can; `name` is for messages."""
         try:
             self._named.append((name, make()))
         except Exception as error:
@@ -160,7 +160,7 @@ class Sinks:
         """Do something with each.
 
         Raises:
-            BrokenPipeError: whoever read the standard output is gone.
+            BrokenPipeError: the reader of the standard output is gone.
         """
         for each in list(self._named):
             name, sink = each

@@ -1,4 +1,4 @@
-"""The part of a training step that a parallel strategy may run in several places at once."""
+"""Forward pass and loss: the part of a training step that a parallel strategy may run on several devices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from effloop.task import Task
 
 
 class Step(nn.Module):
-    """Images and targets in, loss and the meters' sums out.
+    """Images and targets in, loss and the task's sums out.
 
     The loss is computed in here, and the model's outputs don't leave it, so that nothing large is gathered where a
     strategy runs copies of it on several devices.
@@ -17,7 +17,7 @@ class Step(nn.Module):
     Args:
         model: (N, 3, S, S) -> (N, K) outputs.
         task: its loss is what is minimised.
-        precision: in which number formats.
+        precision: autocast of the forward pass.
     """
 
     def __init__(self, model: nn.Module, task: Task, precision: Precision) -> None:
@@ -32,7 +32,7 @@ class Step(nn.Module):
         Args:
             images: (N, 3, S, S) float32.
             targets: (N, ...) as the task wants them, or (N, K) float32 shares of the classes.
-            valid: (N,) bool; False is not counted by the meters.
+            valid: (N,) bool; False is not counted.
 
         Returns:
             The mean loss, () float32, and (M,) float64 sums as `Task.sums` gives them.

@@ -1,4 +1,4 @@
-"""The loop."""
+"""The training loop."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ class BatchStream(Protocol):
         """Batches in an epoch."""
 
     def describe(self) -> str:
-        """One line for people."""
+        """One line that says what is loaded."""
 
     def epoch(self, epoch: int, samples_seen: int = 0) -> Iterable[Batch]:
         """The batches of one epoch, from a position on."""
 
     def preview(self, num_samples: int, num_epochs: int, most: Callable[[int], int]) -> Preview:
-        """Some samples in the first epochs, for people; may be none. At most `most(side in pixels)` samples."""
+        """Some samples in the first epochs, to look at; may be none. At most `most(side in pixels)` samples."""
 
     def close(self) -> None:
-        """End what loads them."""
+        """Stop the workers."""
 
 
 @dataclass
 class LoopConfig:
-    """What the loop itself is told.
+    """Settings of the loop itself.
 
     Attributes:
-        epochs: how often the training split is gone through.
-        accumulate: batches whose gradients make one update.
-        max_grad_norm: what an update's gradients are scaled down to, if their L2 norm is above it; None is no limit.
+        epochs: passes over the training split.
+        accumulate: batches per optimizer update.
+        max_grad_norm: L2 norm that an update's gradients are clipped to; None is no limit.
     """
 
     epochs: int
@@ -74,7 +74,7 @@ class Progress:
 
 
 _PARTS = ("model", "average", "precision", "checkpoints")
-"""What has a state of its own and takes it back as it is."""
+"""Parts whose state is saved and loaded as it is."""
 
 
 @dataclass(kw_only=True)
@@ -87,8 +87,8 @@ class Trainer:
         average: has the weights that are evaluated.
         train, val: the two splits' batches, on the device.
         metrics: of the training epoch under way and of the validation; both on the device.
-        notes: lines for people, said when training begins.
-        prunes: (epochs done, epochs) -> whether the run ends there; the same on all ranks.
+        notes: lines for the log, written when training begins.
+        prunes: (epochs done, epochs) -> whether the run ends early; the same on all ranks.
         progress: the position.
     """
 
@@ -138,7 +138,7 @@ class Trainer:
                     self.checkpoints.save(self.state_dict(), is_best=is_best)
                 if self.prunes(self.progress.epoch, self.loop.epochs):
                     summary["pruned"] = self.progress.epoch
-                    self.recorder.note(f"pruned after epoch {self.progress.epoch - 1}: others did better by then")
+                    self.recorder.note(f"pruned after epoch {self.progress.epoch - 1}: other runs were better by then")
                     break
             last = {**scores, "epoch": self.progress.epoch - 1}
             summary |= {"best": self.checkpoints.best, "last": last, "step": self.progress.step}
@@ -195,7 +195,7 @@ class Trainer:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a run goes on from: tensors and plain values. Every rank has to ask."""
+        """Everything that a run continues from: tensors and plain values. Every rank has to call this."""
         states = {name: getattr(self, name).state_dict() for name in (*_PARTS, "optimizer", "schedule")}
         sums = self.parallel.sum(self.metrics.sums).clone()
         return {
@@ -206,13 +206,13 @@ class Trainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave, with the rates and other settings of this run."""
+        """Continue from a `state_dict`, with the learning rate and other settings of this run."""
         for name in _PARTS:
             getattr(self, name).load_state_dict(state[name])
         go_on(self.optimizer, self.schedule, state["optimizer"], state["schedule"])
         self.progress = Progress(**state["progress"])
         self.metrics.sums.copy_(state["metrics"] * (self.parallel.rank == 0))  # they are all ranks' sums
-        if len(state["rng"]) == self.parallel.world_size:  # else each keeps what it was seeded with
+        if len(state["rng"]) == self.parallel.world_size:  # otherwise each rank keeps its own seed
             rng.restore(state["rng"][self.parallel.rank])
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from effloop.build import race as settle
-from effloop.build.race import fastest, undisturbed
+from effloop.build.race import fastest, state_preserved
 from effloop.optim import Average
 from effloop.precision import Precision
 
@@ -106,7 +106,7 @@ def test_a_candidate_that_raises_is_out(after: int) -> None:
     verdict = fastest("compile", {"false": bench.step("false", 0.2), "true": bad}, clock=bench.clock)
     assert verdict.name == "false"
     assert verdict.line == (
-        "compile: auto took false: 200 ms a step; true is out: RuntimeError: no compiler is found on PATH"
+        "compile: auto took false: 200 ms a step; true failed: RuntimeError: no compiler is found on PATH"
     )
     assert list(verdict.step_s) == ["false"]
 
@@ -168,7 +168,7 @@ def test_measured_steps_leave_no_trace(name: str, stepped: int, raises: bool) ->
             before = [parameter.data_ptr() for parameter in parts[0].parameters()]
             grads = [parameter.grad for parameter in parts[0].parameters()]
             try:
-                with undisturbed(*parts):
+                with state_preserved(*parts):
                     parts[0].train()
                     parts[1].zero_grad()
                     for _ in range(5):
