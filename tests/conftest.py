@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 # For images this small a second thread is no help, and where another process wants the core, OpenMP's
 # threads wait for each other: an update of 5 ms took 1,300. Processes that tests start inherit it.
@@ -12,6 +15,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 import torch
+from forks import Forked
 from runs import make_photos, train
 
 torch.set_num_threads(1)
@@ -48,3 +52,15 @@ def finished(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         assert train(photos, "run=run", "epochs=3") == 0
     return folder / "outputs" / "run"
+
+
+@pytest.fixture
+def forked_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The jobs of a sweep in this process are forked from one that has imported torch: see `forks`."""
+
+    def begin(command: list[str], **options: Any) -> subprocess.Popen[str]:
+        assert command[1:] == ["-m", "effloop.sweep.job"]
+        return Forked(command[2:], **options)
+
+    patched = SimpleNamespace(**{**vars(subprocess), "Popen": begin})
+    monkeypatch.setattr("effloop.sweep.isolation.subprocess", patched)

@@ -14,7 +14,7 @@ from pathlib import Path
 from ranks import all_gone, done, pids, started, wait_until
 from runs import TINY, make_photos
 
-ARGS = (sys.executable, "-m", "effloop", *TINY, "device=cpu", "batch_size=4", "parallel=ddp", "run=run")
+ARGS = ("effloop", *TINY, "device=cpu", "batch_size=4", "parallel=ddp", "run=run")
 
 
 def kill(photos: Path, folder: Path, rng: random.Random, *options: str) -> tuple[int, str, float]:

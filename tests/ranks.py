@@ -6,11 +6,13 @@ import contextlib
 import os
 import socket
 import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from forks import Forked
 
 import effloop
 
@@ -45,8 +47,8 @@ def run_script(script: str, cwd: Path, world_size: int = 2) -> list[tuple[int, s
     path.write_text(textwrap.dedent(script))
     port = free_port()
     processes = [
-        subprocess.Popen(
-            [sys.executable, str(path)],
+        Forked(
+            [str(path)],
             cwd=cwd,
             env=environment(rank, world_size, port),
             stdout=subprocess.PIPE,
@@ -59,16 +61,15 @@ def run_script(script: str, cwd: Path, world_size: int = 2) -> list[tuple[int, s
 
 
 def started(args: list[str], cwd: Path, **env: str) -> subprocess.Popen[str]:
-    """A process and group of its own that may start ranks; their scratch folder comes to be in `cwd`."""
-    return subprocess.Popen(
-        args,
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1", "TMPDIR": str(cwd), **env},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    """A process and group of its own that may start ranks; their scratch folder comes to be in `cwd`.
+
+    `effloop ...` is forked, and so are its ranks; `python -m effloop ...` is started.
+    """
+    env = {**os.environ, "PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1", "TMPDIR": str(cwd), **env}
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    if args[0] == "effloop":
+        return Forked(args, cwd=cwd, env=env, **pipes)
+    return subprocess.Popen(args, cwd=cwd, env=env, start_new_session=True, **pipes)
 
 
 def done(process: subprocess.Popen[str]) -> tuple[int, str, str]:

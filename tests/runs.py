@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from forks import Forked
 from images import encode, photo
 
 import effloop
@@ -35,23 +36,22 @@ def train(photos: Path, *overrides: str) -> int:
     return main(["train", f"data.root={photos}", *TINY, *overrides])
 
 
-def start(*args: str, cwd: Path, path: Path | None = None) -> subprocess.Popen[str]:
-    """`python -m effloop ARGS` in a process and a group of its own; `path` is put on its import path."""
+def start(*args: str, cwd: Path, path: Path | None = None, forked: bool = True) -> subprocess.Popen[str]:
+    """`python -m effloop ARGS` in a process and a group of its own; `path` is put on its import path.
+
+    It is forked from a process that has imported torch, unless the test is about what happens before.
+    """
     places = [str(path)] * (path is not None) + [str(Path(effloop.__file__).parents[1])]
-    return subprocess.Popen(
-        [sys.executable, "-m", "effloop", *args],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(places), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(places), "OMP_NUM_THREADS": "1"}
+    options: Any = {"cwd": cwd, "env": env, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    if forked:
+        return Forked(["effloop", *args], **options)
+    return subprocess.Popen([sys.executable, "-m", "effloop", *args], start_new_session=True, **options)
 
 
-def call(*args: str, cwd: Path, path: Path | None = None) -> tuple[int, str, str]:
+def call(*args: str, cwd: Path, path: Path | None = None, forked: bool = True) -> tuple[int, str, str]:
     """`python -m effloop ARGS`: exit code, standard output and standard error."""
-    with start(*args, cwd=cwd, path=path) as process:
+    with start(*args, cwd=cwd, path=path, forked=forked) as process:
         out, err = process.communicate(timeout=120)
     return process.returncode, out, err
 

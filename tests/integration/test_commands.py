@@ -32,7 +32,7 @@ def test_help_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_version_and_the_module(tmp_path: Path) -> None:
-    assert call("--version", cwd=tmp_path) == (0, f"effloop {effloop.__version__}\n", "")
+    assert call("--version", cwd=tmp_path, forked=False) == (0, f"effloop {effloop.__version__}\n", "")
 
 
 def test_list(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,7 +125,7 @@ class TestRunFolder:
     def test_beside_a_package_that_is_half_uninstalled(self, tmp_path: Path, photos: Path) -> None:
         (tmp_path / "site/~orch-1.0.dist-info").mkdir(parents=True)
         args = [f"data.root={photos}", *TINY, "epochs=1", "run=x"]
-        assert call(*args, cwd=tmp_path, path=tmp_path / "site")[0] == 0
+        assert call(*args, cwd=tmp_path, path=tmp_path / "site", forked=False)[0] == 0
 
     def test_hydras_own_key(self, here: Path, photos: Path) -> None:
         assert train(photos, "epochs=1", f"hydra.run.dir={here}/elsewhere") == 0

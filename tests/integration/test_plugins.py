@@ -89,7 +89,7 @@ def site(tmp_path: Path) -> Path:
 
 def test_trains_with_a_source_and_a_decoder(site: Path, tmp_path: Path) -> None:
     args = ["data=stripes", "decode=negative", "decode.white=254", *TINY, "run=x"]
-    code, out, err = call(*args, cwd=tmp_path, path=site)
+    code, out, err = call(*args, cwd=tmp_path, path=site, forked=False)
     assert (code, err) == (0, "")
     assert "32 images in 2 classes, stripes:train" in out
     config = yaml.safe_load((tmp_path / "outputs/x/config.yaml").read_text())
@@ -100,14 +100,14 @@ def test_trains_with_a_source_and_a_decoder(site: Path, tmp_path: Path) -> None:
 
 
 def test_is_listed(site: Path, tmp_path: Path) -> None:
-    out = call("list", cwd=tmp_path, path=site)[1]
+    out = call("list", cwd=tmp_path, path=site, forked=False)[1]
     lines = [line.split(maxsplit=2) for line in out.splitlines()]
     assert ["data", "stripes", "Stripes, 32 of them."] in lines
     assert ["decode", "negative", "Pillow's pixels, dark for light."] in lines
 
 
 def test_mistyped_key_of_a_plugin(site: Path, tmp_path: Path) -> None:
-    code, _, err = call("decode=negative", "decode.whte=1", cwd=tmp_path, path=site)
+    code, _, err = call("decode=negative", "decode.whte=1", cwd=tmp_path, path=site, forked=False)
     assert code == 2
     assert err == "effloop: 'decode.whte' is not a key of the config; did you mean 'decode.white'?\n"
 
@@ -115,7 +115,7 @@ def test_mistyped_key_of_a_plugin(site: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["import nothing_of_this_name", "1 / 0", "def broken(:"])
 def test_that_does_not_import(tmp_path: Path, text: str) -> None:
     install(tmp_path / "site", "broken_for_effloop", {"__init__.py": text})
-    code, out, err = call("list", cwd=tmp_path, path=tmp_path / "site")
+    code, out, err = call("list", cwd=tmp_path, path=tmp_path / "site", forked=False)
     assert (code, out) == (2, "")
     assert err.startswith("effloop: plugin 'broken_for_effloop' (broken_for_effloop) does not import: ")
     assert err.count("\n") == 1

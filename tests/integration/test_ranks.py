@@ -19,9 +19,6 @@ from runs import TINY, rows, train
 
 from effloop.cli.main import main
 
-pytestmark = pytest.mark.slow
-
-EFFLOOP = [sys.executable, "-m", "effloop"]
 RUN = [*TINY, "run=run", "device=cpu", "batch_size=4", "record.tensorboard=false", "record.samples=0"]
 DDP = [*RUN, "parallel=ddp", "parallel.sync_batchnorm=true"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
@@ -31,7 +28,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 def by_two(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     """A run of two ranks: the folder it was started in, standard output and standard error."""
     folder = tmp_path_factory.mktemp("two")
-    code, out, err = done(started([*EFFLOOP, f"data.root={photos}", *DDP], folder))
+    code, out, err = done(started(["effloop", f"data.root={photos}", *DDP], folder))
     assert code == 0, err
     return folder, out, err
 
@@ -46,9 +43,10 @@ def test_it_starts_its_ranks_and_leaves_one_run_folder(by_two: tuple[Path, str, 
     assert json.loads((folder / "outputs" / "run" / "summary.json").read_text())
 
 
+@pytest.mark.slow
 def test_it_is_replayed_by_as_many_to_the_bit(by_two: tuple[Path, str, str], tmp_path: Path) -> None:
     run = by_two[0] / "outputs" / "run"
-    code, out, err = done(started([*EFFLOOP, "replay", str(run), "run=again"], tmp_path))
+    code, out, err = done(started([sys.executable, "-m", "effloop", "replay", str(run), "run=again"], tmp_path))
     assert (code, err) == (0, "")
     assert out.startswith(f"replay of {run}: nothing differs\n")
     assert out.endswith(f"\nmetrics.jsonl: equal to the bit, {len(rows(run))} lines\n")
@@ -114,6 +112,7 @@ def test_a_script_of_ones_own_sees_each_sample_once(
         assert scores["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_torchrun_does_the_same(by_two: tuple[Path, str, str], photos: Path, tmp_path: Path) -> None:
     overrides = [word for word in DDP if word != "parallel=ddp"]
     args = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "-m", "effloop", f"data.root={photos}", *overrides]
@@ -125,6 +124,7 @@ def test_torchrun_does_the_same(by_two: tuple[Path, str, str], photos: Path, tmp
     assert out.count("run: ") == 1
 
 
+@pytest.mark.slow
 def test_torchrun_and_a_config_that_cant_be_taken(tmp_path: Path) -> None:
     args = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
     args += ["-m", "effloop", "parallel=none"]
@@ -149,7 +149,7 @@ def slurm(rank: int, port: int) -> dict[str, str]:
 
 
 def test_slurm_does_the_same(by_two: tuple[Path, str, str], photos: Path, tmp_path: Path) -> None:
-    port, args = free_port(), [*EFFLOOP, f"data.root={photos}", *DDP]
+    port, args = free_port(), ["effloop", f"data.root={photos}", *DDP]
     ended = [done(each) for each in [started(args, tmp_path, **slurm(rank, port)) for rank in (0, 1)]]
     assert [code for code, _, _ in ended] == [0, 0], ended
     assert_alike(tmp_path / "outputs" / "run", by_two[0] / "outputs" / "run")
@@ -158,7 +158,7 @@ def test_slurm_does_the_same(by_two: tuple[Path, str, str], photos: Path, tmp_pa
 
 def test_ranks_that_were_started_differently_say_so_once(tmp_path: Path) -> None:
     port = free_port()
-    processes = [started([*EFFLOOP, f"seed={rank}"], tmp_path, **environment(rank, 2, port)) for rank in (0, 1)]
+    processes = [started(["effloop", f"seed={rank}"], tmp_path, **environment(rank, 2, port)) for rank in (0, 1)]
     ended = [done(process) for process in processes]
     assert [code for code, _, _ in ended] == [2, 2]
     lines = "".join(err for _, _, err in ended).splitlines()
@@ -196,7 +196,7 @@ def test_commands_for_one_process(
 @pytest.fixture
 def long(photos: Path, tmp_path: Path) -> Iterator[list[str]]:
     """The command of a run that takes a while, in `tmp_path`."""
-    yield [*EFFLOOP, f"data.root={photos}", *DDP, "epochs=400"]
+    yield ["effloop", f"data.root={photos}", *DDP, "epochs=400"]
     for path in tmp_path.glob("effloop-ranks-*"):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -321,6 +321,7 @@ def two_hosts() -> Iterator[tuple[str, str]]:
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
+@pytest.mark.slow
 def test_two_machines(two_hosts: tuple[str, str], by_two: tuple[Path, str, str], photos: Path, tmp_path: Path) -> None:
     words = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=10.77.0.1", "--master-port=29511"]
     args = ["-m", "effloop", f"data.root={photos}", *DDP]

@@ -20,6 +20,8 @@ from runs import TINY, call, rows, start
 from effloop.cli.main import main
 from effloop.runs.reader import JOB, SWEEP, read_jobs, read_run
 
+pytestmark = pytest.mark.usefixtures("forked_jobs")
+
 QUIET = ("record.console=false", "record.tensorboard=false")
 
 
@@ -130,6 +132,7 @@ def test_two_at_once(here: Path, photos: Path, capfd: pytest.CaptureFixture[str]
     assert states(here / "outputs/multirun/x") == {"0": "stopped"}
 
 
+@pytest.mark.slow
 def test_a_killed_job_is_named_and_gone_on_with(here: Path, photos: Path) -> None:
     """Killed in the middle of the run; started again, only that one runs, from its checkpoint."""
     args = ["-m", f"data.root={photos}", *TINY, "record.tensorboard=false", "epochs=1,40,2", "run=x"]
@@ -219,7 +222,6 @@ def test_none_goes_on_without_the_sweep(here: Path, photos: Path) -> None:
         os.close(place)
 
 
-@pytest.mark.slow
 def test_search(here: Path, photos: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A failing trial ends nothing, and more of the objective is better without a word about it."""
     pytest.importorskip("optuna")

@@ -11,6 +11,7 @@ from effloop.bench.baselines import Work, check_same_work
 from effloop.cli.main import main
 
 
+@pytest.mark.slow
 def test_figures(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         "vs=processes,torchvision,dali,simplejpeg",
@@ -55,6 +56,7 @@ def test_refusals(words: str, wanted: str, here: Path, capsys: pytest.CaptureFix
     assert (err.count("\n"), out) == (1, "")
 
 
+@pytest.mark.slow
 def test_ffcv_does_the_same_as_we(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "what=loader", "vs=ffcv", f"data.root={photos}", *TINY]) == 2
     wanted = "it is compared on what was converted with quality=NUMBER or payload=raw; set data.root"

@@ -26,6 +26,7 @@ def bench(photos: Path, here: Path, *words: str) -> dict[str, dict[str, Any]]:
     return {row["knob"]: row for row in result["rows"]}
 
 
+@pytest.mark.slow
 def test_figures(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before, state = flags(), torch.get_rng_state()
     measured = ("nothing", "checkpointing", "accumulate", "progressive", "freeze")
@@ -85,6 +86,7 @@ def test_no_such_knob(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert not list(here.iterdir())
 
 
+@pytest.mark.slow
 def test_whole_runs(photos: Path, here: Path, tmp_path: Path) -> None:
     words = [f"data.root={photos}", *TINY, "record.tensorboard=false", "device=cpu", "checkpoint=none"]
     found = as_runs({"on": words}, 1, tmp_path)

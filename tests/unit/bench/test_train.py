@@ -10,6 +10,7 @@ from effloop.bench.train import Clock
 from effloop.cli.main import main
 
 
+@pytest.mark.slow
 def test_figures(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["repeats=2", "out=result.json", f"data.root={photos}", *TINY, "num_workers=1"]
     assert main(["bench", "what=train", *words]) == 0

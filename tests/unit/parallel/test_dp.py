@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from effloop.errors import ConfigError
+from effloop.errors import ConfigError, warn
 from effloop.parallel import parallels
 from effloop.parallel.dp import DpConfig, Share, Together
 
@@ -57,6 +57,7 @@ def test_one_gpu_is_not_several():
 
 
 def test_without_gpus_it_says_that_it_does_nothing(capfd):
+    warn.cache_clear()  # which says each line once
     parallel = parallels.build(DpConfig(name="dp"), torch.device("cpu"))
     assert "parallel=dp does nothing here" in capfd.readouterr().err
     step = Step()
