@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import json
-import os
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,8 +29,6 @@ from effloop.build.race import seconds_of
 from effloop.build.trainer import build_trainer
 from effloop.checkpoint import rng
 from effloop.config import Config
-from effloop.errors import ConfigError
-from effloop.registry import choices
 from effloop.train.trainer import Trainer
 
 
@@ -54,72 +49,6 @@ class Benchmark:
     options: Mapping[str, str] = field(default_factory=dict)
     files: Callable[[Mapping[str, Any], Path], None] | None = None
     overrides: bool = False
-
-
-def main(words: list[str]) -> int:
-    """`bench what=NAME [repeats=N] [out=FILE.json] [OPTION ...] [OVERRIDE ...]`.
-
-    Raises:
-        ConfigError: no such benchmark, or an option or override can't be taken.
-    """
-    pairs = [(word, *word.partition("=")[::2]) for word in words]
-    what = {key: value for _, key, value in pairs}.get("what", "loop")
-    if what not in BENCHMARKS:
-        raise ConfigError(f"what: no benchmark '{what}'; {choices(what, BENCHMARKS)}")
-    benchmark = BENCHMARKS[what]
-    options = {"what": what, "repeats": str(benchmark.repeats), "out": "", **benchmark.options}
-    overrides = [word for word, key, _ in pairs if key not in options]
-    options |= {key: value for _, key, value in pairs if key in options}
-    repeats, out = options["repeats"], _out(options["out"], what)
-    if not repeats.isdigit() or int(repeats) < 1:
-        raise ConfigError(f"repeats: '{repeats}' is not allowed; set a whole number above 0")
-    own: dict[str, Any] = {key: options[key] for key in benchmark.options}
-    if benchmark.overrides:
-        own["overrides"] = overrides
-    result = benchmark.call(configs.compose(overrides), int(repeats), **own)
-    if out:
-        out.parent.mkdir(parents=True, exist_ok=True)  # there, unless it is the default
-        out.write_text(json.dumps(result, indent=2) + "\n")
-    if out and benchmark.files:
-        benchmark.files(result, out)
-        print(f"figures: {out} and what is beside it")
-    return 0
-
-
-def _out(word: str, what: str) -> Path | None:
-    """Where the figures go, if anywhere; that they can is known before minutes of work.
-
-    Raises:
-        ConfigError: they can't be written there.
-    """
-    more = BENCHMARKS[what].files is not None
-    if not word:
-        if not more:
-            return None
-        folder = Path("outputs") / "bench" / time.strftime(f"{what}-%Y-%m-%d-%H-%M-%S")
-        _check_writable(next(path for path in folder.parents if path.exists()) / f"{folder.name}.tmp")
-        return folder / f"{what}.json"
-    out = Path(word)
-    if more and out.suffix != ".json":
-        raise ConfigError(f"out: {out} is not allowed, as a .csv and a .png are written beside it; set out=FILE.json")
-    for path in [out, out.with_suffix(".csv"), out.with_suffix(".png")] if more else [out]:
-        _check_writable(path)
-    return out
-
-
-def _check_writable(out: Path) -> None:
-    """Refuse, before minutes of work, a file that the figures can't be written to; nothing is left of the trial.
-
-    Raises:
-        ConfigError: no such folder, no permission, or a folder itself.
-    """
-    was_there = os.path.lexists(out)
-    try:
-        out.open("a").close()
-    except OSError as error:
-        raise ConfigError(f"out: {out} can't be written: {error.strerror}; set out=FILE.json") from None
-    if not was_there:
-        out.unlink()
 
 
 @dataclass

@@ -1,53 +1,75 @@
-"""What can be chosen: `python -m effloop list`."""
+"""`list`: what can be chosen."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from importlib.resources.abc import Traversable
+from typing import Annotated
 
-from effloop.config import Config
-from effloop.config import hydra_setup as search
-from effloop.errors import ConfigError
-from effloop.registry import Registry, choices, groups
+from effloop.cli.command import command
+from effloop.config import Config, hydra_setup
+from effloop.convert.readback import READ_BY
+from effloop.data.source import sources
+from effloop.data.source.storage.writing import writers
+from effloop.registry import Registry, groups
+
+GROUPS = (*Config.GROUPS, hydra_setup.EXPERIMENT)
+"""What parts are chosen for."""
 
 
-def show(words: Sequence[str]) -> None:
-    """Print one line for every choice of the group named, or of all groups.
+@dataclass(frozen=True)
+class ListOptions:
+    """Of `list`.
+
+    Attributes:
+        group: the parts of this one, among them those that are known by name only, e.g. all models of torchvision.
+        markdown: as a table for a page in Markdown.
+    """
+
+    group: Annotated[str, GROUPS] | None = field(default=None, metadata={"positional": "GROUP"})
+    markdown: bool = False
+
+
+@command("list", ListOptions, overrides=False, of_ranks=True)
+def show_choices(options: ListOptions, _: list[str]) -> int:
+    """All that can be chosen, or the choices of one group."""
+    if options.markdown:
+        print(group_table(options.group) if options.group else parts_table())
+        return 0
+    chosen = (options.group,) if options.group else GROUPS
+    found = {group: choices_of(group, lazy=bool(options.group)) for group in chosen}
+    widest = max(map(len, chosen))
+    for group, names in found.items():
+        wide = max(map(len, names), default=0)
+        for name, summary in names.items():
+            print(f"{group:<{widest}}  {name:<{wide}}  {summary}")
+    return 0
+
+
+def choices_of(group: str, *, lazy: bool = False) -> dict[str, str]:
+    """{name: one line} of a group, in the order of the names.
+
+    Args:
+        group: one of `GROUPS`.
+        lazy: also have the registry's lazy names, which may be many and slow to list.
 
     Raises:
-        ConfigError: no such group.
+        ConfigError: a plugin doesn't import.
     """
-    search.prepare(Config)
-    names = [*Config.GROUPS, search.EXPERIMENT]
-    if len(words) > 1 or (words and words[0] not in names):
-        raise ConfigError(f"list: no group '{' '.join(words)}'; {choices(words[0], names)}")
-    rows = [
-        (group, name, summary)
-        for group in words or names
-        for name, summary in sorted(_choices(group, whole=bool(words)).items())
-    ]
-    widest = max((len(group) for group, *_ in rows), default=0)
-    wide: dict[str, int] = {}
-    for group, name, _ in rows:
-        wide[group] = max(wide.get(group, 0), len(name))
-    for group, name, summary in rows:
-        print(f"{group:<{widest}}  {name:<{wide[group]}}  {summary}")
-
-
-def _choices(group: str, *, whole: bool) -> dict[str, str]:
-    """{name: one line}. `whole` has the registry's lazy names too, which may be many and slow to list."""
+    hydra_setup.prepare(Config)
     found: dict[str, str] = {}
-    parts: Registry[object] | None = groups.get(group)
-    for folder in search.config_folders():
+    for folder in hydra_setup.config_folders():
         files = (folder / group).iterdir() if (folder / group).is_dir() else ()
         for file in files:
             if file.name.endswith(".yaml"):
                 found.setdefault(file.name.removesuffix(".yaml"), _comment(file))
+    parts: Registry[object] | None = groups.get(group)
     if parts is not None:
         found = {name: parts[name].summary for name in parts} | found
-        if whole:
+        if lazy:
             found = {name: f"{group}={config.name} by name" for name, config in parts.named_lazily().items()} | found
-    return found
+    return dict(sorted(found.items()))
 
 
 def _comment(path: Traversable) -> str:
@@ -56,3 +78,28 @@ def _comment(path: Traversable) -> str:
         if line.startswith("#") and not line.startswith("# @package"):
             return line.lstrip("# ")
     return str(path)
+
+
+def parts_table() -> str:
+    """All groups and their choices, as a table in Markdown: what the documentation shows, and a test compares."""
+    return _table(("group", "choices"), {f"`{group}`": _code(choices_of(group)) for group in GROUPS})
+
+
+def group_table(group: str) -> str:
+    """The choices of a group as a table in Markdown; those of `data` with the `to=` by which `convert` writes them."""
+    names = choices_of(group)
+    if group != sources.group:
+        return _table((f"`{group}=`", ""), {f"`{name}`": summary for name, summary in names.items()})
+    written = {name: _code(to for to in writers if READ_BY.get(to, to) == name) for name in names}
+    rows = {f"`{name}` | {written[name]}": summary for name, summary in names.items()}
+    return _table(("`data=` | `to=`", ""), rows)
+
+
+def _code(words: Iterable[str]) -> str:
+    return " ".join(f"`{word}`" for word in words)
+
+
+def _table(head: tuple[str, str], rows: Mapping[str, str]) -> str:
+    rule = ["---"] * (head[0].count("|") + 2)
+    lines = map(" | ".join, [head, rule, *rows.items()])
+    return "\n".join(f"| {line} |" for line in lines)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from effloop import config as configs
-from effloop.cli.arguments import run_and_overrides
+from effloop.cli.command import RunOptions, command
 from effloop.config import Config
 from effloop.data.source import Source, sources
 from effloop.data.source.base import printable
@@ -33,8 +33,11 @@ _LOOK_S = 20.0
 _NAMED = 5
 
 
-def main(args: list[str]) -> int:
-    """`replay RUN [OVERRIDE ...]`: the same again in a new run folder.
+@command("replay", RunOptions)
+def replay(options: RunOptions, overrides: list[str]) -> int:
+    """Run a run again in a new folder, and compare the numbers to the bit.
+
+    What differs in config, environment and data is listed before.
 
     Returns:
         0; 1 if the numbers aren't the same though nothing is known to differ.
@@ -42,7 +45,7 @@ def main(args: list[str]) -> int:
     Raises:
         EffLoopError: not a run folder, or what training raises.
     """
-    folder, overrides = run_and_overrides("replay", args)
+    folder = options.run
     original = read_run(folder)
     config = configs.load(folder / "config.yaml", overrides)
     differences = [*differing(original, config)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from effloop import config as configs
 from effloop.checkpoint import files
-from effloop.cli.arguments import run_and_overrides
+from effloop.cli.command import RunOptions, command
 from effloop.errors import CheckpointError, ConfigError
 from effloop.launch.execute import train_task, work
 from effloop.launch.rank import Job, take_part
@@ -16,9 +16,10 @@ from effloop.parallel.found import found
 from effloop.parallel.notes import StoreNotes
 
 
-def resume(args: list[str]) -> int:
-    """`resume RUN`: go on in the same folder, as if never stopped."""
-    folder, overrides = run_and_overrides("resume", args)
+@command("resume", RunOptions, of_ranks=True)
+def resume(options: RunOptions, overrides: list[str]) -> int:
+    """Continue a run that was stopped, in its folder, as if never stopped."""
+    folder = options.run
     if not folder.is_dir():
         raise CheckpointError(f"'{folder}' is not a run folder; name the folder that holds config.yaml")
     place = found()

@@ -1,30 +1,55 @@
-"""A picture of samples as the model will see them, in a run folder of its own."""
+"""`show`: a picture of samples as the model will see them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Annotated, Literal
 
 from effloop.build.loader import build_loader
-from effloop.config import Config
+from effloop.cli.command import command
+from effloop.config import Config, hydra_app
 from effloop.errors import ConfigError
 from effloop.record import grid
 from effloop.runs.folder import RunInfo, claim_run_dir, write_run_info
 
-_MAX_PIXELS = 80_000_000
-"""Of the whole picture: Pillow and others warn of, or refuse, pictures of more than 89 million pixels."""
+_MAX_PIXELS = 80_000_000  # Pillow and others warn of, or refuse, pictures of more than 89 million
 
 
-def look(
-    split: str, num_samples: int, num_epochs: int, config: Config, overrides: Sequence[str], run_dir: Path
-) -> None:
-    """Write `samples.png`, a row for each sample, a column for each epoch, and say where it is.
+@dataclass(frozen=True)
+class ShowOptions:
+    """Of `show`.
+
+    Attributes:
+        split: which split.
+        samples: how many, spread evenly over the split; all that it has, if these are fewer.
+        epochs: how many, from the first on; 8 of train, 1 of val, whose images are the same in every epoch.
+    """
+
+    split: Literal["train", "val"] = "train"
+    samples: Annotated[int, range(1, 65)] = 8
+    epochs: Annotated[int, range(1, 65)] | None = None
+
+
+@command("show", ShowOptions)
+def show(options: ShowOptions, overrides: list[str]) -> int:
+    """A picture of samples as the model will see them.
+
+    It has a column for each epoch and is samples.png in a run folder of its own; with -m there is one for each
+    combination of values.
+    """
+    hydra_app.launch(overrides, partial(_draw, options))
+    return 0
+
+
+def _draw(options: ShowOptions, config: Config, overrides: Sequence[str], run_dir: Path) -> None:
+    """Write the picture of one config, and say where it is.
 
     Args:
-        split: `train` or `val`.
-        num_samples: spread evenly over the split; all that it has, if these are fewer.
-        num_epochs: the first ones.
+        options: which samples.
         config: from `compose`.
         overrides: what it was composed from, for the run folder.
         run_dir: the run folder, still to be made.
@@ -32,22 +57,23 @@ def look(
     Raises:
         ConfigError, DataError: as `build_loader` does; or the picture would be too large.
     """
-    with closing(build_loader(config, split)) as loader:
+    epochs = options.epochs or (8 if options.split == "train" else 1)
+    with closing(build_loader(config, options.split)) as loader:
         source = loader.plan.source
-        num_samples = min(num_samples, len(source))
-        pixels = grid.Layout(config.image_size, num_samples, num_epochs).pixels
+        samples = min(options.samples, len(source))
+        pixels = grid.Layout(config.image_size, samples, epochs).pixels
         if pixels > _MAX_PIXELS:
             raise ConfigError(
-                f"samples: {num_samples} x {num_epochs} epochs of image_size={config.image_size} are, with "
-                f"their names, {pixels / 1e6:.1f} million pixels; at most {_MAX_PIXELS // 10**6} are allowed: "
-                "set fewer samples or epochs, or a smaller image_size"
+                f"samples: {samples} x {epochs} epochs of image_size={config.image_size} are, with their names, "
+                f"{pixels / 1e6:.1f} million pixels; at most {_MAX_PIXELS // 10**6} are allowed: set fewer samples or "
+                "epochs, or a smaller image_size"
             )
-        picture = grid.draw(loader.preview(num_samples, num_epochs))
+        picture = grid.draw(loader.preview(samples, epochs))
     run_dir = claim_run_dir(run_dir)
-    data = {"classes": list(source.classes), split: source.fingerprint()}
+    data = {"classes": list(source.classes), options.split: source.fingerprint()}
     write_run_info(run_dir, RunInfo(config, overrides, data))
     path = run_dir / "samples.png"
     encoded = grid.png(picture)
     path.write_bytes(encoded)
-    tiles = f"{num_samples} x {num_epochs} images of {config.image_size} pixels"
+    tiles = f"{samples} x {epochs} images of {config.image_size} pixels"
     print(f"{path}: {tiles}, with names {picture.shape[1]} x {picture.shape[0]}, {len(encoded) / 1000:,.0f} KB")

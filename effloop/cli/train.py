@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from effloop import config as configs
+from effloop.cli.command import command
 from effloop.config import Config, hydra_app
 from effloop.errors import ConfigError
 from effloop.launch.execute import run, train_task
@@ -17,15 +19,30 @@ from effloop.parallel.notes import StoreNotes
 from effloop.sweep import runner
 
 
-def train(args: list[str], *, debug: bool = False) -> int:
-    """`train`: one run, or with -m one for each combination of values."""
+@dataclass(frozen=True)
+class TrainOptions:
+    """Of `train`.
+
+    Attributes:
+        debug: show tracebacks, also those of a sweep's jobs.
+    """
+
+    debug: bool = False
+
+
+@command("train", TrainOptions, of_ranks=True)
+def train(options: TrainOptions, args: list[str]) -> int:
+    """Train; with -m once for each combination of values (a sweep).
+
+    Flags: -m KEY=A,B,C; --cfg job prints the config, --info defaults how it is composed.
+    """
     place = found()
     if place and place.world_size > 1:
         take_part(place, partial(_job_for_all, args), train_task, lambda joined: StoreNotes(joined.base), facts=True)
         return 0
     flags, _ = hydra_app.parse(args)
     if hydra_app.is_sweep(flags) and not hydra_app.only_shows(flags):
-        runner.sweep(args, debug=debug)
+        runner.sweep(args, debug=options.debug)
     else:
         hydra_app.launch(args, run)
     return 0

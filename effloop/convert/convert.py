@@ -1,4 +1,4 @@
-"""A dataset in another storage format, its images as they are or made anew: `python -m effloop convert`."""
+"""A dataset in another storage format, its images as they are or re-encoded: `python -m effloop convert`."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from effloop.convert.options import ConvertOptions
 from effloop.convert.progress import Meter, duration
 from effloop.convert.readback import compare
 from effloop.convert.reencode import Recode
-from effloop.convert.spool import Firsts, Originals, Recoded, mean_size
+from effloop.convert.spool import FirstOfEachClass, Originals, Recoded, mean_size
 from effloop.convert.workfolder import WorkFolder, check_free, is_disk_full, size, tree_size, unwritable
 from effloop.data.decode import Decoder
 from effloop.data.source.base import Source, check_same_classes
 from effloop.data.source.storage.writing import Dataset, writers
 from effloop.errors import ConfigError, DataError, EffLoopError, InterruptedRunError
 
-_MAKE_PIXELS = ("torch", "pillow", "simplejpeg", "opencv-python", "opencv-python-headless")
-"""Whose versions may decide on the bytes of an image made anew."""
-_SAMPLED = 64  # images made anew to estimate what all will take
+_PIXEL_PACKAGES = ("torch", "pillow", "simplejpeg", "opencv-python", "opencv-python-headless")
+"""Packages whose versions may change the bytes of a re-encoded image."""
+_SAMPLED = 64  # images that are re-encoded to estimate the size of all
 
 
 def convert(
     options: ConvertOptions, splits: Mapping[str, Source], decoder: Decoder, threads: int, version: str
 ) -> None:
-    """Write the datasets, show how far it is, and print what came of it.
+    """Write the datasets, show the progress, and print a table of the results.
 
-    An output is absent or complete, and nothing is ever overwritten. What is on the way lies in a hidden
-    folder beside it, `.NAME.partial`. If the process is killed or interrupted, the same command goes on:
-    images that have been made anew are kept there, 256 in a file, and not made again; writing them into
-    the format, or copying originals, starts again. The result is the same to the byte, killed or not. After
-    a failure for want of space nothing is left. Data that was changed, moved or replaced meanwhile starts
-    afresh; in a folder of images, one that was overwritten in place is not noticed.
+    An output is absent or complete, and nothing is ever overwritten. Unfinished work is kept in a hidden
+    folder beside it, `.NAME.partial`. If the process is killed or interrupted, the same command continues:
+    images that were re-encoded are kept there, 256 in a file, and not encoded again; writing them into the
+    format, or copying originals, starts again. The result is the same to the byte, killed or not. If the disk
+    is full, everything is removed. If the data was changed, moved or replaced meanwhile, the work starts
+    from scratch; in a folder of images, one that was overwritten in place is not noticed.
 
     The source's index is compared with its checksum first, and what was written is read back: its keys,
     labels and sizes are those of the records that went in, and of the source where they are copies.
@@ -48,9 +48,9 @@ def convert(
     Args:
         options: what is to be written.
         splits: `train`, `val` or both -> the opened source.
-        decoder: by which images are decoded.
-        threads: that make images anew; 0 is one.
-        version: EffLoop's. Another version doesn't go on where this one stopped.
+        decoder: decodes the images.
+        threads: how many re-encode images; 0 means one.
+        version: of EffLoop; the work of another version is not continued.
 
     Raises:
         ConfigError: an output is there already or being written, or the disk can't take it.
@@ -65,7 +65,7 @@ def convert(
         conversion = _Conversion(options, splits, threads, work)
         with conversion.cleaning_up(), Meter() as conversion.meter:
             conversion.check_indexes()
-            results = {out: conversion.make(out, recode) for out, recode in recodes.items()}
+            results = {out: conversion.write_output(out, recode) for out, recode in recodes.items()}
             work.publish()
     for out, num_bytes in results.items():
         _show(out, splits, num_bytes)
@@ -73,11 +73,11 @@ def convert(
 
 
 def _job(options: ConvertOptions, splits: Mapping[str, Source], decoder: Decoder, version: str) -> dict[str, Any]:
-    """All that decides on the bytes of the outputs."""
+    """All that determines the bytes of the outputs."""
     recoding = any(options.outputs.values())
     return {
         "effloop": version,
-        "packages": {name: _version(name) for name in _MAKE_PIXELS} if recoding else {},
+        "packages": {name: _version(name) for name in _PIXEL_PACKAGES} if recoding else {},
         "to": options.to,
         "outputs": {str(out): recipe and recipe.about() for out, recipe in options.outputs.items()},
         "shard_bytes": options.shard_bytes,
@@ -94,7 +94,7 @@ def _version(package: str) -> str | None:
 
 
 class _Conversion:
-    """One call of `convert`, and what a line about its failure needs to know."""
+    """One call of `convert`, with the state that its error messages need."""
 
     def __init__(self, options: ConvertOptions, splits: Mapping[str, Source], threads: int, work: WorkFolder) -> None:
         self.options, self.splits, self.threads, self.work = options, splits, threads, work
@@ -105,14 +105,14 @@ class _Conversion:
         self._records: dict[str, Originals] = {}
 
     def check_indexes(self) -> None:
-        """Compare what the splits' indexes say with their checksums, unless all is made already."""
+        """Compare the splits' indexes with their checksums, unless all outputs are finished."""
         if self.work.complete:
             return
         for source in self.splits.values():
             source.verify_index()
 
-    def make(self, out: Path, recode: Recode | None) -> dict[str, int]:
-        """Make one output, up to its publication; returns the bytes of each split's images."""
+    def write_output(self, out: Path, recode: Recode | None) -> dict[str, int]:
+        """Write one output, short of publishing it; returns the bytes of each split's images."""
         if self.work.is_finished(out):
             return self.work.noted(out)
         about = recode.recipe.about() if recode else _about(self.splits)
@@ -130,19 +130,21 @@ class _Conversion:
         return num_bytes
 
     def _recode(self, out: Path, recode: Recode, about: Mapping[str, Any]) -> None:
-        """Make all images anew, or those that an earlier run of this job has not made."""
+        """Re-encode all images, or those that an earlier run of this job has not."""
         spool = self._spool(out)
-        # A package that isn't installed, a file system that the format can't live on: better known now.
-        firsts = {name: Firsts(source) for name, source in self.splits.items()}
+        # Fails early where a package is missing or the file system doesn't suit the format.
+        firsts = {name: FirstOfEachClass(source) for name, source in self.splits.items()}
         self._write(out, Dataset(self._classes, firsts, about))
         self.work.discard()
         self._needed = 2 * self._estimate(recode)  # in the spool, and in the output
-        check_free(self.work.path, self._needed, f"{out} with what is kept on the way", tree_size(spool))
-        made = {name: Recoded(source, self.meter, name, spool / name, recode) for name, source in self.splits.items()}
-        self._records = {**made}
+        check_free(self.work.path, self._needed, f"{out} with its temporary files", tree_size(spool))
+        recoded = {
+            name: Recoded(source, self.meter, name, spool / name, recode) for name, source in self.splits.items()
+        }
+        self._records = {**recoded}
         started = time.monotonic()
-        for records in made.values():
-            self._recoded += records.make(self.threads)
+        for records in recoded.values():
+            self._recoded += records.encode(self.threads)
         self._recoding_s += time.monotonic() - started
 
     def _read_back(self, out: Path, copied: bool) -> None:
@@ -168,7 +170,7 @@ class _Conversion:
         return self.work.path / "spool" / out.name
 
     def _estimate(self, recode: Recode) -> int:
-        """Bytes of all images made anew, from a few that are spread over the splits."""
+        """Bytes of all images when re-encoded, extrapolated from a few of each split."""
         total = 0.0
         for source in self.splits.values():
             count = len(source)
@@ -178,12 +180,12 @@ class _Conversion:
 
     @contextmanager
     def cleaning_up(self) -> Iterator[None]:
-        """Around the work: what was made anew is kept for the next run, the rest goes; a full disk leaves nothing."""
+        """Around the work: keeps re-encoded images for the next run; removes the rest, and all if the disk is full."""
         try:
             yield
         except KeyboardInterrupt:
             kept = self._keep()
-            again = "goes on from there" if kept else "starts again"
+            again = "continues from there" if kept else "starts again"
             raise InterruptedRunError(f"interrupted; running the same command again {again}") from None
         except Exception as error:
             if is_disk_full(error, self.work.path):
@@ -199,7 +201,7 @@ class _Conversion:
             raise
 
     def _keep(self) -> bool:
-        """Remove what nothing can go on from; returns whether anything is left."""
+        """Remove what the next run can't use; returns whether anything is left."""
         self.work.discard()
         if not self.work.is_finished_any and not any((self.work.path / "spool").glob("*/*/*.chunk")):
             self.work.remove()
@@ -211,23 +213,23 @@ class _Conversion:
         return tree_size(self.work.path / "spool") + sum(records.bytes_taken for records in self._records.values())
 
     def summary(self) -> str:
-        """`2 s; 1,856 images made anew, 1,203 images/s by 2 threads`."""
+        """`took 2 s; 1,856 images re-encoded, 1,203 images/s (threads: 2)`."""
         line = f"took {duration(time.monotonic() - self._started)}"
         if not self._recoded:
             return line
         speed = self._recoded / self._recoding_s
-        return f"{line}; {self._recoded:,} images made anew, {speed:,.0f} images/s (threads: {max(1, self.threads)})"
+        return f"{line}; {self._recoded:,} images re-encoded, {speed:,.0f} images/s (threads: {max(1, self.threads)})"
 
 
 def _about(splits: Mapping[str, Source]) -> Mapping[str, Any]:
-    """What the header of a copy says: how its images were made is what the original says of them."""
+    """The metadata of a copy: how its images were encoded, as the original says."""
     abouts = [getattr(source, "about", None) or {"payload": "original"} for source in splits.values()]
     first: Mapping[str, Any] = abouts[0]
     return first if all(about == first for about in abouts) else {"payload": "original"}
 
 
 def _show(out: Path, splits: Mapping[str, Source], num_bytes: Mapping[str, int]) -> None:
-    """Print what came of one output."""
+    """Print a table of one output."""
     table = Table()
     for heading in ("split", "images", "before", "after", "ratio", "mean before", "mean after"):
         table.add_column(heading, justify="left" if heading == "split" else "right")

@@ -1,4 +1,4 @@
-"""How far a long command is: a bar on a terminal, a plain line now and then elsewhere."""
+"""Progress of a long command: a bar on a terminal, elsewhere a plain line every 10 seconds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Speed(ProgressColumn):
 
 
 class Meter:
-    """Shows how many images are done, one stretch of work after the other. May be told by several threads.
+    """Shows how many images are done, one stage after the other; thread-safe.
 
     with Meter() as meter:
         meter.begin("train", total=1000)
@@ -46,7 +46,7 @@ class Meter:
         self._bar.stop()
 
     def begin(self, what: str, total: int, done: int = 0) -> None:
-        """Start a stretch of `total` images, `done` of which are there already."""
+        """Start a stage of `total` images, `done` of which are finished already."""
         for task in self._bar.task_ids:
             self._bar.remove_task(task)
         self._task = self._bar.add_task(what, total=total, completed=done)
@@ -54,7 +54,7 @@ class Meter:
         self._started = self._said = time.monotonic()
 
     def advance(self, count: int) -> None:
-        """So many more are done."""
+        """`count` more images are done."""
         self._bar.advance(self._task, count)
         with self._lock:
             self._done += count
@@ -69,7 +69,7 @@ class Meter:
         return f"{self._what}: {self._done:,} of {self._total:,} images, {speed:,.0f} images/s, {duration(left)} left"
 
     def track(self, items: Iterable[T], what: str, total: int) -> Iterator[T]:
-        """The items, one an image, each counted when the next one is asked for."""
+        """The items, an image each, counted when the next one is requested."""
         self.begin(what, total)
         pending = 0
         for item in items:

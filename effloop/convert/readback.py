@@ -1,4 +1,4 @@
-"""What was written, opened as training will open it, before it is given its name."""
+"""Opens what was written as training will open it, before it is published."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Any
 from effloop.data.source import sources
 from effloop.errors import DataError
 
-_READ_BY = {"zarr2": "zarr", "n5": "zarr"}
+READ_BY = {"zarr2": "zarr", "n5": "zarr"}
 """`convert to=NAME` -> `data=NAME`, where they differ."""
 
 
 def compare(to: str, path: Path, split: str, wanted: Mapping[str, Any], scans: Path) -> None:
     """Open one split of what was written and compare its fingerprint with that of the records that went in.
 
-    A folder is compared by its counts alone: a key that can't be a path has become a number there.
+    A folder is compared by its counts alone: keys that can't be paths have become numbers there.
 
     Args:
-        to: the format, one of `writers`. One that no source reads is not compared.
+        to: the format, one of `writers`. A format that no source reads is not compared.
         path: what was written.
         split: its name.
         wanted: `samples`, `bytes`, `sha256`.
-        scans: a folder for the indexes of what holds none.
+        scans: a folder for the indexes of formats that have none inside.
 
     Raises:
         DataError: it can't be opened, or they differ.
     """
-    name = _READ_BY.get(to, to)
+    name = READ_BY.get(to, to)
     if name not in sources:
         return
     of = sources[name].config
@@ -44,4 +44,4 @@ def compare(to: str, path: Path, split: str, wanted: Mapping[str, Any], scans: P
     differ = [key for key in compared if found[key] != wanted[key]]
     if differ:
         said = "; ".join(f"{key} {found[key]}, should be {wanted[key]}" for key in differ)
-        raise DataError(f"out: what was written as {to} reads back otherwise, split '{split}': {said}; convert again")
+        raise DataError(f"out: what was written as {to} reads back differently, split '{split}': {said}; convert again")

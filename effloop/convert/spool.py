@@ -1,4 +1,4 @@
-"""Images made anew, kept in chunks on disk until a writer takes them, so that a killed conversion can go on."""
+"""Re-encoded images, kept in chunks on disk until a writer takes them, so that a killed conversion can continue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from effloop.data.source.storage.writing import Record
 from effloop.errors import DataError
 
 CHUNK = 256
-"""Images in a file of the spool: what a thread loses by a kill, at most."""
+"""Images in a file of the spool: the most that a thread loses by a kill."""
 _LABELS = 1 << 20  # labels looked at at a time
 _STEP = 16  # images between two reports of a thread
 
@@ -44,7 +44,7 @@ class Originals:
             yield record
 
     def fingerprint(self) -> dict[str, Any]:
-        """Of the records that a writer took when it last asked for them."""
+        """Of the records that a writer took in its last iteration."""
         return self._seen.result()
 
     def _records(self) -> Iterator[Record]:
@@ -63,14 +63,14 @@ class Originals:
 
 
 class Recoded(Originals):
-    """The samples of a split, made anew by several threads and kept in a folder.
+    """The samples of a split, re-encoded by several threads and kept in a folder.
 
     Args:
         source: the split.
-        meter: is told what is done.
-        name: of the split, for people.
-        folder: of the chunks; those that are there already are taken as they are.
-        recode: what is done to an image.
+        meter: shows the progress.
+        name: of the split, for the progress.
+        folder: of the chunks; existing ones are used as they are.
+        recode: re-encodes an image.
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class Recoded(Originals):
         super().__init__(source, meter, name)
         self.folder, self.recode = folder, recode
         self.num_chunks = -(-len(source) // CHUNK)
-        self._broken_off = threading.Event()
+        self._stopped = threading.Event()
 
-    def make(self, num_threads: int) -> int:
-        """Make the chunks that are not there yet; returns how many images that were.
+    def encode(self, num_threads: int) -> int:
+        """Write the chunks that are missing; returns how many images they have.
 
         Raises:
-            DataError: an image can't be read or made anew; the message names it.
+            DataError: an image can't be read or re-encoded; the message names it.
             OSError: a chunk can't be written.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -98,24 +98,24 @@ class Recoded(Originals):
             try:
                 begun: deque[Future[None]] = deque()
                 for number in missing:
-                    begun.append(pool.submit(self._make_chunk, number))
+                    begun.append(pool.submit(self._write_chunk, number))
                     if len(begun) > 2 * num_threads:
                         begun.popleft().result()
                 while begun:
                     begun.popleft().result()
             finally:
-                self._broken_off.set()
+                self._stopped.set()
                 pool.shutdown(cancel_futures=True)
         self.num_bytes = sum(len(self._chunk(number).blob("data")) for number in range(self.num_chunks))
         return todo
 
-    def _make_chunk(self, number: int) -> None:
+    def _write_chunk(self, number: int) -> None:
         ids = self._ids(number)
         self.source.will_need(ids)
         with ColumnWriter(self._path(number), {}) as writer, writer.blobs("data") as append:
             for index in ids:
-                if self._broken_off.is_set():
-                    raise InterruptedError  # nobody waits for this chunk any more
+                if self._stopped.is_set():
+                    raise InterruptedError  # another thread has failed
                 append(recoded(self.source, index, self.recode))
                 if index % _STEP == _STEP - 1 or index == ids[-1]:
                     self.meter.advance(index % _STEP + 1)
@@ -137,12 +137,12 @@ class Recoded(Originals):
         return ColumnFile(self._path(number))
 
 
-class Firsts:
-    """The first sample of each class: what a writer is tried with before hours of work go into all of them."""
+class FirstOfEachClass:
+    """The first sample of each class, to try a writer with before hours of work."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self._ids = _first_of_each_class(source)
+        self._ids = _first_ids(source)
         self.num_bytes = sum(map(source.size, self._ids))
 
     def __len__(self) -> int:
@@ -153,7 +153,7 @@ class Firsts:
             yield Record(self.source.raw_key(index), int(self.source.labels[index]), read(self.source, index))
 
 
-def _first_of_each_class(source: Source) -> list[int]:
+def _first_ids(source: Source) -> list[int]:
     first: dict[int, int] = {}
     for start in range(0, len(source), _LABELS):
         labels, places = np.unique(source.labels[start : start + _LABELS], return_index=True)
@@ -165,7 +165,7 @@ def _first_of_each_class(source: Source) -> list[int]:
 
 
 def mean_size(source: Source, ids: Sequence[int], recode: Callable[[Encoded], bytes], num_threads: int) -> float:
-    """Bytes of these samples when they are made anew, on average."""
+    """Mean bytes of these samples when re-encoded."""
     with ThreadPoolExecutor(max(1, num_threads), thread_name_prefix="effloop-convert") as pool:
         return sum(pool.map(lambda index: len(recoded(source, index, recode)), ids)) / len(ids)
 
@@ -177,14 +177,14 @@ def read(source: Source, index: int) -> Encoded:
         DataError: it can't be read or is damaged; the message names it.
     """
     try:
-        source.verify(index)  # whatever `data.checksums` says: what goes over gets a checksum of its own
+        source.verify(index)  # whatever `data.checksums` says: a copy gets a checksum of its own
         return source.read(index)
     except DataError as error:
         raise DataError(f"{source.where}/{source.key(index)} {error}") from error
 
 
 def recoded(source: Source, index: int, recode: Callable[[Encoded], bytes]) -> bytes:
-    """A sample's image made anew.
+    """A sample's image, re-encoded.
 
     Raises:
         DataError: as from `read`, or it can't be decoded; the message names it.

@@ -1,4 +1,4 @@
-"""Every sample looked at, all the way to its pixels: what `python -m effloop verify` does."""
+"""Checks every sample down to its pixels: `python -m effloop verify`."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _RUN = 32  # samples that a thread takes at a time
-_AHEAD = 4  # runs per thread that wait their turn, so that memory stays bounded
+_AHEAD = 4  # runs per thread that are queued, so that memory stays bounded
 _LABELS = 1 << 20  # labels counted at a time
 
 
 class Problems:
-    """One line for each thing that is wrong: the first are kept for the screen, a file gets all.
+    """A line for each problem: the first are kept for the screen, a file gets all.
 
     Args:
         out: a text file that isn't there yet; None is none.
@@ -53,7 +53,7 @@ class Problems:
             raise ConfigError(f"out: {out} can't be written: {error.strerror}; set out=FILE") from None
 
     def add(self, line: str) -> None:
-        """Note one thing."""
+        """Add a problem."""
         self.count += 1
         if self.count <= self.SHOWN:
             self.first.append(line)
@@ -66,20 +66,20 @@ class Problems:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._file:
             self._file.close()
-            if self.out and kind and not self.count:  # nothing was looked at, so there is no list
+            if self.out and kind and not self.count:  # nothing was checked
                 self.out.unlink(missing_ok=True)
 
 
 @dataclass
-class Report:
+class SplitReport:
     """What was found in one split.
 
     Attributes:
         source: the split.
         bytes: of the encoded images that could be read.
-        decoded: samples whose pixels could be had, whole and without a complaint.
-        problems: what is wrong, in lines.
-        empty: classes that no sample has; of note, and no problem.
+        decoded: how many samples were decoded, whole and without a warning.
+        problems: how many lines of problems.
+        empty: classes without samples; worth a note, but no problem.
     """
 
     source: Source
@@ -90,16 +90,18 @@ class Report:
 
 
 @dataclass(frozen=True)
-class _Look:
-    """What came of one sample."""
+class _Checked:
+    """The result of one sample."""
 
     size: int
     decoded: bool
     wrong: list[str]
 
 
-def verify(splits: Mapping[str, Source], decoder: Decoder, num_threads: int, problems: Problems) -> dict[str, Report]:
-    """Look at every sample of some splits, and at what their indexes say, with a progress bar on a terminal.
+def verify(
+    splits: Mapping[str, Source], decoder: Decoder, num_threads: int, problems: Problems
+) -> dict[str, SplitReport]:
+    """Check every sample of some splits, and their indexes, with a progress bar on a terminal.
 
     Compared are each split's index with its own checksum, each sample's checksum, size and label, and
     the classes of `train` with those of `val`. Every sample is decoded whole. Nothing stops at the first
@@ -107,12 +109,12 @@ def verify(splits: Mapping[str, Source], decoder: Decoder, num_threads: int, pro
 
     Args:
         splits: name -> opened split.
-        decoder: by which samples are decoded.
-        num_threads: how many samples are looked at at the same time; 0 is one.
-        problems: gets a line for each thing that is wrong, in the order of the samples.
+        decoder: decodes the samples.
+        num_threads: how many samples are checked at the same time; 0 means one.
+        problems: gets a line for each problem, in the order of the samples.
 
     Returns:
-        Name -> what was found.
+        Name -> its report.
     """
     if "train" in splits and "val" in splits:
         try:
@@ -131,35 +133,35 @@ def verify(splits: Mapping[str, Source], decoder: Decoder, num_threads: int, pro
 
 def verify_split(
     source: Source, decoder: Decoder, num_threads: int, problems: Problems, advance: Callable[[int], None]
-) -> Report:
-    """Look at the index and every sample of one split; `advance` is told how many samples are done."""
-    before, report = problems.count, Report(source, empty=_classes_without_samples(source))
+) -> SplitReport:
+    """Check the index and every sample of one split; `advance` is told how many samples are done."""
+    before, report = problems.count, SplitReport(source, empty=_classes_without_samples(source))
     try:
         source.verify_index()
     except DataError as error:
         problems.add(str(error))
 
-    def look(start: int) -> list[_Look]:
-        return [_look(source, decoder, sample) for sample in range(start, min(start + _RUN, len(source)))]
+    def check_run(start: int) -> list[_Checked]:
+        return [_check(source, decoder, sample) for sample in range(start, min(start + _RUN, len(source)))]
 
     num_threads = max(1, num_threads)
     with ThreadPoolExecutor(num_threads, thread_name_prefix="effloop-verify") as pool:
         try:
             starts = range(0, len(source), _RUN)
-            for start, looks in zip(starts, _in_order(pool, look, starts, _AHEAD * num_threads), strict=True):
-                for sample, found in enumerate(looks, start):
+            for start, results in zip(starts, _in_order(pool, check_run, starts, _AHEAD * num_threads), strict=True):
+                for sample, found in enumerate(results, start):
                     report.bytes += found.size
                     report.decoded += found.decoded
                     for what in found.wrong:
                         problems.add(f"{source.where}/{source.key(sample)} {what}")
-                advance(len(looks))
+                advance(len(results))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
     report.problems = problems.count - before
     return report
 
 
-def _look(source: Source, decoder: Decoder, sample: int) -> _Look:
+def _check(source: Source, decoder: Decoder, sample: int) -> _Checked:
     size, decoded, wrong = 0, False, []
     label, classes = int(source.labels[sample]), len(source.classes)
     if label >= classes:
@@ -174,11 +176,11 @@ def _look(source: Source, decoder: Decoder, sample: int) -> _Look:
         decoded = True
     except DataError as error:
         wrong.append(str(error))
-    return _Look(size, decoded, wrong)
+    return _Checked(size, decoded, wrong)
 
 
 def _in_order(pool: ThreadPoolExecutor, call: Callable[[T], R], items: Iterable[T], ahead: int) -> Iterator[R]:
-    """`pool.map` that never has more than `ahead` calls under way or waiting to be taken."""
+    """`pool.map` with at most `ahead` calls running or waiting to be taken."""
     begun: deque[Future[R]] = deque()
     for item in items:
         begun.append(pool.submit(call, item))
@@ -196,8 +198,8 @@ def _classes_without_samples(source: Source) -> list[str]:
     return [name for name, count in zip(source.classes, counts, strict=False) if not count]
 
 
-def show(reports: Mapping[str, Report], problems: Problems) -> None:
-    """Print what was found: a table, then line by line what is of note and what is wrong."""
+def show(reports: Mapping[str, SplitReport], problems: Problems) -> None:
+    """Print a table, then notes and problems line by line."""
     table = Table()
     for heading in ("split", "samples", "classes", "bytes", "checksums", "decoded", "problems"):
         table.add_column(heading, justify="left" if heading in ("split", "checksums") else "right")

@@ -1,4 +1,4 @@
-"""A hidden folder beside what is being written, so that the output is absent or complete, whatever happens."""
+"""A hidden folder beside an output while it is written, so that the output is absent or complete."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from effloop.system.files import fsync, try_lock
 
 
 class WorkFolder:
-    """`.NAME.partial/` beside `out`: held by one process at a time, and found again by the same job.
+    """`.NAME.partial/` beside `out`: locked by one process at a time, and reused by the same job.
 
-    In it are the job's description (`job.json`), what is to be published (`done/`) and was noted of it
-    (`notes/`), what is being written (`writing/`), and whatever else the job keeps to go on from. A folder
-    left by another job is emptied.
+    It holds the job's description (`job.json`), finished outputs (`done/`) with notes on them (`notes/`), the
+    output that is being written (`writing/`), and whatever else the job keeps to continue from. A folder left
+    by another job is emptied.
 
         with WorkFolder([out], job) as work:
             write(work.writing(out))
@@ -30,7 +30,7 @@ class WorkFolder:
 
     Args:
         outs: what will be published, all of it at once; in one folder. The first names the work folder.
-        job: a description for JSON; the same description gives the same outputs.
+        job: a description for JSON; equal descriptions give equal outputs.
     """
 
     def __init__(self, outs: Sequence[Path], job: Mapping[str, Any]) -> None:
@@ -68,16 +68,16 @@ class WorkFolder:
 
     @property
     def complete(self) -> bool:
-        """Whether all outputs are made: what is missing in `done/` has been published before a kill."""
+        """Whether all outputs are finished: those missing in `done/` were published before a kill."""
         return (self.path / "complete").exists()
 
     def is_finished(self, out: Path) -> bool:
-        """Whether this output is made."""
+        """Whether this output is finished."""
         return self.complete or (self.path / "done" / out.name).exists()
 
     @property
     def is_finished_any(self) -> bool:
-        """Whether any output is made."""
+        """Whether any output is finished."""
         return any(map(self.is_finished, self.outs))
 
     def noted(self, out: Path) -> dict[str, int]:
@@ -92,15 +92,15 @@ class WorkFolder:
         return self.path / "writing" / out.name
 
     def discard(self) -> None:
-        """Remove what is half written."""
+        """Remove the output that is half written."""
         shutil.rmtree(self.path / "writing", ignore_errors=True)
 
     def finish(self, out: Path, note: Mapping[str, int]) -> None:
-        """What was written is whole: give it ordinary permissions and put it on the disk.
+        """The output is complete: give it ordinary permissions and sync it to the disk.
 
         Args:
             out: the output.
-            note: what `noted` is to give back of it.
+            note: what `noted` returns for it.
         """
         self._note(out).parent.mkdir(exist_ok=True)
         self._note(out).write_text(json.dumps(dict(note)))
@@ -126,7 +126,7 @@ class WorkFolder:
         self.remove()
 
     def remove(self) -> None:
-        """Remove the work folder. It loses its name first, so that no run ever goes on from half of it."""
+        """Remove the work folder. It is renamed first, so that no run ever continues from half of it."""
         shutil.rmtree(self._away, ignore_errors=True)
         os.rename(self.path, self._away)
         shutil.rmtree(self._away, ignore_errors=True)
@@ -136,13 +136,13 @@ class WorkFolder:
 
     @property
     def _is_over(self) -> bool:
-        """Whether nothing is here that any run could go on from."""
+        """Whether nothing is here that a run could continue from."""
         done = self.path / "done"
         return not (self.path / "job.json").exists() or (self.complete and not (done.exists() and any(done.iterdir())))
 
     @property
     def _is_lost(self) -> bool:
-        """Whether an output is neither here nor where it was published: somebody has moved it away since."""
+        """Whether an output is neither here nor where it was published: it was moved since."""
         return any(not (self.path / "done" / out.name).exists() and not os.path.lexists(out) for out in self.outs)
 
     def _refuse_existing(self, outs: Sequence[Path] | None = None) -> None:
@@ -172,13 +172,13 @@ class WorkFolder:
             time.sleep(0.01)
 
     def _adopt(self) -> None:
-        """Keep what is there if it is of the same job, else start afresh."""
+        """Keep what is there if it is of the same job, else start from scratch."""
         description = self.path / "job.json"
         same = description.exists() and description.read_text() == self._job and not (self.complete and self._is_lost)
         if not (same and self.complete):  # else outputs that are there have been published by this job
             self._refuse_existing()
         if not same:
-            _remove(description)  # first: what is half removed must be nobody's
+            _remove(description)  # first: no job may reuse a folder that is half removed
             for name in os.listdir(self.path):
                 if name != "lock":
                     _remove(self.path / name)
@@ -188,12 +188,12 @@ class WorkFolder:
 
 
 def check_free(folder: Path, needed: int, what: str, there: int = 0) -> None:
-    """Refuse to begin what will not fit on the disk.
+    """Refuse to write what doesn't fit on the disk.
 
     Args:
-        folder: where it is to be written.
-        needed: bytes that it takes in all.
-        what: what they are for, for the message.
+        folder: where it goes.
+        needed: bytes in all.
+        what: named in the message.
         there: bytes of them that are on the disk already.
 
     Raises:
@@ -207,7 +207,7 @@ def check_free(folder: Path, needed: int, what: str, there: int = 0) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """Bytes that this user may still write there."""
+    """Bytes that this user can still write there."""
     status = os.statvfs(folder)
     return status.f_bavail * status.f_frsize
 
@@ -216,7 +216,7 @@ _FULL = 1 << 20  # a disk with less than this free is full: a writer that failed
 
 
 def is_disk_full(error: BaseException | None, folder: Path) -> bool:
-    """Whether this is what a full disk made some library raise: each has an exception of its own for it."""
+    """Whether an exception comes from a full disk; each library raises its own."""
     link = error
     while link is not None:
         if isinstance(link, OSError) and link.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -228,7 +228,7 @@ def is_disk_full(error: BaseException | None, folder: Path) -> bool:
 
 
 def unwritable(path: Path, error: OSError) -> ConfigError:
-    """The line for a place that can't be written to."""
+    """The error for a path that can't be written."""
     folder = path.parent
     if error.errno == errno.ENAMETOOLONG:
         return ConfigError(f"out: {path} can't be written: {error.strerror}; set out=PATH")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,45 +33,10 @@ from effloop.report.comparison import (
 from effloop.report.figures import write_csv
 from effloop.report.page import render_page
 from effloop.report.sweep_plot import plot_sweep
-from effloop.runs.reader import SWEEP, Row, RunRecord, find_runs, meters_of_runs
-from effloop.task import check_objective
+from effloop.runs.reader import Row, RunRecord
 
 SUMMARY, PLOT, REPORT = "summary.csv", "plot.png", "report.html"
 _MAX_SWEPT = 4  # columns of the terminal's table
-
-
-def main(args: list[str]) -> int:
-    """`report RUN… [out=FOLDER] [objective=NAME]`: a report of runs, or of a sweep's jobs.
-
-    It is written into the folder that is named if there is only one, else to `outputs/reports/DATE/TIME`.
-
-    Raises:
-        ConfigError: no runs, a folder that isn't one, no such objective, or the files can't be written.
-    """
-    options = {key: value for key, _, value in (arg.partition("=") for arg in args) if key in ("out", "objective")}
-    paths = [Path(arg) for arg in args if arg.partition("=")[0] not in options]
-    if not paths:
-        raise ConfigError("report: no runs; name run folders or a sweep's: python -m effloop report RUN ...")
-    for key, value in options.items():
-        if not value:
-            raise ConfigError(f"report: '{key}=' has no value; set one or drop it")
-    runs = list({run.path.resolve(): run for run in find_runs(paths)}.values())
-    objective = check_objective(options.get("objective") or _objective(runs), meters_of_runs(runs))
-    folder = Path("outputs/reports") / time.strftime("%Y-%m-%d/%H-%M-%S")
-    if "out" in options or len(paths) == 1:
-        folder = Path(options.get("out") or paths[0])
-    kind = "Sweep" if (paths[0] / SWEEP).is_file() else "Run"
-    title = f"{kind} {paths[0]}" if len(paths) == 1 else f"{len(runs)} runs"
-    write_report(runs, folder, objective, title)
-    Console().print(report_table(runs, objective))
-    print(f"report: {folder / REPORT}   beside it: {PLOT}, {SUMMARY}")
-    return 0
-
-
-def _objective(runs: Sequence[RunRecord]) -> str:
-    """The one that all runs were made for; else the first score of their task."""
-    told = {str(run.config["objective"]) for run in runs if "objective" in run.config}
-    return told.pop() if len(told) == 1 else f"val/{meters_of_runs(runs)[0].name}"
 
 
 def write_report(runs: Sequence[RunRecord], folder: Path, objective: str, title: str) -> None:

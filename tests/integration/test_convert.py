@@ -103,7 +103,7 @@ def test_batches_are_equal_to_the_bit(photos: Path, here: Path) -> None:
         (["payload=jpeg", "color=gray"], Recipe(color="gray")),
     ],
 )
-def test_images_made_anew(words: list[str], recipe: Recipe, mixed: Path, here: Path) -> None:
+def test_re_encoded_images(words: list[str], recipe: Recipe, mixed: Path, here: Path) -> None:
     assert run(f"data.root={mixed}", "to=memmap", "out=set", *words) == 0
     folder, converted = open_source("folder", mixed), reopened(here / "set")
     recode = Recode(recipe, DECODER)
@@ -138,7 +138,7 @@ def test_table(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "│ val   │     13 │" in val
     assert last.startswith("took ")
     assert last.endswith(" images/s (threads: 2)")
-    assert "; 53 images made anew, " in last
+    assert "; 53 images re-encoded, " in last
 
 
 def test_one_split(photos: Path, here: Path) -> None:
@@ -236,7 +236,7 @@ class TestFailures:
         monkeypatch.setitem(writers, to, forgetful)
         said = failure(capsys, f"data.root={photos}", f"to={to}", "out=set", *words)
         assert said.startswith(
-            f"out: what was written as {to} reads back otherwise, split 'train': samples 39, should be 40; bytes "
+            f"out: what was written as {to} reads back differently, split 'train': samples 39, should be 40; bytes "
         )
         assert not (here / "set").exists()
 
@@ -289,7 +289,7 @@ class TestGoingOn:
         kept = {path: path.stat().st_mtime_ns for path in here.glob(".set.partial/spool/set/train/*")}
         assert [path.name for path in sorted(kept)] == ["000000.chunk", "000001.chunk", "000002.chunk"]
         assert run(*words, "out=set") == 0
-        assert "; 632 images made anew, " in capsys.readouterr().out  # 1,400 less 3 x 256
+        assert "; 632 images re-encoded, " in capsys.readouterr().out  # 1,400 less 3 x 256
         assert (here / "set").read_bytes() == (here / "wanted").read_bytes()
         assert sorted(path.name for path in here.iterdir()) == ["set", "wanted"]
 
@@ -311,19 +311,19 @@ class TestGoingOn:
             os.replace(other, here / "one")
             other = here / "one"
         assert run(f"data.root={other}", *words, "out=set") == 0
-        assert "; 1,100 images made anew, " in capsys.readouterr().out  # none of the other's
+        assert "; 1,100 images re-encoded, " in capsys.readouterr().out  # none of the other's
 
     def test_not_with_images_of_another_version_s(
         self, many: Path, here: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         source = open_source("folder", many)
-        options = ConvertOptions("memmap", {here / "set": Recipe()}, ("train",))
+        options = ConvertOptions("memmap", here / "set", payload="jpeg", split=("train",))
         jobs = [_job(options, {"train": source}, DECODER, "1")]
-        monkeypatch.setattr("effloop.convert.convert._MAKE_PIXELS", ("numpy", "no-such-package"))
+        monkeypatch.setattr("effloop.convert.convert._PIXEL_PACKAGES", ("numpy", "no-such-package"))
         jobs.append(_job(options, {"train": source}, DECODER, "1"))
         assert jobs[0]["packages"]["torch"] == metadata.version("torch")
         assert jobs[1]["packages"] == {"numpy": np.__version__, "no-such-package": None}
-        copies = ConvertOptions("memmap", {here / "set": None}, ("train",))
+        copies = ConvertOptions("memmap", here / "set", split=("train",))
         assert _job(copies, {"train": source}, DECODER, "1")["packages"] == {}
 
     def test_two_at_once(self, many: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -348,7 +348,7 @@ class TestGoingOn:
                 assert process.poll() is None
             os.killpg(process.pid, signal.SIGINT)
             _, err = process.communicate()
-        assert err == "effloop: interrupted; running the same command again goes on from there\n"
+        assert err == "effloop: interrupted; running the same command again continues from there\n"
         assert process.returncode == 130
         assert chunks(here / ".set.partial")
         assert not (here / ".set.partial" / "writing").exists()
@@ -415,10 +415,10 @@ class TestFullDisk:
             stack.callback(subprocess.run, ["umount", "-l", str(disk)], check=True)
             yield disk
 
-    def convert(self, noise: Path, disk: Path, to: str, recipe: Recipe | None, at: int) -> str:
+    def convert(self, noise: Path, disk: Path, to: str, quality: int | None, at: int) -> str:
         source = Filling(FolderConfig(name="folder", root=str(noise)), "train")
         source.disk, source.at = disk, at
-        options = ConvertOptions(to, {disk / "set": recipe}, ("train",))
+        options = ConvertOptions(to, disk / "set", quality=quality, split=("train",))
         with pytest.raises(ConfigError) as caught:
             convert_splits(options, {"train": source}, DECODER, 2, "test")
         assert [path.name for path in disk.iterdir()] == ["filler"]
@@ -430,8 +430,8 @@ class TestFullDisk:
         wanted = r"[\d.]+ .?B; 4.31 MB of images are needed, and what the format adds; make room or set out=PATH"
         assert re.fullmatch(f"out: the disk of {disk} is full after {wanted}", said)
 
-    def test_while_images_are_made_anew(self, noise: Path, disk: Path) -> None:
-        said = self.convert(noise, disk, "memmap", Recipe(quality=100), at=201)
+    def test_while_images_are_re_encoded(self, noise: Path, disk: Path) -> None:
+        said = self.convert(noise, disk, "memmap", 100, at=201)
         assert said.startswith(f"out: the disk of {disk} is full after ")
 
     @pytest.mark.parametrize("words", [[], ["payload=raw"]])
@@ -440,5 +440,5 @@ class TestFullDisk:
         options = (f"data.root={noise}", "to=memmap", "split=train", *words)
         said = failure(capsys, *options, f"out={disk}/set")
         assert "free; make room or set out=PATH" in said
-        assert said.startswith(f"out: {disk}/set{' with what is kept on the way' * bool(words)} needs ")
+        assert said.startswith(f"out: {disk}/set{' with its temporary files' * bool(words)} needs ")
         assert [path.name for path in disk.iterdir()] == ["filler"]

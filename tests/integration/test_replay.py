@@ -168,7 +168,7 @@ def refused(capsys: pytest.CaptureFixture[str], words: str, *args: str) -> None:
 
 
 def test_not_to_be_done_again(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    refused(capsys, "replay needs a run", "replay")
+    refused(capsys, "replay needs RUN", "replay")
     refused(capsys, "'nowhere' is not there", "replay", "nowhere")
     refused(capsys, "data.root: '/nowhere' is not there", "replay", "run", "data.root=/nowhere")
     refused(capsys, "epochs=1,2: several values are a sweep", "replay", "run", "epochs=1,2")

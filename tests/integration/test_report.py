@@ -153,11 +153,11 @@ def test_what_effloop_has_not_written(
 @pytest.mark.parametrize(
     ("args", "wanted"),
     [
-        ([], "report: no runs; name run folders or a sweep's: python -m effloop report RUN ..."),
+        ([], "report needs RUN [RUN ...]; see python -m effloop report --help"),
         (["nowhere"], "'nowhere' is not there; name a folder that holds config.yaml, or a sweep's"),
         (["."], "'.' is not a run folder; name a folder that holds config.yaml, or a sweep's"),
         (["{sweep}", "objective=top1"], "objective: 'top1' is not measured; have val/top1, "),
-        (["{sweep}", "out="], "report: 'out=' has no value; set one or drop it"),
+        (["{sweep}", "out="], "report: 'out=' has no value; set out=PATH or drop it"),
         (["{sweep}", "out=a file"], "the report: 'a file' can't be written: File exists; set out=FOLDER"),
     ],
 )

@@ -117,7 +117,7 @@ def test_one_picture_for_each_job_of_a_sweep(here: Path, photos: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["split=tran"], "split: no split 'tran'; have train, val; did you mean 'train'?"),
+        (["split=tran"], "split: 'tran' is not allowed; set train or val; did you mean 'train'?"),
         (["split="], "show: 'split=' has no value; set split=train or drop it"),
         (["samples"], "show: 'samples' has no value; set samples=8 or drop it"),
         (["samples=0"], "samples: '0' is not allowed; set a whole number from 1 to 64"),

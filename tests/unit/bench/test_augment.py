@@ -139,7 +139,7 @@ def test_what_is_not_installed(here: Path, monkeypatch: pytest.MonkeyPatch, caps
         ("grid=32", "grid: '32' is not allowed; set BATCHxWORKERS, each once, as in grid=32x1,128x2"),
         ("grid=0x1", "grid: '0x1' is not allowed; set BATCHxWORKERS, each once, as in grid=32x1,128x2"),
         ("grid=8x1,8x1", "grid: '8x1,8x1' is not allowed; set BATCHxWORKERS, each once, as in grid=32x1,128x2"),
-        ("repeats=no", "repeats: 'no' is not allowed; set a whole number above 0"),
+        ("repeats=no", "repeats: 'no' is not allowed; set a whole number from 1 to 1,000,000"),
         (
             "augment.ops.flip.p=1",
             "augment: what=augment has its own recipes, resize_crop at 256 pixels and resize_crop_jitter at 224 "

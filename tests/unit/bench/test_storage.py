@@ -39,18 +39,18 @@ def test_figures(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -
     ("words", "wanted"),
     [
         ("what=storage formats=memmap,tarr", "formats: no format 'tarr'; have all, "),
-        ("what=storage formats=", "formats: '' names none; have all, "),
+        ("what=storage formats=", "bench: 'formats=' has no value; set formats=TEXT or drop it"),
         ("what=storage data.root=nope", "data.root: 'nope' is not there"),
-        ("what=storage samples=3", "'samples' is not a key"),
-        ("what=loop formats=all", "'formats' is not a key"),
+        ("what=storage samples=3", "samples: what=storage doesn't take it; set what to one of scale"),
+        ("what=loop formats=all", "formats: what=loop doesn't take it; set what to one of storage"),
         ("what=scale samples=10,x", "samples: '10,x' is not allowed; set whole numbers from 1 to 999999999, with"),
         ("what=scale samples=1000000000", "samples: '1000000000' is not allowed; set whole numbers"),
-        ("what=scale repeats=0", "repeats: '0' is not allowed; set a whole number above 0"),
+        ("what=scale repeats=0", "repeats: '0' is not allowed; set a whole number from 1 to 1,000,000"),
         ("what=scale samples=10 out=a/b.json", "out: a/b.json can't be written: No such file or directory; set out="),
         ("what=loop out=.", "out: . can't be written: Is a directory; set out=FILE.json"),
         (
             "what=sclae",
-            "what: no benchmark 'sclae'; have loop, step, loader, train, storage, scale, augment; "
+            "what: 'sclae' is not allowed; set loop, step, loader, train, storage, scale or augment; "
             "did you mean 'scale'?",
         ),
     ],

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from plans import line
 
+from effloop.cli.options import parse as parse_words
 from effloop.convert.options import ConvertOptions
 from effloop.convert.reencode import Recipe
 from effloop.data.source.storage.writing import SHARD_BYTES, writers
@@ -16,18 +17,23 @@ KEYS = ("data", "decode", "num_workers", "seed")
 
 
 def parse(*words: str) -> ConvertOptions:
-    return ConvertOptions.parse(words, KEYS)[0]
+    return parse_words(ConvertOptions, "convert", words, KEYS)[0]
 
 
 def test_defaults(tmp_path: Path) -> None:
-    options, overrides = ConvertOptions.parse(["to=memmap", f"out={tmp_path}/x"], KEYS)
-    assert options == ConvertOptions("memmap", {tmp_path / "x": None}, ("train", "val"), SHARD_BYTES)
-    assert overrides == []
+    options = parse("to=memmap", f"out={tmp_path}/x")
+    assert (options.to, options.outputs) == ("memmap", {tmp_path / "x": None})
+    assert (options.splits, options.shard_bytes) == (("train", "val"), SHARD_BYTES)
 
 
 def test_overrides_are_left_over(tmp_path: Path) -> None:
     words = ["data=folder", "to=memmap", "data.root=/x", f"out={tmp_path}/x", "+data.y=1", "num_workers=3"]
-    assert ConvertOptions.parse(words, KEYS)[1] == ["data=folder", "data.root=/x", "+data.y=1", "num_workers=3"]
+    assert parse_words(ConvertOptions, "convert", words, KEYS)[1] == [
+        "data=folder",
+        "data.root=/x",
+        "+data.y=1",
+        "num_workers=3",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -71,40 +77,40 @@ def test_out_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert list(parse("to=memmap", f"out={out}").outputs) == [tmp_path / "x"]
 
 
-FORMATS = f"have {', '.join(writers)}"
+FORMATS = f"{', '.join([*writers][:-1])} or {[*writers][-1]}"
+NUMBER, SEVERAL = "a whole number from 1 to 65,500", "several, each once, with commas between"
 
 
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
-        (["out=x"], f"to is missing; {FORMATS}"),
-        (["to=", "out=x"], f"to is missing; {FORMATS}"),
-        (["to=memap", "out=x"], f"to: no format 'memap'; {FORMATS}; did you mean 'memmap'?"),
-        (["to=memmap"], "out is missing; set out=PATH"),
+        (["out=x"], "convert needs to=NAME; see python -m effloop convert --help"),
+        (["to=memmap"], "convert needs out=PATH; see python -m effloop convert --help"),
+        (["to=", "out=x"], "convert: 'to=' has no value; set to=NAME or drop it"),
+        (
+            ["to=memmap", "out=x", "quality"],
+            "convert: 'quality' has no value; set quality=source|lossless|N or drop it",
+        ),
+        (["to=memap", "out=x"], f"to: 'memap' is not allowed; set {FORMATS}; did you mean 'memmap'?"),
         (["to=memmap", "out=/"], "out: '/' has no name; set out=PATH"),
         (
             ["to=memmap", "out=x", "qualty=3"],
-            "convert: no option 'qualty'; have payload, quality, max_side, restart, color, split, shard_mb, to, out; "
+            "convert: no option 'qualty'; have to, out, payload, quality, max_side, restart, color, split, shard_mb; "
             "did you mean 'quality'?",
         ),
-        (
-            ["to=memmap", "out=x", "quality"],
-            "convert: no option 'quality'; have payload, quality, max_side, restart, color, split, shard_mb, to, out; "
-            "did you mean 'quality'?",
-        ),
-        (["quality=101"], "quality: '101' is not allowed; set source or lossless or a whole number from 1 to 100"),
-        (["quality=good"], "quality: 'good' is not allowed; set source or lossless or a whole number from 1 to 100"),
-        (["payload=png"], "payload: 'png' is not allowed; set original or jpeg or raw"),
+        (["quality=101"], "quality: '101' is not allowed; set source, lossless or a whole number from 1 to 100"),
+        (["quality=good"], "quality: 'good' is not allowed; set source, lossless or a whole number from 1 to 100"),
+        (["payload=png"], "payload: 'png' is not allowed; set original, jpeg or raw"),
         (["color=blue"], "color: 'blue' is not allowed; set rgb or gray"),
-        (["restart=0"], "restart: '0' is not allowed; set auto or none or a whole number from 1 to 65,500"),
-        (["max_side=0"], "max_side: '0' is not allowed; set a whole number from 1 to 65,500"),
-        (["max_side=500,-1"], "max_side: '-1' is not allowed; set a whole number from 1 to 65,500"),
-        (["max_side=500,500"], "max_side: '500,500' names a size twice; name each once"),
+        (["restart=0"], f"restart: '0' is not allowed; set auto, none or {NUMBER}"),
+        (["max_side=0"], f"max_side: '0' is not allowed; set {NUMBER} or {SEVERAL}"),
+        (["max_side=500,-1"], f"max_side: '500,-1' is not allowed; set {NUMBER} or {SEVERAL}"),
+        (["max_side=500,500"], f"max_side: '500,500' is not allowed; set {NUMBER} or {SEVERAL}"),
         (["shard_mb=1.5"], "shard_mb: '1.5' is not allowed; set a whole number from 1 to 1,073,741,824"),
         (
             ["split=test"],
-            "split: 'test' is not allowed; set train, val or both; their names in the data are data.train_split "
-            "and data.val_split",
+            f"split: 'test' is not allowed; set both, train, val or {SEVERAL}; their names in the data are "
+            "data.train_split and data.val_split",
         ),
         (["payload=original", "max_side=500"], "max_side: contradicts payload=original; drop one of them"),
         (["payload=original", "quality=90"], "quality: contradicts payload=original; drop one of them"),

@@ -7,7 +7,7 @@ import pytest
 from images import encode, photo
 from plans import line, open_source, read_bytes, write_as, write_records
 
-from effloop.convert.verify import Problems, Report, verify, verify_split
+from effloop.convert.verify import Problems, SplitReport, verify, verify_split
 from effloop.data.decode import Decoder, decoders
 from effloop.data.source import Source, sources
 from effloop.data.source.base import check_same_classes
@@ -27,7 +27,7 @@ def copy(photos: Path, tmp_path: Path) -> Path:
     return shutil.copytree(photos, tmp_path / "copy")
 
 
-def look(source: Source, decoder: Decoder, num_threads: int = 2) -> tuple[Report, list[str]]:
+def look(source: Source, decoder: Decoder, num_threads: int = 2) -> tuple[SplitReport, list[str]]:
     problems, done = Problems(), []
     report = verify_split(source, decoder, num_threads, problems, done.append)
     assert sum(done) == len(source)

@@ -1,0 +1,116 @@
+"""`bench`: what costs what."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+from effloop import config as configs
+from effloop.bench.benchmarks import BENCHMARKS
+from effloop.cli.command import command
+from effloop.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """Of `bench`.
+
+    Attributes:
+        what: Trainer beside a bare loop, each key of the training step, the loader beside others, whole training
+            beside a bare loop, the storage formats, millions of samples, or the libraries that augment.
+        repeats: how often each side is measured; without it as often as the benchmark needs.
+        out: a JSON file for the figures; those of augment are in outputs/bench without it.
+        work: step, loader, train, storage, scale: a folder for temporary files.
+        folder: loader, train: the original photographs for the others, ROOT/SPLIT/CLASS/*; without it data.root.
+        knobs: step: names with commas between, or all.
+        vs: loader: the others' names with commas between, or none.
+        formats: storage: names with commas between, or all.
+        samples: scale: numbers of samples with commas between.
+        table: augment: libraries, device or both.
+        limit: augment: so many images only, or all.
+        grid: augment: BATCHxWORKERS with commas between.
+    """
+
+    what: Annotated[str, BENCHMARKS] = "loop"
+    repeats: Annotated[int, range(1, 1_000_001)] | None = None
+    out: Path | None = None
+    work: str | None = None
+    folder: str | None = None
+    knobs: str | None = None
+    vs: str | None = None
+    formats: str | None = None
+    samples: str | None = None
+    table: str | None = None
+    limit: str | None = None
+    grid: str | None = None
+
+    def __post_init__(self) -> None:
+        own = BENCHMARKS[self.what].options
+        for field in fields(self)[3:]:
+            if getattr(self, field.name) is not None and field.name not in own:
+                takers = ", ".join(name for name, benchmark in BENCHMARKS.items() if field.name in benchmark.options)
+                raise ConfigError(f"{field.name}: what={self.what} doesn't take it; set what to one of {takers}")
+
+
+@command("bench", BenchOptions)
+def bench(options: BenchOptions, overrides: list[str]) -> int:
+    """Speed on this machine beside baselines, as a table of ratios.
+
+    Raises:
+        ConfigError: an option or override can't be taken.
+    """
+    benchmark = BENCHMARKS[options.what]
+    out = _out(options)
+    own: dict[str, Any] = {
+        key: default if getattr(options, key) is None else getattr(options, key)
+        for key, default in benchmark.options.items()
+    }
+    if benchmark.overrides:
+        own["overrides"] = overrides
+    result = benchmark.call(configs.compose(overrides), options.repeats or benchmark.repeats, **own)
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)  # there, unless it is the default
+        out.write_text(json.dumps(result, indent=2) + "\n")
+    if out and benchmark.files:
+        benchmark.files(result, out)
+        print(f"figures: {out} and what is beside it")
+    return 0
+
+
+def _out(options: BenchOptions) -> Path | None:
+    """Where the figures go, if anywhere; that they can is known before minutes of work.
+
+    Raises:
+        ConfigError: they can't be written there.
+    """
+    out, more = options.out, BENCHMARKS[options.what].files is not None
+    if out is None:
+        if not more:
+            return None
+        folder = Path("outputs") / "bench" / time.strftime(f"{options.what}-%Y-%m-%d-%H-%M-%S")
+        _check_writable(next(path for path in folder.parents if path.exists()) / f"{folder.name}.tmp")
+        return folder / f"{options.what}.json"
+    if more and out.suffix != ".json":
+        raise ConfigError(f"out: {out} is not allowed, as a .csv and a .png are written beside it; set out=FILE.json")
+    for path in [out, out.with_suffix(".csv"), out.with_suffix(".png")] if more else [out]:
+        _check_writable(path)
+    return out
+
+
+def _check_writable(out: Path) -> None:
+    """Refuse, before minutes of work, a file that the figures can't be written to; nothing is left of the trial.
+
+    Raises:
+        ConfigError: no such folder, no permission, or a folder itself.
+    """
+    was_there = os.path.lexists(out)
+    try:
+        out.open("a").close()
+    except OSError as error:
+        raise ConfigError(f"out: {out} can't be written: {error.strerror}; set out=FILE.json") from None
+    if not was_there:
+        out.unlink()

@@ -1,0 +1,24 @@
+"""`convert`: the data in another storage format."""
+
+from __future__ import annotations
+
+import effloop
+from effloop import config as configs
+from effloop.cli.command import command
+from effloop.cli.splits import num_threads, open_splits
+from effloop.convert.convert import convert
+from effloop.convert.options import ConvertOptions
+from effloop.data.decode import decoders
+
+
+@command("convert", ConvertOptions)
+def convert_data(options: ConvertOptions, overrides: list[str]) -> int:
+    """Write the data in another storage format, re-encoded or as it is.
+
+    The result is absent or complete, nothing is overwritten, and the same command continues after a kill.
+    num_workers=N sets the threads.
+    """
+    config = configs.compose(overrides)
+    opened = open_splits(config, options.splits)
+    convert(options, opened, decoders.build(config.decode), num_threads(config), effloop.__version__)
+    return 0

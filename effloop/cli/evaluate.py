@@ -1,0 +1,30 @@
+"""`eval`: the validation scores of a checkpoint."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from effloop import config as configs
+from effloop.build.evaluation import evaluate_checkpoint
+from effloop.checkpoint import files
+from effloop.cli.command import RunOptions, command
+from effloop.task import meters_of
+
+
+@command("eval", RunOptions)
+def evaluate(options: RunOptions, overrides: list[str]) -> int:
+    """Score a run's best checkpoint, or a .ckpt file."""
+    checkpoint = files.find(options.run, "best")
+    state = files.read(checkpoint)
+    alone = {**state["config"], "parallel": {"name": "none"}}  # whatever the run was trained by
+    config = configs.from_dict(alone, overrides, f"the config in {checkpoint}")
+    scores, loader = evaluate_checkpoint(config, state)
+    print(f"{checkpoint}, epoch {state['progress']['epoch'] - 1}, on {loader.describe()}")
+    table = Table()
+    meters = meters_of(config.task.name)
+    for heading in ("samples", *(meter.name for meter in meters)):
+        table.add_column(heading, justify="right")
+    table.add_row(f"{len(loader.plan.source):,}", *(meter.text(scores[meter.name]) for meter in meters))
+    Console().print(table)
+    return 0

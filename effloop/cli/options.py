@@ -1,0 +1,212 @@
+"""Options of commands: a dataclass says which there are; parsing, errors and help follow from it.
+
+@dataclass(frozen=True)
+class ShowOptions:
+    \"\"\"Which samples are shown.
+
+Attributes:
+        split: which split.
+        samples: how many, spread evenly over the split.
+    \"\"\"
+
+    split: Literal["train", "val"] = "train"
+    samples: Annotated[int, range(1, 65)] = 8
+
+A field with the metadata {"positional": NAME} is given without its name; help calls it NAME. If it is a tuple, it takes
+all words that are no options.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from effloop.errors import ConfigError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What an option takes, from the type of its field.
+
+    bool, int, float, str and Path are what they say. A Literal has the words that are taken; a tuple is given with
+    commas between, each value once; of a union the first type that fits is taken, and None can't be given.
+    Annotated holds the values that are allowed (a range, the names of a table), or a sentence for the error line.
+
+    Attributes:
+        form: what it looks like, e.g. `auto|N`.
+        allowed: words and descriptions, e.g. `auto`, `a whole number from 1 to 64`.
+        read: makes a value of the text, or raises a ValueError.
+        note: what an error adds.
+    """
+
+    form: str
+    allowed: tuple[str, ...]
+    read: Callable[[str], Any]
+    note: str = ""
+
+    @classmethod
+    def of(cls, hint: Any) -> Kind:
+        """That of a type."""
+        origin, args = get_origin(hint), get_args(hint)
+        if origin is Literal:
+            return cls("|".join(args), args, lambda text: args[args.index(text)])
+        if origin is tuple:
+            one = cls.of(args[0])
+            allowed = (*one.allowed, "several, each once, with commas between")
+            return cls(f"{one.form}[,...]", allowed, lambda text: _several(one, text), one.note)
+        if origin in (Union, UnionType):
+            kinds = [cls.of(each) for each in args if each is not NoneType]
+            allowed = tuple(dict.fromkeys(word for kind in kinds for word in kind.allowed))
+            return cls("|".join(kind.form for kind in kinds), allowed, lambda text: _first_that_fits(kinds, text))
+        if origin is Annotated:
+            one, limit = cls.of(args[0]), args[1]
+            if isinstance(limit, str):
+                return cls(one.form, one.allowed, one.read, limit)
+            if isinstance(limit, range):
+                allowed = (f"{one.allowed[0]} from {limit[0]:,} to {limit[-1]:,}",)
+                return cls(one.form, allowed, lambda text: limit[limit.index(one.read(text))])
+            return cls("NAME", tuple(limit), lambda text: [*limit][[*limit].index(text)])
+        return _PLAIN[hint]
+
+
+def _several(kind: Kind, text: str) -> tuple[Any, ...]:
+    values = tuple(map(kind.read, text.split(",")))
+    if len(set(values)) < len(values):
+        raise ValueError
+    return values
+
+
+def _first_that_fits(kinds: Iterable[Kind], text: str) -> Any:
+    for kind in kinds:
+        with suppress(ValueError):
+            return kind.read(text)
+    raise ValueError
+
+
+_PLAIN = {
+    str: Kind("TEXT", ("TEXT",), str),
+    Path: Kind("PATH", ("PATH",), Path),
+    int: Kind("N", ("a whole number",), int),
+    float: Kind("X", ("a number",), float),
+    bool: Kind("true|false", ("true", "false"), lambda text: ("false", "true").index(text) == 1),
+}
+
+
+@dataclass(frozen=True)
+class Option:
+    """A field of a dataclass of options.
+
+    Attributes:
+        name: the field's.
+        kind: of its values.
+        default: MISSING where it has to be given.
+        meaning: from the dataclass's docstring.
+        positional: what help calls it, if it is given without its name.
+        many: whether it takes several words.
+    """
+
+    name: str
+    kind: Kind
+    default: Any
+    meaning: str
+    positional: str | None
+    many: bool
+
+    @property
+    def usage(self) -> str:
+        """`split=train|val`, `RUN`, `--debug`."""
+        if self.positional:
+            return f"{self.positional} [{self.positional} ...]" if self.many else self.positional
+        return f"--{self.name}" if self.kind is _PLAIN[bool] else f"{self.name}={self.kind.form}"
+
+    def value(self, text: str) -> Any:
+        """The value that a text stands for.
+
+        Raises:
+            ConfigError: it isn't allowed.
+        """
+        try:
+            return self.kind.read(text)
+        except ValueError:
+            fixes = [f"set {either(self.kind.allowed)}", *filter(None, [self.kind.note])]
+            fixes += [f"did you mean '{word}'?" for word in difflib.get_close_matches(text, self.kind.allowed, n=1)]
+            raise ConfigError(f"{self.name}: '{text}' is not allowed; {'; '.join(fixes)}") from None
+
+
+def options_of(described: type) -> list[Option]:
+    """The options that a dataclass describes."""
+    hints, meanings = get_type_hints(described, include_extras=True), sections(inspect.getdoc(described) or "")
+    return [
+        Option(
+            name=each.name,
+            kind=Kind.of(hints[each.name]),
+            default=each.default,
+            meaning=meanings.get(each.name, ""),
+            positional=each.metadata.get("positional"),
+            many=get_origin(hints[each.name]) is tuple,
+        )
+        for each in fields(described)
+    ]
+
+
+def sections(docstring: str) -> dict[str, str]:
+    """{name: meaning} of a docstring's section Attributes or Args."""
+    section = re.search(r"^(?:Attributes|Args):\n((?: .*\n?|\n)+)", docstring, re.MULTILINE)
+    found = re.findall(r"^    (\w[\w, ]*): ((?:.*\n?)(?:      .*\n?)*)", section[1] if section else "", re.MULTILINE)
+    return {name: " ".join(text.split()) for names, text in found for name in names.split(", ")}
+
+
+def either(words: Sequence[str]) -> str:
+    """`a, b or c`."""
+    return " or ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def parse(described: type[T], command: str, words: Sequence[str], keys: Collection[str] = ()) -> tuple[T, list[str]]:
+    """The options among `words`, and the other words.
+
+    Args:
+        described: a dataclass, whose `__post_init__` may refuse options that contradict each other.
+        command: what the options are of, for errors.
+        words: `KEY=VALUE`, `--KEY` for a bool, or a positional value.
+        keys: those of the config; none of them is a misspelt option.
+
+    Raises:
+        ConfigError: an option is missing, unknown or has a value that isn't allowed.
+    """
+    options = options_of(described)
+    named = {option.name: option for option in options if not option.positional}
+    given: dict[str, Any] = {}
+    rest = []
+    for word in words:
+        key, equals, value = word.partition("=")
+        if key in named and value:
+            given[key] = named[key].value(value)
+        elif key in named:
+            option = named[key]
+            example = option.usage if option.default in (MISSING, None, (), "") else f"{key}={option.default}"
+            raise ConfigError(f"{command}: '{word}' has no value; set {example} or drop it")
+        elif word in [option.usage for option in named.values()]:
+            given[word.removeprefix("--")] = True
+        elif (
+            equals and key.isidentifier() and key not in keys and (close := difflib.get_close_matches(key, named, n=1))
+        ):
+            raise ConfigError(f"{command}: no option '{key}'; have {', '.join(named)}; did you mean '{close[0]}'?")
+        else:
+            rest.append(word)
+    for option in options:
+        if option.positional and option.many and rest:
+            given[option.name], rest = tuple(map(Path, rest)), []
+        elif option.positional and rest and "=" not in rest[0] and not rest[0].startswith("-"):
+            given[option.name] = option.value(rest.pop(0))
+        if option.default is MISSING and option.name not in given:
+            raise ConfigError(f"{command} needs {option.usage}; see python -m effloop {command} --help")
+    return described(**given), rest

@@ -1,0 +1,54 @@
+"""`report`: runs beside each other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from effloop.cli.command import command
+from effloop.report.files import PLOT, REPORT, SUMMARY, report_table, write_report
+from effloop.runs.reader import SWEEP, RunRecord, find_runs, meters_of_runs
+from effloop.task import check_objective
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """Of `report`.
+
+    Attributes:
+        runs: folders of runs, or of sweeps, which stand for all their jobs.
+        out: where the report goes; without it the one folder that is named, or outputs/reports/DATE/TIME.
+        objective: what the runs are compared by; without it what they were made for.
+    """
+
+    runs: tuple[Path, ...] = field(metadata={"positional": "RUN"})
+    out: Path | None = None
+    objective: str | None = None
+
+
+@command("report", ReportOptions, overrides=False)
+def report(options: ReportOptions, _: list[str]) -> int:
+    """Compare runs, or a sweep's jobs: table, CSV, plot and page.
+
+    Raises:
+        ConfigError: a folder that isn't one, no such objective, or the files can't be written.
+    """
+    runs = list({run.path.resolve(): run for run in find_runs(options.runs)}.values())
+    objective = check_objective(options.objective or _objective(runs), meters_of_runs(runs))
+    first, *others = options.runs
+    folder = options.out or (Path("outputs/reports") / time.strftime("%Y-%m-%d/%H-%M-%S") if others else first)
+    kind = "Sweep" if (first / SWEEP).is_file() else "Run"
+    write_report(runs, folder, objective, f"{len(runs)} runs" if others else f"{kind} {first}")
+    Console().print(report_table(runs, objective))
+    print(f"report: {folder / REPORT}   beside it: {PLOT}, {SUMMARY}")
+    return 0
+
+
+def _objective(runs: Sequence[RunRecord]) -> str:
+    """The one that all runs were made for; else the first score of their task."""
+    told = {str(run.config["objective"]) for run in runs if "objective" in run.config}
+    return told.pop() if len(told) == 1 else f"val/{meters_of_runs(runs)[0].name}"

@@ -1,0 +1,40 @@
+"""`verify`: every sample of the data is checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from effloop import config as configs
+from effloop.cli.command import command
+from effloop.cli.splits import num_threads, open_splits
+from effloop.convert.options import Splits, split_names
+from effloop.convert.verify import Problems, show, verify
+from effloop.data.decode import decoders
+
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    """Of `verify`.
+
+    Attributes:
+        split: which of the splits data.train_split and data.val_split.
+        out: a text file for all problems; the first 50 are printed.
+    """
+
+    split: Splits = "both"
+    out: Path | None = None
+
+
+@command("verify", VerifyOptions)
+def verify_data(options: VerifyOptions, overrides: list[str]) -> int:
+    """Check every sample: checksum, label, size, a full decode.
+
+    The exit code is 1 if anything is wrong.
+    """
+    config = configs.compose(overrides)
+    with Problems(options.out) as problems:
+        opened = open_splits(config, split_names(options.split))
+        reports = verify(opened, decoders.build(config.decode), num_threads(config), problems)
+    show(reports, problems)
+    return 1 if problems.count else 0
