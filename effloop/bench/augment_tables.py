@@ -1,4 +1,4 @@
-"""The two tables of `bench what=augment`: what is timed, what others reported, and how it is shown."""
+"""The two tables of `bench what=augment`: what is timed, what others reported, and how both are shown."""
 
 from __future__ import annotations
 
@@ -8,26 +8,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from effloop.bench.harness import Figures
+from effloop.bench.harness import Measurement
+from effloop.bench.tables import print_table
 from effloop.report.figures import BarPanel, plot_bars, write_csv
 
-Pairs = Mapping[tuple[int, ...], tuple[float, float]]
+Reported = Mapping[tuple[int, ...], tuple[float, float]]
+"""(batch size, workers) or (passes,) -> seconds of two rows."""
 
 
 @dataclass(frozen=True)
-class Kind:
-    """One of the tables.
+class TableSpec:
+    """What one of the tables compares.
 
     Attributes:
-        recipe: what is done to the images; there is one of this name for each library.
-        image_size: what comes out.
+        recipe: of augmentation; each library has one of this name.
+        image_size: height and width of its output.
         passes: over the data, one after the other.
         labels: of the two rows that figures were reported for.
-        images: in the data of those who reported them.
-        reported: (batch size, workers) or (passes,) -> the two rows' seconds.
+        images: in the data that they were reported for.
+        reported: the two rows' seconds.
     """
 
     recipe: str
@@ -35,10 +34,10 @@ class Kind:
     passes: int
     labels: tuple[str, str]
     images: int
-    reported: Pairs
+    reported: Reported
 
 
-_BY_LIBRARY: Pairs = {
+_BY_LIBRARY: Reported = {
     (1, 1): (92.40, 137.51),
     (2, 1): (86.51, 124.77),
     (32, 1): (81.40, 119.75),
@@ -47,13 +46,13 @@ _BY_LIBRARY: Pairs = {
     (128, 2): (64.92, 86.33),
     (256, 2): (64.89, 88.26),
 }
-_BY_DEVICE: Pairs = {(1,): (116.25, 106.12), (2,): (223.29, 206.41), (3,): (345.12, 310.61), (4,): (455.33, 415.64)}
+_BY_DEVICE: Reported = {(1,): (116.25, 106.12), (2,): (223.29, 206.41), (3,): (345.12, 310.61), (4,): (455.33, 415.64)}
 
-KINDS = {
-    "libraries": Kind("resize_crop", 256, 1, ("albumentations", "torchvision"), 9469, _BY_LIBRARY),
-    "device": Kind("resize_crop_jitter", 224, 4, ("cpu", "gpu"), 9467, _BY_DEVICE),
+TABLES = {
+    "libraries": TableSpec("resize_crop", 256, 1, ("albumentations", "torchvision"), 9469, _BY_LIBRARY),
+    "device": TableSpec("resize_crop_jitter", 224, 4, ("cpu", "gpu"), 9467, _BY_DEVICE),
 }
-"""By the names that `table=` takes. The reported seconds are of another machine, other data and PyTorch's loader."""
+"""By the names that `table=` takes. The reported seconds are from another machine, other data and PyTorch's loader."""
 
 GRID = ",".join(f"{batch}x{workers}" for batch, workers in _BY_LIBRARY)
 """Batch sizes and numbers of workers that figures were reported for."""
@@ -61,12 +60,12 @@ GRID = ",".join(f"{batch}x{workers}" for batch, workers in _BY_LIBRARY)
 
 @dataclass(frozen=True)
 class Case:
-    """What one process does.
+    """What one process measures.
 
     Attributes:
-        table: whose recipe.
-        library: by whose operations.
-        device: where all that can be done to batches is done.
+        table: a name of `TABLES`.
+        library: whose operations augment.
+        device: where operations on batches run.
         batch_size, num_workers: of the loader.
     """
 
@@ -77,90 +76,91 @@ class Case:
     num_workers: int
 
     @property
-    def kind(self) -> Kind:
-        """The table."""
-        return KINDS[self.table]
+    def spec(self) -> TableSpec:
+        """What the case's table compares."""
+        return TABLES[self.table]
 
     @property
     def label(self) -> str:
-        """What tells it from those that it is compared with."""
+        """What distinguishes it from the cases it is compared with."""
         return self.library if self.table == "libraries" else self.device
 
 
-def rows_of(group: Sequence[Case], turns: Mapping[str, list[list[Figures]]], images: int) -> list[dict[str, Any]]:
-    """What was measured in turns as rows of a table: one for each case and number of passes.
+def table_rows(
+    group: Sequence[Case], rounds: Mapping[str, list[list[Measurement]]], images: int
+) -> list[dict[str, Any]]:
+    """Rows of a table from interleaved measurements: one for each case and number of passes.
 
     Args:
         group: the cases, all of one table.
-        turns: label -> for each turn, figures of pass after pass.
+        rounds: label -> for each repeat, measurements of pass after pass.
         images: of a pass.
     """
     return [
-        _row(case, passes, {label: _summed(found, passes, images) for label, found in turns.items()}, images)
-        for passes in range(1, group[0].kind.passes + 1)
+        _row(case, passes, {label: _summed(found, passes, images) for label, found in rounds.items()}, images)
+        for passes in range(1, group[0].spec.passes + 1)
         for case in group
     ]
 
 
-def _summed(turns: list[list[Figures]], passes: int, images: int) -> list[tuple[float, float]]:
-    """For each turn, wall-clock seconds and CPU seconds of its first passes."""
-    times = [[(images / one["per_s"], one["cores_used"]) for one in turn[:passes]] for turn in turns]
-    return [(sum(wall for wall, _ in turn), sum(wall * cores for wall, cores in turn)) for turn in times]
+def _summed(rounds: list[list[Measurement]], passes: int, images: int) -> list[tuple[float, float]]:
+    """For each repeat, wall-clock seconds and CPU seconds of its first passes."""
+    times = [[(images / each["per_s"], each["cores_used"]) for each in found[:passes]] for found in rounds]
+    return [(sum(wall for wall, _ in each), sum(wall * cores for wall, cores in each)) for each in times]
 
 
 def _row(case: Case, passes: int, times: Mapping[str, list[tuple[float, float]]], images: int) -> dict[str, Any]:
-    kind, seconds = case.kind, [wall for wall, _ in times[case.label]]
+    spec, seconds = case.spec, [wall for wall, _ in times[case.label]]
     medians = {label: statistics.median(wall for wall, _ in found) for label, found in times.items()}
     key = (case.batch_size, case.num_workers) if case.table == "libraries" else (passes,)
-    told = dict(zip(kind.labels, kind.reported.get(key, ()), strict=False))
+    reported = dict(zip(spec.labels, spec.reported.get(key, ()), strict=False))
     of, over = ("cpu", case.label) if case.table == "device" else (case.label, "torchvision")
-    told_s = told.get(case.label)
+    reported_s = reported.get(case.label)
     return {
-        **{"table": case.table, "recipe": kind.recipe, "library": case.library, "device": case.device},
+        **{"table": case.table, "recipe": spec.recipe, "library": case.library, "device": case.device},
         **{"batch_size": case.batch_size, "num_workers": case.num_workers, "passes": passes, "images": images},
         **{"median_s": medians[case.label], "least_s": min(seconds), "most_s": max(seconds)},
         "ms_per_image": 1000 * medians[case.label] / (images * passes),
         "cores_used": statistics.median(cpu / wall for wall, cpu in times[case.label]),
         "ratio_of": f"{of}/{over}",
         "ratio": medians[of] / medians[over],
-        "reported_s": told_s,
-        "reported_ms_per_image": told_s and 1000 * told_s / (kind.images * passes),
-        "reported_ratio": told[of] / told[over] if of in told and over in told else None,
+        "reported_s": reported_s,
+        "reported_ms_per_image": reported_s and 1000 * reported_s / (spec.images * passes),
+        "reported_ratio": reported[of] / reported[over] if {of, over} <= reported.keys() else None,
         "seconds": seconds,
     }
 
 
 _FIRST = {"libraries": ("batch_size", "num_workers", "library"), "device": ("library", "passes", "device")}
+_SECONDS, _REPORTED = ("median_s", "least_s", "most_s"), ("reported_s", "reported_ms_per_image", "reported_ratio")
+_HEADINGS = ("s", "least", "most", "ms per\nimage", "cores\nused")
+_REPORTED_HEADINGS = ("reported\ns", "reported\nms/image", "reported\nratio")
 
 
-def show(result: Mapping[str, Any]) -> None:
+def print_tables(result: Mapping[str, Any]) -> None:
     """Print a result's tables."""
     for name, rows in _by_table(result["rows"]).items():
-        kind, first = KINDS[name], rows[0]
-        title = f"{kind.recipe} at {kind.image_size} pixels, {result['images']:,} images, engine={result['engine']}"
+        spec, first, keys = TABLES[name], rows[0], _FIRST[name]
+        title = f"{spec.recipe} at {spec.image_size} pixels, {result['images']:,} images, engine={result['engine']}"
         if name == "device":
             title += f", batches of {first['batch_size']}, {first['num_workers']} workers\n{_where(result)}"
-        table = Table(title=f"{title}\n{result['repeats']} times each, in turns", padding=(0, 1, 0, 0))
-        ratio = f"{kind.labels[0]}\n/ {kind.labels[1]}" if name == "device" else "over\ntorchvision"
-        for heading in _FIRST[name]:
-            table.add_column(
-                heading.replace("_", "\n"), justify="left" if heading in ("library", "device") else "right"
-            )
-        for heading in ("s", "least", "most", "ms per\nimage", "cores\nused", ratio):
-            table.add_column(heading, justify="right")
-        for heading in ("reported\ns", "ms per\nimage", "reported\nratio"):
-            table.add_column(heading, justify="right", style="dim")
-        for number, row in enumerate(rows, 1):
-            numbers = [row[key] for key in (*_SECONDS, "ms_per_image", "cores_used", "ratio", *_REPORTED)]
-            cells = ["" if value is None else f"{value:.2f}" for value in numbers]
-            last = number == len(rows) or any(row[key] != rows[number][key] for key in _FIRST[name][:2])
-            table.add_row(*(str(row[key]) for key in _FIRST[name]), *cells, end_section=last)
-        Console(width=max(110, Console().width)).print(table)
+        ratio = f"{spec.labels[0]}\n/ {spec.labels[1]}" if name == "device" else "over\ntorchvision"
+        numbers = (*_SECONDS, "ms_per_image", "cores_used", "ratio", *_REPORTED)
+        print_table(
+            [*(key.replace("_", "\n") for key in keys), *_HEADINGS, ratio, *_REPORTED_HEADINGS],
+            [
+                [*(str(row[key]) for key in keys), *("" if row[key] is None else f"{row[key]:.2f}" for key in numbers)]
+                for row in rows
+            ],
+            left=("library", "device"),
+            dim=_REPORTED_HEADINGS,
+            sections=[i for i, row in enumerate(rows[:-1]) if any(row[key] != rows[i + 1][key] for key in keys[:2])],
+            min_width=110,
+            title=f"{title}\n{result['repeats']} times each, in turns",
+            padding=(0, 1, 0, 0),
+        )
     print(f"{result['data']}; medians; from the encoded image to the uint8 batch")
     print("reported: by others, of their machine and loader; compare the ratios")
-
-
-_SECONDS, _REPORTED = ("median_s", "least_s", "most_s"), ("reported_s", "reported_ms_per_image", "reported_ratio")
 
 
 def _where(result: Mapping[str, Any]) -> str:
@@ -172,7 +172,7 @@ def _by_table(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]
     return {table: [row for row in rows if row["table"] == table] for table in tables}
 
 
-def files(result: Mapping[str, Any], out: Path) -> None:
+def write_files(result: Mapping[str, Any], out: Path) -> None:
     """Write a result as CSV and as a plot, beside its JSON file `out`."""
     shared = {key: result[key] for key in ("engine", "repeats", "gpu_ran_on")}
     rows = [{**{key: value for key, value in row.items() if key != "seconds"}, **shared} for row in result["rows"]]
@@ -184,9 +184,9 @@ def _panels(result: Mapping[str, Any]) -> list[BarPanel]:
     """One for the libraries, and one for each library that has been on both devices."""
     found = []
     for name, rows in _by_table(result["rows"]).items():
-        kind = KINDS[name]
+        spec = TABLES[name]
         for library in dict.fromkeys(row["library"] for row in rows) if name == "device" else ("",):
-            title = f"{kind.recipe} by {library}\n{_where(result)}" if library else f"{kind.recipe} by library"
+            title = f"{spec.recipe} by {library}\n{_where(result)}" if library else f"{spec.recipe} by library"
             own = [row for row in rows if library in ("", row["library"])]
             axis = "passes" if library else "batch size x workers"
             found.append(_panel(own, title, axis))

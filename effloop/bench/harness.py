@@ -1,4 +1,4 @@
-"""Loaders, or whole trainings, side by side: each in a process of its own, measured in turns, shown in one table."""
+"""Loaders, or whole trainings, compared: each in a process of its own, interleaved, shown in one table."""
 
 from __future__ import annotations
 
@@ -13,34 +13,33 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, cast
 
-from rich.console import Console
-from rich.table import Table
-
 from effloop import config as configs
-from effloop.bench.baselines import Epoch, Work, num_workers
+from effloop.bench.baselines import EpochRunner, Workload
+from effloop.bench.tables import print_table
+from effloop.build.resolve import num_workers
 from effloop.config import Config
 from effloop.errors import ConfigError, EffLoopError
 from effloop.system.hardware import available_cores, keep_freed_memory
 from effloop.system.memory import memory_of
 from effloop.system.processes import ignore_interrupts
 
-Figures = dict[str, float]
-"""Of an epoch: `per_s` images, `cores_used`, the share of time `waited`, `bytes` of memory."""
+Measurement = dict[str, float]
+"""Of an epoch: images `per_s`, `cores_used`, the share of time `waited` for batches, `bytes` of memory."""
 
-Row = Callable[[], Figures]
-"""Goes through one epoch in its own process."""
+MeasureEpoch = Callable[[], Measurement]
+"""Measures one epoch in a process of its own."""
 
 
 @contextmanager
-def served(name: str, build: Callable[[Work], Epoch], work: Work) -> Iterator[Row]:
-    """A process that goes through an epoch whenever it is called, so that none shares another's threads.
+def epoch_process(name: str, build: Callable[[Workload], EpochRunner], workload: Workload) -> Iterator[MeasureEpoch]:
+    """A process that runs an epoch at each call, so that no side shares another's threads.
 
     Raises:
-        ConfigError: the loader can't be built.
+        ConfigError: what it is to run can't be built.
     """
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=_serve, args=(there, build, work), name=f"effloop-bench-{name}")
+    process = context.Process(target=_serve, args=(there, build, workload), name=f"effloop-bench-{name}")
     process.start()
     there.close()
     try:
@@ -48,62 +47,62 @@ def served(name: str, build: Callable[[Work], Epoch], work: Work) -> Iterator[Ro
             line = here.recv()
             if line:
                 raise ConfigError(line if name == "effloop" else f"{name}: {line}")
-        yield partial(_epoch_of, name, here)
+        yield partial(_request_epoch, name, here)
     finally:
         here.close()
         process.join(10)
         process.kill()
 
 
-def _epoch_of(name: str, process: Connection) -> Figures:
+def _request_epoch(name: str, process: Connection) -> Measurement:
     try:
         process.send(None)
-        return cast(Figures, process.recv())
+        return cast(Measurement, process.recv())
     except (EOFError, OSError):
         raise ConfigError(f"{name} has ended; what it said stands above") from None
 
 
-def _serve(orders: Connection, build: Callable[[Work], Epoch], work: Work) -> None:
-    """What the process does until the other end is closed."""
-    ignore_interrupts()
-    multiprocessing.set_start_method("fork", force=True)  # Linux's own until Python 3.14, for the peers' workers
-    if work.config.reuse_memory:
-        keep_freed_memory()  # for all alike
+def _serve(requests: Connection, build: Callable[[Workload], EpochRunner], workload: Workload) -> None:
+    """Run an epoch for each request until the other end is closed."""
+    ignore_interrupts()  # the parent process ends this one
+    multiprocessing.set_start_method("fork", force=True)  # Linux's own until Python 3.14, for the baselines' workers
+    if workload.config.reuse_memory:
+        keep_freed_memory()  # for all sides alike
     try:
-        epoch = build(work)
-    except Exception as error:  # of a peer's, any
-        orders.send(str(error) if isinstance(error, EffLoopError) else f"{type(error).__name__}: {error}")
+        epoch = build(workload)
+    except Exception as error:  # of a baseline's, any
+        requests.send(str(error) if isinstance(error, EffLoopError) else f"{type(error).__name__}: {error}")
         return
-    orders.send(None)
-    while _told(orders):
-        figures = _measured(epoch)
-        with suppress(OSError):  # nobody waits for them any more
-            orders.send(figures)
+    requests.send(None)
+    while _next_request(requests):
+        measurement = _measure(epoch)
+        with suppress(OSError):  # nobody waits for it any more
+            requests.send(measurement)
 
 
-def _told(orders: Connection) -> bool:
-    """Wait for an order; False if none will come."""
+def _next_request(requests: Connection) -> bool:
+    """Wait for a request; False if there won't be one."""
     try:
-        orders.recv()
+        requests.recv()
     except (EOFError, OSError):
         return False
     return True
 
 
-def _measured(epoch: Epoch) -> Figures:
+def _measure(epoch: EpochRunner) -> Measurement:
     started, cpu = time.perf_counter(), _cpu_seconds()
-    images, waited = epoch()
+    num_images, waited_s = epoch()
     seconds = time.perf_counter() - started
     return {
-        "per_s": images / seconds,
+        "per_s": num_images / seconds,
         "cores_used": (_cpu_seconds() - cpu) / seconds,
-        "waited": waited / seconds,
-        "bytes": _bytes(),
+        "waited": waited_s / seconds,
+        "bytes": _memory_bytes(),
     }
 
 
-def _family() -> list[int]:
-    """This process, its children and theirs."""
+def _process_tree() -> list[int]:
+    """Ids of this process, its children and theirs."""
     found = [os.getpid()]
     for pid in found:  # grows as their children are found
         with suppress(OSError):  # it has just ended
@@ -113,19 +112,19 @@ def _family() -> list[int]:
 
 
 def _cpu_seconds() -> float:
-    """Of this process, its threads, and the children that run."""
+    """CPU time of this process with all its threads, and of the children that run."""
     total, ticks = time.process_time(), os.sysconf("SC_CLK_TCK")
-    for pid in _family()[1:]:
+    for pid in _process_tree()[1:]:
         with suppress(OSError):  # it has just ended
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             total += (int(fields[11]) + int(fields[12])) / ticks
     return total
 
 
-def _bytes() -> int:
-    """Memory that is of no file, of this process and its children; what they share counts once."""
+def _memory_bytes() -> int:
+    """Memory of this process and its children, without pages of files; what they share counts once."""
     total = 0
-    for pid in _family():
+    for pid in _process_tree():
         with suppress(OSError):
             total += memory_of(pid)["held"]
     return total
@@ -137,11 +136,18 @@ _COLUMNS = (
 )
 
 
-def result_of(what: str, config: Config, about: str, turns: Mapping[str, list[Figures]]) -> dict[str, Any]:
-    """What goes to JSON."""
+def comparison_result(what: str, config: Config, data: str, rounds: Mapping[str, list[Measurement]]) -> dict[str, Any]:
+    """The figures as they go to JSON.
+
+    Args:
+        what: the benchmark's name.
+        config: of EffLoop's side.
+        data: what was loaded, in words.
+        rounds: side -> its measurements.
+    """
     return {
         "what": what,
-        "data": about,
+        "data": data,
         "engine": config.engine.name,
         "decode": config.decode.name,
         "augment": configs.to_dict(config)["augment"],
@@ -149,20 +155,20 @@ def result_of(what: str, config: Config, about: str, turns: Mapping[str, list[Fi
         "image_size": config.image_size,
         "num_workers": num_workers(config),
         "cores": available_cores(),
-        "loaders": {name: {key: [turn[key] for turn in found] for key in found[0]} for name, found in turns.items()},
+        "loaders": {name: {key: [each[key] for each in found] for key in found[0]} for name, found in rounds.items()},
     }
 
 
-def show(result: Mapping[str, Any], repeats: int) -> None:
-    """Print the table of a result."""
-    table = Table(title=f"{result['data']}; {repeats} epochs each, in turns; {result['num_workers']} workers")
-    for heading in _COLUMNS:
-        table.add_column(heading, justify="left" if heading == "loader" else "right")
-    medians = {name: statistics.median(found["per_s"]) for name, found in result["loaders"].items()}
-    for name, found in result["loaders"].items():
+def print_comparison(result: Mapping[str, Any], repeats: int) -> None:
+    """Print a result's table."""
+    loaders = result["loaders"]
+    medians = {name: statistics.median(found["per_s"]) for name, found in loaders.items()}
+    rows = []
+    for name, found in loaders.items():
         cores, waited, used = (statistics.median(found[key]) for key in ("cores_used", "waited", "bytes"))
         speed = [f"{value:,.0f}" for value in (medians[name], min(found["per_s"]), max(found["per_s"]))]
         rest = [f"{medians[name] / cores:,.0f}", f"{cores:.2f}", f"{waited:.0%}", f"{used / 1e6:,.0f}"]
-        table.add_row(name, *speed, f"{medians['effloop'] / medians[name]:.2f}", *rest)
-    Console(width=max(110, Console().width)).print(table)
+        rows.append([name, *speed, f"{medians['effloop'] / medians[name]:.2f}", *rest])
+    title = f"{result['data']}; {repeats} epochs each, in turns; {result['num_workers']} workers"
+    print_table(_COLUMNS, rows, left=("loader",), min_width=110, title=title)
     print("medians; effloop over it: effloop's images/s over this one's")

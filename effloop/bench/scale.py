@@ -1,4 +1,4 @@
-"""What grows with the number of samples: `python -m effloop bench what=scale`."""
+"""`bench what=scale`: what grows with the number of samples."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
 
 from effloop import config as configs
-from effloop.bench.interleave import scratch, take_turns
-from effloop.bench.storage import config_for, in_fresh_process
+from effloop.bench.interleave import interleave, scratch_folder
+from effloop.bench.storage import data_config_for, run_in_fresh_process
+from effloop.bench.tables import print_table
 from effloop.build.loader import build_loader
 from effloop.config import Config
 from effloop.convert.progress import Meter
@@ -37,7 +36,7 @@ from effloop.system.memory import drop_from_cache, growth, memory_of
 
 _FORMAT, _SPLIT = "tar", "train"
 _DIGITS = 9  # of a key
-_BLOCK = 1 << 22  # entries made at a time
+_BLOCK = 1 << 22  # entries computed at a time
 _BATCHES = 20
 _WORKERS = 2
 
@@ -45,8 +44,8 @@ Column = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Made:
-    """A dataset of so many samples: where its index is, and what loads it by either engine."""
+class ScaledDataset:
+    """A dataset's index, and a config for each engine that loads it."""
 
     index: Path
     threads: Config
@@ -54,24 +53,24 @@ class Made:
 
 
 def scale(config: Config, repeats: int, samples: str = "", work: str = "") -> dict[str, Any]:
-    """Time and memory that it takes to open and to load datasets of ever more samples.
+    """Time and memory for opening and loading datasets of more and more samples.
 
     Each is an index of so many entries over the same file with the embedded photographs, so only the
-    index grows. Every figure is of a fresh process that has loaded from the smallest before: imports
-    count nowhere. The first batch has in it what comes before it: opening, the first look at up to
+    index grows. Every figure is from a fresh process that has loaded from the smallest before: imports
+    never count. The time of the first batch includes what comes before it: opening, the check of up to
     `data.check` samples, and starting 2 workers. `cold` is with the index dropped from the page cache.
 
     Raises:
-        ConfigError: `samples` are no numbers, or a folder can't be written.
+        ConfigError: `samples` aren't numbers, or the folder can't be written.
     """
-    counts = _counts(samples)
-    with scratch(work) as folder:
-        made = _make(config, counts, folder)
-        found = {mode: _measure(made, repeats, mode) for mode in ("warm", "cold", "processes")}
-        sizes = {count: one.index.stat().st_size for count, one in made.items()}
-    base = min(made)
+    counts = _parse_counts(samples)
+    with scratch_folder(work) as folder:
+        datasets = _write_datasets(config, counts, folder)
+        found = {mode: _measure(datasets, repeats, mode) for mode in ("warm", "cold", "processes")}
+        sizes = {count: one.index.stat().st_size for count, one in datasets.items()}
+    base = min(datasets)
     rows = {}
-    for count in made:
+    for count in datasets:
         warm, cold, processes = (found[mode][count] for mode in ("warm", "cold", "processes"))
         rows[count] = {
             "index_bytes": sizes[count],
@@ -87,7 +86,7 @@ def scale(config: Config, repeats: int, samples: str = "", work: str = "") -> di
     return result
 
 
-def _counts(samples: str) -> list[int]:
+def _parse_counts(samples: str) -> list[int]:
     words = samples.split(",")
     if not all(word.isdigit() and 0 < int(word) < 10**_DIGITS for word in words):
         raise ConfigError(
@@ -96,33 +95,33 @@ def _counts(samples: str) -> list[int]:
     return sorted(map(int, words))
 
 
-def _make(config: Config, counts: list[int], folder: Path) -> dict[int, Made]:
-    """Number of samples -> a dataset of so many; the first has the embedded photographs and no more."""
+def _write_datasets(config: Config, counts: list[int], folder: Path) -> dict[int, ScaledDataset]:
+    """Number of samples -> a dataset of that size; the first has just the embedded photographs."""
     photographs, root = sources.build(configs.compose(["data=embedded"]).data, _SPLIT), folder / "photographs"
     with Meter() as meter:
         records = {_SPLIT: Originals(photographs, meter, _FORMAT)}
         writers[_FORMAT](root, Dataset(photographs.classes, records, {"payload": "original"}), SHARD_BYTES)
-    made = {}
+    datasets = {}
     for count in (len(photographs), *counts):
         path = folder / f"{count}"
-        grow(root, path, count)
-        data = replace(config_for(config.data, _FORMAT, path, folder), check=config.data.check, train_split=_SPLIT)
+        write_scaled_index(root, path, count)
+        data = replace(data_config_for(config.data, _FORMAT, path, folder), check=config.data.check, train_split=_SPLIT)
         engines = (configs.compose([f"engine={name}"]).engine for name in ("threads", "processes"))
         by = [replace(config, data=data, engine=engine, num_workers=_WORKERS) for engine in engines]
-        made[count] = Made(index_path(path, _SPLIT), *by)
-    return made
+        datasets[count] = ScaledDataset(index_path(path, _SPLIT), *by)
+    return datasets
 
 
-def grow(small: Path, big: Path, count: int) -> None:
-    """Write an index of `count` entries that go round and round through another's, over the same files.
+def write_scaled_index(small: Path, big: Path, count: int) -> None:
+    """Write an index of `count` entries that repeat another's, over the same files.
 
-    Keys are nine digits. The fingerprint's hash is not that of the entries, which would take 2 µs each;
+    Keys are nine digits. The fingerprint's hash isn't computed from the entries, which would take 2 µs each;
     opening doesn't compare it.
 
     Args:
         small: the folder of a dataset with an index.
-        big: becomes the folder of the new one.
-        count: entries, below 10^9.
+        big: the folder to write it to.
+        count: number of entries, below 10^9.
     """
     index = ColumnFile(index_path(small, _SPLIT))
     big.mkdir()
@@ -131,12 +130,12 @@ def grow(small: Path, big: Path, count: int) -> None:
     header = {**index.meta["header"], "fingerprint": {"samples": count, "bytes": 0, "sha256": "0" * 64}}
     with ColumnWriter(index_path(big, _SPLIT), {**index.meta, "header": header}) as writer:
         for name in ("label", "file", "offset", "size", "crc32c"):
-            writer.add(name, _column(big, index[name].dtype, count, partial(_around, index[name])))
+            writer.add(name, _column(big, index[name].dtype, count, partial(_repeated, index[name])))
         writer.add("key", _column(big, np.dtype(np.uint8), count, _digits, width=_DIGITS))
         writer.add("key_end", _column(big, np.dtype(np.uint64), count, _key_ends))
 
 
-def _around(values: Column, ids: Column) -> Column:
+def _repeated(values: Column, ids: Column) -> Column:
     taken: Column = values[ids % len(values)]
     return taken
 
@@ -146,7 +145,7 @@ def _key_ends(ids: Column) -> Column:
 
 
 def _column(folder: Path, dtype: np.dtype[Any], count: int, make: Callable[[Column], Column], width: int = 1) -> Column:
-    """`make(ids)` for all ids, block by block, in a nameless file."""
+    """`make(ids)` for all ids, computed block by block into a temporary file."""
     with tempfile.TemporaryFile(dir=folder) as file:
         column = np.memmap(file, dtype, "w+", shape=count * width)
     for start in range(0, count, _BLOCK):
@@ -156,23 +155,25 @@ def _column(folder: Path, dtype: np.dtype[Any], count: int, make: Callable[[Colu
 
 
 def _digits(ids: Column) -> Column:
-    """(N,) numbers -> (N * 9,) their decimal digits in ASCII, from the first on."""
+    """(N,) numbers -> (N * 9,) their decimal digits in ASCII, most significant first."""
     digits = np.empty((len(ids), _DIGITS), np.uint8)
     for place in range(_DIGITS - 1, -1, -1):
         ids, digits[:, place] = np.divmod(ids, 10)
     return (digits + ord("0")).reshape(-1)
 
 
-def _measure(made: dict[int, Made], repeats: int, mode: str) -> dict[int, dict[str, Any]]:
-    """Number of samples -> medians of what was found."""
-    of = {count: one.processes if mode == "processes" else one.threads for count, one in made.items()}
-    first = of[min(of)]
+def _measure(datasets: dict[int, ScaledDataset], repeats: int, mode: str) -> dict[int, dict[str, Any]]:
+    """Number of samples -> medians of what was measured."""
+    configs_of = {count: one.processes if mode == "processes" else one.threads for count, one in datasets.items()}
+    first = configs_of[min(configs_of)]
     runs = {
-        str(count): partial(in_fresh_process, _load, config, first, made[count].index if mode == "cold" else None)
-        for count, config in of.items()
+        str(count): partial(
+            run_in_fresh_process, _load, config, first, datasets[count].index if mode == "cold" else None
+        )
+        for count, config in configs_of.items()
     }
-    turns = take_turns(runs, repeats, warm_up=0)
-    return {int(count): _medians(results) for count, results in turns.items()}
+    rounds = interleave(runs, repeats, warm_up=0)
+    return {int(count): _medians(results) for count, results in rounds.items()}
 
 
 def _load(config: Config, first: Config, drop: Path | None) -> dict[str, Any]:
@@ -180,8 +181,8 @@ def _load(config: Config, first: Config, drop: Path | None) -> dict[str, Any]:
 
     Args:
         config: what is measured.
-        first: what is loaded from before, so that nothing is imported or set up later.
-        drop: this file is dropped from the page cache in between.
+        first: what is loaded before, so that nothing is imported or set up later.
+        drop: a file to drop from the page cache in between.
     """
     with closing(build_loader(first, "train")) as loader:
         for _ in itertools.islice(loader.epoch(0), _BATCHES):
@@ -211,7 +212,7 @@ def _load(config: Config, first: Config, drop: Path | None) -> dict[str, Any]:
 
 
 def _medians(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """Field by field, of figures or of fields that have fields."""
+    """The median of each number, also in nested dicts."""
     return {
         key: _medians([result[key] for result in results])
         if isinstance(value, dict)
@@ -221,23 +222,15 @@ def _medians(results: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _show(result: dict[str, Any]) -> None:
-    table = Table(padding=0)
     headings = ("samples", "index\nMB", "open\nms", "first\ns", "cold\nopen ms", "cold\nfirst s", "cold\nRSS")
-    for heading in (*headings, "main\nRSS", "main\nown", "worker\npriv.", "worker\nown"):
-        table.add_column(heading, justify="right", no_wrap=heading == "samples")
+    rows = []
     for count, row in result["samples"].items():
         times = (row["open_ms"], row["first_batch_s"], row["cold_open_ms"], row["cold_first_batch_s"])
-        sizes = (
-            *(row["cold_main"]["rss"], row["main"]["rss"], row["main"]["own"]),
-            *(row["worker"]["private"], row["worker"]["own"]),
-        )
-        table.add_row(
-            f"{count:,}",
-            f"{row['index_bytes'] / 1e6:,.1f}",
-            *(f"{value:,.2f}" for value in times),
-            *(f"{size / 1e6:,.1f}" for size in sizes),
-        )
+        sizes = [row["cold_main"]["rss"], *(row["main"][key] for key in ("rss", "own"))]
+        sizes += [row["worker"][key] for key in ("private", "own")]
+        cells = [f"{count:,}", f"{row['index_bytes'] / 1e6:,.1f}", *(f"{value:,.2f}" for value in times)]
+        rows.append([*cells, *(f"{size / 1e6:,.1f}" for size in sizes)])
     print(f"medians of {result['repeats']}; memory in MB above that with {result['base']:,} samples")
-    Console().print(table)
-    print(f"first: the first batch; opening and the first look at up to {result['check']:,} samples are in it")
+    print_table([*headings, "main\nRSS", "main\nown", "worker\npriv.", "worker\nown"], rows, padding=0)
+    print(f"first: the first batch; opening and the check of up to {result['check']:,} samples are in it")
     print("own: what the kernel can't take back; RSS and private count pages of the index, which it can")

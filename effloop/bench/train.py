@@ -1,4 +1,4 @@
-"""`bench what=train`: whole training over the configured loader, beside a bare PyTorch loop over ImageFolder."""
+"""`bench what=train`: training over the configured loader, compared with a bare PyTorch loop over ImageFolder."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from effloop import config as configs
-from effloop.bench.baselines import Epoch, Work, check_same_work, originals, pillow_batches
-from effloop.bench.harness import Row, result_of, served, show
-from effloop.bench.interleave import scratch, take_turns
+from effloop.bench.baselines import EpochRunner, Workload, check_comparable, original_photos, pillow_loader
+from effloop.bench.harness import comparison_result, epoch_process, print_comparison
+from effloop.bench.interleave import interleave, scratch_folder
 from effloop.build.model import build_model
 from effloop.build.resolve import resolved
 from effloop.build.trainer import build_trainer
@@ -27,87 +27,84 @@ T = TypeVar("T")
 
 
 def train(config: Config, repeats: int, *, folder: str, work: str) -> dict[str, Any]:
-    """Images/s of training epochs: this package, with all that a run does, beside the loop that PyTorch's docs show.
+    """Images/s of training epochs: EffLoop, with all that a run does, and the loop that PyTorch's docs show.
 
     Both train the same model with the same optimizer in the same precision and layout; `bare` takes its
-    images from ImageFolder and DataLoader with Pillow, as torchvision's reference scripts do, and keeps no score.
+    images from ImageFolder and DataLoader with Pillow, as torchvision's reference scripts do, and computes no scores.
 
     Args:
         config: what is trained; its schedule is constant and no checkpoint is written.
-        repeats: epochs of each, after one to warm up.
+        repeats: epochs of each, after a warm-up epoch.
         folder: the original photographs for `bare`, ROOT/SPLIT/CLASS/*; empty is `data.root`.
         work: where the run folder is; empty is the system's place for temporary files.
 
     Raises:
-        ConfigError: something isn't there, or can't be built; or a recipe that `bare` doesn't do.
+        ConfigError: something is missing or can't be built; or a recipe that `bare` doesn't do.
     """
-    check_same_work(config, "bare")
+    check_comparable(config, "bare")
     config.checkpoint = configs.compose(["checkpoint=none"]).checkpoint
     config.schedule = configs.compose(["schedule=constant"]).schedule
     config.record.console = False  # type: ignore[attr-defined]
-    root = originals(config, folder, "bare")
-    with scratch(work) as place, ExitStack() as stack:
-        todo = Work(config, root, place)
-        runs: dict[str, Row] = {
-            name: stack.enter_context(served(name, build, todo))
-            for name, build in {"effloop": _effloop, "bare": _bare}.items()
-        }
-        turns = take_turns(runs, repeats)
-    result = result_of("train", config, f"model={config.model.name}, {root.parent}", turns)
-    show(result, repeats)
+    root = original_photos(config, folder, "bare")
+    with scratch_folder(work) as scratch, ExitStack() as stack:
+        workload = Workload(config, root, scratch)
+        sides = {"effloop": _effloop, "bare": _bare}
+        runs = {name: stack.enter_context(epoch_process(name, build, workload)) for name, build in sides.items()}
+        rounds = interleave(runs, repeats)
+    result = comparison_result("train", config, f"model={config.model.name}, {root.parent}", rounds)
+    print_comparison(result, repeats)
     return result
 
 
-def _effloop(work: Work) -> Epoch:
-    trainer = build_trainer(work.config, run_dir=work.scratch / "run")
-    trainer.recorder.__enter__()  # for as long as this process lives
+def _effloop(workload: Workload) -> EpochRunner:
+    trainer = build_trainer(workload.config, run_dir=workload.scratch / "run")
+    trainer.recorder.__enter__()  # until this process ends
     numbers = itertools.count()
 
     def epoch() -> tuple[int, float]:
         trainer.progress.samples_seen = 0
-        clock = Clock()
-        trainer.train_epoch(clock.over(trainer.train.epoch(next(numbers))))
-        return len(trainer.train) * trainer.train.global_batch, clock.waited
+        timer = WaitTimer()
+        trainer.train_epoch(timer.timed(trainer.train.epoch(next(numbers))))
+        return len(trainer.train) * trainer.train.global_batch, timer.waited_s
 
     return epoch
 
 
-def _bare(work: Work) -> Epoch:
-    config, device = work.config, find_device(work.config.device)
-    batches = pillow_batches(work)
-    model = build_model(resolved(config), len(batches.dataset.classes), device)  # type: ignore[attr-defined]
-    optimizer, loss_of = optimizers.build(config.optim, model.parameters()), nn.CrossEntropyLoss()
-    assert config.precision is not None  # `compose` decided it
+def _bare(workload: Workload) -> EpochRunner:
+    config, device = resolved(workload.config), find_device(workload.config.device)
+    batches = pillow_loader(workload)
+    model = build_model(config, len(batches.dataset.classes), device)  # type: ignore[attr-defined]
+    optimizer, loss_fn = optimizers.build(config.optim, model.parameters()), nn.CrossEntropyLoss()
     precision = precisions.build(config.precision, device)
     layout = torch.channels_last if config.channels_last else torch.contiguous_format
 
     def epoch() -> tuple[int, float]:
         model.train()
-        count, clock = 0, Clock()
-        for images, targets in clock.over(batches):
+        num_images, timer = 0, WaitTimer()
+        for images, targets in timer.timed(batches):
             optimizer.zero_grad()
             with precision.autocast():
-                loss = loss_of(model(images.to(device, memory_format=layout)), targets.to(device))
+                loss = loss_fn(model(images.to(device, memory_format=layout)), targets.to(device))
             precision.backward(loss)
             precision.step(optimizer)
-            count += len(images)
+            num_images += len(images)
         if device.type == "cuda":
             torch.cuda.synchronize()
-        return count, clock.waited
+        return num_images, timer.waited_s
 
     return epoch
 
 
-class Clock:
-    """Sums up the seconds in which a loop waits for its next batch."""
+class WaitTimer:
+    """Adds up the seconds that a loop waits for its next batch."""
 
     def __init__(self) -> None:
-        self.waited = 0.0
+        self.waited_s = 0.0
 
-    def over(self, batches: Iterable[T]) -> Iterator[T]:
-        """The same batches, timed."""
+    def timed(self, batches: Iterable[T]) -> Iterator[T]:
+        """The same batches; the time until each one arrives counts."""
         started = time.perf_counter()
         for batch in batches:
-            self.waited += time.perf_counter() - started
+            self.waited_s += time.perf_counter() - started
             yield batch
             started = time.perf_counter()

@@ -31,7 +31,7 @@ from tensorboard.plugins.hparams.list_session_groups import Handler as SessionsH
 
 import effloop
 from effloop import config as configs
-from effloop.bench.benchmarks import Preloaded
+from effloop.bench.loop import Preloaded
 from effloop.checkpoint import files
 from effloop.cli.main import main
 from effloop.record import grid

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from effloop.bench.augment_tables import GRID, Case, rows_of
+from effloop.bench.augment_tables import GRID, Case, table_rows
 from effloop.cli.main import main
 
 COLUMNS = (
@@ -32,7 +32,7 @@ def close(rows: list[dict[str, Any]], key: str, *wanted: float | None) -> None:
 def test_rows_of_libraries() -> None:
     cases = [Case("libraries", name, "cpu", 32, 1) for name in ("albumentations", "torchvision", "native")]
     turns = {"albumentations": (2, 3, 7), "torchvision": (6, 6, 6), "native": (1, 1.5, 1.2)}
-    rows = rows_of(cases, {name: [[measured(s, 2.0)] for s in found] for name, found in turns.items()}, 10)
+    rows = table_rows(cases, {name: [[measured(s, 2.0)] for s in found] for name, found in turns.items()}, 10)
     close(rows, "median_s", 3, 6, 1.2)
     close(rows, "least_s", 2, 6, 1)
     close(rows, "most_s", 7, 6, 1.5)
@@ -49,7 +49,7 @@ def test_rows_of_libraries() -> None:
 def test_rows_of_devices() -> None:
     cases = [Case("device", "native", device, 32, 1) for device in ("cpu", "gpu")]
     turns = {"cpu": [measured(4, 2), measured(4), measured(4), measured(4)], "gpu": [measured(2)] * 4}
-    rows = rows_of(cases, {name: [found] for name, found in turns.items()}, 10)
+    rows = table_rows(cases, {name: [found] for name, found in turns.items()}, 10)
     assert [(row["passes"], row["device"]) for row in rows[:3]] == [(1, "cpu"), (1, "gpu"), (2, "cpu")]
     close(rows[::2], "median_s", 4, 8, 12, 16)
     close(rows[1::2], "median_s", 2, 4, 6, 8)
@@ -68,7 +68,7 @@ def rows_told(rows: list[dict[str, Any]]) -> list[float]:
 
 def test_unreported_batch_sizes() -> None:
     case = Case("libraries", "torchvision", "cpu", 5, 3)
-    (row,) = rows_of([case], {"torchvision": [[measured(1)]]}, 10)
+    (row,) = table_rows([case], {"torchvision": [[measured(1)]]}, 10)
     assert [row[key] for key in ("reported_s", "reported_ms_per_image", "reported_ratio")] == [None] * 3
 
 

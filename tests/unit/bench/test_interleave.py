@@ -5,23 +5,23 @@ from pathlib import Path
 import pytest
 from plans import line
 
-from effloop.bench.interleave import scratch, take_turns
+from effloop.bench.interleave import interleave, scratch_folder
 from effloop.errors import ConfigError
 
 
 def test_order_turns_about() -> None:
     seen: list[str] = []
     runs = {name: lambda name=name: len(seen.append(name) or seen) for name in "abc"}
-    assert take_turns(runs, 2) == {"a": [6, 7], "b": [5, 8], "c": [4, 9]}
+    assert interleave(runs, 2) == {"a": [6, 7], "b": [5, 8], "c": [4, 9]}
     assert "".join(seen) == "abccbaabc"
 
 
 def test_without_warming_up() -> None:
-    assert take_turns({"a": lambda: 1.5}, 3, warm_up=0) == {"a": [1.5, 1.5, 1.5]}
+    assert interleave({"a": lambda: 1.5}, 3, warm_up=0) == {"a": [1.5, 1.5, 1.5]}
 
 
 def test_scratch_is_gone_in_the_end(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), scratch(str(tmp_path / "work")) as folder:  # noqa: PT012
+    with pytest.raises(ZeroDivisionError), scratch_folder(str(tmp_path / "work")) as folder:  # noqa: PT012
         assert folder.parent == tmp_path / "work"
         (folder / "file").touch()
         raise ZeroDivisionError
@@ -31,5 +31,5 @@ def test_scratch_is_gone_in_the_end(tmp_path: Path) -> None:
 def test_scratch_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     wanted = f"work: {tmp_path}/file can't be written: File exists; set work=FOLDER"
-    with pytest.raises(ConfigError, match=line(wanted)), scratch(str(tmp_path / "file")):
+    with pytest.raises(ConfigError, match=line(wanted)), scratch_folder(str(tmp_path / "file")):
         pass

@@ -7,7 +7,7 @@ import pytest
 from runs import TINY
 
 import effloop
-from effloop.bench.baselines import Work, check_same_work
+from effloop.bench.baselines import Workload, check_comparable
 from effloop.cli.main import main
 
 
@@ -43,7 +43,7 @@ def test_figures(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -
     [
         (
             "vs=torchvison",
-            "vs: no peer 'torchvison'; have none, processes, torchvision, pillow, dali, ffcv, simplejpeg; did",
+            "vs: no baseline 'torchvison'; have none, processes, torchvision, pillow, dali, ffcv, simplejpeg; did",
         ),
         ("vs=pillow", "folder: train is no folder with a folder for each class, as pillow needs; set folder=ROOT"),
         ("vs=dali folder=nowhere", "folder: nowhere/train is no folder with a folder for each class, as dali needs"),
@@ -78,7 +78,9 @@ def test_ffcv_does_the_same_as_we(photos: Path, here: Path, capsys: pytest.Captu
     ],
 )
 @pytest.mark.parametrize("what", ["what=loader vs=processes,pillow", "what=train"])
-def test_recipes_that_peers_do_not_follow(what: str, words: str, key: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_recipes_that_baselines_cannot_follow(
+    what: str, words: str, key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["bench", *what.split(), *words.split()]) == 2
     out, err = capsys.readouterr()
     who, fix = ("bare", "") if what == "what=train" else ("pillow", ", or set vs=none")
@@ -90,16 +92,16 @@ def test_recipes_that_peers_do_not_follow(what: str, words: str, key: str, capsy
 
 
 @pytest.mark.parametrize("name", ["native", "torchvision"])
-def test_recipes_that_peers_follow(name: str) -> None:
+def test_recipes_that_baselines_follow(name: str) -> None:
     config = effloop.compose([f"augment={name}"])
     config.augment.ops = {"a": {"op": "RandomResizedCrop", "scale": [0.2, 1]}, "b": None, "RandomHorizontalFlip": {}}
-    check_same_work(config, "pillow")
-    work = Work(config, Path(), Path())
-    assert work.scale == (0.2, 1)
-    assert work.ratio == (3 / 4, 4 / 3)
+    check_comparable(config, "pillow")
+    workload = Workload(config, Path(), Path())
+    assert workload.scale == (0.2, 1)
+    assert workload.ratio == (3 / 4, 4 / 3)
 
 
-def test_any_recipe_without_peers(photos: Path, here: Path) -> None:
+def test_any_recipe_without_baselines(photos: Path, here: Path) -> None:
     words = ("what=loader", "vs=none", "repeats=1", "out=result.json", f"data.root={photos}", *TINY)
     assert main(["bench", *words, "augment.ops.flip=null", "augment.device=gpu"]) == 0
     augment = json.loads((here / "result.json").read_text())["augment"]

@@ -9,7 +9,7 @@ from runs import TINY
 
 from effloop import config as configs
 from effloop.bench import scale
-from effloop.bench.storage import config_for
+from effloop.bench.storage import data_config_for
 from effloop.cli.main import main
 from effloop.data.source.storage.index import index_path
 
@@ -21,7 +21,7 @@ def small(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_entries_go_round(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scale, "_BLOCK", 7)  # so that there are several
-    scale.grow(small, tmp_path / "big", 90)
+    scale.write_scaled_index(small, tmp_path / "big", 90)
     first, grown = open_source("tar", small), open_source("tar", tmp_path / "big")
     assert len(grown) == 90
     assert grown.classes == first.classes
@@ -34,9 +34,9 @@ def test_entries_go_round(small: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("engine", ["threads", "processes"])
 def test_one_process(small: Path, tmp_path: Path, engine: str) -> None:
-    scale.grow(small, tmp_path / "big", 500)
+    scale.write_scaled_index(small, tmp_path / "big", 500)
     config = configs.compose([f"data.root={small}", f"engine={engine}", *TINY, "num_workers=1"])
-    config.data = config_for(config.data, "tar", tmp_path / "big", tmp_path)
+    config.data = data_config_for(config.data, "tar", tmp_path / "big", tmp_path)
     found = scale._load(config, config, index_path(tmp_path / "big", "train"))
     assert found["open_ms"] > 0
     assert found["first_batch_s"] > 0

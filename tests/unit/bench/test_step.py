@@ -10,8 +10,8 @@ from runs import TINY
 from torch import nn
 
 import effloop
-from effloop.bench.step import as_words, first_half, plain
-from effloop.bench.step_sides import as_runs, flags, process_kept, set_flags
+from effloop.bench.step import first_half, neutral_overrides, resolved_overrides
+from effloop.bench.step_sides import measure_runs, process_flags, process_state_restored, set_process_flags
 from effloop.cli.main import main
 from effloop.config import from_dict, to_dict
 
@@ -28,12 +28,12 @@ def bench(photos: Path, here: Path, *words: str) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.slow
 def test_figures(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before, state = flags(), torch.get_rng_state()
+    before, state = process_flags(), torch.get_rng_state()
     measured = ("nothing", "checkpointing", "accumulate", "progressive", "freeze")
     lacking = ("tf32", "fp16", "cudnn_benchmark")
     rows = bench(photos, here, f"knobs={','.join((*measured, *lacking))}", "repeats=2", "image_size=32")
     assert list(rows) == [*measured, *lacking]
-    assert flags() == before
+    assert process_flags() == before
     assert torch.equal(torch.get_rng_state(), state)
     for row in (rows[name] for name in measured):
         assert row["reason"] == ""
@@ -65,9 +65,9 @@ def test_what_the_config_forbids(photos: Path, here: Path) -> None:
 
 def test_auto_is_as_it_is_by_default() -> None:
     config = effloop.compose(["compile=auto", "channels_last=auto"])
-    base = from_dict(to_dict(config), plain(config), "the config")
+    base = from_dict(to_dict(config), neutral_overrides(config), "the config")
     assert (base.compile, base.channels_last, base.cudnn_benchmark) == (False, True, None)
-    assert as_words(base) == ["compile=false", "channels_last=true", "cudnn_benchmark=null"]
+    assert resolved_overrides(base) == ["compile=false", "channels_last=true", "cudnn_benchmark=null"]
 
 
 @pytest.mark.slow
@@ -89,7 +89,7 @@ def test_no_such_knob(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.slow
 def test_whole_runs(photos: Path, here: Path, tmp_path: Path) -> None:
     words = [f"data.root={photos}", *TINY, "record.tensorboard=false", "device=cpu", "checkpoint=none"]
-    found = as_runs({"on": words}, 1, tmp_path)
+    found = measure_runs({"on": words}, 1, tmp_path)
     assert found.images_per_s["on"][0] > 0
     assert not list(here.iterdir())
 
@@ -107,14 +107,14 @@ def test_first_half() -> None:
 
 
 def test_switches_of_the_process() -> None:
-    before = flags()
-    with process_kept():
+    before = process_flags()
+    with process_state_restored():
         torch.set_float32_matmul_precision("medium")
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.backends.cudnn.benchmark = not before["cudnn.benchmark"]
-        changed = flags()
-        set_flags(before)
-        assert flags() == before != changed
-        set_flags(changed)
-        assert flags() == changed
-    assert flags() == before
+        changed = process_flags()
+        set_process_flags(before)
+        assert process_flags() == before != changed
+        set_process_flags(changed)
+        assert process_flags() == changed
+    assert process_flags() == before

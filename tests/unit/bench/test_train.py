@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from runs import TINY
 
-from effloop.bench.train import Clock
+from effloop.bench.train import WaitTimer
 from effloop.cli.main import main
 
 
@@ -32,7 +32,7 @@ def test_needs_files(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == f"effloop: {wanted}\n"
 
 
-def test_clock_gives_on_what_it_gets() -> None:
-    clock = Clock()
-    assert list(clock.over(iter([1, 2]))) == [1, 2]
-    assert clock.waited > 0
+def test_wait_timer_passes_batches_on() -> None:
+    timer = WaitTimer()
+    assert list(timer.timed(iter([1, 2]))) == [1, 2]
+    assert timer.waited_s > 0

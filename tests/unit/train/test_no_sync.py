@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 import effloop
 from effloop.batch import Batch
-from effloop.bench.benchmarks import Preloaded
+from effloop.bench.loop import Preloaded
 from effloop.checkpoint import CheckpointConfig, Checkpoints
 from effloop.model import checkpoint_blocks, freeze, models, parameter_groups
 from effloop.optim import Average, NoAverage, optimizers, schedules

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import effloop
 from effloop.batch import Batch
-from effloop.bench.benchmarks import Preloaded
+from effloop.bench.loop import Preloaded
 from effloop.checkpoint import CheckpointConfig, Checkpoints
 from effloop.checkpoint.files import find
 from effloop.config import to_dict
