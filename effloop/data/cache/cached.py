@@ -1,4 +1,4 @@
-"""Samples kept in memory, one copy per machine: their encoded bytes, or their decoded pixels."""
+"""Keeps samples in memory, one copy per machine: their encoded bytes, or their decoded pixels."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from effloop.system.hardware import available_memory
 
 
 class CachedSource(Source):
-    """A source that reads each sample once per machine, as far as the memory goes.
+    """A source that reads each sample once per machine, as long as there is memory for it.
 
     Args:
-        source: what is kept.
-        kind: the encoded bytes, or the decoded pixels as a raw image (`header.pnm_header`), which every
-            decoder takes as a view.
-        decoder: who makes pixels of bytes.
-        room: bytes for samples; asked only if no process of this machine keeps them yet.
+        source: whose samples are kept.
+        kind: the encoded bytes, or the decoded pixels as a raw image (`header.pnm_header`), which every decoder
+            returns as a view.
+        decoder: decodes the pixels.
+        capacity: bytes for samples; called only if no process of this machine keeps them yet.
         folder: of a file system in memory.
     """
 
     def __init__(
-        self, source: Source, kind: Cache, decoder: Decoder, room: Callable[[], int], folder: Path = FOLDER
+        self, source: Source, kind: Cache, decoder: Decoder, capacity: Callable[[], int], folder: Path = FOLDER
     ) -> None:
         self.source, self.kind, self.decoder, self.folder = source, kind, decoder, folder
         self._name = _name(source, kind, decoder)
-        self._open(room)
+        self._open(capacity)
 
-    def _open(self, room: Callable[[], int]) -> None:
+    def _open(self, capacity: Callable[[], int]) -> None:
         self.classes, self.labels = self.source.classes, self.source.labels
-        self.region = Region(self._name, len(self.source), room, self.folder)
+        self.region = Region(self._name, len(self.source), capacity, self.folder)
 
     @property
     def targets(self) -> NDArray[Any]:
@@ -66,7 +66,7 @@ class CachedSource(Source):
         return self.region.get(index) or b"".join((header, body))
 
     def describe(self) -> str:
-        """One line for people: how much memory for how much data."""
+        """One line: what is kept, and in how much memory."""
         return f"{self.kind.value}, room for {decimal(self.region.num_bytes)} in {self.folder}"
 
     def raw_key(self, index: int) -> bytes:
@@ -108,11 +108,11 @@ class CachedSource(Source):
         self._open(lambda: num_bytes)
 
 
-_LAYOUT = 1  # of what a region holds; another EffLoop's may differ
+_LAYOUT = 1  # version of what a region contains
 
 
 def _name(source: Source, kind: Cache, decoder: Decoder) -> str:
-    """What is kept, in 16 hex digits: which data, as it is now, and what became of it."""
+    """Identifies what is kept, in 16 hex digits: the data in its current state, and how it is decoded."""
     identity: dict[str, Any] = {"data": source.identity(), "kind": kind.value, "layout": _LAYOUT}
     if kind is Cache.pixels:
         identity["decoder"] = _identity_of(decoder)
@@ -120,8 +120,11 @@ def _name(source: Source, kind: Cache, decoder: Decoder) -> str:
 
 
 def _identity_of(decoder: Decoder) -> dict[str, Any]:
-    """What its pixels hang on: its class, its options, the packages behind it in their versions."""
-    identity: dict[str, Any] = {"class": type(decoder).__qualname__, "PIL": PIL.__version__}  # Pillow judges for all
+    """What its pixels depend on: its class, its options, and the versions of the packages it uses."""
+    identity: dict[str, Any] = {
+        "class": type(decoder).__qualname__,
+        "PIL": PIL.__version__,
+    }  # decodes damaged images
     for name, part in vars(decoder).items():
         if isinstance(part, Decoder):
             identity[name] = _identity_of(part)
@@ -132,38 +135,38 @@ def _identity_of(decoder: Decoder) -> dict[str, Any]:
     return identity
 
 
-_LOOKED_AT = 2000
-_SLACK = 1.05  # what an estimate from 2,000 sizes may be below the truth
+_SAMPLED = 2000
+_MARGIN = 1.05  # for the error of an estimate from 2,000 sizes
 
 
 def cached(
     source: Source, kind: Cache, decoder: Decoder, limit: float | None, *, share: float = 1.0, folder: Path = FOLDER
 ) -> Source:
-    """`source`, or one that keeps it in memory; where another process keeps it already, that memory.
+    """`source`, or a source that keeps it in memory, shared with the other processes of this machine.
 
     Args:
-        source: whose samples are read.
+        source: whose samples are kept.
         kind: what is kept.
-        decoder: who makes pixels of bytes.
-        limit: bytes for all splits together; None is half of the memory that is free.
-        share: this split's part of it.
+        decoder: decodes the pixels.
+        limit: bytes for all splits together; None is half of the free memory.
+        share: fraction of it for this split.
         folder: of a file system in memory.
 
     Raises:
-        ConfigError: too little memory, or no folder for it.
+        ConfigError: there is too little memory, or no such folder.
     """
     if kind is Cache.none:
         return source
 
-    def room() -> int:
+    def capacity() -> int:
         total = source.fingerprint()["bytes"] if kind is Cache.bytes else _bytes_of_pixels(source, decoder)
         return int(min(total, _allowed(len(source), limit, share, folder)))
 
-    return CachedSource(source, kind, decoder, room, folder)
+    return CachedSource(source, kind, decoder, capacity, folder)
 
 
 def _allowed(samples: int, limit: float | None, share: float, folder: Path) -> float:
-    """Bytes that samples may take."""
+    """Bytes that the samples may take."""
     status = os.statvfs(folder)
     free = min(available_memory(), status.f_bavail * status.f_frsize)
     there, needed = min(free * 0.5 if limit is None else limit, free * 0.9) * share, table_bytes(samples)
@@ -176,12 +179,12 @@ def _allowed(samples: int, limit: float | None, share: float, folder: Path) -> f
 
 
 def _bytes_of_pixels(source: Source, decoder: Decoder) -> int:
-    """What all samples take when decoded: exact up to 2,000 of them, else a little more than it.
+    """Bytes of all samples when decoded: exact up to 2,000 of them, otherwise estimated with a margin.
 
-    What can't be read takes nothing; whoever needs it will say so, with its name.
+    Samples that can't be read count as 0; the error is raised when they are used.
     """
     count = len(source)
-    ids = np.unique(np.linspace(0, count - 1, min(_LOOKED_AT, count)).astype(np.int64)).tolist()
+    ids = np.unique(np.linspace(0, count - 1, min(_SAMPLED, count)).astype(np.int64)).tolist()
     sizes = []
     for sample in ids:
         with suppress(DataError):
@@ -189,4 +192,4 @@ def _bytes_of_pixels(source: Source, decoder: Decoder) -> int:
             sizes.append(3 * height * width + len(pnm_header(height, width, 3)))
     if len(ids) == count or not sizes:
         return sum(sizes)
-    return int(sum(sizes) / len(sizes) * count * _SLACK)
+    return int(sum(sizes) / len(sizes) * count * _MARGIN)

@@ -1,4 +1,4 @@
-"""Shared memory that all processes of this machine find by its name and fill together."""
+"""Named shared memory that all processes of this machine fill together."""
 
 from __future__ import annotations
 
@@ -25,40 +25,40 @@ from effloop.system.files import try_lock
 FOLDER = Path("/dev/shm")  # noqa: S108  memory, with a name that other processes can open
 _PREFIX = "effloop-cache-"
 _HEADER = struct.Struct("<QQ")  # bytes of the region, bytes of it that are taken
-_FLOCK = struct.Struct("hhqqi4x")  # Linux's struct flock: kind, whence, start, length, process
-_TABLE = 64  # where the table begins
-_ATTEMPTS = 5000  # of a millisecond and more: others that remove it again and again give way before
+_FLOCK = struct.Struct("hhqqi4x")  # Linux's struct flock: type, whence, start, length, pid
+_TABLE = 64  # offset of the table
+_ATTEMPTS = 5000  # of at least 1 ms, in case other processes keep removing the file
 
 
 def table_bytes(samples: int) -> int:
-    """Bytes in front of the samples: the header, and what is noted of each."""
+    """Bytes before the samples: the header and the table."""
     return -(-(_TABLE + 17 * samples) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 class Region:
-    """A stretch of shared memory that fills up with samples as they are first read.
+    """Shared memory that is filled with samples when they are first read.
 
-    Whoever comes first makes it; the others, workers and ranks of this machine, join. It is gone when
-    the last of them has ended, or, after a kill, when the next one is made.
+    The first process creates it; other workers and ranks of this machine attach to it. It is removed when the last of
+    them ends, or, if that was killed, when another region is created.
 
-    Layout: the header; for each sample where it begins (u64, 0: not here) and how long it is (u64);
-    for each sample one byte that says whether it is there; the samples.
+    Layout: the header; a table with the offset (u64, 0: absent) of each sample, then the size (u64) of each, then a
+    byte for each that says whether it is complete; the samples.
 
     Args:
-        name: what is kept; the same name is the same memory.
-        samples: how many there are at most.
-        room: bytes for samples; asked only if the region has to be made, the others wait for the answer.
+        name: identifies what is kept; the same name is the same memory.
+        samples: maximum number of samples.
+        capacity: bytes for samples; called only by the process that creates the region, while the others wait.
         folder: of a file system in memory.
 
     Raises:
-        ConfigError: the memory isn't there, or something else has its name.
+        ConfigError: the memory isn't available, or something else has its name.
     """
 
-    def __init__(self, name: str, samples: int, room: Callable[[], int], folder: Path = FOLDER) -> None:
+    def __init__(self, name: str, samples: int, capacity: Callable[[], int], folder: Path = FOLDER) -> None:
         self.path = folder / f"{_PREFIX}{os.getuid()}-{name}"
         self.samples = samples
         self._start = table_bytes(samples)
-        fd = self._open(room)
+        fd = self._open(capacity)
         self._map = mmap.mmap(fd, 0)
         view = memoryview(self._map)
         self._begin = np.frombuffer(view, np.uint64, samples, _TABLE)
@@ -70,47 +70,47 @@ class Region:
         self.num_bytes: int = _HEADER.unpack_from(self._map)[0]
         self._release = weakref.finalize(self, _release, fd, self._lock, self.path, os.getpid())
 
-    def _open(self, room: Callable[[], int]) -> int:
-        """Join or make the file; either way with the shared lock that says that it is in use."""
+    def _open(self, capacity: Callable[[], int]) -> int:
+        """Attach to the file or create it, and hold a shared lock that marks it as in use."""
         for _ in range(_ATTEMPTS):
             _remove_stale(self.path.parent)
-            fd = self._join()
+            fd = self._attach()
             if fd is None:
-                fd = self._make(room)
+                fd = self._create(capacity)
             if fd is not None:
                 return fd
-            time.sleep(0.001)  # another process has just removed it, or has not yet begun
+            time.sleep(0.001)  # another process has just removed it, or has just started to create it
         raise _in_the_way(self.path, "it is not complete, and in use")
 
-    def _join(self) -> int | None:
-        """The file that is there; None if none is, or none that is complete."""
+    def _attach(self) -> int | None:
+        """The existing file; None if there is none, or it is incomplete."""
         try:
             fd = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW)
         except FileNotFoundError:
             return None
-        except OSError as error:  # somebody else's, a link, a folder
+        except OSError as error:  # another user's file, a link, a folder
             why = "it is a link" if error.errno == errno.ELOOP else str(error.strerror)
             raise _in_the_way(self.path, why) from None
         with ExitStack() as undo:
             undo.callback(os.close, fd)
             status = os.fstat(fd)
             if status.st_uid != os.getuid():
-                raise _in_the_way(self.path, "it belongs to somebody else")
+                raise _in_the_way(self.path, "it belongs to another user")
             if not stat.S_ISREG(status.st_mode):
                 raise _in_the_way(self.path, "it is not a plain file")
-            fcntl.flock(fd, fcntl.LOCK_SH)  # waits for whoever is making it
+            fcntl.flock(fd, fcntl.LOCK_SH)  # waits for the process that creates it
             if not _is_at(self.path, fd) or not self._is_complete(fd):
                 return None
             undo.pop_all()
             return fd
 
     def _is_complete(self, fd: int) -> bool:
-        """Whether it has its whole length, and not what a kill left of it or another layout."""
+        """Whether the length is that of its header: a kill or another layout leaves another one."""
         header = os.pread(fd, _HEADER.size, 0)
         return len(header) == _HEADER.size and self._start + _HEADER.unpack(header)[0] == os.fstat(fd).st_size
 
-    def _make(self, room: Callable[[], int]) -> int | None:
-        """The file, new; None if another process was faster."""
+    def _create(self, capacity: Callable[[], int]) -> int | None:
+        """A new file; None if another process was faster."""
         try:
             fd = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
@@ -123,15 +123,15 @@ class Region:
             if not _is_at(self.path, fd):
                 return None
             undo.callback(_remove, fd, self.path)
-            self._fill(fd, room())
-            fcntl.flock(fd, fcntl.LOCK_SH)  # gives up the one lock before it takes the other
+            self._allocate(fd, capacity())
+            fcntl.flock(fd, fcntl.LOCK_SH)  # not atomic: releases the exclusive lock first
             if not _is_at(self.path, fd):
-                return None  # removed in between, as one that nobody uses
+                return None  # removed in between, as unused
             undo.pop_all()
             return fd
 
-    def _fill(self, fd: int, num_bytes: int) -> None:
-        try:  # all at once: a page that isn't there when it is written to kills the process
+    def _allocate(self, fd: int, num_bytes: int) -> None:
+        try:  # all at once: writing to a page without memory would kill the process
             os.posix_fallocate(fd, 0, self._start + num_bytes)
         except OSError as error:
             raise ConfigError(
@@ -141,14 +141,14 @@ class Region:
         os.pwrite(fd, _HEADER.pack(num_bytes, 0), 0)
 
     def get(self, sample: int) -> memoryview | None:
-        """What is kept of a sample, read-only; None if it isn't there."""
+        """A sample, read-only; None if it isn't kept."""
         if not self._ready[sample]:
             return None
         begin = int(self._begin[sample])
         return self._readable[begin : begin + int(self._size[sample])]
 
     def put(self, sample: int, parts: Sequence[Encoded]) -> None:
-        """Keep a sample, if there is room; its bytes come in parts that are joined."""
+        """Keep a sample if there is room; its parts are joined."""
         size = sum(len(part) for part in parts)
         begin = self._claim(sample, size)
         if begin is None:
@@ -157,11 +157,11 @@ class Region:
         for part in parts:
             self._view[at : at + len(part)] = part
             at += len(part)
-        with self._lock.held():  # also a barrier: no processor shows the flag before the bytes
+        with self._lock.held():  # also a memory barrier: the flag is visible only after the bytes
             self._ready[sample] = 1
 
     def _claim(self, sample: int, size: int) -> int | None:
-        """Where a sample may be written; None if somebody is at it already or there is no room."""
+        """Where to write a sample; None if another thread or process writes it already, or there is no room."""
         with self._lock.held():
             _, taken = _HEADER.unpack_from(self._map)
             if self._begin[sample] or taken + size > self.num_bytes:
@@ -172,17 +172,17 @@ class Region:
             return begin
 
     def kept(self) -> int:
-        """Samples that are there."""
+        """Number of samples that are kept."""
         return int(np.count_nonzero(self._ready))
 
 
 class _Lock:
-    """Alone among the threads of this process and among all processes.
+    """A lock between the threads of this process and between processes.
 
-    A lock of the open file's, not of the process's: closing another file of that name doesn't drop it.
+    It belongs to the open file description, not to the process: closing another descriptor of the file keeps it.
 
     Args:
-        file: descriptor of what is locked.
+        file: descriptor of the file to lock.
     """
 
     def __init__(self, file: int) -> None:
@@ -192,7 +192,7 @@ class _Lock:
         _locks.add(self)
 
     def _opened(self) -> int:
-        return os.open(f"/proc/self/fd/{self._file}", os.O_RDWR)  # opened anew, wherever its name has gone
+        return os.open(f"/proc/self/fd/{self._file}", os.O_RDWR)  # a new description, even if the file was renamed
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -204,9 +204,9 @@ class _Lock:
                 fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, 0, 0, 1, 0))
 
     def renew(self) -> None:
-        """Part from the parent: a thread of its own may have held both at the fork, and isn't here to let go."""
+        """After a fork: a thread of the parent may have held the locks, and doesn't exist here to release them."""
         self._threads = threading.Lock()
-        os.close(self._fd)  # first, so that a process with as many files as it may have finds one free
+        os.close(self._fd)  # first, in case the process has no descriptor left
         self._fd = self._opened()
 
     def close(self) -> None:
@@ -222,7 +222,7 @@ def _renew_locks() -> None:
         lock.renew()
 
 
-os.register_at_fork(after_in_child=_renew_locks)  # while the child has one thread: later, several would race for it
+os.register_at_fork(after_in_child=_renew_locks)  # while the child has a single thread
 
 
 def _in_the_way(path: Path, why: str) -> ConfigError:
@@ -239,12 +239,12 @@ def _is_at(path: Path, fd: int) -> bool:
 
 def _remove(fd: int, path: Path) -> None:
     if _is_at(path, fd):
-        with suppress(OSError):  # gone already, or somebody else's in a folder of everybody's
+        with suppress(OSError):  # removed already, or another user's in a shared folder
             path.unlink()
 
 
 def _release(fd: int, lock: _Lock, path: Path, pid: int) -> None:
-    """Remove the memory's name if nobody else uses it."""
+    """Remove the file if no other process uses it."""
     lock.close()
     if os.getpid() == pid:  # a forked worker shares the file with its parent
         _remove_unused(fd, path)
@@ -258,12 +258,12 @@ def _remove_unused(fd: int, path: Path) -> None:
 
 
 def _remove_stale(folder: Path) -> None:
-    """Remove what runs left behind that were killed."""
+    """Remove what killed runs left behind."""
     for path in folder.glob(f"{_PREFIX}{os.getuid()}-*"):
         try:
             fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
-            continue  # gone already, or not ours
+            continue  # removed already, or another user's
         try:
             _remove_unused(fd, path)
         finally:

@@ -1,1 +1,1 @@
-"""The photographs that travel with the package, and the script that made their file."""
+"""The photographs that are part of the package."""

@@ -8,6 +8,7 @@ import time
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ import numpy as np
 
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import DataConfig, Source, printable, sources
-from effloop.data.source.root import kept_index, root_folder
+from effloop.data.source.root import open_kept, root_folder
 from effloop.data.source.storage.columns import ColumnFile, ColumnWriter, span
 from effloop.data.source.storage.writing import SplitColumns
-from effloop.errors import ConfigError, DataError
+from effloop.errors import DataError
 
 EXTENSIONS = (b".jpg", b".jpeg", b".png", b".webp", b".bmp", b".ppm", b".pgm")
 """Of the files that are read as images; their format is detected from their content."""
@@ -50,7 +51,7 @@ class FolderSource(Source):
         self.root = root / split
         if not self.root.is_dir():
             raise DataError(f"data.root: '{config.root}' has no folder '{split}'; {_listing(root)}")
-        self._open(_index(self.root, config.index_dir))
+        self._open(_index(self.root, config))
 
     def _open(self, index: ColumnFile) -> None:
         self._index = index
@@ -109,26 +110,18 @@ def _listing(root: Path) -> str:
     return f"it has {', '.join(folders[:8])}: set data.train_split or data.val_split"
 
 
-def _index(root: Path, index_dir: str | None) -> ColumnFile:
+def _index(root: Path, config: FolderConfig) -> ColumnFile:
     """The index of `root`: kept from an earlier scan if no folder below has changed, or from a new scan."""
-    path = kept_index(index_dir, "folder", os.fsencode(root.resolve()))
-    try:
-        index = ColumnFile(path)
-        if _is_current(root, index):
-            return index
-    except DataError:
-        pass  # missing, damaged or of another version: the folders are scanned again
-    try:
-        scan = _Scan(root)
-    except OSError as error:  # a folder without permission, a link to nothing or to itself
-        raise DataError(f"{printable(os.fsencode(error.filename))} can't be read: {error.strerror}") from None
-    try:
+
+    def write(path: Path) -> None:
+        try:
+            scan = _Scan(root)
+        except OSError as error:  # a folder without permission, a link to nothing or to itself
+            raise DataError(f"{printable(os.fsencode(error.filename))} can't be read: {error.strerror}") from None
         scan.write(path)
-    except OSError as error:
-        raise ConfigError(
-            f"data.index_dir: {path} can't be written: {error.strerror}; set data=folder data.index_dir=PATH"
-        ) from None
-    return ColumnFile(path)
+
+    identity = os.fsencode(root.resolve())
+    return open_kept(config, config.index_dir, identity, partial(_is_current, root), write)
 
 
 def _is_current(root: Path, index: ColumnFile) -> bool:

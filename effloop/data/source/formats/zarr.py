@@ -138,7 +138,7 @@ def write_n5(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> No
 
 
 def _write(dialect: Dialect, path: Path, dataset: Dataset, shard_bytes: int) -> None:
-    dialect.write_root(path)
+    dialect.write_group(path, dialect.root)
     for split, records in dataset.splits.items():
         folder, collected = path / split, SplitColumns(len(dataset.classes), path)
         chunk = _even(records.num_bytes, min(shard_bytes, _CHUNK))

@@ -47,6 +47,8 @@ class Dialect(ABC):
     """Bytes of a chunk before its values."""
     padded: ClassVar[bool] = True
     """Whether the last chunk is as long as the others."""
+    root: ClassVar[Mapping[str, str]] = {}
+    """Attributes of the root group."""
 
     def is_root(self, root: Path) -> bool:
         """Whether a folder is a dataset of this format, not necessarily written by EffLoop."""
@@ -75,10 +77,6 @@ class Dialect(ABC):
     def chunk_header(self, count: int) -> bytes:
         """The bytes of a chunk before its `count` values."""
         return b""
-
-    def write_root(self, folder: Path) -> None:
-        """Start a dataset."""
-        self.write_group(folder, {})
 
     @abstractmethod
     def write_group(self, folder: Path, attributes: Mapping[str, Any]) -> None:
@@ -181,6 +179,7 @@ class _N5(Dialect):
     order = ">"
     header_bytes = 8
     padded = False
+    root = {"n5": "4.0.0"}
 
     _MAX_BLOCK = (1 << 31) - 1  # bytes, by the specification
 
@@ -201,9 +200,6 @@ class _N5(Dialect):
 
     def chunk_header(self, count: int) -> bytes:
         return struct.pack(">HHI", 0, 1, count)  # mode: plain values; number of dimensions; length of the only one
-
-    def write_root(self, folder: Path) -> None:
-        _write(folder / self.marker, {"n5": "4.0.0"})
 
     def write_group(self, folder: Path, attributes: Mapping[str, Any]) -> None:
         _write(folder / self.marker, attributes)

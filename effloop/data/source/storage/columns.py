@@ -61,7 +61,7 @@ class ColumnWriter:
 
     def add(self, name: str, values: NDArray[Any]) -> None:
         """Append a one-dimensional column of a plain dtype."""
-        self._start(name, values.dtype, len(values))
+        self._columns[name] = [values.dtype.str, len(values), self._file.tell()]
         self._file.write(np.ascontiguousarray(values).data)
         self._align()
 
@@ -106,9 +106,6 @@ class ColumnWriter:
         self._file.write(header)
         self._file.seek(0)
         self._file.write(_PREFIX.pack(MAGIC, offset, len(header), zlib.crc32(header)))
-
-    def _start(self, name: str, dtype: np.dtype[Any], count: int) -> None:
-        self._columns[name] = [dtype.str, count, self._file.tell()]
 
     def _align(self) -> None:
         position = self._file.tell()

@@ -11,14 +11,14 @@ from tempfile import gettempdir
 from typing import Any, ClassVar, Self
 
 from effloop.data.source.base import printable
-from effloop.data.source.root import kept_index, root_folder
+from effloop.data.source.root import open_kept, root_folder
 from effloop.data.source.storage.checksum import crc32c_of_ends
 from effloop.data.source.storage.columns import Blobs, ColumnFile
 from effloop.data.source.storage.index import NAMES, Entry, IndexWriter, open_index, read_names, verify_files
 from effloop.data.source.storage.mapped import MappedFiles, Payload, ScatteredPayload
 from effloop.data.source.storage.packed import PackedConfig, PackedSource, Split
 from effloop.data.source.storage.shards import find_shards
-from effloop.errors import ConfigError, DataError
+from effloop.errors import DataError
 
 
 @dataclass
@@ -102,24 +102,17 @@ class IndexedSource(PackedSource):
                 f"data.root: '{self.config.root}' has no files of the split '{self.split}'; {_listing(root)}"
             )
         states = [_file_state(file) for file in (*files, *self.sidecars(files))]
-        name = self.config.name
         # A format's own fields choose what is read from the files: another choice is another index.
         own = [getattr(self.config, field.name) for field in fields(self.config)[len(fields(IndexedConfig)) :]]
-        identity = f"{name}\0{root.resolve()}\0{self.split}\0{own}".encode(errors="surrogateescape")
-        path = kept_index(self.config.index_dir, name, identity)
-        try:
-            index = ColumnFile(path)
-            if index.meta.get("files") == states and isinstance(index.meta.get("header"), dict):
-                return index, files
-        except DataError:
-            pass  # missing, damaged or of another version: the files are scanned again
-        try:
+        identity = f"{self.config.name}\0{root.resolve()}\0{self.split}\0{own}".encode(errors="surrogateescape")
+
+        def is_current(index: ColumnFile) -> bool:
+            return index.meta.get("files") == states and isinstance(index.meta.get("header"), dict)
+
+        def write(path: Path) -> None:
             self._write_scan(path, files, states)
-        except OSError as error:
-            raise ConfigError(
-                f"data.index_dir: {path} can't be written: {error.strerror}; set data={name} data.index_dir=PATH"
-            ) from None
-        return ColumnFile(path), files
+
+        return open_kept(self.config, self.config.index_dir, identity, is_current, write), files
 
     def _scanned(self, files: Sequence[Path]) -> Iterator[Entry]:
         """What `scan` yields; its OSErrors aren't those of writing the index."""
