@@ -203,11 +203,7 @@ class _Scan:
 
 
 def _folders(folder: bytes, above: tuple[tuple[int, int], ...]) -> Iterator[bytes]:
-    """`folder` and all folders below it, following symbolic links.
-
-    Raises:
-        DataError: a link leads back to a folder above it.
-    """
+    """`folder` and all folders below it, following symbolic links, but not back to a folder above."""
     status = os.stat(folder)
     identity = (status.st_dev, status.st_ino)
     if identity in above:

@@ -94,11 +94,7 @@ def _header(group: Any, where: str) -> dict[str, Any]:
 
 
 def _array(dataset: Any, path: Path, where: str) -> Array:
-    """Where the values of a dataset are in the file.
-
-    Raises:
-        DataError: not contiguous, compressed, or in another file.
-    """
+    """Where the values of a dataset are in the file, if they are contiguous and uncompressed."""
     h5py = optional_package("h5py", "data=hdf5", "effloop[hdf5]")
     if not isinstance(dataset, h5py.Dataset) or len(dataset.shape or ()) != 1:
         raise DataError(f"{where} is not a one-dimensional dataset; convert it again")

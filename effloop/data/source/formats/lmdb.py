@@ -140,8 +140,8 @@ def write_lmdb(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> 
         for entry in _entries(tree):
             if crc32c(tree.data[entry.offset : entry.offset + entry.size]) != entry.crc32c:
                 raise DataError(f"{file}: what was read back is not what was written; check the disk")
-            index.add(entry)
-        if index.columns.fingerprint() != written:
+            index.add_entry(entry)
+        if index.fingerprint() != written:
             raise DataError(f"{file}: what was read back is not what was written; check the disk")
         write_index(path, split, dataset, [file], index)
 

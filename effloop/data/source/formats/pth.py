@@ -70,11 +70,7 @@ class PthSource(PackedSource):
 
 
 def _records(path: Path) -> dict[int, int]:
-    """Offset -> length of every record of the archive; the checksum of the pickle is verified.
-
-    Raises:
-        DataError: not such an archive, compressed, cut short, damaged, or of the other byte order.
-    """
+    """Offset -> length of every record of an uncompressed archive; the checksum of the pickle is verified."""
     try:
         with zipfile.ZipFile(path) as archive, path.open("rb") as file:
             entries = archive.infolist()
@@ -126,11 +122,7 @@ def _not_ours(path: Path, why: str) -> DataError:
 
 
 def _array(tensor: Any, records: Mapping[int, int], where: str) -> Array:
-    """Where the values of a tensor are in the file.
-
-    Raises:
-        DataError: not a vector that fills a record of the archive.
-    """
+    """Where the values of a tensor are in the file; it must be a vector that fills a record of the archive."""
     plain = isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and tensor.dim() == 1
     if not plain or tensor.dtype not in _DTYPES:
         found = f"{tensor.dtype} of shape {tuple(tensor.shape)}" if isinstance(tensor, torch.Tensor) else "no tensor"

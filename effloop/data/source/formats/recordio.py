@@ -100,7 +100,7 @@ def write_recordio(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES)
                 # The checksum is informational: tools that replace the image keep the header, so nothing relies on it.
                 frames = _frames_of(_HEADER.pack(0, _label_of(record), number, checksum) + data, record)
                 offset = start + 1 if len(frames) > 1 else start + _FRAME.size + _HEADER.size
-                index.add(Entry(record.key, record.label, 0, offset, len(data), checksum))
+                index.add_entry(Entry(record.key, record.label, 0, offset, len(data), checksum))
                 rec.writelines(frames)
                 starts.write(f"{number}\t{start}\n")
                 names.write(b"%d\t%f\t%s\n" % (number, record.label, _name(record.key, number)))
@@ -123,11 +123,7 @@ def _name(key: bytes, number: int) -> bytes:
 
 
 def _frames_of(data: bytes, record: Record) -> list[bytes]:
-    """The frames of a record, with header and padding.
-
-    Raises:
-        DataError: longer than RecordIO allows.
-    """
+    """The frames of a record, with header and padding."""
     if len(data) > _LONGEST:
         raise DataError(
             f"{printable(record.key)} has {len(record.data):,} bytes; a record of RecordIO takes {_LONGEST:,} in all: "
@@ -147,11 +143,7 @@ def _frames_of(data: bytes, record: Record) -> list[bytes]:
 
 
 def _records(path: Path) -> Iterator[tuple[int, list[tuple[int, int]], bytes]]:
-    """Where each record starts, where its parts stand (first byte, end), and its bytes.
-
-    Raises:
-        DataError: damaged or cut; the message names the file and where the record starts.
-    """
+    """Where each record starts, its parts (first byte, end), and its bytes."""
     if not path.stat().st_size:
         return
     file, at = MappedFiles([path])[0], 0
@@ -191,11 +183,7 @@ def _join(file: mmap.mmap, parts: Sequence[tuple[int, int]]) -> bytes:
 
 
 def _unpack(record: bytes) -> tuple[int, int, int]:
-    """A record's number, its label, and where its payload begins.
-
-    Raises:
-        DataError: no such record, or not of one label that is a whole number.
-    """
+    """A record's number, its only label, and where its image starts."""
     if len(record) < _HEADER.size:
         raise DataError(f"holds no image: it has {len(record)} bytes, its header alone has {_HEADER.size}")
     count, label, identity, _ = _HEADER.unpack_from(record)

@@ -26,7 +26,7 @@ def write_tar(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> N
         index, shards = IndexWriter(len(dataset.classes), path), _ShardWriter(path, split, shard_bytes)
         try:
             for entry in _write_records(records, shards):
-                index.add(entry)
+                index.add_entry(entry)
         finally:
             shards.close()
         write_index(path, split, dataset, shards.files, index)

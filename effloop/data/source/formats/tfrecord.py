@@ -103,7 +103,7 @@ def _write_shards(base: Path, dataset: Dataset, shard_bytes: int, index: IndexWr
             for record in chain([first], records):
                 start, before, data = file.tell(), example_before(record, dataset.classes), bytes(record.data)
                 place = start + _HEAD.size + len(before)
-                index.add(Entry(record.key, record.label, count, place, len(data), crc32c(data)))
+                index.add_entry(Entry(record.key, record.label, count, place, len(data), crc32c(data)))
                 length = (len(before) + len(data)).to_bytes(8, "little")
                 file.write(length + _CHECK.pack(_masked(length)) + before)
                 file.write(data)
@@ -121,11 +121,7 @@ def _write_shards(base: Path, dataset: Dataset, shard_bytes: int, index: IndexWr
 
 
 def _records(path: Path) -> Iterator[tuple[int, bytes]]:
-    """(offset of the data, data) of each record, both checksums verified.
-
-    Raises:
-        DataError: compressed, damaged or cut short; the message has file and record.
-    """
+    """(offset of the data, data) of each record, both checksums verified."""
     if not path.stat().st_size:
         return  # written without any record
     file = MappedFiles([path])[0]
@@ -165,11 +161,7 @@ def _begins_with_a_record(path: Path) -> bool:
 
 
 def _check_complete(files: Sequence[Path]) -> None:
-    """Refuse files ...-00000-of-00003 if one of them is missing.
-
-    Raises:
-        DataError: naming it.
-    """
+    """Refuse files ...-00000-of-00003 if one of them is missing."""
     series: dict[tuple[Path, str, str, str], set[int]] = {}
     for file in files:
         if found := _NUMBERED.fullmatch(file.name):

@@ -87,11 +87,7 @@ def _splits(root: Path, dialect: Dialect) -> list[str]:
 
 
 def _chunk_files(dialect: Dialect, folder: Path, layout: Layout) -> list[Path]:
-    """The files of an array, all of which must exist and have the expected size.
-
-    Raises:
-        DataError: one doesn't. (zarr reads a missing chunk as zeros, which aren't images.)
-    """
+    """The files of an array, all of the expected size; zarr would read a missing one as zeros, which aren't images."""
     files: list[Path] = []
     for start in range(0, layout.count, layout.chunk):
         path = folder / f"{layout.prefix}{len(files)}"

@@ -227,11 +227,7 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """A JSON file; None if it doesn't exist.
-
-    Raises:
-        DataError: it isn't JSON, or can't be read.
-    """
+    """The object in a JSON file; None if there is no such file."""
     try:
         content = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):

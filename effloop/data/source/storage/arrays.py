@@ -70,7 +70,7 @@ def pack(
         _check(name, arrays.get(name), where)
     if extents is None:
         payload = arrays["payload"]
-        _check_inside("payload", payload, files, where)
+        _column("payload", payload, files, where)
         extents = [Extent(payload.file, payload.offset, payload.count)]
     columns = {name: _column(name, arrays[name], files, where) for name in COLUMNS}
     label, key, key_end, end = (columns[name] for name in ("label", "key", "key_end", "end"))
@@ -100,18 +100,15 @@ def _check(name: str, array: Array | None, where: str) -> None:
         )
 
 
-def _check_inside(name: str, array: Array, files: MappedFiles, where: str) -> None:
-    if array.count and array.end > len(files[array.file]):
+def _column(name: str, array: Array, files: MappedFiles, where: str) -> NDArray[Any]:
+    """The array as a view of its file, inside of which it must be."""
+    if not array.count:
+        return np.empty(0, array.dtype)
+    if array.end > len(files[array.file]):
         raise DataError(
             f"{where} is cut short: its array '{name}' ends at byte {array.end:,}, {files.paths[array.file]} has "
             f"{len(files[array.file]):,}; convert it again"
         )
-
-
-def _column(name: str, array: Array, files: MappedFiles, where: str) -> NDArray[Any]:
-    if not array.count:
-        return np.empty(0, array.dtype)
-    _check_inside(name, array, files, where)
     return np.frombuffer(files[array.file], array.dtype, array.count, array.offset)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
@@ -32,31 +32,20 @@ class Entry(NamedTuple):
     crc32c: int | None = None
 
 
-class IndexWriter:
-    """Collects the entries of a split, on disk while they grow, and writes them as an index.
+class IndexWriter(SplitColumns):
+    """Collects the entries of a split as well, and writes them as an index."""
 
-    Args:
-        num_classes: labels must be below it; None allows any label from 0.
-        folder: where the columns grow; None is the system's folder for temporary files.
-        identity: the part of a key that must be unique in a split; None is the whole key.
-    """
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._file, self._offset, self._size = (Spool(typecode, self.folder) for typecode in "IQQ")
 
-    def __init__(
-        self,
-        num_classes: int | None = None,
-        folder: Path | None = None,
-        identity: Callable[[bytes], bytes] | None = None,
-    ) -> None:
-        self.columns = SplitColumns(num_classes, folder, identity)
-        self._file, self._offset, self._size = Spool("I", folder), Spool("Q", folder), Spool("Q", folder)
-
-    def add(self, entry: Entry) -> None:
+    def add_entry(self, entry: Entry) -> None:
         """Add one sample.
 
         Raises:
             DataError: no class has its label; the message has the sample's key.
         """
-        self.columns.add(entry.key, entry.label, entry.size, entry.crc32c)
+        self.add(entry.key, entry.label, entry.size, entry.crc32c)
         self._file.append(entry.file)
         self._offset.append(entry.offset)
         self._size.append(entry.size)
@@ -67,7 +56,7 @@ class IndexWriter:
         Raises:
             DataError: naming the key and the files.
         """
-        if found := self.columns.duplicate():
+        if found := self.duplicate():
             identity, *pair = found
             files = self._file.array()
             shards = " and ".join(dict.fromkeys(str(paths[int(files[index])]) for index in pair))
@@ -76,7 +65,7 @@ class IndexWriter:
     def write(self, path: Path, meta: dict[str, Any]) -> None:
         """Write the index; it appears under its name only when it is complete."""
         with ColumnWriter(path, meta) as writer:
-            for name, values in self.columns.columns().items():
+            for name, values in self.columns().items():
                 if name != "end":
                     writer.add(name, values)
             writer.add("file", self._file.array().astype(np.uint16 if len(meta["files"]) < 65536 else np.uint32))
@@ -109,7 +98,7 @@ def write_index(root: Path, split: str, dataset: Dataset, files: Sequence[Path],
         }
         for file in files
     ]
-    header = dataset.header(index.columns.fingerprint())
+    header = dataset.header(index.fingerprint())
     index.write(index_path(root, split), {"header": header, "files": states})
 
 

@@ -128,16 +128,16 @@ class IndexedSource(PackedSource):
         own = self.embedded_header(files)
         writer = IndexWriter(len(own["classes"]) if own else None, path.parent, self.key_identity)
         for entry in self._scanned(files):
-            writer.add(entry)
+            writer.add_entry(entry)
         writer.check_unique(files, self.duplicate_fix)
-        found = writer.columns.fingerprint()
+        found = writer.fingerprint()
         if own and own["fingerprint"] != found:
             expected, count = own["fingerprint"]["samples"], found["samples"]
             differs = expected != count
             what = f"says {expected} samples, it holds {count}" if differs else "doesn't match their keys and labels"
             raise DataError(f"{self.where} is damaged: its header {what}; convert it again")
         header = own or {"classes": None, "about": {}, "fingerprint": found}
-        writer.write(path, {"header": header, "files": states, "labels_end": writer.columns.max_label + 1})
+        writer.write(path, {"header": header, "files": states, "labels_end": writer.max_label + 1})
 
     def _class_names(self, root: Path, index: ColumnFile) -> list[str]:
         """Class names for files that store numbers: `classes.txt`, or the numbers up to the largest in any split."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -96,24 +97,24 @@ def register_writer(name: str) -> Callable[[Writer], Writer]:
     return add
 
 
+@dataclass
 class SplitColumns:
     """Collects the columns of a split, record by record, on disk while they grow.
 
     Args:
         num_classes: labels must be below it; None allows any label from 0.
         folder: where the columns grow; None is the system's folder for temporary files.
-        identity: the part of a key that must be unique in a split; None is the whole key.
+        identity: returns the part of a key that must be unique in a split.
     """
 
-    def __init__(
-        self,
-        num_classes: int | None = None,
-        folder: Path | None = None,
-        identity: Callable[[bytes], bytes] | None = None,
-    ) -> None:
-        self._num_classes, self._identity = num_classes, identity or bytes
-        self._keys, self._label, self._hash = BlobSpool(folder), Spool("I", folder), Spool("q", folder)
-        self._end, self._crc32c = Spool("Q", folder), Spool("I", folder)
+    num_classes: int | None = None
+    folder: Path | None = None
+    identity: Callable[[bytes], bytes] = bytes
+
+    def __post_init__(self) -> None:
+        spool = partial(Spool, folder=self.folder)
+        self._keys, self._label, self._hash = BlobSpool(self.folder), spool("I"), spool("q")
+        self._end, self._crc32c = spool("Q"), spool("I")
         self.num_bytes = self._checksums = 0
         self.max_label = -1
         self._fingerprint = Fingerprint()
@@ -127,12 +128,12 @@ class SplitColumns:
         Raises:
             DataError: no class has this label; the message has the record's key.
         """
-        allowed = self._num_classes if self._num_classes is not None else 1 << 32
+        allowed = self.num_classes if self.num_classes is not None else 1 << 32
         if not 0 <= label < allowed:
             raise DataError(f"{printable(key)} has the label {label}; allowed are 0 to {allowed - 1}")
         self._keys.append(key)
         self._label.append(label)
-        self._hash.append(hash(self._identity(key)))
+        self._hash.append(hash(self.identity(key)))
         self.num_bytes += size
         self._end.append(self.num_bytes)
         if crc32c is not None:
@@ -156,7 +157,7 @@ class SplitColumns:
 
         They are mapped from temporary files.
         """
-        largest = self.max_label if self._num_classes is None else self._num_classes - 1
+        largest = self.max_label if self.num_classes is None else self.num_classes - 1
         columns = {
             "label": self._label.array().astype(np.min_scalar_type(max(0, largest))),
             "key": self._keys.data.array(),
@@ -173,7 +174,7 @@ class SplitColumns:
         order = np.argsort(hashes, kind="stable")
         for at in np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]]).tolist():
             first, second = int(order[at]), int(order[at + 1])
-            identity = self._identity(bytes(keys[first]))
-            if identity == self._identity(bytes(keys[second])):
+            identity = self.identity(bytes(keys[first]))
+            if identity == self.identity(bytes(keys[second])):
                 return identity, first, second
         return None
