@@ -44,8 +44,12 @@ class CachedSource(Source):
         self._open(capacity)
 
     def _open(self, capacity: Callable[[], int]) -> None:
-        self.classes, self.labels = self.source.classes, self.source.labels
+        self.classes = self.source.classes
         self.region = Region(self._name, len(self.source), capacity, self.folder)
+
+    @property
+    def labels(self) -> NDArray[Any]:  # type: ignore[override]  # read when used: not every source has labels
+        return self.source.labels
 
     @property
     def targets(self) -> NDArray[Any]:

@@ -85,8 +85,8 @@ class Source(ABC):
     object per sample.
 
     Attributes:
-        classes: class names, in the order of their labels.
-        labels: (len,) class indices, in the smallest unsigned integer type.
+        classes: class names, in the order of their labels; empty if the targets aren't classes.
+        labels: (len,) class indices, in the smallest unsigned integer type; unset if `targets` are something else.
     """
 
     classes: tuple[str, ...]

@@ -16,8 +16,9 @@ import numpy as np
 
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import DataConfig, Source, printable, sources
-from effloop.data.source.root import open_kept, root_folder
+from effloop.data.source.root import root_folder
 from effloop.data.source.storage.columns import ColumnFile, ColumnWriter, span
+from effloop.data.source.storage.kept import open_kept
 from effloop.data.source.storage.writing import SplitColumns
 from effloop.errors import DataError
 
@@ -121,7 +122,7 @@ def _index(root: Path, config: FolderConfig) -> ColumnFile:
         scan.write(path)
 
     identity = os.fsencode(root.resolve())
-    return open_kept(config, config.index_dir, identity, partial(_is_current, root), write)
+    return open_kept(config.name, config.index_dir, identity, partial(_is_current, root), write)
 
 
 def _is_current(root: Path, index: ColumnFile) -> bool:

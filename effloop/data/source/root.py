@@ -1,17 +1,15 @@
-"""What `data.root` points to, and the index that is kept of it."""
+"""What `data.root` points to."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import Any
 
 from effloop.data.source.base import DataConfig
-from effloop.data.source.storage.columns import ColumnFile
-from effloop.errors import ConfigError, DataError
+from effloop.errors import ConfigError
 
 
 def expand_root(config: DataConfig) -> Path:
@@ -86,40 +84,3 @@ def file_states(root: Path) -> dict[str, Any]:
 def files_in(root: Path) -> list[Path]:
     """A file itself, or all files in a folder, sorted."""
     return [root] if root.is_file() else sorted(path for path in root.rglob("*") if path.is_file())
-
-
-def open_kept(
-    config: DataConfig,
-    index_dir: str | None,
-    identity: bytes,
-    is_current: Callable[[ColumnFile], bool],
-    write: Callable[[Path], None],
-) -> ColumnFile:
-    """The index of a dataset that holds none: kept from an earlier scan if that is current, otherwise written now.
-
-    Args:
-        config: of the source.
-        index_dir: `data.index_dir`; None is the user's cache folder.
-        identity: distinguishes this index from others of the source.
-        is_current: whether a kept index still describes the dataset.
-        write: scans the dataset and writes its index; an OSError from it means that it can't be written.
-
-    Raises:
-        ConfigError: the index can't be written.
-    """
-    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "effloop"
-    folder = Path(index_dir).expanduser() if index_dir else default
-    path = folder / f"{config.name}-{hashlib.sha256(identity).hexdigest()[:16]}.index"
-    try:
-        index = ColumnFile(path)
-        if is_current(index):
-            return index
-    except DataError:
-        pass  # missing, damaged or of another version: it is written again
-    try:
-        write(path)
-    except OSError as error:
-        raise ConfigError(
-            f"data.index_dir: {path} can't be written: {error.strerror}; set data={config.name} data.index_dir=PATH"
-        ) from None
-    return ColumnFile(path)

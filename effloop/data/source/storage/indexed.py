@@ -11,10 +11,11 @@ from tempfile import gettempdir
 from typing import Any, ClassVar, Self
 
 from effloop.data.source.base import printable
-from effloop.data.source.root import open_kept, root_folder
+from effloop.data.source.root import root_folder
 from effloop.data.source.storage.checksum import crc32c_of_ends
 from effloop.data.source.storage.columns import Blobs, ColumnFile
 from effloop.data.source.storage.index import NAMES, Entry, IndexWriter, open_index, read_names, verify_files
+from effloop.data.source.storage.kept import open_kept
 from effloop.data.source.storage.mapped import MappedFiles, Payload, ScatteredPayload
 from effloop.data.source.storage.packed import PackedConfig, PackedSource, Split
 from effloop.data.source.storage.shards import find_shards
@@ -112,7 +113,7 @@ class IndexedSource(PackedSource):
         def write(path: Path) -> None:
             self._write_scan(path, files, states)
 
-        return open_kept(self.config, self.config.index_dir, identity, is_current, write), files
+        return open_kept(self.config.name, self.config.index_dir, identity, is_current, write), files
 
     def _scanned(self, files: Sequence[Path]) -> Iterator[Entry]:
         """What `scan` yields; its OSErrors aren't those of writing the index."""

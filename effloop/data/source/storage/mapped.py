@@ -79,11 +79,7 @@ class Payload(ABC):
         """
 
     def __getitem__(self, index: int) -> Encoded:
-        """The bytes of sample `index`: a view if they are in one part.
-
-        Raises:
-            DataError: not inside the file. The message doesn't repeat the key.
-        """
+        """The bytes of sample `index`, a view if they are in one part; raises as `parts`."""
         parts = self.parts(index)
         if len(parts) == 1:
             file, offset, size = parts[0]

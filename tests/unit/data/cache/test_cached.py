@@ -18,6 +18,7 @@ from typing import NoReturn
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from plans import line, make_engine, make_plan, open_source, read_bytes, write_records
 
 import effloop
@@ -28,6 +29,7 @@ from effloop.data.cache.shared_memory import Region
 from effloop.data.decode import Decoder, decoders
 from effloop.data.image.header import pnm_header
 from effloop.data.source import Cache, Source
+from effloop.data.source.folder import FolderConfig, FolderSource
 from effloop.errors import ConfigError, DataError
 
 MUCH = 50e6
@@ -97,6 +99,23 @@ def test_the_batches_are_the_same(
         assert kept.region.kept() == len(kept)
     else:
         assert 0 < kept.region.kept() < len(kept)
+
+
+class _Heights(FolderSource):
+    """A source whose targets aren't classes."""
+
+    @property
+    def targets(self) -> NDArray[np.float32]:
+        return np.arange(12, dtype=np.float32)
+
+
+def test_targets_that_are_no_labels(photos: Path, decoder: Decoder, shm: Path) -> None:
+    source = _Heights(FolderConfig(name="folder", root=str(photos)), "train")
+    source.classes = ()
+    del source.labels
+    kept = cached(source, Cache.bytes, decoder, MUCH, folder=shm)
+    assert kept.target_name(7) == "7.0"
+    np.testing.assert_array_equal(kept.targets, source.targets)
 
 
 def test_room_is_what_the_data_takes(source: Source, decoder: Decoder, shm: Path) -> None:
