@@ -35,6 +35,8 @@ _HERE = os.pathsep.join([str(Path(effloop.__file__).parents[1]), str(Path(__file
 _IMPORTED = ("effloop.cli.main", "effloop.sweep.runner", "torch._inductor", "torch.utils.tensorboard", "cv2")
 _MOST = 1 << 20
 """Bytes of a request: arguments and environment."""
+_PAIR = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+"""Open from the beginning, for tests that count what is open."""
 
 
 class Forked(subprocess.Popen[str]):
@@ -73,7 +75,7 @@ class Forked(subprocess.Popen[str]):
 @cache
 def _server() -> socket.socket:
     """The process that is forked; it ends with this one."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = _PAIR
     process = subprocess.Popen(
         [sys.executable, "-c", f"import forks; forks.serve({theirs.fileno()})"],
         env={**os.environ, "PYTHONPATH": _HERE, "OMP_NUM_THREADS": "1"},
@@ -133,6 +135,7 @@ def _run(args: list[str], cwd: str, env: dict[str, str], streams: list[int]) -> 
     for number, fd in enumerate(streams):
         os.dup2(fd, number)
         os.close(fd)
+    sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -107,3 +108,17 @@ def read_bytes(source: Source, index: int) -> bytes:
 def line(text: str) -> str:
     """A pattern for `pytest.raises` that takes this one line and nothing else."""
     return f"^{re.escape(text)}$"
+
+
+def pairwise(*sides: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Few combinations of one value from each side in which any two values of two sides meet: always the same."""
+
+    def pairs(values: Sequence[Any]) -> set[Any]:
+        return set(itertools.combinations(enumerate(values), 2))
+
+    combinations = list(itertools.product(*sides))
+    missing, chosen = set().union(*map(pairs, combinations)), []
+    while missing:
+        chosen.append(max(combinations, key=lambda values: len(pairs(values) & missing)))
+        missing -= pairs(chosen[-1])
+    return chosen

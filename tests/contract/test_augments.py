@@ -37,11 +37,6 @@ def run(augment: Augment, keys: np.ndarray = KEYS, sizes: np.ndarray = SIZES) ->
     return out
 
 
-@pytest.mark.parametrize("name", augments.names())
-def test_describes_itself(name: str) -> None:
-    assert 10 < len(augments[name].summary) < 110
-
-
 @pytest.mark.parametrize("train", [True, False])
 def test_a_sample_looks_the_same_alone_and_in_any_run(build: Build, train: bool) -> None:
     whole = run(build(train))

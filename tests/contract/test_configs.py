@@ -57,20 +57,17 @@ def test_groups_and_folders_are_the_same() -> None:
     assert {path.name for path in ROOT.iterdir() if path.is_dir()} <= {*groups, "experiment"}
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_yaml_says_what_it_is(name: str) -> None:
-    lines = (ROOT / f"{name}.yaml").read_text().splitlines()
-    comment = lines[1] if lines[0].startswith("# @package") else lines[0]
-    assert comment.startswith("# ")
-    assert len(comment) <= 90
-
-
-@pytest.mark.parametrize("name", PARTS)
-def test_part_says_what_it_is(name: str) -> None:
-    group, _, choice = name.partition("/")
-    entry = groups[group][choice]
-    assert 10 < len(entry.summary) <= 110, entry.summary
-    assert entry.config.__doc__
+def test_files_and_parts_say_what_they_are() -> None:
+    for name in FILES:
+        lines = (ROOT / f"{name}.yaml").read_text().splitlines()
+        comment = lines[1] if lines[0].startswith("# @package") else lines[0]
+        assert comment.startswith("# "), name
+        assert len(comment) <= 90, name
+    for name in PARTS:
+        group, _, choice = name.partition("/")
+        entry = groups[group][choice]
+        assert 10 < len(entry.summary) <= 110, name
+        assert entry.config.__doc__, name
 
 
 @pytest.mark.parametrize("name", [name for name in PARTS if name.split("/")[0] in ("optim", "schedule", "augment")])

@@ -72,11 +72,6 @@ def nothing_left_behind() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", engines.names())
-def test_describes_itself(name: str) -> None:
-    assert 10 < len(engines[name].summary) < 110
-
-
-@pytest.mark.parametrize("name", engines.names())
 def test_prefetch_of_nothing_is_refused(name: str) -> None:
     wanted = "engine.prefetch: 0 is not allowed; set a number of batches above 0"
     with pytest.raises(ConfigError, match=line(wanted)):

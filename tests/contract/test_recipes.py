@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from plans import pairwise
 from runs import make_photos
 
 import effloop
@@ -85,18 +86,19 @@ def global_generators_untouched() -> Iterator[None]:
     assert random.getstate() == before[2]
 
 
-@every_recipe
+ENGINES = sorted(set(engines) - {"inline"})  # which is what they are compared with
+
+
 @every_device
-@pytest.mark.parametrize("engine", sorted(set(engines) - {"inline"}))  # inline is what they are compared with
-def test_the_same_samples_by_every_engine(root: Path, recipe: str, device: str, engine: str) -> None:
+@pytest.mark.parametrize(("recipe", "engine", "workers"), pairwise(RECIPES, ENGINES, [1, 2]))
+def test_the_same_samples_by_every_engine(root: Path, recipe: str, engine: str, device: str, workers: int) -> None:
     with global_generators_untouched():
         wanted = epoch(make(root, recipe, device))
         assert len(wanted) == 2
-        for workers in (1, 2):
-            loader = make(root, recipe, device, f"engine={engine}", f"num_workers={workers}", "engine.prefetch=1")
-            got = epoch(loader)
-            if loader.engine.exact:
-                assert_equal(got, wanted)
+        loader = make(root, recipe, device, f"engine={engine}", f"num_workers={workers}", "engine.prefetch=1")
+        got = epoch(loader)
+        if loader.engine.exact:
+            assert_equal(got, wanted)
 
 
 @every_recipe
@@ -142,9 +144,9 @@ def test_the_same_sample_on_either_device(root: Path, recipe: str) -> None:
 
 @every_recipe
 def test_evaluation_is_every_recipes(root: Path, recipe: str) -> None:
-    some = [f"data.root={root}", "image_size=24", "batch_size=8", "num_workers=0", "device=cpu"]
+    some = (f"data.root={root}", "image_size=24", "batch_size=8", "num_workers=0", "device=cpu")
     native, other = (
-        effloop.build_loader(effloop.compose([*some, f"augment={name}", "augment.eval_ratio=0.9"]), "val")
+        effloop.build_loader(composed(*some, f"augment={name}", "augment.eval_ratio=0.9"), "val")
         for name in ("native", recipe)
     )
     assert_equal(list(other.epoch(0)), list(native.epoch(0)))

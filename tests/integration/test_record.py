@@ -10,14 +10,13 @@ import pty
 import re
 import resource
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import yaml
+from forks import Forked
 from PIL import Image
 from runs import TINY, rows, train
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
@@ -381,8 +380,7 @@ def _in_a_terminal(cwd: Path, *args: str) -> str:
     ours, theirs = pty.openpty()
     places = {"PYTHONPATH": str(Path(effloop.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     environment = {**os.environ, **places, "TERM": "xterm-256color", "COLUMNS": "120"}
-    command = [sys.executable, "-m", "effloop", *args]
-    with subprocess.Popen(command, cwd=cwd, env=environment, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+    with Forked(["effloop", *args], cwd=cwd, env=environment, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
         shown = bytearray()
         while True:

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from forks import Forked
 from plans import line, make_engine, make_plan, native_config, open_source
 
 import effloop
@@ -371,14 +372,16 @@ class TestProcessesOfTheirOwn:
     """What becomes of the workers when the loop's process ends."""
 
     @pytest.fixture
-    def start(self, photos: Path) -> Iterator[Callable[[str], tuple[subprocess.Popen[str], list[int]]]]:
+    def start(self, photos: Path, tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str], list[int]]]]:
         started: list[subprocess.Popen[str]] = []
 
-        def begin(body: str) -> tuple[subprocess.Popen[str], list[int]]:
+        def begin(body: str, *, forked: bool = True) -> tuple[subprocess.Popen[str], list[int]]:
             script = _SCRIPT.format(photos=str(photos), body=textwrap.indent(textwrap.dedent(body), "    "))
             path = os.pathsep.join([str(Path(__file__).parents[3]), str(Path(effloop.__file__).parents[1])])
-            process = subprocess.Popen(
-                [sys.executable, "-c", script],
+            (tmp_path / "script.py").write_text(script)
+            make, python = (Forked, []) if forked else (subprocess.Popen, [sys.executable])
+            process = make(
+                [*python, str(tmp_path / "script.py")],
                 env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -452,12 +455,13 @@ class TestProcessesOfTheirOwn:
             next(spawned.stream(0))
             print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
             spawned.close()
-            """
+            """,
+            forked=False,
         )
         assert process.communicate(timeout=60) == ("True\nTrue\nFalse\n", "")
 
     def test_ends_without_closing(self, start: Any) -> None:
-        process, workers = start("batches = engine.stream(0); next(batches)")
+        process, workers = start("batches = engine.stream(0); next(batches)", forked=False)
         assert process.communicate(timeout=60) == ("", "")
         assert process.returncode == 0
         assert all(map(has_ended, workers))
