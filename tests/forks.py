@@ -32,7 +32,14 @@ import effloop
 from effloop.launch import rank
 
 _HERE = os.pathsep.join([str(Path(effloop.__file__).parents[1]), str(Path(__file__).parent)])
-_IMPORTED = ("effloop.cli.main", "effloop.sweep.runner", "torch._inductor", "torch.utils.tensorboard", "cv2")
+_IMPORTED = (
+    "effloop.cli.main",
+    "effloop.sweep.runner",
+    "torch._inductor",
+    "torch.utils.tensorboard",
+    "cv2",
+    "matplotlib.figure",  # by which a run draws its samples
+)
 _MOST = 1 << 20
 """Bytes of a request: arguments and environment."""
 _PAIR = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import TypeVar
 
@@ -13,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 _LINE_EVERY_S = 10.0
 _STEP = 64  # images that `track` reports at a time; telling rich takes 20 µs
@@ -79,6 +82,17 @@ class Meter:
                 self.advance(pending)
                 pending = 0
         self.advance(pending)
+
+
+def in_order(pool: ThreadPoolExecutor, call: Callable[[T], R], items: Iterable[T], ahead: int) -> Iterator[R]:
+    """`pool.map` with at most `ahead` calls running or waiting to be taken."""
+    begun: deque[Future[R]] = deque()
+    for item in items:
+        begun.append(pool.submit(call, item))
+        if len(begun) > ahead:
+            yield begun.popleft().result()
+    while begun:
+        yield begun.popleft().result()
 
 
 def duration(seconds: float) -> str:

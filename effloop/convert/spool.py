@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from effloop.convert.progress import Meter
+from effloop.convert.progress import Meter, in_order
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import Fingerprint, Source
 from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
@@ -20,7 +19,7 @@ from effloop.errors import DataError
 
 CHUNK = 256
 """Images in a file of the spool: the most that a thread loses by a kill."""
-_LABELS = 1 << 20  # labels looked at at a time
+_LABELS = 1 << 20  # labels read at a time
 _STEP = 16  # images between two reports of a thread
 
 
@@ -96,13 +95,8 @@ class Recoded(Originals):
         self.meter.begin(f"{self.name}: recoding", len(self), len(self) - todo)
         with ThreadPoolExecutor(max(1, num_threads), thread_name_prefix="effloop-convert") as pool:
             try:
-                begun: deque[Future[None]] = deque()
-                for number in missing:
-                    begun.append(pool.submit(self._write_chunk, number))
-                    if len(begun) > 2 * num_threads:
-                        begun.popleft().result()
-                while begun:
-                    begun.popleft().result()
+                for _ in in_order(pool, self._write_chunk, missing, 2 * num_threads):
+                    pass
             finally:
                 self._stopped.set()
                 pool.shutdown(cancel_futures=True)

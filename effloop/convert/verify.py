@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from effloop.convert.progress import Meter, in_order
 from effloop.data.decode import Decoder
 from effloop.data.source.base import Source, check_same_classes
 from effloop.errors import ConfigError, DataError
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 _RUN = 32  # samples that a thread takes at a time
 _AHEAD = 4  # runs per thread that are queued, so that memory stays bounded
@@ -101,7 +96,7 @@ class _Checked:
 def verify(
     splits: Mapping[str, Source], decoder: Decoder, num_threads: int, problems: Problems
 ) -> dict[str, SplitReport]:
-    """Check every sample of some splits, and their indexes, with a progress bar on a terminal.
+    """Check every sample of some splits, and their indexes, and show the progress.
 
     Compared are each split's index with its own checksum, each sample's checksum, size and label, and
     the classes of `train` with those of `val`. Every sample is decoded whole. Nothing stops at the first
@@ -121,14 +116,12 @@ def verify(
             check_same_classes(splits["train"], splits["val"])
         except DataError as error:
             problems.add(str(error))
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        tasks = {name: bar.add_task(name, total=len(source)) for name, source in splits.items()}
-        return {
-            name: verify_split(source, decoder, num_threads, problems, lambda n, name=name: bar.advance(tasks[name], n))  # type: ignore[misc]
-            for name, source in splits.items()
-        }
+    reports = {}
+    with Meter() as meter:
+        for name, source in splits.items():
+            meter.begin(name, total=len(source))
+            reports[name] = verify_split(source, decoder, num_threads, problems, meter.advance)
+    return reports
 
 
 def verify_split(
@@ -148,7 +141,7 @@ def verify_split(
     with ThreadPoolExecutor(num_threads, thread_name_prefix="effloop-verify") as pool:
         try:
             starts = range(0, len(source), _RUN)
-            for start, results in zip(starts, _in_order(pool, check_run, starts, _AHEAD * num_threads), strict=True):
+            for start, results in zip(starts, in_order(pool, check_run, starts, _AHEAD * num_threads), strict=True):
                 for sample, found in enumerate(results, start):
                     report.bytes += found.size
                     report.decoded += found.decoded
@@ -177,17 +170,6 @@ def _check(source: Source, decoder: Decoder, sample: int) -> _Checked:
     except DataError as error:
         wrong.append(str(error))
     return _Checked(size, decoded, wrong)
-
-
-def _in_order(pool: ThreadPoolExecutor, call: Callable[[T], R], items: Iterable[T], ahead: int) -> Iterator[R]:
-    """`pool.map` with at most `ahead` calls running or waiting to be taken."""
-    begun: deque[Future[R]] = deque()
-    for item in items:
-        begun.append(pool.submit(call, item))
-        if len(begun) > ahead:
-            yield begun.popleft().result()
-    while begun:
-        yield begun.popleft().result()
 
 
 def _classes_without_samples(source: Source) -> list[str]:

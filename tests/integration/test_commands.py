@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,17 @@ from runs import TINY, call, rows, train
 
 import effloop
 from effloop import config as configs
+from effloop.bench.benchmarks import BENCHMARKS
+from effloop.cli.bench import BenchOptions
+from effloop.cli.command import commands
 from effloop.cli.main import main
+from effloop.cli.options import options_of
 from effloop.config import Config
+from effloop.data.source.storage.writing import writers
 from effloop.optim import optimizers, schedules
 from effloop.parallel import parallels
 from effloop.precision import precisions
+from effloop.registry import groups
 
 
 def test_help_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,6 +36,44 @@ def test_help_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, lines)) <= 80
     for word in ("train", "eval", "resume", "list", "bench", "show", *schedules, *optimizers, *parallels, *precisions):
         assert word in "".join(lines)
+
+
+@pytest.mark.parametrize("name", commands)
+def test_help_of_a_command(name: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"python -m effloop {name}")
+    assert max(map(len, out.splitlines())) <= 80
+    assert commands[name].summary in out
+    for option in options_of(commands[name].options):
+        assert option.usage in out
+        assert option.meaning
+
+
+def test_help_of_train_has_the_keys_of_the_config(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--help"]) == 0
+    out = capsys.readouterr().out
+    for field in fields(Config):
+        assert f"  {field.name}=" in out or f"  {field.name}." in out or field.name in Config.GROUPS
+
+
+def test_options_of_bench_are_those_of_the_benchmarks() -> None:
+    own = {key for benchmark in BENCHMARKS.values() for key in benchmark.options}
+    assert {field.name for field in fields(BenchOptions)} == {"what", "repeats", "out", *own}
+
+
+@pytest.mark.parametrize("group", ["", *groups, "experiment"])
+def test_tables_for_the_documentation(group: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--markdown", *([group] if group else [])]) == 0
+    head, rule, *rows = capsys.readouterr().out.splitlines()
+    assert {line.count("|") for line in rows} == {head.count("|")} == {rule.count("|")}
+    names = [row.split("`")[1] for row in rows]
+    if group == "experiment":
+        assert "finetune" in names
+    else:
+        assert set(groups[group] if group else groups) <= set(names)
+    if group == "data":
+        assert set(writers) == {word for row in rows for word in row.split("|")[2].replace("`", "").split()}
 
 
 def test_version_and_the_module(tmp_path: Path) -> None:
