@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from effloop.data.augment.operation import Touch
+from effloop.data.augment.operation import PixelOperation
 from effloop.data.random import sample_keys
 
 
@@ -13,7 +13,7 @@ def keys(count: int, seed: int = 0) -> np.ndarray:
     return sample_keys(seed, 0, np.arange(count))
 
 
-def drawn(operation: Touch, count: int = 10_000, size: tuple[int, int] = (64, 48)):
+def drawn(operation: PixelOperation, count: int = 10_000, size: tuple[int, int] = (64, 48)):
     return operation.draw(keys(count), np.tile(size, (count, 1)))
 
 

@@ -17,7 +17,7 @@ from effloop.build.loader import build_loader
 from effloop.build.resolve import num_workers
 from effloop.config import Config
 from effloop.data.augment.base import Device
-from effloop.data.augment.recipe import named
+from effloop.data.augment.recipe import split_entry
 from effloop.data.source import sources
 from effloop.errors import ConfigError, optional_package
 
@@ -65,7 +65,7 @@ class Workload:
 def _operations(config: Config) -> list[tuple[str, dict[str, Any]]]:
     """The operations of a recipe by their names, with their parameters."""
     ops: dict[str, Any] = getattr(config.augment, "ops", {})
-    return [named(label, entry, f"augment.ops.{label}") for label, entry in ops.items() if entry is not None]
+    return [split_entry(label, entry, f"augment.ops.{label}") for label, entry in ops.items() if entry is not None]
 
 
 def check_comparable(config: Config, baselines: str, fix: str = "") -> None:

@@ -21,7 +21,7 @@ from effloop.config import Config
 from effloop.data.loader import Loader
 from effloop.errors import ConfigError
 from effloop.model import Probe, load_weights, parameter_groups, probe
-from effloop.optim import Average, NoAverage, optimizers, scaled_lr, schedules
+from effloop.optim import EMA, NoEMA, optimizers, scaled_lr, schedules
 from effloop.parallel import Parallel
 from effloop.precision import Precision
 from effloop.system.hardware import determinism_explained
@@ -70,7 +70,7 @@ class Learner:
 
     model: nn.Module
     train_step: nn.Module
-    average: NoAverage
+    average: NoEMA
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LRScheduler
     notes: list[str]
@@ -127,7 +127,7 @@ def _load(model: nn.Module, environment: Environment, data: Data, start: Start) 
 
 def _optimizer(
     config: Resolved, model: nn.Module, train: Loader
-) -> tuple[NoAverage, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, list[str]]:
+) -> tuple[NoEMA, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, list[str]]:
     """What changes a model; lines for users.
 
     Raises:
@@ -139,7 +139,7 @@ def _optimizer(
             f"accumulate: {config.accumulate} is more than the {len(train)} batches of an epoch; "
             f"set accumulate={len(train)} or less"
         )
-    average = Average(model, config.optim.ema) if config.optim.ema else NoAverage(model)
+    average = EMA(model, config.optim.ema) if config.optim.ema else NoEMA(model)
     if config.optim.ema and config.compile:
         average.model.compile()  # a copy isn't, though what it is a copy of is
     images = train.global_batch * config.accumulate

@@ -15,7 +15,7 @@ from PIL import Image, JpegImagePlugin
 
 from effloop.data.decode import Decoder
 from effloop.data.image.header import Encoded, Header, jpeg_sampling, pnm_header, read_header
-from effloop.data.image.jpeg import with_lengths
+from effloop.data.image.jpeg import with_interval_lengths
 from effloop.errors import ConfigError, DataError, optional_package
 
 SHORTEST_INTERVAL = 32
@@ -60,7 +60,7 @@ class Recode:
     """Encoded image in, encoded image out: a pure function, picklable and thread-safe.
 
     The image is decoded as in training, scaled down if it is too large, and written as a baseline JPEG
-    with optimised Huffman tables, restart markers and the lengths between them (`jpeg.with_lengths`), or raw.
+    with optimised Huffman tables, restart markers and the lengths between them (`jpeg.with_interval_lengths`), or raw.
     Images that are small enough already are re-encoded too, so that all have restart markers. Metadata is
     dropped; the stored orientation stays.
 
@@ -204,7 +204,7 @@ def divisors(number: int) -> list[int]:
 
 def _cuttable(jpeg: bytes) -> bytes:
     """The same JPEG with the lengths of its restart intervals in it."""
-    return with_lengths(jpeg, read_header(jpeg).frame_at)
+    return with_interval_lengths(jpeg, read_header(jpeg).sof_at)
 
 
 def is_grey(data: Encoded, header: Header) -> bool:

@@ -1,4 +1,4 @@
-"""A look at the samples before the first step, so that a bad one is found now and not in hours."""
+"""A check of samples before the first step, so that bad ones are found now and not in hours."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from effloop.data.plan import Plan
 
 
 def check_samples(plan: Plan, limit: int, num_threads: int) -> None:
-    """Look at checksum, header and end of up to `limit` samples, evenly spread over the split.
+    """Check the checksum, header and end of up to `limit` samples, evenly spread over the split.
 
-    A file that doesn't end as its format ends is decoded, because it may be whole all the same.
+    A file without its format's end marker is decoded, because it may still be complete.
 
     Args:
-        plan: whose source is looked at, by its decoder.
+        plan: its source and decoder are used.
         limit: how many samples at most; 0 is none.
-        num_threads: how many look at the same time.
+        num_threads: how many are checked at the same time.
 
     Raises:
-        DataError: a sample can't be used; the message names it. Of several it is the first.
-        ConfigError: an image is too small for the recipe that augments it.
+        DataError: a sample can't be used; the message names it. With several bad samples, the first.
+        ConfigError: an image is too small for the augmentation recipe.
     """
     count = len(plan.source)
     ids = np.unique(np.linspace(0, count - 1, min(limit, count)).astype(np.int64))
 
     def check(sample: int) -> tuple[int, int]:
-        with plan.blaming(sample):
+        with plan.error_context(sample):
             data = plan.source.read(sample)
             plan.source.verify(sample)
             size = plan.decoder.size(data)

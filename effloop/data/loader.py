@@ -1,4 +1,4 @@
-"""A stream of batches: a plan, the engine that runs it, the way to the device."""
+"""A stream of batches: a plan, the engine that executes it, the transfer to the device."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from numpy.typing import NDArray
 from effloop.batch import Batch, Preview
 from effloop.data.cache.cached import CachedSource
 from effloop.data.engine import Engine
-from effloop.data.plan import Plan, Task
+from effloop.data.plan import BatchRequest, Plan
 from effloop.data.transfer import Transfer
 from effloop.errors import ConfigError
 
 
 class Loader:
-    """One split, batch by batch; of use in any loop.
+    """One split, batch by batch, for any training loop.
 
         for batch in loader.epoch(0):
             batch.images, batch.targets, batch.ids, batch.valid
 
     Attributes:
         plan: what is loaded, in which order.
-        engine: whose hands load it.
-        transfer: how it gets to the device.
+        engine: the workers that load it.
+        transfer: copies it to the device and normalises it there.
     """
 
     def __init__(self, plan: Plan, engine: Engine, transfer: Transfer) -> None:
@@ -35,7 +35,7 @@ class Loader:
         self.transfer = transfer
 
     def __len__(self) -> int:
-        """Batches in an epoch, exact."""
+        """Exact number of batches in an epoch."""
         return len(self.plan.order)
 
     @property
@@ -49,21 +49,21 @@ class Loader:
         return self.plan.order.global_batch
 
     def describe(self) -> str:
-        """One line for people: how many images, of what, where."""
+        """One line: how many images, of how many classes, from where."""
         source = self.plan.source
         cache = f", cache: {source.describe()}" if isinstance(source, CachedSource) else ""
         classes = f" in {len(source.classes)} classes" if source.classes else ""
         return f"{len(source):,} images{classes}, {source.where}{cache}"
 
     def epoch(self, epoch: int, samples_seen: int = 0) -> Iterator[Batch]:
-        """The batches of one epoch on the device, from a position on.
+        """The batches of one epoch on the device, starting at a position.
 
         The same (seed, epoch) gives the same batches, to the bit, whatever engine and number of
-        workers load them. Going on from `samples_seen` seeks; nothing is loaded again.
+        workers load them. Resuming at `samples_seen` seeks; nothing is loaded again.
 
         Args:
             epoch: counted from 0.
-            samples_seen: samples of this epoch that all ranks together have had already.
+            samples_seen: samples of this epoch that all ranks together have already seen.
 
         Raises:
             ConfigError: `samples_seen` is inside a batch.
@@ -72,47 +72,47 @@ class Loader:
         return self.transfer.stream(self.engine.stream(epoch, samples_seen), partial(self.plan.keys, epoch))
 
     def samples(self, ids: Sequence[int], epoch: int = 0) -> Batch:
-        """Some samples as the model sees them in an epoch, loaded by the thread that asks.
+        """Some samples as the model sees them in an epoch, loaded by the calling thread.
 
-        Where images are mixed, each is with the one before it in `ids`, and the first with the last, not with its
-        neighbour in the epoch's batch; one alone isn't mixed.
+        With MixUp or CutMix each is mixed with the one before it in `ids`, the first with the last, and not with
+        its neighbour in the epoch's batch; a single one isn't mixed.
 
         Args:
-            ids: their numbers in the source, one at least.
+            ids: their numbers in the source, at least one.
             epoch: counted from 0.
 
         Raises:
             ConfigError: no ids, or no such sample.
             DataError: a sample can't be read or decoded; the message names it.
         """
-        numbers = _numbers(ids, len(self.plan.source))
-        task = Task(epoch, numbers, np.ones(len(numbers), np.bool_))
-        batch = self.plan.empty_batch(task)
-        self.plan.fill(task, batch.images, 0, len(batch))
+        numbers = _checked_ids(ids, len(self.plan.source))
+        request = BatchRequest(epoch, numbers, np.ones(len(numbers), np.bool_))
+        batch = self.plan.empty_batch(request)
+        self.plan.fill(request, batch.images, 0, len(batch))
         (moved,) = self.transfer.stream([batch], partial(self.plan.keys, epoch))
         return moved
 
     def preview(self, num_samples: int, num_epochs: int, most: Callable[[int], int] | None = None) -> Preview:
         """Samples spread evenly over the split, in the first epochs, as the model sees them.
 
-        Mixed images have the sample of the row above for their other one, not a neighbour in the epoch; the first has
-        the last, and a single one has another that isn't shown, if there is any.
+        With MixUp or CutMix each is mixed with the row above, not with its neighbour in the epoch; the first with the
+        last, and a single one with another sample that isn't shown.
 
         Args:
-            num_samples: how many; all that there are, if these are fewer.
+            num_samples: how many; all, if there are fewer.
             num_epochs: how many.
-            most: height and width of the images -> how many samples at most; None sets no limit.
+            most: side of the images in pixels -> how many samples at most; None sets no limit.
 
         Raises:
             DataError: a sample can't be read or decoded; the message names it.
         """
         source = self.plan.source
         count = min(num_samples, len(source))
-        if most is not None:  # the recipe alone knows how large images are in the end, and has shown it on one
+        if most is not None:  # the recipe decides the images' size, so one is loaded to see
             count = min(count, most(self.samples([0]).images.shape[-1]))
         ids = np.unique(np.linspace(0, len(source) - 1, count).astype(np.int64)).tolist()
         mix = self.transfer.mix
-        others = [len(source) - 1] * (len(ids) == 1 and mix is not None and mix.on)  # the one that is shown is 0
+        others = [len(source) - 1] * (len(ids) == 1 and mix is not None and mix.on)  # the one shown is 0
         columns = [
             self.transfer.pixels(self.samples([*ids, *others], epoch).images)[: len(ids)] for epoch in range(num_epochs)
         ]
@@ -123,15 +123,15 @@ class Loader:
         )
 
     def close(self) -> None:
-        """End the workers that outlive an epoch; for when the loader is no longer needed."""
+        """End workers that outlive an epoch, once the loader is no longer needed."""
         self.engine.close()
 
 
-def _numbers(ids: Sequence[int], count: int) -> NDArray[np.int64]:
-    """Samples' numbers, all of them below `count`.
+def _checked_ids(ids: Sequence[int], count: int) -> NDArray[np.int64]:
+    """(N,) int64 ids, all below `count`.
 
     Raises:
-        ConfigError: one isn't, or there are none.
+        ConfigError: an id is not a sample's, or there are none.
     """
     allowed, found = f"whole numbers from 0 to {count - 1}", []
     for number in ids:
@@ -140,7 +140,7 @@ def _numbers(ids: Sequence[int], count: int) -> NDArray[np.int64]:
         except TypeError:
             found.append(-1)
         if not 0 <= found[-1] < count:
-            raise ConfigError(f"ids: {number!r} is not the number of a sample; give {allowed}")
+            raise ConfigError(f"ids: {number!r} is not a sample's number; give {allowed}")
     if not found:
-        raise ConfigError(f"ids: none are given; give {allowed}, one at least")
+        raise ConfigError(f"ids: none are given; give {allowed}, at least one")
     return np.array(found, np.int64)

@@ -1,4 +1,4 @@
-"""What is to be loaded, in which order, by whom: a description that an engine carries out."""
+"""What to load, and in which order: a description that an engine executes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from effloop.batch import Batch
 from effloop.data.augment import Augment
 from effloop.data.augment.base import Draws
 from effloop.data.decode import Decoder
-from effloop.data.decode.base import Seen
+from effloop.data.decode.base import ImageInfo
 from effloop.data.image.header import Encoded
 from effloop.data.random import Permutation, sample_keys
 from effloop.data.source import Source, Tail
@@ -27,13 +27,13 @@ from effloop.system.hardware import set_own_threads
 
 @dataclass(frozen=True)
 class Order:
-    """Which samples stand in which batch of which epoch: a function, the same for everybody.
+    """Which samples are in which batch of which epoch: a pure function, the same on all ranks and workers.
 
     Attributes:
         num_samples: samples in the split.
         batch_per_rank: samples in one rank's part of a batch.
         seed: of the keyed permutation; None keeps the order of the source.
-        tail: what becomes of the samples that don't fill a last global batch.
+        tail: what is done with samples that don't fill a last global batch.
         rank, world_size: whose slice of every global batch this is.
     """
 
@@ -63,36 +63,36 @@ class Order:
         positions %= self.num_samples
         if self.seed is None:
             return positions, valid
-        if self.global_batch > _STRETCH // 4:
+        if self.global_batch > _CHUNK // 4:
             return Permutation.of_epoch(self.num_samples, self.seed, epoch)(positions), valid
-        parts = np.split(positions, np.flatnonzero(np.diff(positions // _STRETCH)) + 1)
+        parts = np.split(positions, np.flatnonzero(np.diff(positions // _CHUNK)) + 1)
         return np.concatenate([self._shuffled(epoch, part) for part in parts]), valid
 
     def _shuffled(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The samples at positions that lie in one stretch."""
+        """The samples at positions within one chunk."""
         assert self.seed is not None
-        number = int(positions[0]) // _STRETCH
-        return _stretch(self.num_samples, self.seed, epoch, number)[positions - number * _STRETCH]
+        number = int(positions[0]) // _CHUNK
+        return _order_chunk(self.num_samples, self.seed, epoch, number)[positions - number * _CHUNK]
 
 
-_STRETCH = 4096
+_CHUNK = 4096
 
 
 @functools.lru_cache(maxsize=16)
-def _stretch(size: int, seed: int, epoch: int, number: int) -> NDArray[np.int64]:
-    """A stretch of an epoch's order: 64 samples alone take 390 µs, as one of its 64 parts 12. Not with many ranks."""
-    positions = np.arange(number * _STRETCH, min(size, (number + 1) * _STRETCH))
+def _order_chunk(size: int, seed: int, epoch: int, number: int) -> NDArray[np.int64]:
+    """A chunk of an epoch's order, cached: 64 samples take 390 µs on their own, 12 as one of its 64 parts."""
+    positions = np.arange(number * _CHUNK, min(size, (number + 1) * _CHUNK))
     return Permutation.of_epoch(size, seed, epoch)(positions)
 
 
-def native(values: NDArray[Any]) -> NDArray[Any]:
-    """The same numbers in this machine's byte order; a mapped column may be in the other."""
+def to_native_byteorder(values: NDArray[Any]) -> NDArray[Any]:
+    """The same numbers in this machine's byte order; a mapped column may have the other one."""
     return values.astype(values.dtype.newbyteorder("="), copy=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """One batch to fill: (B,) ids and (B,) valid, padding at the end."""
+class BatchRequest:
+    """One batch to load: (B,) ids and (B,) valid, padding at the end."""
 
     epoch: int
     ids: NDArray[np.int64]
@@ -105,29 +105,29 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What is known of N samples before any of their pixels.
+class Prepared:
+    """N samples that are read and drawn, but not decoded yet.
 
     Attributes:
-        ids: (N,) which samples.
-        encoded: their N encoded images.
-        seen: what the decoder said of each.
+        ids: (N,) the samples.
+        encoded: their encoded images.
+        infos: what the decoder read from each header.
         draws: their crops, flips and keys.
     """
 
     ids: NDArray[np.int64]
     encoded: list[Encoded]
-    seen: list[Seen]
+    infos: list[ImageInfo]
     draws: Draws
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that makes up one rank's stream of batches. Picklable; engines only add hands.
+    """Everything that determines one rank's stream of batches; engines only add workers. Picklable.
 
     Attributes:
-        source, decoder, augment: the parts a sample passes through.
-        order: which samples, when.
+        source, decoder, augment: what a sample passes through.
+        order: which samples are in which batch.
         seed: of the samples' random numbers.
     """
 
@@ -137,12 +137,12 @@ class Plan:
     order: Order
     seed: int
 
-    def tasks(self, epoch: int, samples_seen: int = 0) -> Iterator[Task]:
-        """The batches of one epoch, from a position on.
+    def requests(self, epoch: int, samples_seen: int = 0) -> Iterator[BatchRequest]:
+        """The batches of one epoch, starting at a position.
 
         Args:
             epoch: counted from 0.
-            samples_seen: samples of this epoch that all ranks together have had already.
+            samples_seen: samples of this epoch that all ranks together have already seen.
 
         Raises:
             ConfigError: the position is inside a global batch.
@@ -151,141 +151,144 @@ class Plan:
         if rest:
             raise ConfigError(
                 f"samples_seen: {samples_seen} is inside a batch of {self.order.global_batch}; "
-                "go on with the batch size and number of ranks that the run had"
+                "continue with the batch size and number of ranks that the run had"
             )
         for number in range(first, len(self.order)):
-            yield Task(epoch, *self.order.batch(epoch, number))
+            yield BatchRequest(epoch, *self.order.batch(epoch, number))
 
-    def shape(self, task: Task) -> tuple[int, int, int, int]:
-        """(B, S, S, 3), of a batch's pixels."""
-        return len(task.ids), self.augment.size, self.augment.size, 3
+    def shape(self, request: BatchRequest) -> tuple[int, int, int, int]:
+        """(B, S, S, 3), the shape of a batch's pixels."""
+        return len(request.ids), self.augment.size, self.augment.size, 3
 
-    def empty_batch(self, task: Task, memory: Tensor | None = None) -> Batch:
-        """A host batch whose pixels are still to be filled in; (B, 3, S, S) uint8 channels_last.
+    def empty_batch(self, request: BatchRequest, memory: Tensor | None = None) -> Batch:
+        """A host batch whose pixels are not loaded yet; (B, 3, S, S) uint8 channels_last.
 
         Args:
-            task: whose samples.
-            memory: (B, S, S, 3) uint8 for the pixels; None takes new memory.
+            request: its samples.
+            memory: (B, S, S, 3) uint8 for the pixels; None allocates it.
 
         Raises:
-            DataError: a sample's label is none of a class; the message names it.
+            DataError: a sample's label is not a class; the message names the sample.
         """
-        targets = self.source.targets[task.ids]
+        targets = self.source.targets[request.ids]
         if self.source.classes:
-            self._check(targets, task)
-        images = torch.empty(self.shape(task), dtype=torch.uint8) if memory is None else memory
-        images[task.filled :] = 0
+            self._check(targets, request)
+        images = torch.empty(self.shape(request), dtype=torch.uint8) if memory is None else memory
+        images[request.filled :] = 0
         return Batch(
             images=images.permute(0, 3, 1, 2),
-            targets=torch.from_numpy(native(targets)),
-            ids=torch.from_numpy(task.ids),
-            valid=torch.from_numpy(task.valid),
+            targets=torch.from_numpy(to_native_byteorder(targets)),
+            ids=torch.from_numpy(request.ids),
+            valid=torch.from_numpy(request.valid),
         )
 
-    def _check(self, labels: NDArray[Any], task: Task) -> None:
-        """Refuse a label that no class has, by a damaged index: in the loss it were an IndexError, on a GPU worse."""
+    def _check(self, labels: NDArray[Any], request: BatchRequest) -> None:
+        """Refuse a label that is not a class (a damaged index): the loss would raise IndexError, or worse on a GPU."""
         count = len(self.source.classes)
         if labels.max() >= count:  # 2 µs a batch
             row = int(labels.argmax())
-            with self.blaming(int(task.ids[row])):
+            with self.error_context(int(request.ids[row])):
                 raise DataError(f"has the label {labels[row]}; allowed are 0 to {count - 1}: convert the dataset again")
 
-    def fill(self, task: Task, images: Tensor, start: int, stop: int) -> None:
-        """Load the samples `start`..`stop` of a task into their rows of a batch.
+    def fill(self, request: BatchRequest, images: Tensor, start: int, stop: int) -> None:
+        """Load the samples `start` to `stop` of a request into their rows of a batch.
 
         Args:
-            task: whose samples.
+            request: the batch.
             images: (B, 3, S, S) uint8 channels_last, as `empty_batch` made it; written.
             start: the first row.
-            stop: one past the last row; padding among them is left alone.
+            stop: one past the last row; padding is left alone.
 
         Raises:
             DataError: a sample can't be read or decoded; the message names it.
         """
-        ids = task.ids[start : min(stop, task.filled)]
+        ids = request.ids[start : min(stop, request.filled)]
         if len(ids):
-            self.decode(self.look(task.epoch, ids), images, 0, len(ids), at=start)
+            self.decode(self.prepare(request.epoch, ids), images, 0, len(ids), at=start)
 
-    def look(self, epoch: int, ids: NDArray[np.int64]) -> Look:
-        """All that is known of (N,) samples in an epoch before their pixels, in one go: `read`, then `draw`."""
+    def prepare(self, epoch: int, ids: NDArray[np.int64]) -> Prepared:
+        """`read`, then `draw`: all that comes before decoding, for (N,) samples of an epoch."""
         return self.draw(epoch, ids, *self.read(ids))
 
-    def read(self, ids: NDArray[np.int64]) -> tuple[list[Encoded], list[Seen]]:
-        """Encoded images, and what the decoder says of their headers.
+    def read(self, ids: NDArray[np.int64]) -> tuple[list[Encoded], list[ImageInfo]]:
+        """Read encoded images and their headers.
 
         Raises:
             DataError: a sample can't be read; the message names it.
         """
-        samples, encoded, seen = ids.tolist(), [], []
+        samples, encoded, infos = ids.tolist(), [], []
         self.source.will_need(samples)
         try:
             for sample in samples:
                 encoded.append(self.source.read(sample))
-                seen.append(self.decoder.look(encoded[-1]))
+                infos.append(self.decoder.read_info(encoded[-1]))
         except Exception as error:
-            self._blame(sample, error)
-        return encoded, seen
+            self._reraise(sample, error)
+        return encoded, infos
 
-    def draw(self, epoch: int, ids: NDArray[np.int64], encoded: list[Encoded], seen: list[Seen]) -> Look:
-        """What becomes of samples in an epoch: crops, flips and keys, drawn for all of them at once.
+    def draw(self, epoch: int, ids: NDArray[np.int64], encoded: list[Encoded], infos: list[ImageInfo]) -> Prepared:
+        """Draw crops, flips and keys of samples in an epoch, for all of them at once.
 
-        The more at once the better: 10 µs a sample for 8, 1.5 for 64, all of it with the GIL held.
+        The more at once the better: 10 µs per sample for 8 samples, 1.5 for 64, holding the GIL.
 
         Raises:
             DataError: an image is too small for a crop; the message names it.
         """
-        sizes, keys = np.array([(image.height, image.width) for image in seen], np.int64), self.keys(epoch, ids)
+        sizes, keys = np.array([(image.height, image.width) for image in infos], np.int64), self.keys(epoch, ids)
         try:
-            return Look(ids, encoded, seen, self.augment.draw(keys, sizes))
+            return Prepared(ids, encoded, infos, self.augment.draw(keys, sizes))
         except ConfigError:
             for row, sample in enumerate(ids.tolist()):
                 try:
                     self.augment.draw(keys[row : row + 1], sizes[row : row + 1])
                 except ConfigError as error:
-                    self._blame(sample, DataError(f"can't be augmented: {error}"))
+                    self._reraise(sample, DataError(f"can't be augmented: {error}"))
             raise
 
     def keys(self, epoch: int, ids: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """(N,) ids -> (N,) uint64 that these samples' random numbers in this epoch come from."""
+        """(N,) ids -> (N,) uint64 keys of these samples' random numbers in this epoch."""
         return sample_keys(self.seed, epoch, ids)
 
-    def decode(self, look: Look, images: Tensor, start: int, stop: int, *, at: int = 0) -> None:
-        """Decode the samples `start`..`stop` of a look, and augment them into rows of a batch.
+    def decode(self, prepared: Prepared, images: Tensor, start: int, stop: int, *, at: int = 0) -> None:
+        """Decode the prepared samples `start` to `stop`, and augment them into rows of a batch.
 
         Args:
-            look: what was drawn; each image's bytes are dropped once it is decoded.
+            prepared: from `prepare` or `draw`; each image's bytes are dropped once it is decoded.
             images: (B, 3, S, S) uint8 channels_last; written.
             start: the first sample.
             stop: one past the last.
-            at: the row of the look's first sample.
+            at: the row of the first prepared sample.
 
         Raises:
             DataError: a sample can't be decoded; the message names it.
         """
         rows = images.permute(0, 2, 3, 1).numpy()
         at_least = self.augment.at_least
-        boxes = look.draws.boxes[start:stop].tolist()
+        boxes = prepared.draws.boxes[start:stop].tolist()
         number = start
-        threads = set_own_threads(1)  # the engine brings its own, and no sum depends on how many there are
+        threads = set_own_threads(1)  # engines have threads of their own, and no sum may depend on their number
         try:
             for number, box in enumerate(boxes, start):
-                data, look.encoded[number] = look.encoded[number], b""  # not in memory until the last one is decoded
-                region = self.decoder.decode_seen(data, look.seen[number], tuple(box), at_least)
-                self.augment.apply(region, look.draws, number, rows[at + number])
+                data, prepared.encoded[number] = (
+                    prepared.encoded[number],
+                    b"",
+                )  # else all stay in memory until the last one is decoded
+                region = self.decoder.decode_with_info(data, prepared.infos[number], tuple(box), at_least)
+                self.augment.apply(region, prepared.draws, number, rows[at + number])
         except Exception as error:
-            self._blame(int(look.ids[number]), error)
+            self._reraise(int(prepared.ids[number]), error)
         finally:
             set_own_threads(threads)
 
     @contextmanager
-    def blaming(self, sample: int) -> Iterator[None]:
-        """Around what is done to one sample: a `DataError` gets the sample's name in front, any other a note."""
+    def error_context(self, sample: int) -> Iterator[None]:
+        """Name the sample in exceptions: in front of a `DataError`'s message, as a note on others."""
         try:
             yield
         except Exception as error:
-            self._blame(sample, error)
+            self._reraise(sample, error)
 
-    def _blame(self, sample: int, error: Exception) -> NoReturn:
+    def _reraise(self, sample: int, error: Exception) -> NoReturn:
         name = f"{self.source.where}/{self.source.key(sample)}"
         if isinstance(error, DataError):
             raise DataError(f"{name} {error}") from error

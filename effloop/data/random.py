@@ -1,8 +1,8 @@
-"""Order and random numbers as functions of a key: no state, no stream, the same on any worker.
+"""Order and random numbers as functions of a key: no state, the same on any worker.
 
 The mixer is SplitMix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators").
-One NumPy generator per sample would cost 11 us; here 23 numbers for each of 256 samples take 0.6 us
-a sample.
+One NumPy generator per sample would take 11 µs; here 23 numbers for each of 256 samples take 0.6 µs per
+sample.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Uint64s = NDArray[np.uint64]
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIXING = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _MASK = (1 << 64) - 1
-_ORDER, _SAMPLE, _STREAM = 1, 2, 3  # what a key is for, so that order and pixels never share numbers
+_ORDER, _SAMPLE, _STREAM = 1, 2, 3  # purposes of keys, so that order and pixels never share numbers
 
 
 def _mix(x: Uint64s) -> Uint64s:
-    """SplitMix64's finaliser, element by element: every input bit changes half of the output's."""
+    """SplitMix64's finaliser, elementwise: every input bit changes half of the output's."""
     for shift, factor in _MIXING:
         x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
     return x ^ (x >> np.uint64(31))
@@ -32,7 +32,7 @@ def _mix(x: Uint64s) -> Uint64s:
 
 @lru_cache(maxsize=1024)
 def derive(*parts: int) -> int:
-    """One 64-bit key from several integers, their order mattering; 15 µs, when it is asked for the first time."""
+    """One 64-bit key from several integers in this order; 15 µs, cached."""
     key = np.zeros(1, np.uint64)
     for part in parts:
         key = _mix(key + np.uint64((part * _GOLDEN + _GOLDEN) & _MASK))
@@ -45,12 +45,12 @@ def sample_keys(seed: int, epoch: int, ids: NDArray[np.int64]) -> Uint64s:
 
 
 def stream(keys: Uint64s, salt: int) -> Uint64s:
-    """(N,) keys -> (N,) keys of other random numbers for the same samples; each salt gives others."""
+    """(N,) keys -> (N,) keys of independent random numbers for the same samples, by salt."""
     return _mix(keys ^ np.uint64(derive(_STREAM, salt)))
 
 
 def words(keys: Uint64s, first: int, count: int) -> Uint64s:
-    """(N,) keys -> (N, count) uint64, number `first` and on of each key; row i depends on keys[i] alone."""
+    """(N,) keys -> (N, count) uint64, each key's numbers from `first` on; row i depends on keys[i] alone."""
     steps = np.arange(first + 1, first + count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
     return _mix(keys[:, None] + steps)
 
@@ -61,7 +61,7 @@ def uniforms(keys: Uint64s, count: int) -> NDArray[np.float64]:
 
 
 def words_on_device(keys: Tensor, first: int, count: int) -> Tensor:
-    """`words` where the keys are: (N,) int64 of the same bits -> (N, count) int64 of the same bits."""
+    """`words` on the keys' device: (N,) int64 -> (N, count) int64, the same bits as uint64."""
     steps = torch.arange(first + 1, first + count + 1, device=keys.device) * _signed(_GOLDEN)
     x = keys[:, None] + steps
     for shift, factor in _MIXING:
@@ -74,29 +74,29 @@ def _signed(bits: int) -> int:
 
 
 def _shifted(x: Tensor, by: int) -> Tensor:
-    """int64 shifted right as if it had no sign."""
+    """Logical right shift of int64."""
     return (x >> by) & ((1 << (64 - by)) - 1)
 
 
 @dataclass(frozen=True)
 class Permutation:
-    """A keyed permutation of range(size), evaluated where it is asked: no array of that length.
+    """A keyed permutation of range(size), evaluated at single positions: no array of that length.
 
-    A Feistel network over the next power of two, walked until it lands inside (Black and Rogaway
+    A Feistel network over the next power of two, iterated until the value is inside (Black and Rogaway
     2002, "Ciphers with arbitrary finite domains"); 100 million samples cost what ten do.
     """
 
     size: int
     key: int
 
-    _ROUNDS = 8  # an even number, so that the halves end where they began
+    _ROUNDS = 8  # even, so that the halves end where they began
 
     @classmethod
     def of_epoch(cls, size: int, seed: int, epoch: int) -> Permutation:
         return cls(size, derive(_ORDER, seed, epoch))
 
     def __call__(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(N,) positions in range(size) -> (N,) int64, the elements that stand there."""
+        """(N,) positions in range(size) -> (N,) int64, the elements at these positions."""
         # At least 6 bits: with fewer, the halves are so small that some orders never come up.
         bits = max(6, (self.size - 1).bit_length())
         values = self._encrypt(positions.astype(np.uint64), bits)
@@ -114,7 +114,7 @@ class Permutation:
         low_bits, high_bits = bits // 2, bits - bits // 2
         high, low = x >> np.uint64(low_bits), x & np.uint64((1 << low_bits) - 1)
         for number, key in enumerate(self._round_keys):
-            # The halves swap each round, and with them their widths.
+            # The halves and their widths swap each round.
             width = high_bits if number % 2 == 0 else low_bits
             noise = _mix(low + key)
             high, low = low, high ^ (noise & np.uint64((1 << width) - 1))

@@ -1,4 +1,4 @@
-"""What every model is: (N, 3, S, S) float images in, (N, K) logits out."""
+"""Interface of models: (N, 3, S, S) float images in, (N, K) logits out."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class ModelConfig(PartConfig):
 
     Attributes:
         num_classes: number of logits; null takes it from the data.
-        checkpointing: keep only what enters a block of layers for the backward pass and compute the rest again:
-            less memory for about a third more computing.
-        freeze: names or glob patterns of modules and parameters that are not trained, e.g. [features] or
+        checkpointing: store only the inputs of blocks for the backward pass and recompute the rest: less memory
+            for about a third more computing.
+        freeze: names or glob patterns of modules and parameters to freeze, e.g. [features] or
             ["layer[12]", "*.bn1"].
-        weights: what training starts from: a run folder or .ckpt of EffLoop's, a state dict that torch.save or
-            safetensors wrote, or, with a model of torchvision's, the name of its weights there, e.g. DEFAULT.
+        weights: initial weights: a run folder or .ckpt of EffLoop, a state dict by torch.save or safetensors, or, for
+            a torchvision model, the name of its weights there, e.g. DEFAULT.
     """
 
     num_classes: int | None = None
@@ -52,10 +52,10 @@ CHANNEL_NORMS = (
     nn.InstanceNorm2d,
     nn.InstanceNorm3d,
 )
-"""What subtracts each channel's own mean, and so cancels a bias that was added to the channel before."""
+"""Normalisations that subtract each channel's mean, and so cancel a bias before them."""
 
 NORMS = (*CHANNEL_NORMS, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
-"""What normalises."""
+"""All normalisations."""
 
 
 models: Registry[nn.Module] = Registry("model")

@@ -15,12 +15,11 @@ from effloop.errors import ConfigError
 
 
 def checkpoint_blocks(model: nn.Module) -> int:
-    """Make each block of a model keep only its input for the backward pass and compute the rest again there.
+    """Make each block of a model store only its input for the backward pass, and recompute the rest there.
 
-    Gradients, BatchNorm's statistics and dropout are those of the model without it. In eval mode and where no
-    gradient is wanted nothing is computed twice. Names in the state dict, `copy.deepcopy`, DataParallel and
-    torch.compile are as before. timm's own switch (`set_grad_checkpointing`) isn't used, since BatchNorm's
-    statistics are updated twice under it.
+    Gradients, BatchNorm's statistics and dropout are the same as without. Nothing is recomputed in eval mode and
+    without gradients. Names in the state dict, `copy.deepcopy`, DataParallel and torch.compile work as before. timm's
+    own switch (`set_grad_checkpointing`) isn't used, since it updates BatchNorm's statistics twice.
 
     Returns:
         The number of blocks: a ResNet's residual blocks, a ViT's layers, the stages of a plainer network.
@@ -29,7 +28,7 @@ def checkpoint_blocks(model: nn.Module) -> int:
         ConfigError: the model has no blocks.
     """
     blocks = list(_blocks(model))
-    if not blocks:  # a model without a list of them (Inception v3) has them as children of its own
+    if not blocks:  # a model without lists of blocks (Inception v3) has them as direct children
         blocks = [child for child in model.children() if _is_composite(child) and not _is_list(child)]
     if not blocks:
         raise ConfigError(
@@ -43,7 +42,7 @@ def checkpoint_blocks(model: nn.Module) -> int:
 
 
 def _blocks(module: nn.Module, *, in_list: bool = False) -> Iterator[nn.Module]:
-    """The outermost modules with children of their own that stand in a list; a list of lists is looked into."""
+    """The outermost modules in lists that have children themselves; lists of lists are entered."""
     for child in module.children():
         if _is_list(child) and any(map(_is_composite, child.children())):
             yield from _blocks(child, in_list=True)
@@ -58,12 +57,12 @@ def _is_composite(module: nn.Module) -> bool:
 
 
 def _is_list(module: nn.Module) -> bool:
-    """Whether it only lines up its children, without a forward of its own."""
+    """Whether it is a plain list of its children, without its own forward."""
     return isinstance(module, nn.ModuleList) or type(module).forward is nn.Sequential.forward
 
 
 def _is_stage(module: nn.Module) -> bool:
-    """Whether it holds a list of equal blocks (timm's ConvNeXt): as one, 9 to 27 of them would be kept at once."""
+    """Whether it contains a list of equal blocks (timm's ConvNeXt), 9 to 27 of which would be recomputed at once."""
     for child in module.children():
         kinds = {type(block) for block in child.children()} if _is_list(child) else set()
         if len(kinds) == 1 and all(_is_composite(block) and not _is_list(block) for block in child.children()):
@@ -75,15 +74,15 @@ def _is_stage(module: nn.Module) -> bool:
 def _checkpointed(kind: Any) -> type[nn.Module]:
     """A subclass whose forward is checkpointed.
 
-    A changed class, not a changed `forward` of the instance: that one would still be bound to the original in
-    DataParallel's replicas.
+    The class is changed and not the instance's `forward`, which would be bound to the original in DataParallel's
+    replicas.
     """
 
     class Checkpointed(kind):  # type: ignore[misc]
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             if not (self.training and torch.is_grad_enabled()):
                 return super().forward(*args, **kwargs)
-            if torch.compiler.is_compiling():  # the compiler moves what updates buffers out of what it recomputes
+            if torch.compiler.is_compiling():  # the compiler keeps updates of buffers out of the recomputation
                 return checkpoint(super().forward, *args, use_reentrant=False, **kwargs)
 
             def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
@@ -97,10 +96,10 @@ def _checkpointed(kind: Any) -> type[nn.Module]:
 
 @contextmanager
 def _statistics_kept(block: nn.Module) -> Iterator[None]:
-    """Forwards inside leave the running statistics of the block's norms alone, without a copy of them.
+    """Keep the running statistics of the block's norms unchanged by forwards inside, without copying them.
 
-    A momentum of 0 keeps mean and variance to the bit; the count of batches is another tensor meanwhile. The
-    buffers can't be taken away for the time, since the recomputation must save as many tensors as the forward did.
+    A momentum of 0 keeps mean and variance to the bit; the count of batches is replaced by another tensor. The
+    buffers can't be removed, since the recomputation must save as many tensors as the forward did.
     """
     modules: Iterator[Any] = block.modules()
     norms = [each for each in modules if getattr(each, "num_batches_tracked", None) is not None]

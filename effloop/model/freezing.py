@@ -1,4 +1,4 @@
-"""Layers that are not trained."""
+"""Freezing layers."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from effloop.registry import choices
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
-    """Take modules and parameters out of the training.
+    """Freeze modules and parameters.
 
-    What is frozen gets no gradient. A module that is frozen as a whole, by its name or because all of its
+    Frozen parameters get no gradient. A module that is frozen completely, by its name or because all of its
     parameters are, stays in eval mode when the model is put into train mode: BatchNorm keeps its statistics, dropout
-    lets everything through. That survives `copy.deepcopy`; names in the state dict stay.
+    is off. This survives `copy.deepcopy`, and keeps the names in the state dict.
 
     Args:
-        model: is changed in place.
-        patterns: names of modules or parameters, or glob patterns (`*` also matches dots); a module's name means
-            all below it, too.
+        model: changed in place.
+        patterns: names of modules or parameters, or glob patterns (`*` also matches dots); a module's name includes
+            everything in it.
 
     Returns:
         The names of the frozen parameters, in the model's order.
 
     Raises:
-        ConfigError: a pattern fits nothing, or nothing is left to train.
+        ConfigError: a pattern matches nothing, or nothing is left to train.
     """
     parameters = dict(model.named_parameters())
     modules = [name for name, _ in model.named_modules() if name]
@@ -60,7 +60,7 @@ def _upwards(name: str) -> Iterator[str]:
 
 
 def _keep_in_eval(module: nn.Module, frozen: set[str], prefix: str = "") -> None:
-    """Keep the outermost modules that are frozen as a whole, given all frozen names, in eval mode for good."""
+    """Keep the outermost modules that are frozen completely, given all frozen names, in eval mode."""
     kept = []
     for name, child in module.named_children():
         path = f"{prefix}{name}"
@@ -77,10 +77,9 @@ def _keep_in_eval(module: nn.Module, frozen: set[str], prefix: str = "") -> None
 
 @functools.cache
 def _keeping(kind: Any, names: tuple[str, ...]) -> type[nn.Module]:
-    """A subclass whose children of these names are not put into train mode.
+    """A subclass that keeps children of these names in eval mode.
 
-    It is the parent that sees to it, since `SyncBatchNorm.convert_sync_batchnorm` puts other norms in the places of
-    its children.
+    The parent does this, since `SyncBatchNorm.convert_sync_batchnorm` replaces its children.
     """
 
     class Keeping(kind):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Which parameters decay."""
+"""Parameter groups by weight decay."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def parameter_groups(model: nn.Module, *, decay_norm_and_bias: bool, weight_deca
 
     Args:
         model: its frozen parameters are left out.
-        decay_norm_and_bias: True is one group, in the model's own order. With False the parameters of norms, biases
-            and all others of one dimension are a second group, which doesn't decay (He et al. 2018, "Bag of
-            tricks"): a norm undoes the scale of what decays before it, not its own. Class tokens, position
-            embeddings and tables of relative positions have more dimensions and decay.
+        decay_norm_and_bias: True is one group, in the model's order. With False parameters of norms, biases and all
+            others of one dimension are a second group without decay (He et al. 2018, "Bag of tricks"): a norm cancels
+            the scale of the weights before it, but not its own. Class tokens, position embeddings and tables of
+            relative positions have more dimensions and decay.
         weight_decay: of the group that decays.
 
     Returns:

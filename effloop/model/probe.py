@@ -1,4 +1,4 @@
-"""What is known of a model after one image: for hints at the start of a run."""
+"""Facts about a model from one image, for advice at the start of a run."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from effloop.model.base import CHANNEL_NORMS
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TILE = 8
-"""Channels that tensor cores take at once in half precision."""
+"""Channels that tensor cores process at once in half precision."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Names in the model's order of calling or definition.
+    """Names, in the order of calls or of definition.
 
     Attributes:
         biases_before_norm: layers with a trained bias whose output goes straight into a BatchNorm or InstanceNorm,
-            which takes it away again.
-        unused: parameters that are to be trained, but that the logits don't depend on.
-        frozen: how many numbers are not trained.
-        odd_widths: layers whose number of inputs or outputs is not a multiple of 8, so that tensor cores idle: of
-            each group if there are several, of all if each channel is its own group. Left out are 3 inputs, what
-            makes the logits, and convolutions that give one position (squeeze-and-excitation).
+            which cancels it.
+        unused: trainable parameters that the logits don't depend on.
+        frozen: number of frozen scalars.
+        odd_widths: layers whose number of inputs or outputs is not a multiple of 8, so that tensor cores are partly
+            idle; per group for grouped convolutions, in total for depthwise ones. Without 3 inputs, the layer of the
+            logits, and convolutions with one output position (squeeze-and-excitation).
     """
 
     biases_before_norm: list[str]
@@ -39,10 +39,10 @@ class Probe:
 
 
 def probe(model: nn.Module, image_size: int, *, channels_last: bool) -> Probe:
-    """Run one black image through a model, forwards and backwards, and see.
+    """Run one black image through a model, forward and backward, and record what is found.
 
-    The model is in eval mode meanwhile, where nothing is dropped, and afterwards what it was: modes, buffers,
-    gradients and random numbers. It isn't compiled for this.
+    The model is in eval mode meanwhile, without dropout, and unchanged afterwards: modes, buffers, gradients and random
+    numbers. It isn't compiled for this.
 
     Args:
         model: on its device.
@@ -59,7 +59,7 @@ def probe(model: nn.Module, image_size: int, *, channels_last: bool) -> Probe:
     image = torch.zeros(1, 3, image_size, image_size, device=device).contiguous(memory_format=layout)
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.enable_grad(), _in_eval_mode(model), _watched(model) as calls:
-        logits: Tensor = model.forward(image)  # calling it would compile a model that is to be compiled
+        logits: Tensor = model.forward(image)  # a call would compile a model that is to be compiled
         if not logits.requires_grad:
             raise ConfigError(
                 "model.freeze: nothing that the logits depend on is left to train; freeze fewer parameters"
@@ -75,12 +75,12 @@ def probe(model: nn.Module, image_size: int, *, channels_last: bool) -> Probe:
 
 
 class _Calls:
-    """What forward hooks see of one image's way."""
+    """What forward hooks record for one image."""
 
     def __init__(self) -> None:
         self.biases_before_norm: list[str] = []
         self.odd_widths: dict[str, int] = {}  # name -> outputs
-        self._biased: dict[int, tuple[str, Tensor, int]] = {}  # the tensor is kept, or another could get its id
+        self._biased: dict[int, tuple[str, Tensor, int]] = {}  # keeps the tensor, or another could get its id
 
     def layer(self, name: str, module: Any, output: Tensor) -> None:
         if module.bias is not None and module.bias.requires_grad:
@@ -90,12 +90,12 @@ class _Calls:
 
     def norm(self, tensor: Tensor) -> None:
         name, _, version = self._biased.get(id(tensor), ("", tensor, -1))
-        if version == tensor._version:  # else something in place came between them
+        if version == tensor._version:  # else an in-place operation came between them
             self.biases_before_norm.append(name)
 
 
 def _widths(layer: Any) -> list[int]:
-    """Inputs and outputs of a layer that tensor cores have to tile."""
+    """The layer's inputs and outputs that tensor cores tile."""
     if not hasattr(layer, "groups"):
         return [layer.in_features, layer.out_features]
     inputs, outputs, groups = layer.in_channels, layer.out_channels, layer.groups
@@ -105,14 +105,14 @@ def _widths(layer: Any) -> list[int]:
 
 
 def takes_statistics(norm: nn.Module) -> bool:
-    """Whether it takes the mean away that a batch has: a frozen one takes a constant."""
+    """Whether it subtracts the batch's mean; a frozen one subtracts a constant."""
     own = list(norm.parameters(recurse=False))
     return not own or any(each.requires_grad for each in own)
 
 
 @contextmanager
 def _watched(model: nn.Module) -> Iterator[_Calls]:
-    """Hooks on a model's layers and norms, for as long as the block lasts."""
+    """Hooks on a model's layers and norms, inside the block."""
     calls = _Calls()
     handles = []
 
@@ -139,4 +139,4 @@ def _in_eval_mode(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for module, training in before:
-            module.training = training  # one by one: frozen modules have a mode of their own
+            module.training = training  # one by one: frozen modules have their own mode

@@ -1,4 +1,4 @@
-"""ResNets whose first layers keep the resolution that small images need."""
+"""ResNets for small images, whose stem keeps the resolution."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def small_resnet(config: SmallResnetConfig, *, num_classes: int, image_size: int
 
     model: nn.Module = zoo.get_model(f"resnet{config.depth}", weights=None, num_classes=num_classes)
     # He et al. 2016 halve a 224-pixel image twice before the first block; at 32 to 96 pixels that
-    # throws most of it away.
+    # discards most of it.
     model.conv1 = nn.Conv2d(3, 64, kernel_size=3, padding=1, bias=False)
     model.maxpool = nn.Identity()
     return model

@@ -1,4 +1,4 @@
-"""What training starts from: weights of an earlier run, of a file, or of torchvision's."""
+"""Initial weights: of an earlier run, of a file, or of torchvision."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from effloop.errors import ConfigError, optional_package
 from effloop.registry import choices
 
 _ZIP = b"PK\x03\x04"
-"""How a file by `torch.save` begins; what it wrote before version 1.6 is a plain pickle."""
+"""First bytes of a file by `torch.save` since torch 1.6; before that it wrote a plain pickle."""
 
 _HOLDERS = ("average", "model", "state_dict")
-"""Where a checkpoint keeps its weights, the best first: EffLoop's averaged ones, EffLoop's own, and many others'."""
+"""Keys of weights in a checkpoint, the preferred first: EffLoop's EMA, EffLoop's own, and many others'."""
 
 _WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.)+")
-"""What DataParallel, DDP and torch.compile put before a name."""
+"""Prefixes by DataParallel, DDP and torch.compile."""
 
 _OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
 """`norm.1.weight` in torchvision's own files is `norm1.weight` in its DenseNets."""
 
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
-"""Second outputs that torchvision's GoogLeNet and Inception v3 train with, and this package's don't have."""
+"""Auxiliary outputs of torchvision's GoogLeNet and Inception v3, which EffLoop builds without."""
 
 
 def load_weights(model: nn.Module, weights: str, arch: str | None = None) -> str:
-    """Put given weights into a model; the head stays as initialised if its number of classes differs.
+    """Load weights into a model; the head stays as initialised if its number of classes differs.
 
-    The head is the last layers, if nothing but the first dimension of their weights and biases differs.
+    The head is the last layers, if only the first dimension of their weights and biases differs.
 
     Args:
-        model: is changed in place.
-        weights: a run folder of EffLoop's (its best checkpoint, else the last), a .ckpt file, a file by `torch.save`
+        model: changed in place.
+        weights: a run folder of EffLoop (its best checkpoint, else the last), a .ckpt file, a file by `torch.save`
             or safetensors that holds a state dict, or the name of torchvision's weights for `arch`.
-        arch: the model's name in torchvision, if that is where it comes from.
+        arch: the model's name in torchvision, if it is one of its models.
 
     Returns:
-        A line for people: where they are from, how many tensors, what stays as initialised.
+        A line of text: source, number of tensors, and what stays as initialised.
 
     Raises:
-        ConfigError: there are no such weights, they can't be had or read, or they are of another model.
+        ConfigError: there are no such weights, they can't be downloaded or read, or they are of another model.
     """
     path = weights_file(weights)
     names = _torchvision_names(arch) if arch and path is None else []
@@ -66,7 +66,7 @@ def load_weights(model: nn.Module, weights: str, arch: str | None = None) -> str
 
 
 def weights_file(weights: str) -> Path | None:
-    """The file that given weights are read from; None if they aren't a path, or nothing is there.
+    """The file to read weights from; None if it isn't an existing path.
 
     Raises:
         ConfigError: a folder without a checkpoint.
@@ -78,10 +78,10 @@ def weights_file(weights: str) -> Path | None:
 
 
 def _load(model: nn.Module, found: dict[str, Tensor], where: str) -> list[str]:
-    """Fill a model; returns the names of its head's tensors, if these didn't fit.
+    """Load tensors into a model; returns the names of the head's, if these didn't fit.
 
     Raises:
-        ConfigError: anything but the head doesn't fit; the model may be half filled.
+        ConfigError: anything but the head doesn't fit; the model may be partly loaded.
     """
     own = model.state_dict()
     head = _head(own, found)
@@ -91,7 +91,7 @@ def _load(model: nn.Module, found: dict[str, Tensor], where: str) -> list[str]:
         del found[name]
     try:
         result = model.load_state_dict(found, strict=False)
-    except (RuntimeError, ValueError) as error:  # a module that reads its part by itself, as MNASNet does
+    except (RuntimeError, ValueError) as error:  # from a module with its own loading code, such as MNASNet
         raise ConfigError(f"model.weights: {where} can't be taken: {_reason(error)}; use another file") from None
     wrong += [f"{name} is missing there" for name in result.missing_keys if name not in (*head, *sizes)]
     wrong += [f"{name} is unknown here" for name in result.unexpected_keys]
@@ -105,7 +105,7 @@ def _load(model: nn.Module, found: dict[str, Tensor], where: str) -> list[str]:
 
 
 def _head(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
-    """The tensors of the last layers, if they differ in nothing but the first dimension; else none."""
+    """The tensors of the last layers, if they differ only in the first dimension; else none."""
     differ = [name for name in own if name in found and found[name].shape != own[name].shape]
     is_tail = differ == list(own)[len(own) - len(differ) :]
     fits = all(found[name].shape[1:] == own[name].shape[1:] and own[name].ndim for name in differ)
@@ -114,11 +114,11 @@ def _head(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
 
 
 def _renamed(found: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """The tensors by names as a model of today has them, without the prefixes of wrappers, in a dict of their own."""
+    """A new dict of the tensors by the model's names, without prefixes of wrappers."""
     own = model.state_dict().keys()
     names = {name: name if name in own else _WRAPPERS.sub("", name) for name in found}
     renamed: Any = OrderedDict((_OLD_DENSENET.sub(r"\1\2", new), found[name]) for name, new in names.items())
-    versions = getattr(found, "_metadata", None)  # of each module's part; MNASNet can't be loaded without
+    versions = getattr(found, "_metadata", None)  # versions of modules, which MNASNet needs
     if versions is not None:
         renamed._metadata = {_WRAPPERS.sub("", f"{name}.").removesuffix("."): each for name, each in versions.items()}
     tensors: dict[str, Tensor] = renamed
@@ -134,10 +134,10 @@ def _checkpoint_of(run: Path) -> Path:
 
 
 def _read(path: Path) -> Any:
-    """What a file holds, on the CPU and mapped: a checkpoint's optimizer, twice the weights, is then never read.
+    """A file's content, mapped on the CPU: a checkpoint's optimizer, twice the weights, is then never read.
 
     Raises:
-        ConfigError: not such a file, damaged, or with more than tensors and plain values in it.
+        ConfigError: another format, damaged, or with more than tensors and plain values.
     """
     try:
         if path.suffix == ".safetensors":
@@ -160,7 +160,7 @@ def _read(path: Path) -> Any:
 
 
 def _tensors(content: Any, path: Path) -> Mapping[str, Tensor]:
-    """The state dict that a file holds, by itself or in a checkpoint.
+    """The state dict in a file's content, on its own or in a checkpoint.
 
     Raises:
         ConfigError: there is none.
@@ -169,7 +169,7 @@ def _tensors(content: Any, path: Path) -> Mapping[str, Tensor]:
         if all(isinstance(value, Tensor) for value in content.values()):
             return content
         for key in _HOLDERS:
-            if content.get(key):  # an average that was never made is empty
+            if content.get(key):  # empty without an EMA
                 return _tensors(content[key], path)
     raise ConfigError(
         f"model.weights: {path} holds no state dict, by itself or as {', '.join(_HOLDERS)}; torch.save one"
@@ -183,10 +183,10 @@ def _torchvision_names(arch: str) -> list[str]:
 
 
 def _from_torchvision(model: nn.Module, arch: str, name: str) -> Mapping[str, Tensor]:
-    """Torchvision's weights, from torch hub's folder or downloaded to it.
+    """Weights of torchvision, from torch hub's folder or downloaded to it.
 
     Raises:
-        ConfigError: they can't be had.
+        ConfigError: they can't be downloaded.
     """
     import torchvision.models as zoo
 

@@ -1,4 +1,4 @@
-"""Other people's models, by their own names."""
+"""Models of torchvision and timm, by their names there."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def torchvision_model(config: TorchvisionConfig, *, num_classes: int, image_size
     options: dict[str, Any] = {"image_size": image_size} if config.arch.startswith("vit_") else {}
     if config.arch in ("googlenet", "inception_v3"):
         options |= {"aux_logits": False, "init_weights": True}  # one output, like every other model
-        options["transform_input"] = True  # to -1 to 1, as torchvision's weights of these two want it
+        options["transform_input"] = True  # to -1..1, which torchvision's weights of these two expect
     model: nn.Module = zoo.get_model(config.arch, weights=None, num_classes=num_classes, **options)
     return model
 

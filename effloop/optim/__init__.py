@@ -1,17 +1,17 @@
-"""By which steps a loss is minimised, at which rate."""
+"""Optimizers, learning-rate schedules and the EMA of weights."""
 
-from effloop.optim.average import Average, NoAverage
+from effloop.optim.ema import EMA, NoEMA
 from effloop.optim.optimizers import OptimConfig, optimizers, scaled_lr
-from effloop.optim.resume import go_on
+from effloop.optim.resume import restore
 from effloop.optim.schedules import ScheduleConfig, schedules
 
 __all__ = [
-    "Average",
-    "NoAverage",
+    "EMA",
+    "NoEMA",
     "OptimConfig",
     "ScheduleConfig",
-    "go_on",
     "optimizers",
+    "restore",
     "scaled_lr",
     "schedules",
 ]

@@ -22,13 +22,12 @@ class OptimConfig(PartConfig):
     """Fields that every optimizer has.
 
     Attributes:
-        lr: learning rate at the height of the schedule; the root's `lr` is short for it.
+        lr: peak learning rate; the root's `lr` is short for it.
         weight_decay: decay towards zero, per unit of learning rate.
-        fused: all parameters of an update in one kernel; null is torch's choice, which so far is not to.
-        decay_norm_and_bias: whether normalisations' parameters and biases decay as well.
-        scale_lr: images per update that `lr` is meant for; the rate then grows with what an update has. Null: it is
-            `lr` for any number.
-        ema: decay of the weights' exponential moving average, which is then evaluated and saved; 0 is none.
+        fused: use torch's fused kernels; null is torch's default, which is not to so far.
+        decay_norm_and_bias: whether weight decay applies to norms' parameters and biases, too.
+        scale_lr: images per update that `lr` is meant for; the rate is then scaled linearly. Null doesn't scale it.
+        ema: decay of the weights' exponential moving average, which is then evaluated and saved; 0 is off.
     """
 
     lr: float = 0.1
@@ -52,10 +51,10 @@ def _range(key: str, value: float, good: bool, allowed: str) -> None:
 
 
 def scaled_lr(config: OptimConfig, images_per_update: int) -> float:
-    """The rate for updates of so many images, over all ranks and accumulated batches.
+    """The learning rate for updates of this many images, over all ranks and accumulated batches.
 
-    It grows in proportion (Goyal et al. 2017, "Accurate, large minibatch SGD", who also warm up for 5 epochs). They
-    found it for SGD; for Adam many take the square root, which is to be set by hand.
+    Linear scaling (Goyal et al. 2017, "Accurate, large minibatch SGD", who also warm up for 5 epochs) was found for
+    SGD; for Adam the square root is common, and has to be set by hand.
     """
     return config.lr * images_per_update / config.scale_lr if config.scale_lr else config.lr
 
@@ -67,10 +66,10 @@ optimizers: Registry[torch.optim.Optimizer] = Registry("optim")
 def _made(
     kind: type[torch.optim.Optimizer], config: OptimConfig, parameters: Parameters, **settings: Any
 ) -> torch.optim.Optimizer:
-    """One of torch's optimizers with what all have in common.
+    """A torch optimizer with the common settings.
 
     Raises:
-        ConfigError: `fused` where torch has no such kernel.
+        ConfigError: `fused` is set and torch has no such kernel.
     """
     make: Callable[..., torch.optim.Optimizer] = kind
     common = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": config.fused, **settings}
@@ -80,14 +79,14 @@ def _made(
         for device, dtype in found:
             _check_fused(make, device, dtype)
     if config.fused is False:
-        # To torch, false also means one kernel for each parameter and operation, against its own choice on a GPU.
+        # torch then also turns off foreach, its own default on a GPU.
         for group in optimizer.param_groups:
             group["foreach"] = all(device.type == "cuda" for device, _ in found)
     return optimizer
 
 
 def _check_fused(make: Callable[..., torch.optim.Optimizer], device: torch.device, dtype: torch.dtype) -> None:
-    """Try the kernel on one number: torch says only at the first step that there is none."""
+    """Try the kernel on one number: torch raises only at the first step."""
     number = nn.Parameter(torch.zeros(1, device=device, dtype=dtype))
     number.grad = torch.zeros_like(number)
     try:
@@ -104,8 +103,8 @@ class SgdConfig(OptimConfig):
     """Fields of `optim=sgd`.
 
     Attributes:
-        momentum: share of the last update that goes on.
-        nesterov: look ahead along the momentum.
+        momentum: share of the last update that is kept.
+        nesterov: Nesterov momentum.
     """
 
     momentum: float = 0.9

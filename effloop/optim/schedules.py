@@ -55,11 +55,11 @@ def constant(config: ScheduleConfig, optimizer: torch.optim.Optimizer, *, update
 
 
 @dataclass
-class FallingConfig(ScheduleConfig):
-    """Fields of schedules that fall all the way.
+class DecayConfig(ScheduleConfig):
+    """Fields of schedules that decay continuously.
 
     Attributes:
-        final: rate at the end, as a share of the highest.
+        final: rate at the end, as a share of the peak.
     """
 
     final: float = 0.0
@@ -70,10 +70,10 @@ class FallingConfig(ScheduleConfig):
             raise ConfigError(f"schedule.final: {self.final} is not allowed; set a share from 0 to 1")
 
 
-def _falling(
-    optimizer: torch.optim.Optimizer, config: FallingConfig, updates: int, left: Callable[[float], float]
+def _decaying(
+    optimizer: torch.optim.Optimizer, config: DecayConfig, updates: int, left: Callable[[float], float]
 ) -> LRScheduler:
-    """From the highest rate down to `final`, by `left(share of the time after warm-up)`, from 1 to 0."""
+    """From the peak rate down to `final`, by `left(share of the steps after warm-up)`, from 1 to 0."""
 
     def factor(step: int, warmup: int) -> float:
         done = min(1.0, step / max(1, updates - warmup))
@@ -83,25 +83,25 @@ def _falling(
 
 
 @dataclass
-class CosineConfig(FallingConfig):
+class CosineConfig(DecayConfig):
     """Fields of `schedule=cosine`."""
 
 
 @schedules.register("cosine", CosineConfig)
 def cosine(config: CosineConfig, optimizer: torch.optim.Optimizer, *, updates: int) -> LRScheduler:
-    """Half a cosine from the highest rate down to `final` (Loshchilov and Hutter 2017, "SGDR")."""
-    return _falling(optimizer, config, updates, lambda done: (1 + math.cos(math.pi * done)) / 2)
+    """Half a cosine from the peak rate down to `final` (Loshchilov and Hutter 2017, "SGDR")."""
+    return _decaying(optimizer, config, updates, lambda done: (1 + math.cos(math.pi * done)) / 2)
 
 
 @dataclass
-class LinearConfig(FallingConfig):
+class LinearConfig(DecayConfig):
     """Fields of `schedule=linear`."""
 
 
 @schedules.register("linear", LinearConfig)
 def linear(config: LinearConfig, optimizer: torch.optim.Optimizer, *, updates: int) -> LRScheduler:
-    """A straight line from the highest rate down to `final`; with a warm-up, a triangle."""
-    return _falling(optimizer, config, updates, lambda done: 1 - done)
+    """Linear from the peak rate down to `final`."""
+    return _decaying(optimizer, config, updates, lambda done: 1 - done)
 
 
 @dataclass
@@ -110,7 +110,7 @@ class StepConfig(ScheduleConfig):
 
     Attributes:
         milestones: shares of the training at which the rate drops.
-        gamma: what it is multiplied by then.
+        gamma: factor of each drop.
     """
 
     milestones: list[float] = field(default_factory=lambda: [1 / 3, 2 / 3, 8 / 9])  # 30, 60, 80 of 90 epochs

@@ -1,4 +1,4 @@
-"""In which number formats a step computes."""
+"""Precisions: the number formats of a training step."""
 
 from effloop.precision.base import Precision, PrecisionConfig, precisions
 

@@ -18,7 +18,7 @@ class PrecisionConfig(PartConfig):
     """Fields that every precision has: none so far.
 
     Attributes:
-        mixed: whether it computes in fewer bits than the weights have, which is what `amp` asks for.
+        mixed: whether it computes in fewer bits than the weights have, as `amp=true` demands.
     """
 
     mixed: ClassVar[bool] = False
@@ -32,19 +32,19 @@ class MixedConfig(PrecisionConfig):
 
 
 class Precision:
-    """Full float32, and what the mixed precisions change about it.
+    """Full float32, TF32 or mixed precision.
 
     Args:
         device: where the step runs.
         dtype: what autocast computes matrix products and convolutions in; None is no autocast.
-        scale: whether the loss is scaled, as float16's narrow range needs.
+        scale: whether the loss is scaled, which float16's range requires.
         tf32: whether float32 products and convolutions may round their inputs to TensorFloat-32.
     """
 
     def __init__(
         self, device: torch.device, dtype: torch.dtype | None = None, *, scale: bool = False, tf32: bool = False
     ) -> None:
-        # Both hold for the whole process, and cuDNN's is on unless it is turned off.
+        # Both are process-wide, and cuDNN's is on by default.
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = tf32
         self.device = device
@@ -62,31 +62,31 @@ class Precision:
     def step(self, optimizer: torch.optim.Optimizer, max_norm: float | None = None) -> bool:
         """Update the parameters, unless scaled gradients overflowed.
 
-        Only a scaled loss waits for the device, once: what comes next hangs on whether the gradients overflowed.
+        Only with loss scaling it syncs once, since what follows depends on whether the gradients overflowed.
 
         Args:
             optimizer: of the parameters, which have their gradients.
-            max_norm: length that all gradients together are cut to; None leaves them. NaN and infinity stay what
-                they are, or make all the others NaN.
+            max_norm: maximal norm of all gradients; None doesn't clip. NaN and infinity remain, or make all others
+                NaN.
 
         Returns:
-            False if they overflowed: neither schedule nor average may step then, and the loss scale is halved.
+            False if they overflowed: schedule and EMA must not step then, and the loss scale is halved.
         """
         if max_norm is not None:
             self.scaler.unscale_(optimizer)
             parameters = [each for group in optimizer.param_groups for each in group["params"]]
-            torch.nn.utils.clip_grad_norm_(parameters, max_norm)  # on the device, all tensors at once, without a wait
+            torch.nn.utils.clip_grad_norm_(parameters, max_norm)  # on the device, all tensors at once, without a sync
         if not self.scaler.is_enabled():
             optimizer.step()
             return True
         return self._scaled_step(optimizer)
 
     def _scaled_step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """GradScaler's step, and whether it was one.
+        """GradScaler's step; returns whether it updated the parameters.
 
-        It doesn't say. Where gradients overflowed it doesn't call the optimizer, or, if that is fused, gives it
-        `found_inf` to leave the parameters alone by itself. To compare the scale before and after, as is often
-        done, would wait for the device twice more, the second time for the whole update.
+        GradScaler doesn't tell. If gradients overflowed it doesn't call the optimizer, or passes `found_inf` to a fused
+        one, which then skips the update. Comparing the scale before and after, as is often done, would sync twice more,
+        the second time for the whole update.
         """
         stepped: list[bool] = []
 
@@ -103,7 +103,7 @@ class Precision:
         return self.scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state:  # else the run scaled nothing so far
+        if state:  # else that run had no loss scaling
             self.scaler.load_state_dict(state)
 
 
@@ -158,6 +158,6 @@ def _lacks(config: PrecisionConfig, device: torch.device) -> ConfigError:
     if device.type == "cuda":
         supported += ["fp16", "amp"] if "amp" not in supported else ["fp16"]
     return ConfigError(
-        f"precision: '{config.name}' is not to be had on device '{device}', which supports "
+        f"precision: '{config.name}' is not supported on device '{device}', which supports "
         f"{', '.join(supported)}; set precision={supported[-1]}"
     )

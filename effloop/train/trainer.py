@@ -13,7 +13,7 @@ from torch import nn
 from effloop.batch import Batch, Preview
 from effloop.checkpoint import Checkpoints, rng
 from effloop.errors import ConfigError
-from effloop.optim import NoAverage, go_on
+from effloop.optim import NoEMA, restore
 from effloop.parallel import Parallel
 from effloop.precision import Precision
 from effloop.record import Metrics, Position, Recorder
@@ -94,7 +94,7 @@ class Trainer:
 
     model: nn.Module
     train_step: nn.Module
-    average: NoAverage
+    average: NoEMA
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LRScheduler
     task: Task
@@ -209,7 +209,7 @@ class Trainer:
         """Continue from a `state_dict`, with the learning rate and other settings of this run."""
         for name in _PARTS:
             getattr(self, name).load_state_dict(state[name])
-        go_on(self.optimizer, self.schedule, state["optimizer"], state["schedule"])
+        restore(self.optimizer, self.schedule, state["optimizer"], state["schedule"])
         self.progress = Progress(**state["progress"])
         self.metrics.sums.copy_(state["metrics"] * (self.parallel.rank == 0))  # they are all ranks' sums
         if len(state["rng"]) == self.parallel.world_size:  # otherwise each rank keeps its own seed

@@ -236,7 +236,7 @@ def test_an_image_too_small_for_a_crop_is_named(photos: Path, tmp_path: Path, na
 class _Broken(type(make_decoder("auto"))):  # type: ignore[misc]
     """As a plugin's decoder may be."""
 
-    def decode_seen(self, data, seen, box=None, at_least=None):  # type: ignore[no-untyped-def]
+    def decode_with_info(self, data, info, box=None, at_least=None):  # type: ignore[no-untyped-def]
         raise ZeroDivisionError("no pixels at all")
 
 

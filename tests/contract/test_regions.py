@@ -9,7 +9,7 @@ from images import encode, photo
 
 from effloop.data.decode import Decoder, common, decoders
 from effloop.data.image.header import read_header
-from effloop.data.image.jpeg import Layout, cut, cut_below, layout_of, with_lengths
+from effloop.data.image.jpeg import Layout, crop_bottom, crop_intervals, read_layout, with_interval_lengths
 from effloop.data.image.resize import resize_into
 from effloop.errors import ConfigError, DataError
 
@@ -29,14 +29,14 @@ def jpeg(height: int, width: int, sampling: str, interval: int) -> bytes:
 
 
 def laid_out(data: bytes) -> Layout:
-    layout = layout_of(data, read_header(data).frame_at)
+    layout = read_layout(data, read_header(data).sof_at)
     assert layout is not None
     return layout
 
 
 def indexed(data: bytes) -> bytes:
     """With the lengths of its intervals in it."""
-    return with_lengths(data, read_header(data).frame_at)
+    return with_interval_lengths(data, read_header(data).sof_at)
 
 
 def boxes(height: int, width: int, count: int = 12) -> list[tuple[int, int, int, int]]:
@@ -56,7 +56,7 @@ def boxes(height: int, width: int, count: int = 12) -> list[tuple[int, int, int,
 
 @pytest.fixture(params=decoders.names())
 def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Decoder:
-    monkeypatch.setattr(common, "WORTH_CUTTING", -1)  # these images are small
+    monkeypatch.setattr(common, "MIN_BYTES_SAVED", -1)  # these images are small
     try:
         return decoders.build(decoders[request.param].config(region=True))
     except ConfigError as error:
@@ -85,7 +85,7 @@ def test_restart_markers_are_used(sampling: str, interval: int) -> None:
     data = jpeg(240, 288, sampling, interval)
     for cuttable in (data, indexed(data)):
         layout = laid_out(cuttable)
-        part = cut(cuttable, layout, (100, 110, 30, 40))
+        part = crop_intervals(cuttable, layout, (100, 110, 30, 40))
         assert part is not None
         assert part.height <= 34 + 2 * layout.mcu_height
         assert part.width <= 44 + 2 * interval * layout.mcu_width
@@ -101,7 +101,7 @@ def test_lengths_of_the_intervals_stand_in_the_file(decoder: Decoder, sampling: 
     assert len(data) == len(plain) + 12 + 2 * layout.lengths
     assert indexed(data) == data
     for box in boxes(240, 288):
-        told, found = cut(data, layout, box), cut(plain, laid_out(plain), box)
+        told, found = crop_intervals(data, layout, box), crop_intervals(plain, laid_out(plain), box)
         assert told is not None
         assert found is not None
         assert told.data[layout.scan_at :] == found.data[laid_out(plain).scan_at :]
@@ -118,28 +118,28 @@ def test_lengths_that_are_wrong_are_not_believed(decoder: Decoder) -> None:
     data, box = bytearray(indexed(plain)), (100, 110, 30, 40)
     at = laid_out(bytes(data)).lengths_at
     data[at] += 1  # of the first interval, so that all the rest is shifted
-    assert cut(bytes(data), laid_out(bytes(data)), box) is None
+    assert crop_intervals(bytes(data), laid_out(bytes(data)), box) is None
     data[at + 2] -= 1
-    assert cut(bytes(data), laid_out(bytes(data)), box) is not None  # only intervals that aren't needed
+    assert crop_intervals(bytes(data), laid_out(bytes(data)), box) is not None  # only intervals that aren't needed
     np.testing.assert_array_equal(decoder.decode(bytes(data), box), decoder.decode(plain, box))
-    assert cut(bytes(data), laid_out(bytes(data)), (0, 0, 8, 8)) is None
+    assert crop_intervals(bytes(data), laid_out(bytes(data)), (0, 0, 8, 8)) is None
 
 
 def test_intervals_that_do_not_end_with_a_row_are_not_cut() -> None:
     data = jpeg(240, 288, "4:2:0", 5)
     layout = laid_out(data)
     assert layout.interval == 5
-    assert cut(data, layout, (0, 0, 8, 8)) is None
+    assert crop_intervals(data, layout, (0, 0, 8, 8)) is None
 
 
 def test_cut_below() -> None:
     data = jpeg(240, 288, "4:2:0", 0)
     layout = laid_out(data)
-    part = cut_below(data, layout, 100)
+    part = crop_bottom(data, layout, 100)
     assert part is not None
     assert (part.top, part.left, part.height, part.width) == (0, 0, 102, 288)
     assert len(part.data) == len(data)
-    assert cut_below(data, layout, 238) is None
+    assert crop_bottom(data, layout, 238) is None
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_cut_below() -> None:
     ],
 )
 def test_what_can_not_be_cut(data: bytes) -> None:
-    assert layout_of(data, max(2, data.find(b"\xff\xc2"), data.find(b"\xff\xc0"))) is None
+    assert read_layout(data, max(2, data.find(b"\xff\xc2"), data.find(b"\xff\xc0"))) is None
 
 
 def test_progressive_and_cmyk_are_decoded_whole(decoder: Decoder) -> None:
@@ -168,7 +168,7 @@ def test_markers_out_of_order_are_left_to_libjpeg(decoder: Decoder) -> None:
     at = data.index(b"\xff\xd3")
     data[at + 1] = 0xD5
     layout = laid_out(data)
-    assert cut(data, layout, (0, 0, 8, 8)) is None
+    assert crop_intervals(data, layout, (0, 0, 8, 8)) is None
     assert _outcome(decoder, bytes(data), (0, 0, 8, 8)) == _outcome(decoder, bytes(data), None)
 
 
@@ -190,8 +190,8 @@ def test_cut_files_are_refused_as_ever(decoder: Decoder) -> None:
 def test_blocks_of_no_size_are_damage(decoder: Decoder, factors: int) -> None:
     for interval in (0, 1):
         data = bytearray(jpeg(200, 272, "4:2:0", interval))
-        data[read_header(bytes(data)).frame_at + 11] = factors
-        assert layout_of(bytes(data), read_header(bytes(data)).frame_at) is None
+        data[read_header(bytes(data)).sof_at + 11] = factors
+        assert read_layout(bytes(data), read_header(bytes(data)).sof_at) is None
         with pytest.raises(DataError, match="is a damaged JPEG"):
             decoder.decode(bytes(data), (9, 8, 30, 20))
 
@@ -223,7 +223,7 @@ def test_a_narrow_right_edge(decoder: Decoder, width: int) -> None:
 def test_opencv_says_nothing_of_healthy_files(capfd: pytest.CaptureFixture[str]) -> None:
     decoder = decoders.build(decoders["opencv"].config())
     data = encode(photo(400, 500), "JPEG", quality=95)
-    assert len(data) > 4 * common.WORTH_CUTTING
+    assert len(data) > 4 * common.MIN_BYTES_SAVED
     for top in range(0, 200, 40):
         decoder.decode(data, (top, 3, 60, 80))
     assert capfd.readouterr() == ("", "")

@@ -38,11 +38,11 @@ def test_as_on_the_cpu(name: str) -> None:
     pixels = np.random.default_rng(0).integers(20, 236, (32, 64, 48, 3), np.uint8)
     images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
     arrived = images.cuda()
-    wanted = operation.batch(images.clone(memory_format=torch.preserve_format), found)
+    wanted = operation.apply_batch(images.clone(memory_format=torch.preserve_format), found)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        got = operation.batch(arrived, found)
+        got = operation.apply_batch(arrived, found)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert got.is_contiguous(memory_format=torch.channels_last)

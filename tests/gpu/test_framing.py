@@ -8,7 +8,7 @@ import torch
 from images import photo
 from torch import Tensor
 
-from effloop.data.augment.framing import reframed
+from effloop.data.augment.framing import crop_and_flip_batch
 
 pytestmark = [
     pytest.mark.gpu,
@@ -26,12 +26,12 @@ def images() -> Tensor:
 
 
 def on_the_device(images: Tensor, boxes: np.ndarray, flips: np.ndarray) -> Tensor:
-    """`reframed`, where it must not wait; brought back."""
+    """`crop_and_flip_batch`, where it must not wait; brought back."""
     arrived = images.cuda()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        got = reframed(arrived, boxes, flips)
+        got = crop_and_flip_batch(arrived, boxes, flips)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert got.is_cuda
@@ -40,7 +40,7 @@ def on_the_device(images: Tensor, boxes: np.ndarray, flips: np.ndarray) -> Tenso
 
 
 def boxes(beyond: int, height: int, width: int, target: tuple[int, int]) -> np.ndarray:
-    """(9, 6) as `reframed` takes them, which reach up to `beyond` pixels out of the images."""
+    """(9, 6) as `crop_and_flip_batch` takes them, which reach up to `beyond` pixels out of the images."""
     room = [HEIGHT - height + 2 * beyond + 1, WIDTH - width + 2 * beyond + 1]
     corners = np.random.default_rng(0).integers(0, room, (N, 2)) - beyond
     return np.concatenate([corners, np.tile([height, width, *target], (N, 1))], axis=1)
@@ -50,7 +50,7 @@ def boxes(beyond: int, height: int, width: int, target: tuple[int, int]) -> np.n
 @pytest.mark.parametrize(("beyond", "size"), [(0, (32, 24)), (0, (HEIGHT, WIDTH)), (0, (1, 1)), (8, (40, 40))])
 def test_cuts_and_mirrors_as_on_the_cpu(images: Tensor, beyond: int, size: tuple[int, int], flips: np.ndarray) -> None:
     where = boxes(beyond, *size, size)
-    assert torch.equal(on_the_device(images, where, flips), reframed(images, where, flips))
+    assert torch.equal(on_the_device(images, where, flips), crop_and_flip_batch(images, where, flips))
 
 
 @pytest.mark.parametrize("size", [(32, 24), (HEIGHT, WIDTH), (7, 40), (9, 9)])
@@ -60,7 +60,7 @@ def test_resizes_within_a_level_and_alone_as_in_a_batch(
 ) -> None:
     where = boxes(0, *size, target)
     got = on_the_device(images, where, FLIPS)
-    assert (got.int() - reframed(images, where, FLIPS).int()).abs().max() <= 1
+    assert (got.int() - crop_and_flip_batch(images, where, FLIPS).int()).abs().max() <= 1
     for row in range(N):
         only = slice(row, row + 1)
         assert torch.equal(on_the_device(images[only], where[only], FLIPS[only]), got[only])

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import effloop
-from effloop.optim import Average, optimizers
+from effloop.optim import EMA, optimizers
 from effloop.precision import Precision
 
 pytestmark = [
@@ -39,7 +39,7 @@ def test_updates_without_a_wait_and_alike(name: str) -> None:
     for fused in ("null", "true", "false"):
         config = effloop.compose([f"optim={name}", "lr=0.01", f"optim.fused={fused}"])
         model, precision = network(), Precision(DEVICE)
-        optimizer, average = optimizers.build(config.optim, model.parameters()), Average(model, 0.9)
+        optimizer, average = optimizers.build(config.optim, model.parameters()), EMA(model, 0.9)
         torch.cuda.set_sync_debug_mode("error")
         for _ in range(10):
             optimizer.zero_grad()

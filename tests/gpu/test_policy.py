@@ -35,14 +35,14 @@ def test_as_on_the_cpu(operation: Any) -> None:
     keys, sizes = sample_keys(0, 0, np.arange(200)), np.tile([67, 54], (200, 1))
     drawn = operation.draw(keys, sizes)
     images = torch.from_numpy(np.stack([photo(67, 54, seed) for seed in range(200)])).permute(0, 3, 1, 2)
-    wanted = operation.batch(images.clone(memory_format=torch.channels_last), drawn)
+    wanted = operation.apply_batch(images.clone(memory_format=torch.channels_last), drawn)
     arrived = images.cuda()
-    operation.batch(arrived.clone(memory_format=torch.channels_last), drawn)  # what is loaded once may wait
+    operation.apply_batch(arrived.clone(memory_format=torch.channels_last), drawn)  # what is loaded once may wait
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     torch.backends.cuda.matmul.allow_tf32 = True
     try:
-        got = operation.batch(arrived, drawn)
+        got = operation.apply_batch(arrived, drawn)
     finally:
         torch.cuda.set_sync_debug_mode("default")
         torch.backends.cuda.matmul.allow_tf32 = False

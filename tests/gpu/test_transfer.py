@@ -83,14 +83,14 @@ def test_none_and_one_batch(photos: Path) -> None:
 
 def test_slots_are_kept_until_they_are_copied(plan: Plan) -> None:
     engine, transfer = make_engine("threads", plan, 2, pin_memory=True, prefetch=1), to("cuda")
-    keep_busy(transfer.side)
+    keep_busy(transfer.copy_stream)
     got = list(transfer.stream(engine.stream(0), keys_of))
     assert_same(got, on_the_cpu(plan, 0))
 
 
 def test_slots_are_kept_when_an_epoch_is_left_early(plan: Plan) -> None:
     engine, transfer = make_engine("threads", plan, 2, pin_memory=True, prefetch=1), to("cuda")
-    keep_busy(transfer.side)
+    keep_busy(transfer.copy_stream)
     batches = transfer.stream(engine.stream(0), keys_of)
     first = next(batches)
     batches.close()  # type: ignore[attr-defined]
@@ -115,7 +115,7 @@ def test_the_host_does_not_wait(plan: Plan) -> None:
     batches = transfer.stream(engine.stream(0), keys_of)
     next(batches)  # memory is pinned and taken now, for which everybody may have to wait
     torch.cuda.synchronize()
-    keep_busy(transfer.side)
+    keep_busy(transfer.copy_stream)
     second, third = next(batches), next(batches)
-    assert not transfer.side.query()
+    assert not transfer.copy_stream.query()
     assert_same([second, third], on_the_cpu(plan, 0)[1:3])

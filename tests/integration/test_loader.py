@@ -174,13 +174,13 @@ def test_a_preview_mixes_a_single_sample_too(photos: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [-1, 40, 2**70, 1.5, 2.0, "0", None])
 def test_samples_that_there_are_not(photos: Path, wrong: object) -> None:
-    wanted = f"ids: {wrong!r} is not the number of a sample; give whole numbers from 0 to 39"
+    wanted = f"ids: {wrong!r} is not a sample's number; give whole numbers from 0 to 39"
     with pytest.raises(ConfigError, match=line(wanted)):
         loader(photos).samples([3, wrong])  # type: ignore[list-item]
 
 
 def test_no_samples(photos: Path) -> None:
-    with pytest.raises(ConfigError, match=line("ids: none are given; give whole numbers from 0 to 39, one at least")):
+    with pytest.raises(ConfigError, match=line("ids: none are given; give whole numbers from 0 to 39, at least one")):
         loader(photos).samples([])
 
 

@@ -12,7 +12,7 @@ from runs import TINY, train
 import effloop
 from effloop.cli.main import main
 from effloop.errors import ConfigError
-from effloop.optim import Average, NoAverage
+from effloop.optim import EMA, NoEMA
 from effloop.precision import Precision
 from effloop.train.trainer import Trainer
 
@@ -45,10 +45,10 @@ def test_the_average_is_evaluated_and_saved(photos: Path, here: Path) -> None:
     state = torch.load("outputs/a/checkpoints/last.ckpt", weights_only=True)
     assert state["average"]["updates"] == 10
     trainer = build(photos, "resume=outputs/a", "optim.ema=0.9", "epochs=3")
-    assert isinstance(trainer.average, Average)
+    assert isinstance(trainer.average, EMA)
     averaged = trainer.evaluate(trainer.val.epoch(0))
     assert averaged["loss"] == pytest.approx(lines[-1]["loss"], abs=0)
-    trainer.average = NoAverage(trainer.model)
+    trainer.average = NoEMA(trainer.model)
     assert trainer.evaluate(trainer.val.epoch(0)) != averaged
 
 

@@ -1,9 +1,9 @@
-"""What happens to a sample between decoding and the batch."""
+"""Augmentation: what happens to a sample between decoding and the model."""
 
-from effloop.data.augment.albumentations import augment as _albumentations  # noqa: F401  (they register)
+import effloop.data.augment.albumentations.augment
+import effloop.data.augment.native.augment
+import effloop.data.augment.torchvision.augment  # noqa: F401  these register themselves
 from effloop.data.augment.base import Augment, AugmentConfig, Draws, augments
 from effloop.data.augment.native import affine, blur, colour, erasing, policy  # noqa: F401
-from effloop.data.augment.native import augment as _native  # noqa: F401
-from effloop.data.augment.torchvision import augment as _torchvision  # noqa: F401
 
 __all__ = ["Augment", "AugmentConfig", "Draws", "augments"]

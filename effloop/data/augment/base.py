@@ -1,4 +1,4 @@
-"""What every augmentation is: draws for a run of samples before decoding, pixels after it."""
+"""Interface of augmentations: drawing for several samples before decoding, pixels after it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,8 @@ class AugmentConfig(PartConfig):
     """Fields that every augmentation has.
 
     Attributes:
-        mixup: alpha of MixUp's Beta law, by which training images are mixed with others; 0 is off.
-        cutmix: alpha of CutMix's, by which a box of a training image comes from another; 0 is off.
-            With both on, each image takes one of them, with probability 1/2.
+        mixup: alpha of MixUp's Beta distribution; 0 is off.
+        cutmix: alpha of CutMix's; 0 is off. With both, each training image gets one of them, with probability 1/2.
     """
 
     mixup: float = 0.0
@@ -47,11 +46,11 @@ class RecipeConfig(AugmentConfig):
     """Fields of augmentations that are recipes of named operations.
 
     Attributes:
-        ops: label -> {op: NAME, parameter: value, ...}, in the order of the pipeline. Without `op` the label is the
-            name; null leaves the operation out. A `size` that isn't given is `image_size`.
-        order: labels, to reorder; those that aren't among them are left out. null takes `ops` as it stands.
-        device: `cpu` does everything before the batch; `gpu` only what makes images of one size, and the rest
-            on the whole batch, where the model is.
+        ops: label -> {op: NAME, parameter: value, ...}, in order. Without `op` the label is the name; null leaves the
+            operation out. `size` defaults to `image_size`.
+        order: labels in another order; labels that it doesn't name are left out. null is the order of `ops`.
+        device: `cpu` runs all operations before batching; `gpu` only those until all images have one size, and the
+            rest on batches, on the model's device.
         eval_ratio: side of the centre crop for evaluation, as a share of the image's shorter side.
     """
 
@@ -68,13 +67,13 @@ class RecipeConfig(AugmentConfig):
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """What was drawn for a run of N samples.
+    """What was drawn for N samples.
 
     Attributes:
-        keys: (N,) uint64, the samples' keys; what is drawn later comes from them, too.
+        keys: (N,) uint64, the samples' keys, from which later draws come, too.
         boxes: (N, 4) int64: top, left, height, width of the region to decode.
-        flips: (N,) bool, mirrored left to right; only of augmentations that do nothing else beside resizing.
-        drawn: what else was drawn, for whoever drew it.
+        flips: (N,) bool, horizontal flips; set only by augmentations that do nothing else but resize.
+        drawn: all other draws, private to the augmentation.
     """
 
     keys: NDArray[np.uint64]
@@ -86,31 +85,31 @@ class Draws:
 class Augment(ABC):
     """What happens to a sample between decoding and the model. Stateless, thread-safe, picklable.
 
-    Random numbers come from the samples' keys alone, so a sample looks the same on any engine, with
-    any number of workers and in any batch.
+    Random numbers come from the samples' keys only, so a sample looks the same on any engine, with any number of
+    workers and in any batch.
 
     Attributes:
-        size: height and width of what `apply` writes, in pixels.
+        size: height and width of `apply`'s output, in pixels.
     """
 
     size: int
 
     @property
     def at_least(self) -> tuple[int, int] | None:
-        """Height and width that a decoder may shrink a region to, or a little more; None: it must not."""
+        """(height, width) down to which a decoder may scale a region; None: not at all."""
         return self.size, self.size
 
     @property
     def resizes_and_flips(self) -> bool:
-        """Whether `apply` does this and nothing else: resize (bilinear, antialiased), mirror where `draws.flips`.
+        """Whether `apply` only resizes (bilinear, antialiased) and flips horizontally where `draws.flips` says so.
 
-        An engine that does so itself, DALI's, can then carry out `draws` without `apply`.
+        DALI's engine then does both itself, without `apply`.
         """
         return False
 
     @property
     def resizes_and_flips_if_on_gpu(self) -> bool:
-        """Whether `augment.device=gpu` would leave no more than that to `apply`, which does more now."""
+        """Whether that would hold with `augment.device=gpu`, and doesn't now."""
         return False
 
     @property
@@ -120,7 +119,7 @@ class Augment(ABC):
 
     @abstractmethod
     def draw(self, keys: NDArray[np.uint64], sizes: NDArray[np.int64]) -> Draws:
-        """Draw for a run of samples, before any of them is decoded.
+        """Draw for several samples, before any of them is decoded.
 
         Args:
             keys: (N,) uint64 from (seed, epoch, id).
@@ -132,22 +131,22 @@ class Augment(ABC):
         """Turn one decoded region into one image of the batch.
 
         Args:
-            region: (h, w, 3) uint8 RGB, what `draws.boxes[row]` asked for; never smaller than `at_least`
-                if it was shrunk. It may be read-only.
-            draws: what `draw` returned.
-            row: the sample's place in `draws`.
+            region: (h, w, 3) uint8 RGB, the box `draws.boxes[row]`, maybe scaled down, but not below `at_least`.
+                It may be read-only.
+            draws: from `draw`.
+            row: the sample's index in `draws`.
             out: (size, size, 3) uint8, contiguous, written.
 
         Raises:
-            DataError: an operation can't take this image.
+            DataError: an operation fails on this image.
         """
 
     def on_device(self, images: Tensor, keys: NDArray[np.uint64]) -> Tensor:
-        """What is left to do with a batch on its device; nothing, unless `augment.device=gpu`.
+        """Apply the remaining operations to a batch on its device; none unless `augment.device=gpu`.
 
         Args:
             images: (N, 3, size, size) uint8, channels_last; may be written.
-            keys: (N,) uint64 on the host, as `draw` had them.
+            keys: (N,) uint64 on the host, as passed to `draw`.
 
         Returns:
             (N, 3, image_size, image_size) uint8.
@@ -155,14 +154,14 @@ class Augment(ABC):
         del keys
         return images
 
-    def check(self, sizes: NDArray[np.int64]) -> None:  # noqa: B027  most can take any image
-        """Refuse images that can't be augmented, as far as their sizes tell.
+    def check(self, sizes: NDArray[np.int64]) -> None:  # noqa: B027  most accept any image
+        """Refuse images whose size can't be augmented.
 
         Args:
             sizes: (N, 2) height and width of stored images.
 
         Raises:
-            ConfigError: a crop is larger than an image, or what comes out hasn't one size.
+            ConfigError: a crop is larger than an image, or the outputs differ in size.
         """
 
 

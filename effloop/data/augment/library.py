@@ -1,4 +1,4 @@
-"""Recipes of another library's operations: one sample at a time, each operation with random numbers of its own."""
+"""Recipes of other libraries' operations, run one image at a time, each operation with its own random numbers."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from effloop.data.augment import recipe
 from effloop.data.augment.base import Augment, Device, Draws, RecipeConfig
 from effloop.data.augment.framing import Image, Sizes
 from effloop.data.augment.operation import Keys
-from effloop.data.augment.outcomes import After, extremes, probes, tried
+from effloop.data.augment.outcomes import SizeMap, extreme_sizes, observed_sizes, probe_sizes
 from effloop.data.augment.recipe import Step
 from effloop.errors import ConfigError, DataError
 
 T = TypeVar("T")
 
 _LARGE = 1031
-"""Hardly a crop is larger than this and `image_size`; images of this size are tried only where smaller ones fail."""
+"""Crops are hardly larger than this; recipes are tried on images of this size only where smaller ones fail."""
 
 
 class LibraryAugment(Augment, Generic[T]):
-    """What augmentations by other libraries share: operations are run one by one, each with a key of its own.
+    """Base of augmentations by other libraries: operations run one by one, each with its own key.
 
-    Where a recipe begins with a random-resized-crop, its box is drawn before the image is decoded; else the
-    whole image is decoded.
+    If a recipe begins with a random-resized-crop, its box is drawn before the image is decoded; else the whole image
+    is decoded.
 
     Args:
         steps: the recipe's operations.
-        config: says where they run.
-        image_size: height and width of what comes out, in pixels.
+        config: its `device` says where they run.
+        image_size: height and width of the output, in pixels.
 
     Raises:
         ConfigError: the recipe gives images of several sizes, or of another than `image_size`.
@@ -40,56 +40,56 @@ class LibraryAugment(Augment, Generic[T]):
 
     def __init__(self, steps: Sequence[Step[T]], config: RecipeConfig, image_size: int) -> None:
         self.config = config
-        self.crops_first = self.is_crop(steps[0].made)
+        self.crops_first = self.is_crop(steps[0].op)
         sizes = self._sizes(steps, image_size)
-        recipe.check_end(sizes[-1], image_size)
+        recipe.check_output_sizes(sizes[-1], image_size)
         self._enough = int(sizes[0].min())
         self._first_size = int(sizes[1][0, 0]), int(sizes[1][0, 1])
-        # From the first on that gives all images one size, the rest can be done to a batch.
+        # Once all images have one size, the rest can run on batches.
         alike = next(count for count, found in enumerate(sizes) if (found == found[0, 0]).all())
         count = alike if config.device is Device.gpu else len(steps)
         self.host, self.device = list(steps[:count]), list(steps[count:])
         self.size = int(sizes[count][0, 0])
 
     @abstractmethod
-    def is_crop(self, made: T) -> bool:
-        """Whether it is the library's random-resized-crop, whose `box` can be asked for."""
+    def is_crop(self, op: T) -> bool:
+        """Whether it is the library's random-resized-crop, which `box` supports."""
 
     @abstractmethod
-    def box(self, made: T, key: int, height: int, width: int) -> tuple[int, int, int, int]:
-        """What the library's random-resized-crop draws for an image: top, left, height, width."""
+    def box(self, op: T, key: int, height: int, width: int) -> tuple[int, int, int, int]:
+        """The box that a random-resized-crop draws for an image: top, left, height, width."""
 
     @abstractmethod
-    def resize(self, made: T, region: Image) -> Image:
-        """What the library's random-resized-crop makes of the box, once that is cut out: (h, w, 3) of its size."""
+    def resize(self, op: T, region: Image) -> Image:
+        """Resize a region as a random-resized-crop does after cropping: (h, w, 3) of its output size."""
 
     @abstractmethod
-    def run(self, made: T, key: int, image: Image) -> Image:
-        """Do an operation to an image on the host, by the random numbers of `key` and no others.
+    def run(self, op: T, key: int, image: Image) -> Image:
+        """Apply an operation to an image on the host, with random numbers from `key` only.
 
         Args:
-            made: the operation.
+            op: the operation.
             key: from 0 to 2**64 - 1.
-            image: (H, W, 3) uint8, contiguous; may be read-only, and may not be written.
+            image: (H, W, 3) uint8, contiguous, maybe read-only; must not be written.
 
         Returns:
             (h, w, 3) uint8.
         """
 
     @abstractmethod
-    def sizes_after(self, made: T, sizes: Sizes) -> Sizes:
-        """(N, 2) sizes of images -> (M, 2), what an operation may make of them, by trying it on black ones.
+    def sizes_after(self, op: T, sizes: Sizes) -> Sizes:
+        """(N, 2) sizes of images -> (M, 2) sizes of an operation's outputs, found by trying it on black images.
 
-        It is done to each, however seldom it is done in training, and so is each operation inside of it, unless its
-        probability is 0; what one raises is a recipe's error.
+        It is applied however small its probability is, unless that is 0, and so is each operation in a container;
+        exceptions become errors of the recipe.
         """
 
-    def inside(self, label: str, made: T) -> After:
-        """`sizes_after` of an operation inside of another, whose errors name it."""
+    def inside(self, label: str, op: T) -> SizeMap:
+        """`sizes_after` of an operation in a container; errors name it."""
 
         def after(sizes: Sizes) -> Sizes:
             try:
-                return self.sizes_after(made, sizes)
+                return self.sizes_after(op, sizes)
             except recipe.FAILURES as error:
                 raise ValueError(f"{label}: {error}") from error
 
@@ -107,7 +107,7 @@ class LibraryAugment(Augment, Generic[T]):
         boxes = np.concatenate([np.zeros_like(sizes), sizes], axis=1)
         drawn = tuple(step.keys(keys).tolist() for step in self.host)
         if self.crops_first:
-            crop, found = self.host[0].made, zip(drawn[0], sizes.tolist(), strict=True)
+            crop, found = self.host[0].op, zip(drawn[0], sizes.tolist(), strict=True)
             boxes = np.array([self._box(crop, key, *size) for key, size in found], np.int64)
         return Draws(keys, boxes, np.zeros(len(keys), np.bool_), drawn)
 
@@ -116,9 +116,9 @@ class LibraryAugment(Augment, Generic[T]):
         for number, (step, keys) in enumerate(zip(self.host, draws.drawn, strict=True)):
             try:
                 if number == 0 and self.crops_first:
-                    image = self.resize(step.made, image)
+                    image = self.resize(step.op, image)
                 else:
-                    image = self.run(step.made, keys[row], image)
+                    image = self.run(step.op, keys[row], image)
             except recipe.FAILURES as error:
                 raise DataError(f"can't be augmented: {_line(step, error)}") from error
         if image.shape != out.shape:
@@ -132,33 +132,33 @@ class LibraryAugment(Augment, Generic[T]):
     def check(self, sizes: Sizes) -> None:
         height, width = sizes.T
         some = sizes[[height.argmin(), width.argmin(), (height / width).argmin(), (height / width).argmax()]]
-        # Whatever is too large for these was found when the recipe was read: 12 megapixels needn't be turned.
+        # Crops too large for these were found when the recipe was built: 12 megapixels needn't be rotated.
         some = np.unique(np.ceil(some * np.minimum(1, self._enough / some.min(1, keepdims=True))), axis=0)
         some = some.astype(np.int64)
         for number, step in enumerate(self.host):
             some = self._sizes_after(step, some, framed=number == 0 and self.crops_first)
-        recipe.check_end(some, self.size)
+        recipe.check_output_sizes(some, self.size)
 
-    def _box(self, made: T, key: int, height: int, width: int) -> tuple[int, int, int, int]:
-        """As `box`, of at least one pixel: of a line of them, a library may ask for none, and then fails."""
-        top, left, rows, columns = self.box(made, key, height, width)
+    def _box(self, op: T, key: int, height: int, width: int) -> tuple[int, int, int, int]:
+        """As `box`, at least one pixel: for an image of one row or column a library may draw none, and fail."""
+        top, left, rows, columns = self.box(op, key, height, width)
         rows, columns = max(1, rows), max(1, columns)
         return min(top, height - rows), min(left, width - columns), rows, columns
 
-    def _framed(self, made: T, key: int, image: Image) -> Image:
-        """A leading crop, as training does it."""
-        top, left, rows, columns = self._box(made, key, *image.shape[:2])
-        return self.resize(made, image[top : top + rows, left : left + columns])
+    def _framed(self, op: T, key: int, image: Image) -> Image:
+        """A leading crop, as in training."""
+        top, left, rows, columns = self._box(op, key, *image.shape[:2])
+        return self.resize(op, image[top : top + rows, left : left + columns])
 
     def _sizes(self, steps: Sequence[Step[T]], image_size: int) -> list[Sizes]:
-        """Sizes that it is tried on, and what may come out of each operation."""
+        """The sizes that the recipe is tried on, and the possible sizes after each operation."""
         side = max(256, min(2 * image_size, image_size + 256))
         try:
-            return self._ends(steps, probes(side))
+            return self._ends(steps, probe_sizes(side))
         except ConfigError:
             if side >= _LARGE:
                 raise
-            return self._ends(steps, probes(_LARGE))
+            return self._ends(steps, probe_sizes(_LARGE))
 
     def _ends(self, steps: Sequence[Step[T]], sizes: Sizes) -> list[Sizes]:
         ends = [sizes]
@@ -167,15 +167,15 @@ class LibraryAugment(Augment, Generic[T]):
         return ends
 
     def _sizes_after(self, step: Step[T], sizes: Sizes, *, framed: bool = False) -> Sizes:
-        """As `sizes_after`, the extreme ones.
+        """The extreme ones of `sizes_after`.
 
         Raises:
-            ConfigError: it fails.
+            ConfigError: the operation fails.
         """
         try:
             if framed:
-                return extremes(tried(partial(self._framed, step.made), sizes))
-            return extremes(self.sizes_after(step.made, sizes))
+                return extreme_sizes(observed_sizes(partial(self._framed, step.op), sizes))
+            return extreme_sizes(self.sizes_after(step.op, sizes))
         except recipe.FAILURES as error:
             raise ConfigError(f"{_line(step, error)}; {_dimensions(sizes)} are to be augmented") from error
 

@@ -1,4 +1,4 @@
-"""MixUp and CutMix: images mixed with their neighbours, where the batch is, each by a draw of its own."""
+"""MixUp and CutMix on the batch's device, each image mixed with its neighbour by its own draw."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from effloop.data.augment.operation import to_device
 from effloop.data.random import stream, uniforms
 
-_SALT = int.from_bytes(b"mixing")  # more than the 32 bits of operations' salts, so that none is the same
+_SALT = int.from_bytes(b"mixing")  # longer than the operations' salts of 32 bits, so that none is equal
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +20,9 @@ class MixDraws:
     """What was drawn for a batch of N images.
 
     Attributes:
-        cut: (N,) bool, True takes CutMix, False MixUp.
+        cut: (N,) bool, True for CutMix, False for MixUp.
         shares: (N,) float64 from 0 to 1, how much of an image stays: its weight, or the area outside its box.
-        boxes: (N, 4) int64: left, top, right, bottom of what comes from the other image; empty for MixUp.
+        boxes: (N, 4) int64: left, top, right, bottom of the box from the other image; empty for MixUp.
     """
 
     cut: NDArray[np.bool_]
@@ -33,15 +33,14 @@ class MixDraws:
 class Mix:
     """MixUp and CutMix of a batch, with the image before it in the batch (the first one with the last).
 
-    With both above 0 each image takes one of them, with probability 1/2. Every image has its own
-    share and box, from its own key; torchvision's `MixUp` and `CutMix`, whose laws these are, draw
-    one for all.
+    With both above 0 each image gets one of them, with probability 1/2. Each image has its own share and box, from
+    its own key and with the distributions of torchvision's `MixUp` and `CutMix`, which draw one for the whole batch.
 
     Args:
-        mixup: alpha of MixUp's Beta(alpha, alpha) law (Zhang et al. 2018, "mixup: Beyond empirical risk
+        mixup: alpha of MixUp's Beta(alpha, alpha) distribution (Zhang et al. 2018, "mixup: Beyond empirical risk
             minimization"); 0 is off.
         cutmix: alpha of CutMix's (Yun et al. 2019, "CutMix: Regularization strategy to train strong
-            classifiers with localizable features"); 0 is off. With both off, batches come out as they are.
+            classifiers with localizable features"); 0 is off. With both off, batches are unchanged.
         num_classes: K.
     """
 
@@ -56,7 +55,7 @@ class Mix:
         return bool(self.mixup or self.cutmix)
 
     def __call__(self, images: Tensor, targets: Tensor, keys: NDArray[np.uint64]) -> tuple[Tensor, Tensor]:
-        """Mix a batch on its device; nothing waits for that.
+        """Mix a batch on its device, without a sync.
 
         Args:
             images: (N, 3, H, W) float32, or uint8, which is rounded.
@@ -64,8 +63,7 @@ class Mix:
             keys: (N,) uint64, the samples' keys, on the host.
 
         Returns:
-            Images of the same shape, type and memory layout, and (N, K) float32 shares of the
-            classes, 1 in all for each image.
+            Images of the same shape, type and memory layout, and (N, K) float32 class probabilities.
         """
         if not self.on:
             return images, targets
@@ -77,8 +75,8 @@ class Mix:
         return _as(images.dtype, pixels), _blend(one_hot, shares)
 
     def draw(self, keys: NDArray[np.uint64], height: int, width: int) -> MixDraws:
-        """(N,) keys of images of one size -> what becomes of them; row i depends on keys[i] alone."""
-        # Contiguous, as NumPy may take other loops, with other last bits, for strided numbers than for a single one.
+        """Draw for (N,) keys of images of one size; row i depends on keys[i] alone."""
+        # Contiguous, as NumPy may use other loops, with other last bits, for strided arrays.
         numbers = np.ascontiguousarray(uniforms(stream(keys, _SALT), 5).T)
         cut = numbers[0] < (0.5 if self.mixup and self.cutmix else float(self.cutmix > 0))
         shares = symmetric_beta(np.where(cut, self.cutmix, self.mixup), numbers[1:3])
@@ -88,9 +86,9 @@ class Mix:
 
 
 def symmetric_beta(alphas: NDArray[np.float64], numbers: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Beta(alpha, alpha) numbers without a table or rejected draws.
+    """Draw from Beta(alpha, alpha) without tables or rejection.
 
-    If T has Student's t law with 2 alpha degrees of freedom, (1 + T / sqrt(2 alpha + T^2)) / 2 has
+    If T has Student's t-distribution with 2 alpha degrees of freedom, (1 + T / sqrt(2 alpha + T^2)) / 2 has
     this one; T = sqrt(2 alpha (U^(-1/alpha) - 1)) cos(2 pi V) (Bailey 1994, "Polar generation of
     random variates with the t-distribution").
 
@@ -103,18 +101,18 @@ def symmetric_beta(alphas: NDArray[np.float64], numbers: NDArray[np.float64]) ->
     """
     with np.errstate(over="ignore"):  # a tiny alpha: all of it at 0 and 1
         log_power = np.log1p(-numbers[0]) / alphas
-    power, rest = np.exp(log_power), -np.expm1(log_power)  # U^(1/alpha), which may be 0, and 1 minus it
+    power, rest = np.exp(log_power), -np.expm1(log_power)  # U^(1/alpha), which may be 0, and 1 - U^(1/alpha)
     cosine = np.cos(2 * np.pi * numbers[1])
     shares: NDArray[np.float64] = 0.5 + 0.5 * cosine * np.sqrt(rest / (power + rest * cosine**2))
     return shares.clip(0, 1)
 
 
 def cut_boxes(shares: NDArray[np.float64], numbers: NDArray[np.float64], height: int, width: int) -> NDArray[np.int64]:
-    """Boxes by the law of torchvision's CutMix: centred anywhere, cut off at the image's edges.
+    """Boxes with the distribution of torchvision's CutMix: centred anywhere, clipped at the image's edges.
 
     Args:
-        shares: (N,) how much is to stay outside, before anything is cut off.
-        numbers: (2, N) in [0, 1): where the centre is, from left to right and from top to bottom.
+        shares: (N,) of the area to stay outside, before clipping.
+        numbers: (2, N) in [0, 1): x and y of the centre.
         height: of the images.
         width: of the images.
 
@@ -128,14 +126,14 @@ def cut_boxes(shares: NDArray[np.float64], numbers: NDArray[np.float64], height:
 
 
 def _spans(first: NDArray[np.int64], end: NDArray[np.int64], size: int) -> NDArray[np.bool_]:
-    """(N,) and (N,) -> (N, size), True from `first` to before `end`."""
+    """(N,) and (N,) -> (N, size) bool, True from `first` to before `end`."""
     places = np.arange(size)
     return (places >= first[:, None]) & (places < end[:, None])
 
 
 def _blend(rows: Tensor, weights: Tensor) -> Tensor:
-    """Each of N rows times its weight, plus the row before times what is left; exact at weights 0 and 1."""
-    # `roll` would be one more pass over memory, and on CUDA gives up channels_last.
+    """Each of N rows times its weight, plus the row before times 1 - weight; exact at weights 0 and 1."""
+    # `roll` would be one more pass over memory, and loses channels_last on CUDA.
     out = torch.empty_like(rows)
     torch.lerp(rows[:-1], rows[1:], weights[1:], out=out[1:])
     torch.lerp(rows[-1:], rows[:1], weights[:1], out=out[:1])
@@ -143,11 +141,10 @@ def _blend(rows: Tensor, weights: Tensor) -> Tensor:
 
 
 def _blend_boxes(images: Tensor, draws: MixDraws) -> Tensor:
-    """(N, 3, H, W) float32 -> the same, with a box from the image before, or blended all over for MixUp.
+    """(N, 3, H, W) float32 -> the same, with a box from the image before, or blended completely for MixUp.
 
-    In two passes, lines and then columns, which together are the boxes: no map of each image's
-    pixels, and runs of 3 W numbers in channels_last, too. (64, 3, 224, 224) takes 6 ms on a core; by a
-    map of weights that the channels share it took 16.
+    In two passes, rows and then columns: this needs no mask per pixel, and works on runs of 3 W numbers in
+    channels_last, too. (64, 3, 224, 224) takes 6 ms on a core; with masks shared by the channels it took 16.
     """
     left, top, right, bottom = draws.boxes.T
     cut, (count, channels, height, width) = draws.cut[:, None], images.shape

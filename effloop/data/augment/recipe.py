@@ -1,4 +1,4 @@
-"""A recipe: named operations in an order, each looked up in one library's own set, never by an import path."""
+"""A recipe: an ordered list of named operations of one library, looked up by name and never by import path."""
 
 from __future__ import annotations
 
@@ -22,47 +22,46 @@ from effloop.registry import choices
 T = TypeVar("T")
 
 FAILURES = (TypeError, ValueError, RuntimeError, AssertionError, AttributeError, ArithmeticError, LookupError)
-"""What a library raises for parameters and images that it can't take, without saying so."""
+"""What libraries raise for parameters and images that they can't handle."""
 
 
 @dataclass(frozen=True)
 class Step(Generic[T]):
-    """One operation of a recipe, made.
+    """One operation of a recipe.
 
     Attributes:
-        label: what the recipe calls it.
-        name: what its library calls it.
-        made: the library's object.
-        salt: tells its random numbers from those of the other operations. It depends on the name, and on how many
-            of that name stand before it in `ops`; so `order` changes no numbers, nor does leaving out one of another
-            name.
+        label: its name in the recipe.
+        name: its name in the library.
+        op: the library's object.
+        salt: separates its random numbers from other operations'. It depends on the name, and on how many of that name
+            come before in `ops`; so neither `order` nor leaving out another operation changes any numbers.
     """
 
     label: str
     name: str
-    made: T
+    op: T
     salt: int
 
     @property
     def where(self) -> str:
-        """For error lines."""
+        """Its location in the config, for error messages."""
         return f"augment.ops.{self.label}"
 
     def keys(self, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """(N,) keys of samples -> (N,) keys of this operation's draws."""
+        """(N,) keys of samples -> (N,) keys for this operation."""
         return stream(keys, self.salt)
 
 
-def read(config: RecipeConfig, operations: Mapping[str, Callable[..., T]], size: int) -> list[Step[T]]:
-    """The operations of a recipe, made, in their order.
+def build_steps(config: RecipeConfig, operations: Mapping[str, Callable[..., T]], size: int) -> list[Step[T]]:
+    """Build the operations of a recipe, in order.
 
     Args:
         config: with `ops` and `order`.
-        operations: the library's own, by name.
-        size: `image_size`, for operations that need a size and aren't given one.
+        operations: of the library, by name.
+        size: `image_size`, the default for operations that need a size.
 
     Raises:
-        ConfigError: no such operation or parameter, the nearest is named; or a value that it can't take.
+        ConfigError: unknown operation or parameter, with the nearest name; or a bad value.
     """
     labels = _labels(config)
     steps: dict[str, Step[T]] = {}
@@ -70,26 +69,28 @@ def read(config: RecipeConfig, operations: Mapping[str, Callable[..., T]], size:
     for label, entry in config.ops.items():
         if entry is None:
             continue
-        name, parameters = named(label, entry, where := f"augment.ops.{label}")
+        name, parameters = split_entry(label, entry, where := f"augment.ops.{label}")
         if name not in operations and "op" not in entry:
-            _refuse_misspelt(label, config.ops, operations)
+            _suggest_label(label, config.ops, operations)
         number = seen[name] = seen.get(name, -1) + 1
         if label in labels:
-            steps[label] = Step(label, name, make(name, parameters, operations, where, size), salt(name, number))
+            steps[label] = Step(
+                label, name, build_operation(name, parameters, operations, where, size), salt(name, number)
+            )
     if not steps:
         raise ConfigError(
-            "augment.ops: the recipe is empty; choose one that comes along (python -m effloop list augment), or set "
+            "augment.ops: the recipe is empty; choose an existing one (python -m effloop list augment), or set "
             "augment.ops.crop={op:RandomResizedCrop}"
         )
     return [steps[label] for label in labels if label in steps]
 
 
-def _refuse_misspelt(label: str, ops: Mapping[str, Any], operations: Collection[str]) -> None:
-    """An entry that has no `op` and isn't called by one may have been meant for another: `ops.flp.p=0.3`."""
+def _suggest_label(label: str, ops: Mapping[str, Any], operations: Collection[str]) -> None:
+    """Refuse a label close to another, without an `op`: `ops.flp.p=0.3` is probably meant for that."""
     labels = [
         each
         for each, entry in ops.items()
-        if isinstance(entry, Mapping) and ("op" in entry or each in operations)  # neither removed nor misspelt, too
+        if isinstance(entry, Mapping) and ("op" in entry or each in operations)  # neither removed nor misspelt itself
     ]
     close = difflib.get_close_matches(label, [*labels, *operations], n=1)
     if close and close[0] in labels:
@@ -100,13 +101,13 @@ def _refuse_misspelt(label: str, ops: Mapping[str, Any], operations: Collection[
 
 
 def salt(name: str, number: int) -> int:
-    """Of the operation of this name that has `number` others of that name before."""
+    """The salt of an operation with `number` others of its name before it."""
     return zlib.crc32(f"{name} {number}".encode())
 
 
 @contextmanager
-def blaming(step: Step[Any]) -> Iterator[None]:
-    """Around what a step is asked: a parameter that doesn't fit the images becomes one line."""
+def error_context(step: Step[Any]) -> Iterator[None]:
+    """Turn a `BadParameterError` into a ConfigError that names the step."""
     try:
         yield
     except BadParameterError as error:
@@ -124,16 +125,16 @@ def _labels(config: RecipeConfig) -> Sequence[str]:
     return config.order
 
 
-def named(label: str, given: Any, where: str) -> tuple[str, dict[str, Any]]:
+def split_entry(label: str, given: Any, where: str) -> tuple[str, dict[str, Any]]:
     """An entry of a recipe, {op: NAME, parameter: value, ...} -> the operation's name and its parameters.
 
     Args:
-        label: what the recipe calls it; the name, if there is no `op`.
+        label: its label, the default for `op`.
         given: the entry.
-        where: of the config, for error lines.
+        where: its location in the config, for error messages.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: it is no such entry.
     """
     if not isinstance(given, Mapping):
         raise ConfigError(
@@ -143,18 +144,20 @@ def named(label: str, given: Any, where: str) -> tuple[str, dict[str, Any]]:
     return str(parameters.pop("op", label)), parameters
 
 
-def make(name: str, parameters: dict[str, Any], operations: Mapping[str, Callable[..., T]], where: str, size: int) -> T:
-    """One operation of a library, by its name.
+def build_operation(
+    name: str, parameters: dict[str, Any], operations: Mapping[str, Callable[..., T]], where: str, size: int
+) -> T:
+    """Build an operation of a library by its name.
 
     Args:
         name: of the operation.
         parameters: by their names in the library.
-        operations: the library's own, by name.
-        where: of the config, for error lines.
-        size: for operations that need a size and aren't given one.
+        operations: of the library, by name.
+        where: its location in the config, for error messages.
+        size: default for operations that need a size.
 
     Raises:
-        ConfigError: no such operation or parameter, or a value that it can't take.
+        ConfigError: unknown operation or parameter, or a bad value.
     """
     if name not in operations:
         raise ConfigError(f"{where}: no operation '{name}'; {choices(name, sorted(operations))}")
@@ -178,11 +181,11 @@ def make(name: str, parameters: dict[str, Any], operations: Mapping[str, Callabl
         raise ConfigError(f"{where}: {name} can't take its parameters: {reason}; have {', '.join(allowed)}") from error
 
 
-def check_end(sizes: NDArray[np.int64], size: int) -> None:
-    """Refuse a recipe by what comes out of it.
+def check_output_sizes(sizes: NDArray[np.int64], size: int) -> None:
+    """Refuse a recipe whose outputs haven't the size `image_size`.
 
     Args:
-        sizes: (N, 2) height and width of what it makes of images of several sizes.
+        sizes: (N, 2) height and width of its outputs for images of several sizes.
         size: `image_size`.
 
     Raises:

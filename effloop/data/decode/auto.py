@@ -25,7 +25,7 @@ class AutoConfig(DecodeConfig):
 
 @decoders.register("auto", AutoConfig)
 class AutoDecoder(PlainDecoder):
-    """The fastest that is installed: turbojpeg, else opencv, else pillow for JPEG; opencv, else pillow.
+    """The fastest that is installed: for JPEG turbojpeg, else opencv, else pillow; for others opencv, else pillow.
 
     Attributes:
         jpeg: the decoder that JPEGs go to.
@@ -39,19 +39,19 @@ class AutoDecoder(PlainDecoder):
         super().__init__(config)
         try:
             self.other = OpenCVDecoder(OpenCVConfig())
-        except (ConfigError, ImportError):  # not installed, or without a system library it needs
+        except (ConfigError, ImportError):  # not installed, or a system library is missing
             self.other = PillowDecoder(config)
         try:
             self.jpeg = TurboJPEGDecoder(TurboJPEGConfig())
         except (ConfigError, ImportError):
             self.jpeg = self.other
-        self.decodes_tops = self.jpeg.decodes_tops
+        self.decodes_truncated = self.jpeg.decodes_truncated
 
     def fast(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
         return (self.jpeg if header.format == "JPEG" else self.other).fast(data, header)
 
-    def fast_shrunk(self, data: Encoded, header: Header, factor: int, *, top: bool) -> NDArray[np.uint8] | None:
-        return self.jpeg.fast_shrunk(data, header, factor, top=top)
+    def fast_scaled(self, data: Encoded, header: Header, factor: int, *, truncated: bool) -> NDArray[np.uint8] | None:
+        return self.jpeg.fast_scaled(data, header, factor, truncated=truncated)
 
-    def fast_top(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
-        return self.jpeg.fast_top(data, header)
+    def fast_truncated(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
+        return self.jpeg.fast_truncated(data, header)

@@ -1,4 +1,4 @@
-"""What every decoder is: encoded bytes and a box in, RGB pixels out."""
+"""Interface of decoders: encoded bytes and a box in, RGB pixels out."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class DecodeConfig(PartConfig):
 
     Attributes:
         dct_scaling: decode a JPEG at 1/2, 1/4 or 1/8 of its size where the crop stays at least as large as the
-            image that is wanted; by libjpeg-turbo only, others ignore it. At crops of [0.08, 1] to 224 pixels, of
-            1600x1200 in 2.4 ms instead of 4.8, of 4000x3000 in 8.8 instead of 28, with the resize. Off, because
-            the pixels differ: by 1.3 levels (mean) of what the whole photograph gives, 3.3 in the worst crop.
+            output; libjpeg-turbo only, the others ignore it. Crops of [0.08, 1] to 224 pixels take, with the resize,
+            2.4 ms instead of 4.8 at 1600x1200, and 8.8 instead of 28 at 4000x3000. Off by default, because the
+            pixels differ from those of full decoding by 1.3 levels (mean), 3.3 in the worst crop.
         max_pixels: an image of more pixels (height x width) is refused before it is decoded.
         region: decode only what a crop needs of a baseline JPEG: the intervals between its restart markers, as
-            `convert` writes them, or, where it has none, down to the crop's lower edge (not by OpenCV). The pixels
-            are the same to the bit. What lies outside is not looked at, so damage there is not noticed. At crops
-            of [0.08, 1] of 500x375 and 105 KB, 0.66 ms instead of 1.1 with markers, 0.94 instead of 1.0 without.
+            `convert` writes them, or, where it has none, the rows down to the crop's lower edge (not with OpenCV). The
+            pixels are the same to the bit. Damage outside of the crop is not noticed. Crops of [0.08, 1] of 500x375
+            and 105 KB take 0.66 ms instead of 1.1 with markers, 0.94 instead of 1.0 without.
     """
 
     region: bool = True
@@ -42,8 +42,8 @@ class DecodeConfig(PartConfig):
             raise ConfigError(f"decode.max_pixels: {self.max_pixels} is not allowed; set a number above 0")
 
 
-class Seen(Protocol):
-    """What a look at an image's first bytes says: at least its size, maybe more that decoding wants to know again."""
+class ImageInfo(Protocol):
+    """What a decoder reads from an image's header: at least its size, and whatever else decoding needs again."""
 
     @property
     def height(self) -> int:
@@ -55,7 +55,7 @@ class Seen(Protocol):
 
 
 class Size(NamedTuple):
-    """The least that a look says."""
+    """The least that `Decoder.read_info` returns."""
 
     height: int
     width: int
@@ -65,7 +65,7 @@ class Decoder(ABC):
     """Encoded bytes -> pixels. Holds no state between calls, is thread-safe and picklable.
 
     Every decoder gives the stored orientation (EXIF rotation is ignored) and the same colours:
-    grey is copied to three channels, 16 bits are cut to the high byte, palettes are looked up,
+    grey is copied to three channels, 16 bits are reduced to the high byte, palettes are resolved,
     alpha is dropped, CMYK is converted as Pillow does, an animation gives its first frame.
     """
 
@@ -76,18 +76,18 @@ class Decoder(ABC):
         """Pixels of one region.
 
         Args:
-            data: one encoded image: JPEG, PNG, WebP or BMP, known by its content.
+            data: one encoded image: JPEG, PNG, WebP or BMP, recognised by its content.
             box: the region wanted, inside the image; None is the whole image.
-            at_least: permission to return the region scaled down while decoding, never below this
-                (height, width). A decoder is free to ignore it.
+            at_least: (height, width) down to which the region may be scaled while decoding. A decoder may
+                ignore it.
 
         Returns:
             (height, width, 3) uint8 RGB, 0-255; maybe a view, maybe read-only.
 
         Raises:
             DataError: empty, truncated, damaged, too large or not an image. The message does not
-                name the sample ("is empty (0 bytes)"): whoever knows its key puts that in front.
-            ValueError: a box that is not inside the image, which is the caller's bug.
+                name the sample ("is empty (0 bytes)"); the caller, who knows its name, prepends it.
+            ValueError: the box is not inside the image, a bug of the caller.
         """
 
     @abstractmethod
@@ -95,23 +95,23 @@ class Decoder(ABC):
         """(height, width) of the stored image, from its header alone, in microseconds.
 
         Raises:
-            DataError: empty, too large, not an image, or damaged or cut within the header. A file
-                that is cut further behind has a size, and is only refused by `decode`.
+            DataError: empty, too large, not an image, or damaged or truncated within the header. A file
+                truncated after it has a size, and is refused by `decode` only.
         """
 
-    def look(self, data: Encoded) -> Seen:
-        """The size, and what `decode_seen` needs of the header, so that it is read once.
+    def read_info(self, data: Encoded) -> ImageInfo:
+        """The size, and whatever else `decode_with_info` needs of the header, which is then read only once.
 
         Raises:
             DataError: as `size`.
         """
         return Size(*self.size(data))
 
-    def decode_seen(
-        self, data: Encoded, seen: Any, box: Box | None = None, at_least: tuple[int, int] | None = None
+    def decode_with_info(
+        self, data: Encoded, info: Any, box: Box | None = None, at_least: tuple[int, int] | None = None
     ) -> NDArray[np.uint8]:
-        """`decode` of what this decoder's `look` has seen: `seen` is what it said of these very bytes."""
-        del seen
+        """`decode`, given what `read_info` returned for the same bytes."""
+        del info
         return self.decode(data, box, at_least)
 
 

@@ -1,4 +1,4 @@
-"""What all decoders share: the checks around a decode, and Pillow as the judge of the unusual."""
+"""What all decoders share: header checks, decoding of regions, and Pillow as the fallback."""
 
 from __future__ import annotations
 
@@ -10,138 +10,140 @@ from numpy.typing import NDArray
 from PIL import BmpImagePlugin, Image, ImageFile, JpegImagePlugin, PngImagePlugin, PpmImagePlugin, WebPImagePlugin
 
 from effloop.data.decode.base import Box, DecodeConfig, Decoder
-from effloop.data.image.header import Encoded, Header, pnm_pixels, read_header, size_by_header
-from effloop.data.image.jpeg import Part, cut, cut_below, layout_of
+from effloop.data.image.header import Encoded, Header, expected_size, pnm_pixels, read_header
+from effloop.data.image.jpeg import Part, crop_bottom, crop_intervals, read_layout
 from effloop.errors import DataError
 
-WORTH_CUTTING = 4096
-"""Bytes outside of a box: libjpeg takes 10 µs for a KB of a photograph, cutting 35."""
+MIN_BYTES_SAVED = 4096
+"""Bytes outside of a box from which on cropping pays: it takes 35 µs, libjpeg 10 for a KB of a photograph."""
 
 
 class PlainDecoder(Decoder):
-    """A decoder that is fast on plain, whole images and leaves all others to Pillow.
+    """Decodes plain, complete images by a fast library and all others by Pillow.
 
-    So every decoder takes and refuses the same files, and gives the same pixels for whatever is
-    unusual: a subclass only says in `fast` how it decodes what is usual.
+    So all decoders accept and refuse the same files, and give the same pixels for unusual ones; a subclass
+    implements `fast` for the usual ones.
 
     Attributes:
-        decodes_tops: whether it takes a JPEG whose data goes on behind its last row, in silence.
+        decodes_truncated: whether it decodes a JPEG with data after its last row, without printing a warning.
     """
 
-    decodes_tops = True
+    decodes_truncated = True
 
     def __init__(self, config: DecodeConfig) -> None:
         self.config = config
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.config,)  # built anew: libraries are imported and set up there, too
+        return type(self), (
+            self.config,
+        )  # rebuilt when unpickled, so that its library is imported and set up there, too
 
     def fast(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
-        """(height, width, 3) uint8 RGB of a plain, complete image; None if Pillow has to judge."""
+        """(height, width, 3) uint8 RGB of a plain, complete image; None leaves it to Pillow."""
         return None
 
     def decode(
         self, data: Encoded, box: Box | None = None, at_least: tuple[int, int] | None = None
     ) -> NDArray[np.uint8]:
-        return self.decode_seen(data, self.look(data), box, at_least)
+        return self.decode_with_info(data, self.read_info(data), box, at_least)
 
-    def decode_seen(
-        self, data: Encoded, seen: Header, box: Box | None = None, at_least: tuple[int, int] | None = None
+    def decode_with_info(
+        self, data: Encoded, info: Header, box: Box | None = None, at_least: tuple[int, int] | None = None
     ) -> NDArray[np.uint8]:
-        header = seen
+        header = info
         if box is not None:
             check_box(box, header)
         if header.format == "PNM" and header.plain and header.complete:
-            return _raw(data, header, box)
+            return _raw_pixels(data, header, box)
         if box is not None and header.format == "JPEG" and header.plain and header.complete:
             region = self._region(data, header, box, at_least)
             if region is not None:
                 return region
         pixels = self.fast(data, header) if header.plain and header.complete else None
         if pixels is None or pixels.shape != (header.height, header.width, 3):
-            pixels = judge(data, header)
-        return pixels if box is None else _cut_out(pixels, box)
+            pixels = decode_with_pillow(data, header)
+        return pixels if box is None else _crop(pixels, box)
 
-    def fast_top(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
-        """Like `fast`, for a JPEG whose data goes on behind its last row."""
+    def fast_truncated(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
+        """Like `fast`, for a JPEG with data after its last row."""
         return self.fast(data, header)
 
-    def fast_shrunk(self, data: Encoded, header: Header, factor: int, *, top: bool) -> NDArray[np.uint8] | None:
-        """Like `fast` or `fast_top`, for a JPEG, at 1 / `factor` (2, 4, 8) of its size, rounded up."""
+    def fast_scaled(self, data: Encoded, header: Header, factor: int, *, truncated: bool) -> NDArray[np.uint8] | None:
+        """Like `fast` or `fast_truncated`, for a JPEG, at 1 / `factor` (2, 4, 8) of its size, rounded up."""
         return None
 
     def _region(
         self, data: Encoded, header: Header, box: Box, at_least: tuple[int, int] | None
     ) -> NDArray[np.uint8] | None:
-        """Pixels of a box, by decoding a smaller JPEG, or to a smaller size; None if the whole has to be decoded."""
-        factor = _shrinking(box, at_least) if at_least is not None and self.config.dct_scaling else 1
-        part = _part_of(data, header, box, tops=self.decodes_tops) if self.config.region else None
+        """Pixels of a box, by decoding a smaller JPEG or to a smaller size; None if the whole has to be decoded."""
+        factor = _scale_factor(box, at_least) if at_least is not None and self.config.dct_scaling else 1
+        part = _smaller_jpeg(data, header, box, bottom=self.decodes_truncated) if self.config.region else None
         if part is None and factor == 1:
             return None
         part = part or Part(data, 0, 0, header.height, header.width)
-        shown = Header("JPEG", part.height, part.width, True, True, header.frame_at)
+        shown = Header("JPEG", part.height, part.width, True, True, header.sof_at)
         inside = box[0] - part.top, box[1] - part.left, box[2], box[3]
         if factor > 1:
-            pixels = self.fast_shrunk(part.data, shown, factor, top=part.goes_on)
+            pixels = self.fast_scaled(part.data, shown, factor, truncated=part.trailing_data)
             if pixels is not None and pixels.shape == (-(-part.height // factor), -(-part.width // factor), 3):
-                return _cut_out(pixels, _shrunk(inside, factor))
-        pixels = (self.fast_top if part.goes_on else self.fast)(part.data, shown)
-        return _cut_out(pixels, inside) if pixels is not None and pixels.shape == (part.height, part.width, 3) else None
+                return _crop(pixels, _scaled_box(inside, factor))
+        pixels = (self.fast_truncated if part.trailing_data else self.fast)(part.data, shown)
+        return _crop(pixels, inside) if pixels is not None and pixels.shape == (part.height, part.width, 3) else None
 
     def size(self, data: Encoded) -> tuple[int, int]:
-        header = self.look(data)
+        header = self.read_info(data)
         return header.height, header.width
 
-    def look(self, data: Encoded) -> Header:
+    def read_info(self, data: Encoded) -> Header:
         header = read_header(data)
         pixels, limit = header.height * header.width, self.config.max_pixels
         if pixels > limit:
             raise DataError(
                 f"is too large: {header.height} x {header.width} (height x width) are {pixels:,} pixels; "
-                f"allowed are {limit:,}; if it is meant to be so, set decode.max_pixels={pixels}"
+                f"allowed are {limit:,}; if that is intended, set decode.max_pixels={pixels}"
             )
         return header
 
 
-def _part_of(data: Encoded, header: Header, box: Box, *, tops: bool) -> Part | None:
-    """A smaller JPEG that holds a box, where that saves anything and the file allows it."""
+def _smaller_jpeg(data: Encoded, header: Header, box: Box, *, bottom: bool) -> Part | None:
+    """A smaller JPEG that contains a box, if that saves time and the file allows it."""
     outside = 1 - box[2] * box[3] / (header.height * header.width)
-    layout = layout_of(data, header.frame_at) if len(data) * outside > WORTH_CUTTING else None
+    layout = read_layout(data, header.sof_at) if len(data) * outside > MIN_BYTES_SAVED else None
     if layout is None:
         return None
     if layout.interval:
-        return cut(data, layout, box)
-    return cut_below(data, layout, box[0] + box[2]) if tops else None
+        return crop_intervals(data, layout, box)
+    return crop_bottom(data, layout, box[0] + box[2]) if bottom else None
 
 
-def _shrinking(box: Box, at_least: tuple[int, int]) -> int:
-    """The largest of 8, 4, 2, 1 by which a box may be shrunk."""
+def _scale_factor(box: Box, at_least: tuple[int, int]) -> int:
+    """The largest of 8, 4, 2, 1 by which a box may be scaled down."""
     most = min(box[2] // at_least[0], box[3] // at_least[1])
     return next((factor for factor in (8, 4, 2) if factor <= most), 1)
 
 
-def _shrunk(box: Box, factor: int) -> Box:
-    """The box in an image of 1 / `factor` of the size, its edges rounded; never less than its size over the factor."""
+def _scaled_box(box: Box, factor: int) -> Box:
+    """The box in an image of 1 / `factor` of the size, with rounded edges; at least its own size over the factor."""
     top, left, height, width = box
     ends = (top + height + factor // 2) // factor, (left + width + factor // 2) // factor
     top, left = (top + factor // 2) // factor, (left + factor // 2) // factor
     return top, left, ends[0] - top, ends[1] - left
 
 
-def _cut_out(pixels: NDArray[np.uint8], box: Box) -> NDArray[np.uint8]:
+def _crop(pixels: NDArray[np.uint8], box: Box) -> NDArray[np.uint8]:
     top, left, height, width = box
     return pixels[top : top + height, left : left + width]
 
 
-def _raw(data: Encoded, header: Header, box: Box | None) -> NDArray[np.uint8]:
-    """Pixels that are stored as such: the box is a view; only grey is copied, to three channels."""
+def _raw_pixels(data: Encoded, header: Header, box: Box | None) -> NDArray[np.uint8]:
+    """Stored raw pixels: the box is a view; only grey is copied, to three channels."""
     pixels = pnm_pixels(data, header)
-    region = pixels if box is None else _cut_out(pixels, box)
+    region = pixels if box is None else _crop(pixels, box)
     return region if region.shape[2] == 3 else np.repeat(region, 3, axis=2)
 
 
 def check_box(box: Box, header: Header) -> None:
-    """Raise ValueError unless the box lies within the image and holds a pixel."""
+    """Raise ValueError unless the box is inside the image and not empty."""
     top, left, height, width = box
     rows_fit = 0 <= top < top + height <= header.height
     columns_fit = 0 <= left < left + width <= header.width
@@ -152,8 +154,8 @@ def check_box(box: Box, header: Header) -> None:
         )
 
 
-def judge(data: Encoded, header: Header) -> NDArray[np.uint8]:
-    """(height, width, 3) uint8 RGB of the whole image, by Pillow, as strictly as it can.
+def decode_with_pillow(data: Encoded, header: Header) -> NDArray[np.uint8]:
+    """Decode a whole image to (height, width, 3) uint8 RGB, with Pillow at its strictest.
 
     Raises:
         DataError: truncated or damaged.
@@ -162,9 +164,9 @@ def judge(data: Encoded, header: Header) -> NDArray[np.uint8]:
         with _PLUGINS[header.format](io.BytesIO(data)) as image:
             pixels = _to_rgb(image)
     except MemoryError:
-        raise  # says something about the machine, not about the image
+        raise  # about the machine, not about the image
     except Exception as error:  # a damaged file can make Pillow raise nearly anything
-        raise DataError(_verdict(data, header, error)) from error
+        raise DataError(describe_damage(data, header, error)) from error
     if pixels.shape[:2] != (header.height, header.width):
         raise DataError(
             f"is a damaged {header.format}: its header says {header.height} x {header.width} "
@@ -174,14 +176,14 @@ def judge(data: Encoded, header: Header) -> NDArray[np.uint8]:
 
 
 class _Jpeg(JpegImagePlugin.JpegImageFile):
-    """Without the look into EXIF for a resolution, which warns where EXIF is damaged."""
+    """Doesn't read the resolution from EXIF, which warns where EXIF is damaged."""
 
     def _read_dpi_from_exif(self) -> None:
         pass
 
 
-# Pillow's readers themselves, not Image.open: that warns at half of its pixel limit, and turning it
-# off means to change the process's warnings or Pillow's limit, which no thread may do for others.
+# Pillow's readers, not Image.open: that warns at half of its pixel limit, and turning it off would change the
+# process's warnings or Pillow's limit for all threads.
 _PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
     "JPEG": _Jpeg,
     "PNG": PngImagePlugin.PngImageFile,
@@ -198,12 +200,13 @@ def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
     if image.mode.startswith("I"):  # 16-bit grey
         grey = (np.asarray(image) >> 8).astype(np.uint8)
         return np.repeat(grey[:, :, None], 3, axis=2)
-    image.info.pop("transparency", None)  # dropped anyhow, and convert() warns about some kinds of it
+    image.info.pop("transparency", None)  # dropped anyway, and convert() warns about some kinds of it
     return np.asarray(image.convert("RGB"))
 
 
-def _verdict(data: Encoded, header: Header, error: Exception) -> str:
-    expected = size_by_header(data, header)
+def describe_damage(data: Encoded, header: Header, error: Exception) -> str:
+    """One line on what is wrong with an image that Pillow could not decode: damaged or truncated, and how."""
+    expected = expected_size(data, header)
     if header.complete or (expected is not None and expected <= len(data)):
         reason = " ".join(str(error).split()) or type(error).__name__
         return f"is a damaged {header.format}: {reason}"

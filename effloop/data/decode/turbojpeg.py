@@ -1,4 +1,4 @@
-"""Decoding of JPEG by libjpeg-turbo, as the package simplejpeg brings it."""
+"""Decoding JPEGs with libjpeg-turbo, from the package simplejpeg."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TurboJPEGConfig(DecodeConfig):
 class TurboJPEGDecoder(PlainDecoder):
     """libjpeg-turbo by simplejpeg: the fastest for JPEG; other formats go to Pillow.
 
-    Whatever libjpeg warns about in the pixels' data is left to Pillow, too.
+    Images that libjpeg warns about are left to Pillow, too.
     """
 
     def __init__(self, config: TurboJPEGConfig) -> None:
@@ -37,12 +37,12 @@ class TurboJPEGDecoder(PlainDecoder):
             return None
         return self._decode(data, strict=True)
 
-    def fast_top(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
+    def fast_truncated(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
         return self._decode(data, strict=False)
 
-    def fast_shrunk(self, data: Encoded, header: Header, factor: int, *, top: bool) -> NDArray[np.uint8] | None:
+    def fast_scaled(self, data: Encoded, header: Header, factor: int, *, truncated: bool) -> NDArray[np.uint8] | None:
         height, width = -(-header.height // factor), -(-header.width // factor)
-        return self._decode(data, strict=not top, min_height=height, min_width=width, min_factor=factor)
+        return self._decode(data, strict=not truncated, min_height=height, min_width=width, min_factor=factor)
 
     def _decode(self, data: Encoded, **options: Any) -> NDArray[np.uint8] | None:
         try:

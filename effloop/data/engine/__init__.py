@@ -1,4 +1,4 @@
-"""Who fills the batches: the loop's thread, other threads, other processes, DALI."""
+"""Engines that fill batches: the loop's thread, other threads, other processes, DALI."""
 
 from effloop.data.engine import dali, inline, processes, threads
 from effloop.data.engine.base import Engine, EngineConfig, engines

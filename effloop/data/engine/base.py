@@ -1,4 +1,4 @@
-"""What every engine is: a plan in, filled batches out, in order."""
+"""Interface of engines: a plan in, loaded batches out, in order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class EngineConfig(PartConfig):
     """Fields that every engine has.
 
     Attributes:
-        prefetch: batches that are filled ahead of the one the loop works on.
+        prefetch: batches loaded ahead of the one in use.
     """
 
     prefetch: int = 2
@@ -30,12 +30,12 @@ class EngineConfig(PartConfig):
 
 
 @dataclass
-class RunsConfig(EngineConfig):
-    """Fields of engines that hand out a batch in runs of samples.
+class RunLengthConfig(EngineConfig):
+    """Fields of engines that split a batch into runs of consecutive samples.
 
     Attributes:
         run_length: samples that a worker takes at a time. null is its share of a batch, from 4 to 32:
-            processes draw crops run by run, which takes 10 µs a sample in a run of 8, and 2.7 in one of 32.
+            processes draw crops run by run, which takes 10 µs per sample in a run of 8, 2.7 in one of 32.
     """
 
     run_length: int | None = None
@@ -47,44 +47,44 @@ class RunsConfig(EngineConfig):
                 f"engine.run_length: {self.run_length} is not allowed; set a number of samples above 0, or null"
             )
 
-    def samples_of_a_run(self, batch: int, num_workers: int) -> int:
-        """`run_length`, decided for batches of this many samples."""
+    def resolve_run_length(self, batch: int, num_workers: int) -> int:
+        """`run_length`, or its default for batches of this many samples."""
         return self.run_length or min(32, max(4, -(-batch // num_workers)))
 
 
 class Engine(ABC):
-    """Runs one plan. All engines fill the same bytes; they differ in whose hands do it.
+    """Executes one plan. All engines load the same bytes; they differ in which workers do it.
 
     Attributes:
-        exact: whether the pixels are those of the plan's decoder and augmentation, to the bit. An engine that
-            has a decoder or a resize of its own says False, and is held to a mean difference of 2 levels.
+        exact: whether the pixels are those of the plan's decoder and augmentation to the bit. False for an engine
+            with its own decoder or resize, which may differ by 2 levels (mean).
     """
 
     exact: ClassVar[bool] = True
 
     @abstractmethod
     def stream(self, epoch: int, samples_seen: int = 0) -> Iterator[Batch]:
-        """Host batches of one epoch, in order, from a position on.
+        """Host batches of one epoch, in order, starting at a position.
 
         The images are uint8 (B, 3, S, S) channels_last. Leaving the iterator early, by `break` or
-        by an error, ends the work that was begun.
+        an exception, cancels pending work.
 
         Raises:
             DataError: a sample can't be read or decoded.
         """
 
-    def close(self) -> None:  # noqa: B027  some engines have nothing that outlives an epoch
-        """End threads and processes, and let go of memory, that outlive an epoch; the next one gets them anew."""
+    def close(self) -> None:  # noqa: B027  some engines keep nothing
+        """End threads and processes and free memory kept between epochs; the next epoch recreates them."""
 
 
 engines: Registry[Engine] = Registry("engine")
 
 
-def fill_whole(plan: Plan, epoch: int, samples_seen: int, *, pin_memory: bool) -> Iterator[Batch]:
-    """The stream without any help: each batch is filled where and when it is asked for."""
+def fill_inline(plan: Plan, epoch: int, samples_seen: int, *, pin_memory: bool) -> Iterator[Batch]:
+    """Load each batch in the calling thread when it is requested."""
     ring = Ring(pin_memory=pin_memory)
-    for task in plan.tasks(epoch, samples_seen):
-        batch = plan.empty_batch(task, ring.take(plan.shape(task)))
-        plan.fill(task, batch.images, 0, len(batch))
+    for request in plan.requests(epoch, samples_seen):
+        batch = plan.empty_batch(request, ring.take(plan.shape(request)))
+        plan.fill(request, batch.images, 0, len(batch))
         yield batch
-        del batch  # or it would hold its memory while the next is filled
+        del batch  # frees its memory for the next one

@@ -1,4 +1,4 @@
-"""NVIDIA DALI: it decodes, resizes and flips; order, crop boxes and flips are the plan's, as for every engine."""
+"""NVIDIA DALI: decodes, resizes and flips; order, crop boxes and flips come from the plan, as for every engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from effloop.batch import Batch
 from effloop.data.engine.base import Engine, EngineConfig, engines
 from effloop.data.engine.ring import Ring
 from effloop.data.image.header import Encoded, read_header
-from effloop.data.plan import Look, Plan, Task
+from effloop.data.plan import BatchRequest, Plan, Prepared
 from effloop.errors import ConfigError, DataError, optional_package, warn
 
 
@@ -26,36 +26,36 @@ from effloop.errors import ConfigError, DataError, optional_package, warn
 class DaliConfig(EngineConfig):
     """Fields of `engine=dali`.
 
-    DALI decodes what is plain and whole: 8-bit grey and RGB of JPEG, PNG, WebP and BMP. `decode` reads the
-    headers, and decodes all else: CMYK, palettes, alpha, 16 bits, raw pixels. Of 768 photographs at 224x224 the
-    pixels are 0.17 levels (mean) from the other engines', 0.20 in the worst of them, at most 9 in any pixel.
+    DALI decodes plain, complete images: 8-bit grey and RGB of JPEG, PNG, WebP and BMP. `decode` reads the headers and
+    decodes all others: CMYK, palettes, alpha, 16 bits, raw pixels. For 768 photographs at 224x224 the pixels differ
+    from the other engines' by 0.17 levels (mean), 0.20 in the worst image, at most 9 in any pixel.
 
-    Without a GPU it is slower than threads: 2.1 ms of a core for a photograph of 500x375 and 110 KB instead of
-    1.4, because of its antialiased resize (1.1 ms; decoding just the box takes 0.9). `augment.resize` and
-    `decode`'s other keys have no effect on what DALI decodes.
+    Without a GPU it is slower than threads: 2.1 ms of a core instead of 1.4 for a photograph of 500x375 and 110 KB,
+    because of its antialiased resize (1.1 ms; decoding just the box takes 0.9). `augment.resize` and the other keys
+    of `decode` have no effect on images that DALI decodes.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """A batch's samples that DALI gets: N rows of the batch, and what is known of each row's sample."""
+    """The N rows of a batch that DALI decodes, and the batch's prepared samples."""
 
     rows: NDArray[np.int64]
-    look: Look
+    prepared: Prepared
 
 
 @dataclass(slots=True)
 class _Begun:
-    """A batch that is under way.
+    """A batch being loaded.
 
     Attributes:
-        task: whose samples.
-        given: what DALI works on; None if that is nothing, or a sample can't be read.
-        batch: with memory of its own, where DALI doesn't fill every row.
-        fills: the rows that DALI doesn't get, being filled; the whole batch where one can't be read.
+        request: its samples.
+        given: what DALI decodes; None if nothing, or a sample can't be read.
+        batch: with its own memory, if DALI doesn't fill every row.
+        fills: the rows that DALI doesn't get; the whole batch if a sample can't be read.
     """
 
-    task: Task
+    request: BatchRequest
     given: _Given | None
     batch: Batch | None
     fills: list[Future[None]]
@@ -63,7 +63,7 @@ class _Begun:
 
 @engines.register("dali", DaliConfig)
 class DaliEngine(Engine):
-    """DALI decodes, resizes and flips by our boxes and flips; with a GPU, there."""
+    """DALI decodes, resizes and flips, with a GPU there; boxes and flips are EffLoop's."""
 
     exact = False
 
@@ -82,15 +82,15 @@ class DaliEngine(Engine):
         optional_package("nvidia.dali", "engine=dali", "effloop[dali]")
 
     def stream(self, epoch: int, samples_seen: int = 0) -> Iterator[Batch]:
-        """As every engine's; with a GPU, the images are there already."""
-        tasks = self.plan.tasks(epoch, samples_seen)
+        """As every engine's; with a GPU, the images are already there."""
+        requests = self.plan.requests(epoch, samples_seen)
         begun: deque[_Begun] = deque()
-        reading: deque[tuple[Task, Future[_Given | None]]] = deque()
+        reading: deque[tuple[BatchRequest, Future[_Given | None]]] = deque()
         pipeline = self._spare.pop() if self._spare else self._pipeline()
         with ThreadPoolExecutor(self.num_threads, thread_name_prefix="effloop-read") as pool:
             try:
-                for task in tasks:
-                    reading.append((task, pool.submit(self._read, task)))
+                for request in requests:
+                    reading.append((request, pool.submit(self._read, request)))
                     if len(reading) > 1:
                         begun.append(self._begin(pipeline, pool, *reading.popleft()))
                     if len(begun) > self.config.prefetch:
@@ -101,7 +101,7 @@ class DaliEngine(Engine):
                     yield self._finished(pipeline, pool, begun.popleft())
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
-        self._spare.append(pipeline)  # not on the way out early, when it still has work
+        self._spare.append(pipeline)  # not after leaving early, when it still has work
 
     def close(self) -> None:
         self._spare.clear()
@@ -111,50 +111,50 @@ class DaliEngine(Engine):
         device = torch.cuda.current_device() if self.on_gpu else None
         return _Pipeline(self.plan.order.batch_per_rank, self.plan.augment.size, self.num_threads, device)
 
-    def _read(self, task: Task) -> _Given | None:
-        """Read a batch's samples, and find those that DALI decodes as our decoders do."""
-        ids = task.ids[task.valid]
+    def _read(self, request: BatchRequest) -> _Given | None:
+        """Read a batch's samples, and find those that DALI decodes like EffLoop's decoders."""
+        ids = request.ids[request.valid]
         if not len(ids):
             return None
-        look = self.plan.look(task.epoch, ids)
-        rows = np.flatnonzero([_is_plain(data) for data in look.encoded])
-        return _Given(rows, look) if len(rows) else None
+        prepared = self.plan.prepare(request.epoch, ids)
+        rows = np.flatnonzero([_is_plain(data) for data in prepared.encoded])
+        return _Given(rows, prepared) if len(rows) else None
 
     def _begin(
-        self, pipeline: _Pipeline, pool: ThreadPoolExecutor, task: Task, reading: Future[_Given | None]
+        self, pipeline: _Pipeline, pool: ThreadPoolExecutor, request: BatchRequest, reading: Future[_Given | None]
     ) -> _Begun:
-        """Hand a batch to DALI, as far as it is for DALI."""
+        """Pass a batch's rows that DALI decodes to it, and load the others."""
         try:
             given = reading.result()
         except DataError:
-            given = None  # `fill` will say so, when it is this batch's turn
+            given = None  # `fill` raises it, when it is this batch's turn
         if given is not None:
             pipeline.feed(given)
-            if len(given.rows) == len(task.ids):
-                return _Begun(task, given, None, [])
-        batch = self.plan.empty_batch(task, self.ring.take(self.plan.shape(task)))
-        left = set(range(int(task.valid.sum()))).difference(given.rows.tolist() if given else ())
-        fills = [pool.submit(self.plan.fill, task, batch.images, row, row + 1) for row in sorted(left)]
-        return _Begun(task, given, batch, fills)
+            if len(given.rows) == len(request.ids):
+                return _Begun(request, given, None, [])
+        batch = self.plan.empty_batch(request, self.ring.take(self.plan.shape(request)))
+        left = set(range(int(request.valid.sum()))).difference(given.rows.tolist() if given else ())
+        fills = [pool.submit(self.plan.fill, request, batch.images, row, row + 1) for row in sorted(left)]
+        return _Begun(request, given, batch, fills)
 
     def _finished(self, pipeline: _Pipeline, pool: ThreadPoolExecutor, begun: _Begun) -> Batch:
-        """Wait for a batch that `_begin` began.
+        """Wait for a batch that `_begin` started.
 
         Raises:
             DataError: a sample can't be read or decoded; the message names it.
         """
-        task, given, batch, fills = begun.task, begun.given, begun.batch, begun.fills
+        request, given, batch, fills = begun.request, begun.given, begun.batch, begun.fills
         pixels = None if given is None else pipeline.take()
         if batch is None and pixels is not None:
-            return self.plan.empty_batch(task, pixels)
+            return self.plan.empty_batch(request, pixels)
         if batch is None:
-            batch = self.plan.empty_batch(task, self.ring.take(self.plan.shape(task)))
-        if given is not None and pixels is None:  # our decoders are the judge, and name the sample
-            fills += [pool.submit(self.plan.fill, task, batch.images, row, row + 1) for row in given.rows.tolist()]
+            batch = self.plan.empty_batch(request, self.ring.take(self.plan.shape(request)))
+        if given is not None and pixels is None:  # `decode` decides, and names the sample
+            fills += [pool.submit(self.plan.fill, request, batch.images, row, row + 1) for row in given.rows.tolist()]
         for fill in fills:
             fill.result()
         if given is not None and pixels is None:
-            warn(f"engine=dali: DALI refused a batch that decode took, which is slow: {pipeline.refusal}")
+            warn(f"engine=dali: DALI refused a batch that decode accepted, which is slow: {pipeline.refusal}")
         if given is not None and pixels is not None:
             batch.images = batch.images.to(pixels.device)
             batch.images.permute(0, 2, 3, 1)[torch.from_numpy(given.rows)] = pixels
@@ -162,19 +162,19 @@ class DaliEngine(Engine):
 
 
 class _Pipeline:
-    """A pipeline of DALI's, and the batches that are in it.
+    """A DALI pipeline and the batches in it.
 
-    DALI's dynamic executor (its default) takes any number of batches ahead, and its outputs stay what they are
-    for as long as somebody holds them: they are handed on without a copy.
+    DALI's dynamic executor (its default) accepts any number of batches ahead, and its outputs stay valid while they
+    are referred to, so they are passed on without a copy.
 
     Args:
         batch: samples in a batch, at most.
-        size: height and width of what comes out.
-        num_threads: DALI's own.
-        device: number of the GPU that decodes and resizes, too; None is the CPU alone.
+        size: height and width of the output.
+        num_threads: of DALI.
+        device: index of the GPU that decodes and resizes; None uses the CPU only.
 
     Attributes:
-        refusal: why DALI refused a batch, the last one that it did.
+        refusal: why DALI refused the last batch that it refused.
     """
 
     def __init__(self, batch: int, size: int, num_threads: int, device: int | None) -> None:
@@ -188,7 +188,7 @@ class _Pipeline:
     def _built(self) -> Any:
         dali = optional_package("nvidia.dali", "engine=dali", "effloop[dali]")
         fn = optional_package("nvidia.dali.fn", "engine=dali", "effloop[dali]")
-        # With a queue of more than 1, the first run would ask for so many batches at once.
+        # With a longer queue the first run would need as many batches at once.
         pipeline = dali.Pipeline(**self.options, prefetch_queue_depth=1, exec_dynamic=True)
         with pipeline:
             inputs = [fn.external_source(name=name) for name in ("encoded", "corners", "sizes", "flips")]
@@ -198,20 +198,20 @@ class _Pipeline:
                 corners,
                 sizes,
                 axes=[0, 1],
-                device="mixed" if self.on_gpu else "cpu",  # mixed: not tried, no machine with a GPU was at hand
+                device="mixed" if self.on_gpu else "cpu",  # mixed: not tested on a GPU yet
                 normalized_anchor=False,
                 normalized_shape=False,
                 adjust_orientation=False,
-                jpeg_fancy_upsampling=True,  # as the CPU does anyhow
+                jpeg_fancy_upsampling=True,  # as on the CPU
             )
             pipeline.set_outputs(fn.flip(fn.resize(images, size=(self.size, self.size)), horizontal=flips))
         pipeline.build()
         return pipeline
 
     def feed(self, given: _Given) -> None:
-        """Begin with a batch; the bytes are copied."""
+        """Start a batch; the bytes are copied."""
         self._given.append(given)
-        encoded, draws, rows = given.look.encoded, given.look.draws, given.rows
+        encoded, draws, rows = given.prepared.encoded, given.prepared.draws, given.rows
         self._pipeline.feed_input("encoded", [np.frombuffer(encoded[row], np.uint8) for row in rows.tolist()])
         self._pipeline.feed_input("corners", draws.boxes[rows, :2])
         self._pipeline.feed_input("sizes", draws.boxes[rows, 2:])
@@ -219,13 +219,13 @@ class _Pipeline:
         self._pipeline.schedule_run()
 
     def take(self) -> Tensor | None:
-        """(N, S, S, 3) uint8 of the batch that was fed first, on the GPU if there is one; None: DALI refuses it."""
+        """(N, S, S, 3) uint8 of the oldest batch, on the GPU if there is one; None if DALI refuses it."""
         self._given.popleft()
         try:
             (found,) = self._pipeline.share_outputs(torch.cuda.current_stream() if self.on_gpu else None)
             pixels = from_dlpack(found.as_tensor())
             self._pipeline.release_outputs()
-        except RuntimeError as error:  # DALI doesn't say of which sample, and the pipeline is of no more use
+        except RuntimeError as error:  # DALI doesn't name the sample, and the pipeline can't be used any more
             said = str(error).rpartition("encountered:")[2].partition("Current pipeline")[0]
             self.refusal = " ".join(said.split())
             self._pipeline, begun = self._built(), list(self._given)
@@ -237,9 +237,9 @@ class _Pipeline:
 
 
 def _is_plain(data: Encoded) -> bool:
-    """Whether DALI makes of an image what our decoders make of it; 2 µs."""
+    """Whether DALI decodes an image like EffLoop's decoders; 2 µs."""
     try:
         header = read_header(data)
     except DataError:
-        return False  # a decoder of a plugin's may know the format
+        return False  # a plugin's decoder may know the format
     return header.plain and header.complete and header.format != "PNM"

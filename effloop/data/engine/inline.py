@@ -1,4 +1,4 @@
-"""No help: the loop's own thread loads each batch when it is asked for."""
+"""Loading in the loop's own thread, when a batch is requested."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from effloop.batch import Batch
-from effloop.data.engine.base import Engine, EngineConfig, engines, fill_whole
+from effloop.data.engine.base import Engine, EngineConfig, engines, fill_inline
 from effloop.data.plan import Plan
 
 
@@ -17,7 +17,7 @@ class InlineConfig(EngineConfig):
 
 @engines.register("inline", InlineConfig)
 class InlineEngine(Engine):
-    """The loop's own thread, nothing ahead; for debugging."""
+    """Loads in the loop's own thread, without prefetching; for debugging."""
 
     def __init__(self, config: InlineConfig, plan: Plan, *, num_workers: int, pin_memory: bool) -> None:
         del config, num_workers
@@ -25,4 +25,4 @@ class InlineEngine(Engine):
         self.pin_memory = pin_memory
 
     def stream(self, epoch: int, samples_seen: int = 0) -> Iterator[Batch]:
-        return fill_whole(self.plan, epoch, samples_seen, pin_memory=self.pin_memory)
+        return fill_inline(self.plan, epoch, samples_seen, pin_memory=self.pin_memory)

@@ -1,4 +1,4 @@
-"""Worker processes that fill the batches ahead, in shared memory: for augmentation that holds the GIL."""
+"""Worker processes that load batches ahead into shared memory, for augmentation that holds the GIL."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from enum import Enum
 
 from effloop.batch import Batch
-from effloop.data.engine.base import Engine, RunsConfig, engines, fill_whole
-from effloop.data.engine.pool import Filling, Pool
+from effloop.data.engine.base import Engine, RunLengthConfig, engines, fill_inline
+from effloop.data.engine.pool import PendingBatch, Pool
 from effloop.data.engine.shared import SharedRing, SharedSlots
 from effloop.data.plan import Plan
 
 
 class StartMethod(Enum):
-    """How worker processes come into being."""
+    """How worker processes are started, as in `multiprocessing`."""
 
     fork = "fork"
     spawn = "spawn"
@@ -24,11 +24,11 @@ class StartMethod(Enum):
 
 
 @dataclass
-class ProcessesConfig(RunsConfig):
+class ProcessesConfig(RunLengthConfig):
     """Fields of `engine=processes`.
 
     Attributes:
-        start_method: how worker processes come into being.
+        start_method: how worker processes are started.
     """
 
     start_method: StartMethod = StartMethod.fork
@@ -36,7 +36,7 @@ class ProcessesConfig(RunsConfig):
 
 @engines.register("processes", ProcessesConfig)
 class ProcessEngine(Engine):
-    """Worker processes fill batches ahead of the loop in shared memory; they are kept over all epochs."""
+    """Worker processes load batches ahead into shared memory; they are kept between epochs."""
 
     def __init__(self, config: ProcessesConfig, plan: Plan, *, num_workers: int, pin_memory: bool) -> None:
         self.config = config
@@ -48,29 +48,29 @@ class ProcessEngine(Engine):
 
     def stream(self, epoch: int, samples_seen: int = 0) -> Iterator[Batch]:
         if self.num_workers == 0:
-            return fill_whole(self.plan, epoch, samples_seen, pin_memory=self.pin_memory)
+            return fill_inline(self.plan, epoch, samples_seen, pin_memory=self.pin_memory)
         return self._stream(epoch, samples_seen)
 
     def _stream(self, epoch: int, samples_seen: int) -> Iterator[Batch]:
-        begun: deque[Filling] = deque()
-        pool, first = self._started(), samples_seen // self.plan.order.global_batch
+        pending: deque[PendingBatch] = deque()
+        pool, first = self._get_pool(), samples_seen // self.plan.order.global_batch
         try:
-            for number, task in enumerate(self.plan.tasks(epoch, samples_seen), first):
-                begun.append(pool.begin(task, number))
-                if len(begun) > self.config.prefetch:
-                    yield pool.finished(begun.popleft())
-            while begun:
-                yield pool.finished(begun.popleft())
+            for number, request in enumerate(self.plan.requests(epoch, samples_seen), first):
+                pending.append(pool.submit(request, number))
+                if len(pending) > self.config.prefetch:
+                    yield pool.result(pending.popleft())
+            while pending:
+                yield pool.result(pending.popleft())
         finally:
-            pool.leave(begun)
+            pool.cancel(pending)
 
-    def _started(self) -> Pool:
-        if self.pool is None or self.pool.ended or not self.pool.mine:
+    def _get_pool(self) -> Pool:
+        if self.pool is None or self.pool.ended or not self.pool.owned:
             self.close()
             config, plan, size = self.config, self.plan, self.plan.augment.size
             slots = SharedSlots((plan.order.batch_per_rank, size, size, 3))
             ring = SharedRing(slots, pin_memory=self.pin_memory)
-            run_length = config.samples_of_a_run(plan.order.batch_per_rank, self.num_workers)
+            run_length = config.resolve_run_length(plan.order.batch_per_rank, self.num_workers)
             self.pool = Pool(plan, ring, self.num_workers, config.start_method.value, run_length)
             self._stop = weakref.finalize(self, self.pool.stop)
         return self.pool
@@ -78,6 +78,6 @@ class ProcessEngine(Engine):
     def close(self) -> None:
         if self.pool is not None:
             self.pool.stop()
-        if self._stop is not None:  # not called: it does nothing a second time, and an interrupt may end the first
+        if self._stop is not None:  # not called: a second call does nothing, and an interrupt may have ended the first
             self._stop.detach()
         self.pool = self._stop = None

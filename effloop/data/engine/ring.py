@@ -1,4 +1,4 @@
-"""Memory of batches that is used again: as many slots as batches are under way."""
+"""Reuse of batches' memory: as many slots as there are batches in flight."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import Tensor
 
 
 class Ring:
-    """Pixels of batches, (B, S, S, 3) uint8, each in memory that an earlier batch had, if that has gone.
+    """Memory for pixels of batches, (B, S, S, 3) uint8, reused when the batch before is gone.
 
-    A slot is free when nobody holds a tensor over it any more, neither the batch nor a view of it. Whoever
-    keeps batches gets new memory for the next ones, so nothing that is held is ever written over.
+    A slot is free when no tensor refers to it any more, neither the batch nor a view of it. If batches are kept,
+    the next ones get new memory, so nothing in use is ever overwritten.
 
     Args:
-        pin_memory: page-locked, for copies to a GPU that need nobody to wait.
+        pin_memory: page-lock it, for asynchronous copies to a GPU.
     """
 
     def __init__(self, *, pin_memory: bool = False) -> None:
@@ -28,9 +28,9 @@ class Ring:
         self._lock = threading.Lock()
 
     def take(self, shape: tuple[int, int, int, int]) -> Tensor:
-        """Memory of this shape; what is in it is left over."""
+        """Memory of this shape, with arbitrary content."""
         with self._lock:
-            for number in unheld(self._slots):
+            for number in free_slots(self._slots):
                 if self._slots[number].shape == shape:
                     return torch.from_numpy(self._slots[number])
             self._slots = [slot for slot in self._slots if slot.shape == shape]
@@ -38,18 +38,18 @@ class Ring:
             return torch.from_numpy(self._slots[-1])
 
     def __len__(self) -> int:
-        """Slots, free or not."""
+        """Number of slots, free or not."""
         return len(self._slots)
 
 
-def unheld(slots: Sequence[object]) -> Iterator[int]:
-    """Which of the slots nobody refers to but this list."""
+def free_slots(slots: Sequence[object]) -> Iterator[int]:
+    """Indices of slots that only this list refers to."""
     return (number for number, holders in enumerate(_holders(slots)) if holders == _NONE)
 
 
 def _holders(slots: Sequence[object]) -> list[int]:
-    """How often each is referred to, in this list's and this function's way of counting."""
+    """Reference count of each, including the list's and this function's own."""
     return [sys.getrefcount(slot) for slot in slots]
 
 
-_NONE = _holders([object()])[0]  # a tensor's storage, which a view of it shares, would be one more
+_NONE = _holders([object()])[0]  # a tensor's storage, shared by its views, adds one

@@ -1,4 +1,4 @@
-"""Memory of batches that several processes have mapped, and the ring that lends it out."""
+"""Memory of batches shared between processes, and its reuse."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rich.filesize import decimal
 from torch import Tensor
 
-from effloop.data.engine.ring import unheld
+from effloop.data.engine.ring import free_slots
 from effloop.errors import ConfigError
 from effloop.system.hardware import available_memory
 
@@ -26,17 +26,17 @@ Shape = tuple[int, int, int, int]
 
 
 class SharedSlots:
-    """Slots of pixels, (B, S, S, 3) uint8, one after the other in a file without a name.
+    """Slots of pixels, (B, S, S, 3) uint8, one after the other in an anonymous file.
 
-    The file is gone when the last process that has it open or mapped has ended, however it ended, and
-    /dev/shm's size is no limit to it. May be given to a process that is started, by any method.
+    The file disappears with the last process that has it open or mapped, however that ends, and isn't limited by the
+    size of /dev/shm. May be passed to a new process, by any start method.
 
     Args:
         shape: of a slot.
-        fd: of the file; None makes one.
+        fd: of the file; None creates one.
 
     Raises:
-        ConfigError: this system has no such files.
+        ConfigError: this system doesn't support anonymous files.
     """
 
     def __init__(self, shape: Shape, fd: int | None = None) -> None:
@@ -49,15 +49,15 @@ class SharedSlots:
         self.close = weakref.finalize(self, os.close, self._fd)
 
     def __reduce__(self) -> tuple[Callable[[Shape, Any], SharedSlots], tuple[Shape, Any]]:
-        return _joined, (self.shape, reduction.DupFd(self._fd))
+        return _attach, (self.shape, reduction.DupFd(self._fd))
 
     def make(self, number: int) -> NDArray[np.uint8]:
-        """Take the memory of a new slot, and map it.
+        """Allocate a new slot, and map it.
 
         Raises:
-            ConfigError: there is too little.
+            ConfigError: there is too little memory.
         """
-        try:  # all at once: a page that isn't there when it is written to kills the process
+        try:  # up front: writing to a page that can't be allocated kills the process
             if self._stride > available_memory():
                 raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
             os.posix_fallocate(self._fd, number * self._stride, self._stride)
@@ -69,13 +69,13 @@ class SharedSlots:
             ) from None
 
     def map(self, number: int) -> NDArray[np.uint8]:
-        """A slot that was made; it stays while this array, or what is a view of it, does."""
-        place = _mapped(self._fd, number * self._stride, self._stride)
-        return np.frombuffer(memoryview(place), np.uint8, self.num_bytes).reshape(self.shape)
+        """Map an existing slot, for as long as this array or a view of it exists."""
+        region = _mapped(self._fd, number * self._stride, self._stride)
+        return np.frombuffer(memoryview(region), np.uint8, self.num_bytes).reshape(self.shape)
 
 
 def _mapped(fd: int, offset: int, size: int) -> ctypes.Array[ctypes.c_ubyte]:
-    """Bytes of a file, shared. Before Python 3.13 `mmap.mmap` keeps a file open for each: 1,000 kept batches fail."""
+    """Map bytes of a file, shared. Before Python 3.13 `mmap.mmap` keeps a file open for each, of 1,024 at most."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
@@ -83,21 +83,21 @@ def _mapped(fd: int, offset: int, size: int) -> ctypes.Array[ctypes.c_ubyte]:
     at = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, offset)
     if at == ctypes.c_void_p(-1).value:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    place = (ctypes.c_ubyte * size).from_address(at)
-    weakref.finalize(place, libc.munmap, at, size).atexit = False  # then there may be a tensor over it still
-    return place
+    region = (ctypes.c_ubyte * size).from_address(at)
+    weakref.finalize(region, libc.munmap, at, size).atexit = False  # a tensor may still use it then
+    return region
 
 
-def _joined(shape: Shape, duplicate: Any) -> SharedSlots:
+def _attach(shape: Shape, duplicate: Any) -> SharedSlots:
     return SharedSlots(shape, duplicate.detach())
 
 
 class SharedRing:
-    """`Ring` in shared slots: a slot is lent again when nobody holds a tensor over it any more.
+    """`Ring` with shared slots: a slot is reused when no tensor refers to it any more.
 
     Args:
-        slots: where they lie.
-        pin_memory: page-lock them, for copies to a GPU that need nobody to wait.
+        slots: the memory.
+        pin_memory: page-lock it, for asynchronous copies to a GPU.
     """
 
     def __init__(self, slots: SharedSlots, *, pin_memory: bool = False) -> None:
@@ -106,12 +106,12 @@ class SharedRing:
         self._mapped: list[NDArray[np.uint8]] = []
 
     def take(self) -> tuple[int, Tensor]:
-        """A slot's number and its memory, (B, S, S, 3) uint8; what is in it is left over.
+        """A slot's number and its memory, (B, S, S, 3) uint8, with arbitrary content.
 
         Raises:
-            ConfigError: all are held, and there is no memory for another.
+            ConfigError: all are in use, and there is no memory for another.
         """
-        number = next(unheld(self._mapped), len(self._mapped))
+        number = next(free_slots(self._mapped), len(self._mapped))
         if number == len(self._mapped):
             self._mapped.append(self.slots.make(number))
             if self.pin_memory:
@@ -124,8 +124,8 @@ class SharedRing:
 
 
 def _page_lock(slot: NDArray[np.uint8]) -> None:
-    """Page-lock a slot for as long as it is mapped. Needs a GPU."""
+    """Page-lock a slot while it is mapped. Needs a GPU."""
     cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     at = slot.ctypes.data
     torch.cuda.check_error(cuda.cudaHostRegister(at, slot.nbytes, 0))
-    weakref.finalize(slot, cuda.cudaHostUnregister, at)  # called before the memory that the array refers to goes
+    weakref.finalize(slot, cuda.cudaHostUnregister, at)  # called before its memory is unmapped

@@ -1,4 +1,4 @@
-"""Threads that fill the batches ahead; decoders and the resize release the GIL."""
+"""Threads that load batches ahead; decoders and the resize release the GIL."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from itertools import chain
 from torch import Tensor
 
 from effloop.batch import Batch
-from effloop.data.decode.base import Seen
-from effloop.data.engine.base import Engine, RunsConfig, engines, fill_whole
+from effloop.data.decode.base import ImageInfo
+from effloop.data.engine.base import Engine, RunLengthConfig, engines, fill_inline
 from effloop.data.engine.ring import Ring
 from effloop.data.image.header import Encoded
-from effloop.data.plan import Look, Plan, Task
+from effloop.data.plan import BatchRequest, Plan, Prepared
 
 
 @dataclass
-class ThreadsConfig(RunsConfig):
+class ThreadsConfig(RunLengthConfig):
     """Fields of `engine=threads`."""
 
 
 @engines.register("threads", ThreadsConfig)
 class ThreadEngine(Engine):
-    """Threads fill batches ahead of the loop; no pickling, no shared memory, no collating.
+    """Threads load batches ahead; no pickling, no shared memory, no collating.
 
-    The encoded images of two batches are in memory, where the source doesn't just map them.
+    The encoded images of two batches are in memory, unless the source maps them.
     """
 
     def __init__(self, config: ThreadsConfig, plan: Plan, *, num_workers: int, pin_memory: bool) -> None:
@@ -41,99 +41,101 @@ class ThreadEngine(Engine):
 
     def stream(self, epoch: int, samples_seen: int = 0) -> Iterator[Batch]:
         if self.num_workers == 0:
-            return fill_whole(self.plan, epoch, samples_seen, pin_memory=self.pin_memory)
+            return fill_inline(self.plan, epoch, samples_seen, pin_memory=self.pin_memory)
         return self._stream(epoch, samples_seen)
 
     def close(self) -> None:
         self.ring = Ring(pin_memory=self.pin_memory)
 
     def _stream(self, epoch: int, samples_seen: int) -> Iterator[Batch]:
-        begun: deque[tuple[Batch, _Filling]] = deque()
-        run_length = self.config.samples_of_a_run(self.plan.order.batch_per_rank, self.num_workers)
+        started: deque[tuple[Batch, _PendingBatch]] = deque()
+        run_length = self.config.resolve_run_length(self.plan.order.batch_per_rank, self.num_workers)
         try:
             with ThreadPoolExecutor(self.num_workers, thread_name_prefix="effloop-load") as pool:
                 queue = _Queue()
                 try:
-                    for task in self.plan.tasks(epoch, samples_seen):
-                        batch = self.plan.empty_batch(task, self.ring.take(self.plan.shape(task)))
-                        begun.append((batch, _Filling(self.plan, task, batch.images, run_length, pool)))
-                        queue.add(begun[-1][1])
-                        del batch  # what is handed on is the loop's alone, and its memory free when the loop drops it
-                        if len(begun) > self.config.prefetch:
-                            yield _finished(*begun.popleft())
-                    while begun:
-                        yield _finished(*begun.popleft())
+                    for request in self.plan.requests(epoch, samples_seen):
+                        batch = self.plan.empty_batch(request, self.ring.take(self.plan.shape(request)))
+                        started.append((batch, _PendingBatch(self.plan, request, batch.images, run_length, pool)))
+                        queue.add(started[-1][1])
+                        del batch  # the loop has the only reference then, and its memory is free once that is dropped
+                        if len(started) > self.config.prefetch:
+                            yield _result(*started.popleft())
+                    while started:
+                        yield _result(*started.popleft())
                 finally:
                     pool.shutdown(wait=False, cancel_futures=True)
         finally:
-            for _, filling in begun:
-                filling.forget()
+            for _, pending in started:
+                pending.clear()
 
 
 class _Queue:
-    """Lets two batches be under way at a time, so that no more than two batches' encoded images are in memory."""
+    """Lets two batches load at a time, so that the encoded images of at most two are in memory."""
 
     def __init__(self) -> None:
-        self._waiting: deque[_Filling] = deque()
-        self._places = 2
+        self._waiting: deque[_PendingBatch] = deque()
+        self._free = 2
         self._lock = threading.Lock()
 
-    def add(self, filling: _Filling) -> None:
-        """Begin with a batch when it is its turn."""
-        filling.done.add_done_callback(self._ended)
+    def add(self, pending: _PendingBatch) -> None:
+        """Start a batch when it is its turn."""
+        pending.done.add_done_callback(self._ended)
         with self._lock:
-            self._waiting.append(filling)
+            self._waiting.append(pending)
         self._next()
 
     def _ended(self, _: Future[None]) -> None:
         with self._lock:
-            self._places += 1
+            self._free += 1
         self._next()
 
     def _next(self) -> None:
         with self._lock:
-            if not (self._waiting and self._places):
+            if not (self._waiting and self._free):
                 return
-            self._places -= 1
-            filling = self._waiting.popleft()
-        filling.begin()
+            self._free -= 1
+            pending = self._waiting.popleft()
+        pending.start()
 
 
-class _Filling:
-    """One batch on its way: read run by run, drawn all at once, decoded run by run.
+class _PendingBatch:
+    """A batch being loaded: read run by run, drawn all at once, decoded run by run.
 
-    Reading is a batch ahead of decoding, so a slow disk is waited for beside it.
+    Reading is a batch ahead of decoding, so that decoding hides a slow disk.
     """
 
-    def __init__(self, plan: Plan, task: Task, images: Tensor, run_length: int, pool: ThreadPoolExecutor) -> None:
-        self.plan, self.task, self.images, self.pool = plan, task, images, pool
-        self.ids = task.ids[: task.filled]
+    def __init__(
+        self, plan: Plan, request: BatchRequest, images: Tensor, run_length: int, pool: ThreadPoolExecutor
+    ) -> None:
+        self.plan, self.request, self.images, self.pool = plan, request, images, pool
+        self.ids = request.ids[: request.filled]
         self.runs = [slice(start, start + run_length) for start in range(0, len(self.ids), run_length)]
         self.done: Future[None] = Future()
-        self._found: dict[int, tuple[list[Encoded], list[Seen]]] = {}
-        self._failed: tuple[int, BaseException] | None = None  # the first run that failed, whoever was faster
+        self._read_runs: dict[int, tuple[list[Encoded], list[ImageInfo]]] = {}
+        self._failed: tuple[int, BaseException] | None = None  # the first run that failed, not the first in time
         self._left = 0
         self._lock = threading.Lock()
 
-    def begin(self) -> None:
-        """Read, draw, decode; `done` says when, and how it went."""
+    def start(self) -> None:
+        """Start reading; `done` is set once all is decoded, or has failed."""
         if self.runs:
-            self._spread(self._read, self._draw)
-        else:  # a rank's part of a last batch may be nothing but padding
+            self._map_runs(self._read, self._draw)
+        else:  # a rank's part of a last batch may be all padding
             self.done.set_result(None)
 
-    def forget(self) -> None:
-        """Let go of what it holds: an error's traceback would keep it, and so itself."""
+    def clear(self) -> None:
+        """Drop the exception, whose traceback refers to this object."""
         self.done = Future()
         self._failed = None
 
-    def _spread(self, work: Callable[[slice], None], then: Callable[[], None]) -> None:
-        """Have every run worked on by a thread, and go on when all are done."""
+    def _map_runs(self, work: Callable[[slice], None], then: Callable[[], None]) -> None:
+        """Run `work` on every run in the threads, then `then`."""
         self._left = len(self.runs)
         try:
             for run in self.runs:
                 self.pool.submit(self._guarded, work, run, then)
-        except RuntimeError as error:  # the loop has left
+        except RuntimeError as error:  # the loop has stopped
             self.done.set_exception(error)
 
     def _guarded(self, work: Callable[[slice], None], run: slice, then: Callable[[], None]) -> None:
@@ -153,29 +155,29 @@ class _Filling:
             then()
 
     def _read(self, run: slice) -> None:
-        self._found[run.start] = self.plan.read(self.ids[run])
+        self._read_runs[run.start] = self.plan.read(self.ids[run])
 
     def _draw(self) -> None:
-        found = [self._found.pop(run.start) for run in self.runs]
-        encoded, seen = (list(chain.from_iterable(parts)) for parts in zip(*found, strict=True))
+        runs = [self._read_runs.pop(run.start) for run in self.runs]
+        encoded, infos = (list(chain.from_iterable(parts)) for parts in zip(*runs, strict=True))
         try:
-            look = self.plan.draw(self.task.epoch, self.ids, encoded, seen)
+            prepared = self.plan.draw(self.request.epoch, self.ids, encoded, infos)
         except BaseException as error:
             self.done.set_exception(error)
         else:
-            self._spread(partial(self._decode, look), self._finish)
+            self._map_runs(partial(self._decode, prepared), self._finish)
 
-    def _decode(self, look: Look, run: slice) -> None:
-        self.plan.decode(look, self.images, run.start, min(run.stop, len(self.ids)))
+    def _decode(self, prepared: Prepared, run: slice) -> None:
+        self.plan.decode(prepared, self.images, run.start, min(run.stop, len(self.ids)))
 
     def _finish(self) -> None:
-        del self.images  # the thread may hold this object a while longer, and the slot must be the loop's alone
+        del self.images  # a thread may keep this object for a while, and the loop must have the only reference
         self.done.set_result(None)
 
 
-def _finished(batch: Batch, filling: _Filling) -> Batch:
-    error = filling.done.exception()
+def _result(batch: Batch, pending: _PendingBatch) -> Batch:
+    error = pending.done.exception()
     if error is not None:
-        filling.forget()
+        pending.clear()
         raise error
     return batch

@@ -1,4 +1,4 @@
-"""What a worker process does: it takes runs of samples and fills their rows of batches in shared memory."""
+"""A worker process: takes runs of samples and fills their rows of batches in shared memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from effloop.data.engine.shared import SharedSlots
-from effloop.data.plan import Plan, Task
+from effloop.data.plan import BatchRequest, Plan
 from effloop.errors import ConfigError, DataError, EffLoopError, WorkerError
 from effloop.system import processes
 from effloop.system.hardware import keep_freed_memory
@@ -29,32 +29,32 @@ JOB = struct.Struct("<5q")
 """A run of samples: epoch, number of the batch, its slot, first row, one past the last row."""
 
 STOP = JOB.pack(-1, 0, 0, 0, 0)
-"""Instead of a job: the worker that takes it ends."""
+"""Sent instead of a job: the worker that takes it ends."""
 
 ANSWER = struct.Struct("<3q")
-"""Of a run: slot, first row, what became of it; then text, if it failed."""
+"""Answer about a run: slot, first row, outcome; then text, if it failed."""
 
 FILLED, FAILED = -1, -2
 
-EXPLAINED: tuple[type[EffLoopError], ...] = (DataError, ConfigError, EffLoopError)
-"""Failures that go to the loop as the line they are. What became of such a run is the first place here that fits."""
+REPORTED: tuple[type[EffLoopError], ...] = (DataError, ConfigError, EffLoopError)
+"""Errors that are passed on to the loop as they are. A run's outcome is the index of the first that matches."""
 
-_LOOK_UP_S = 1  # a worker may outlive the loop by this
-_TRACEBACK = 10_000  # characters of its end, where the error is
+_POLL_S = 1  # a worker may outlive the main process by this
+_TRACEBACK = 10_000  # characters of its end, where the exception is
 
 
 @dataclass(frozen=True)
 class Worker:
-    """One of the workers: its ends of the pipes, and what it fills.
+    """One worker: its ends of the pipes, and what it loads.
 
     Attributes:
         number: counted from 0.
-        plan: what is to be loaded.
-        slots: where the batches lie.
-        jobs: all workers read from this one pipe, so each job goes to one who is free. The kernel reads
-            and writes a job as a whole: never more than `PIPE_BUF`, and one reader at a time.
-        answers: of this worker alone.
-        by_server: whether a server has forked it, and not the loop's process itself.
+        plan: what to load.
+        slots: memory of the batches.
+        jobs: one pipe that all workers read from, so each job goes to a free one. Reads and writes of a job are
+            atomic: it is shorter than `PIPE_BUF`.
+        answers: this worker's own pipe.
+        from_forkserver: whether the fork server started it, and not the main process itself.
     """
 
     number: int
@@ -62,29 +62,29 @@ class Worker:
     slots: SharedSlots
     jobs: Connection
     answers: Connection
-    by_server: bool
+    from_forkserver: bool
 
     def run(self) -> None:
-        """Fill what is asked for, until told to stop or the process that started this one has ended.
+        """Do jobs until told to stop, or until the main process has ended.
 
-        Workers keep freed memory whatever `reuse_memory` says; they do nothing else.
+        Workers always reuse freed memory, whatever `reuse_memory` is.
         """
-        gc.freeze()  # what was forked along isn't this process's to end: a pipeline of DALI's would crash it
-        processes.ignore_interrupts()  # Ctrl-C is the loop's to handle
-        threading.Thread(target=_end_with_parent, args=[self.by_server], daemon=True).start()
+        gc.freeze()  # inherited objects must not be finalised here: a DALI pipeline would crash
+        processes.ignore_interrupts()  # the main process handles Ctrl-C
+        threading.Thread(target=_exit_with_parent, args=[self.from_forkserver], daemon=True).start()
         torch.set_num_threads(1)
         keep_freed_memory()
         slots: dict[int, Tensor] = {}
-        position, task = (-1, -1), None
-        for epoch, batch, slot, start, stop in self._taken():
-            if position != (epoch, batch) or task is None:
-                position, task = (epoch, batch), Task(epoch, *self.plan.order.batch(epoch, batch))
+        position, request = (-1, -1), None
+        for epoch, batch, slot, start, stop in self._receive_jobs():
+            if position != (epoch, batch) or request is None:
+                position, request = (epoch, batch), BatchRequest(epoch, *self.plan.order.batch(epoch, batch))
             if slot not in slots:
                 slots[slot] = torch.from_numpy(self.slots.map(slot)).permute(0, 3, 1, 2)
-            became, text = self._fill(task, slots[slot], start, stop)
-            self.answers.send_bytes(ANSWER.pack(slot, start, became) + text)
+            outcome, text = self._fill(request, slots[slot], start, stop)
+            self.answers.send_bytes(ANSWER.pack(slot, start, outcome) + text)
 
-    def _taken(self) -> Iterator[tuple[int, ...]]:
+    def _receive_jobs(self) -> Iterator[tuple[int, ...]]:
         fd = self.jobs.fileno()
         ready = select.poll()
         ready.register(fd, select.POLLIN)
@@ -94,11 +94,11 @@ class Worker:
             else:
                 ready.poll()
 
-    def _fill(self, task: Task, images: Tensor, start: int, stop: int) -> tuple[int, bytes]:
+    def _fill(self, request: BatchRequest, images: Tensor, start: int, stop: int) -> tuple[int, bytes]:
         try:
-            self.plan.fill(task, images, start, stop)
+            self.plan.fill(request, images, start, stop)
         except EffLoopError as error:
-            return next(n for n, kind in enumerate(EXPLAINED) if isinstance(error, kind)), _encoded(str(error))
+            return next(n for n, kind in enumerate(REPORTED) if isinstance(error, kind)), _encoded(str(error))
         except Exception:
             trace = traceback.format_exc()[-_TRACEBACK:]
             return FAILED, _encoded(f"engine: in worker {self.number} (pid {os.getpid()}):\n{trace}")
@@ -106,19 +106,19 @@ class Worker:
 
 
 @contextmanager
-def interrupts_held_back(start_method: str) -> Iterator[None]:
-    """Ctrl-C comes after this; a worker is started with it held back, until it says that it ignores it."""
-    if start_method == "forkserver":  # would pass it on to what others start by it
+def sigint_blocked(start_method: str) -> Iterator[None]:
+    """Block SIGINT, also in workers started inside, until they ignore it; it is delivered afterwards."""
+    if start_method == "forkserver":  # the server would pass the mask on to all it starts
         yield
         return
     if start_method == "spawn":
-        resource_tracker.ensure_running()  # the first to be spawned starts it otherwise, which ends the holding back
+        resource_tracker.ensure_running()  # else the first spawn starts it, which unblocks the signal
     with processes.interrupts_blocked():
         yield
 
 
 def read_job(fd: int) -> bytes:
-    """The next job in a pipe that doesn't block; empty if there is none, or another reader was faster."""
+    """The next job of a non-blocking pipe; empty if there is none, or another reader was faster."""
     try:
         return os.read(fd, JOB.size)
     except BlockingIOError:
@@ -126,24 +126,24 @@ def read_job(fd: int) -> bytes:
 
 
 def _encoded(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")  # a file's name may have some
+    return text.encode("utf-8", "surrogatepass")  # a file's name may contain surrogates
 
 
-def _end_with_parent(by_server: bool) -> None:
-    """Whatever this process is at, decoding or waiting for room in a pipe.
+def _exit_with_parent(from_forkserver: bool) -> None:
+    """Exit once the main process has ended, whatever this one is doing.
 
-    To join a parent is to wait until nobody has the other end of a pipe any more, and whatever else the
-    loop has forked has it too. So a worker that is the loop's own child looks at whose child it is as well.
+    `parent.join` waits until the other end of a pipe is closed, and other forks of the main process keep it open. So
+    a direct child of the main process also checks its parent's pid.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None
-    while parent.is_alive() and (by_server or os.getppid() == parent.pid):
-        parent.join(_LOOK_UP_S)
+    while parent.is_alive() and (from_forkserver or os.getppid() == parent.pid):
+        parent.join(_POLL_S)
     os._exit(1)
 
 
-def how_ended(who: str, code: int | None) -> WorkerError:
-    """What the exit code of a worker that wasn't told to end says; None if it is still ending."""
+def exit_error(who: str, code: int | None) -> WorkerError:
+    """Explain the exit code of a worker that wasn't told to stop; None if it hasn't ended yet."""
     if code == -signal.SIGKILL:
         return WorkerError(
             f"{who} was killed by SIGKILL, the machine may have run out of memory; "

@@ -1,1 +1,1 @@
-"""What an image file's bytes say, and its pixels' size."""
+"""Image files: headers, the structure of JPEGs, resizing."""

@@ -1,4 +1,4 @@
-"""What the first bytes of an encoded image say, without decoding it. Knows of no other part."""
+"""Image headers: format, size and kind of an encoded image, without decoding it."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from numpy.typing import NDArray
 from effloop.errors import DataError
 
 Encoded = bytes | bytearray | memoryview
-"""One encoded image, byte by byte. A memoryview over an mmap is read in place, never copied."""
+"""One encoded image. A memoryview over an mmap is read in place, without a copy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What is known of an image before it is decoded.
+    """What an image's header says.
 
     Attributes:
         format: "JPEG", "PNG", "WEBP", "BMP" or "PNM" (raw pixels), by content.
         height: rows of the stored image, at least 1.
         width: columns of the stored image, at least 1.
-        plain: 8-bit grey or RGB/YCbCr, with no alpha, palette, animation or metadata that libraries
-            disagree on: what a fast decoder may take.
-        complete: a cheap look at the end found what ends a file of this format. False also for
-            a whole file with bytes behind its end; only decoding tells.
-        frame_at: where a JPEG's frame header (SOFn) starts; 0 for other formats.
+        plain: 8-bit grey or RGB/YCbCr, without alpha, palette, animation or metadata that libraries
+            disagree on; only such images go to the fast decoders.
+        complete: the file ends with its format's end marker, or has the length that its header states. False also for
+            a whole file with bytes after its end; only decoding tells.
+        sof_at: offset of a JPEG's frame header (SOFn); 0 for other formats.
     """
 
     format: str
@@ -35,15 +35,15 @@ class Header:
     width: int
     plain: bool
     complete: bool
-    frame_at: int = field(default=0, compare=False)
+    sof_at: int = field(default=0, compare=False)
 
 
 def read_header(data: Encoded) -> Header:
-    """Format, size and kind of an image: 1.9 µs for a photograph's JPEG, 2 µs with EXIF.
+    """Read format, size and kind of an image; 1.9 µs for a photograph's JPEG, 2 µs with EXIF.
 
     Raises:
-        DataError: empty, not an image of these formats, or damaged or cut before its size is known.
-            The message begins with "is ..."; whoever knows the sample's key puts that in front.
+        DataError: empty, not an image of these formats, or damaged or truncated before its size is known.
+            The message begins with "is ..."; the caller, who knows the sample's name, prepends it.
     """
     if not data:
         raise DataError("is empty (0 bytes)")
@@ -53,20 +53,19 @@ def read_header(data: Encoded) -> Header:
     raise _not_an_image(data)
 
 
-def size_by_header(data: Encoded, header: Header) -> int | None:
-    """How many bytes the file says it has, at least; None for JPEG, which doesn't say."""
-    if header.format == "WEBP":
-        return _webp_end(data)
-    if header.format in ("BMP", "PNM"):
-        return _bmp_end(data) if header.format == "BMP" else _pnm_end(data)
-    return _png_end(data) if header.format == "PNG" else None
+def expected_size(data: Encoded, header: Header) -> int | None:
+    """The file's length in bytes according to its header, a lower bound for PNG; None for JPEG, which has none."""
+    read = {"WEBP": _webp_end, "BMP": _bmp_end, "PNM": lambda data: _pnm_layout(data)[-1], "PNG": _png_end}.get(
+        header.format
+    )
+    return None if read is None else read(data)
 
 
 def extension(data: Encoded) -> str:
-    """What the name of a file with this image ends in, by its content: `jpg`, `png`, `webp`, `bmp`, `ppm`, `pgm`.
+    """File name extension by content: `jpg`, `png`, `webp`, `bmp`, `ppm` or `pgm`.
 
     Raises:
-        DataError: it is none of these.
+        DataError: the content is none of these.
     """
     found = read_header(data).format
     if found == "PNM":
@@ -74,23 +73,23 @@ def extension(data: Encoded) -> str:
     return "jpg" if found == "JPEG" else found.lower()
 
 
-def _header(fmt: str, height: int, width: int, plain: bool, complete: bool, frame_at: int = 0) -> Header:
+def _header(fmt: str, height: int, width: int, plain: bool, complete: bool, sof_at: int = 0) -> Header:
     if height < 1 or width < 1:
         raise DataError(f"is a damaged {fmt}: its header says {height} x {width} pixels (height x width)")
-    return Header(fmt, height, width, plain, complete, frame_at)
+    return Header(fmt, height, width, plain, complete, sof_at)
 
 
 def _not_an_image(data: Encoded) -> DataError:
     return DataError(f"is not a JPEG, PNG, WebP, BMP or PNM image; starts with {bytes(data[:12])!r}")
 
 
-def _cut(fmt: str, data: Encoded) -> DataError:
+def _truncated(fmt: str, data: Encoded) -> DataError:
     return DataError(f"is a truncated {fmt}: ends after {len(data):,} bytes, within its header")
 
 
 # JPEG: segments FF, marker, two bytes of length, payload; the size stands in the frame header, SOFn.
 
-_SEGMENT = struct.Struct(">BBHBHHB")  # a segment's start, read as if it were SOFn: all in one call
+_SEGMENT = struct.Struct(">BBHBHHB")  # any segment is read as if it were SOFn, in one call
 _MARKER = re.compile(rb"\xff[\x01-\xfe]")  # searches a memoryview in place, too
 _SOF = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # those three are DHT, JPG and DAC
 _SOF_PLAIN = frozenset({0xC0, 0xC1, 0xC2})  # Huffman-coded baseline, extended and progressive
@@ -99,7 +98,7 @@ _WITHOUT_LENGTH = frozenset({0x01, *range(0xD0, 0xD9)})  # TEM, RST0-7, SOI
 
 
 def _read_jpeg(data: Encoded) -> Header:
-    at = _frame_at(data)
+    at = _find_sof(data)
     _, marker, _, bits, height, width, components = _SEGMENT.unpack_from(data, at)
     plain = bits == 8 and marker in _SOF_PLAIN and components in (1, 3)
     complete = data[-1] == _EOI and data[-2] == 0xFF
@@ -107,21 +106,21 @@ def _read_jpeg(data: Encoded) -> Header:
 
 
 def jpeg_sampling(data: Encoded) -> list[tuple[int, int]]:
-    """(across, down): the sampling factors of each component of a JPEG, from its frame header.
+    """(horizontal, vertical) sampling factors of each component of a JPEG, from its frame header.
 
     Raises:
-        DataError: damaged or cut before they are known.
+        DataError: damaged or truncated before they are known.
     """
-    at = _frame_at(data)
+    at = _find_sof(data)
     components = data[at + 9]
     factors = bytes(data[at + 11 : at + 11 + 3 * components : 3])
     if not components or len(factors) < components:
-        raise _cut("JPEG", data)
+        raise _truncated("JPEG", data)
     return [(factor >> 4, factor & 15) for factor in factors]
 
 
-def _frame_at(data: Encoded) -> int:
-    """Where a JPEG's frame header (SOFn) starts; as much of it is there as `_SEGMENT` reads."""
+def _find_sof(data: Encoded) -> int:
+    """Offset of a JPEG's frame header (SOFn), of which at least what `_SEGMENT` reads is present."""
     at, unpack = 2, _SEGMENT.unpack_from
     try:
         while True:
@@ -131,15 +130,15 @@ def _frame_at(data: Encoded) -> int:
             common = prefix == 0xFF and _SOS < marker < 0xFF
             at = at + 2 + length if common else _next_segment(data, at)
     except struct.error:
-        raise _cut("JPEG", data) from None
+        raise _truncated("JPEG", data) from None
 
 
 def _next_segment(data: Encoded, at: int) -> int:
-    """Where to go on when `at` is not the start of a common segment."""
+    """Offset of the next segment when `at` is not the start of a common one."""
     found = _MARKER.search(data, at)
     if found is None:
-        raise _cut("JPEG", data)
-    if found.start() > at:  # behind fill bytes, or junk: libjpeg and Pillow skip both
+        raise _truncated("JPEG", data)
+    if found.start() > at:  # after fill bytes or junk: libjpeg and Pillow skip both
         return found.start()
     marker = data[at + 1]
     if marker in (_SOS, _EOI):
@@ -155,15 +154,15 @@ _PNG_HEADER = struct.Struct(">I4sIIBBBBB")
 _PNG_CHUNK = struct.Struct(">I4s")
 _PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 _PNG_HARMLESS = {b"gAMA": 4, b"cHRM": 32, b"sRGB": 1, b"pHYs": 9, b"tIME": 7}
-"""Chunks that change no pixel and, at this length, make no library complain. iCCP is not among them:
-libpng prints a warning for many a profile, and Pillow refuses those above 1 MB."""
+"""Chunks, and their lengths, that change no pixel and cause no warning. Not iCCP: libpng prints a warning for
+many profiles, and Pillow refuses those above 1 MB."""
 
 
 def _read_png(data: Encoded) -> Header:
     try:
         length, kind, width, height, bits, colour, *_ = _PNG_HEADER.unpack_from(data, 8)
     except struct.error:
-        raise _cut("PNG", data) from None
+        raise _truncated("PNG", data) from None
     if kind != b"IHDR" or length != 13:
         raise DataError(f"is a damaged PNG: its first chunk is {kind!r} of {length:,} bytes, not IHDR of 13")
     plain = bits == 8 and colour in (0, 2) and _png_chunks_plain(data)  # 0 is grey, 2 is RGB
@@ -171,7 +170,7 @@ def _read_png(data: Encoded) -> Header:
 
 
 def _png_chunks_plain(data: Encoded) -> bool:
-    """Whether only harmless chunks stand between header and pixels: no tRNS, no acTL."""
+    """Whether only harmless chunks are between header and pixels: no tRNS, no acTL."""
     at, end = 33, len(data) - 8
     while at <= end:
         length, kind = _PNG_CHUNK.unpack_from(data, at)
@@ -190,10 +189,10 @@ def _png_end(data: Encoded) -> int:
         at += 12 + int(length)
         if kind == b"IEND":
             return at
-    return max(at, len(data) + 1)  # an IEND is still to come
+    return max(at, len(data) + 1)  # IEND is missing
 
 
-# WebP: a RIFF file of one VP8 (lossy), VP8L (lossless) or VP8X (extended: the rest) chunk and more.
+# WebP: a RIFF file that begins with a VP8 (lossy), VP8L (lossless) or VP8X (extended) chunk.
 
 _WEBP_CHUNK = struct.Struct("<4sI")
 _WEBP_ALPHA, _WEBP_ANIMATION = 0x10, 0x02
@@ -203,7 +202,7 @@ def _read_webp(data: Encoded) -> Header:
     if data[8:12] != b"WEBP":
         raise _not_an_image(data)
     if len(data) < 30:
-        raise _cut("WEBP", data)
+        raise _truncated("WEBP", data)
     end, (kind, length) = _webp_end(data), _WEBP_CHUNK.unpack_from(data, 12)
     complete, alone = len(data) >= end, 20 + length + length % 2 == end
     if kind == b"VP8 " and data[23:26] == b"\x9d\x01\x2a":
@@ -230,19 +229,19 @@ _BMP_INFO_LENGTHS = frozenset({12, 40, 52, 56, 64, 108, 124})
 
 def _read_bmp(data: Encoded) -> Header:
     if len(data) < 18:
-        raise _cut("BMP", data)
+        raise _truncated("BMP", data)
     pixels_at, info = struct.unpack_from("<II", data, 10)
     if info not in _BMP_INFO_LENGTHS:
         raise _not_an_image(data)
     if len(data) < 14 + info:
-        raise _cut("BMP", data)
+        raise _truncated("BMP", data)
     width, height, bits, coding = _bmp_layout(data)
     plain = bits == 24 and coding == 0 and info != 12 and pixels_at >= 14 + info
     return _header("BMP", height, width, plain, len(data) >= _bmp_end(data))
 
 
 def _bmp_layout(data: Encoded) -> tuple[int, int, int, int]:
-    """(width, height, bits per pixel, compression); rows from top to bottom are a negative height."""
+    """(width, height, bits per pixel, compression); a stored height below 0 means top-down rows."""
     if data[14] == 12:  # OS/2's own, shorter info header
         width, height, _, bits = struct.unpack_from("<HHHH", data, 18)
         return width, height, bits, 0
@@ -253,20 +252,20 @@ def _bmp_layout(data: Encoded) -> tuple[int, int, int, int]:
 def _bmp_end(data: Encoded) -> int:
     width, height, bits, coding = _bmp_layout(data)
     (pixels_at,) = struct.unpack_from("<I", data, 10)
-    if coding in (1, 2):  # run lengths: how many bytes, only the header knows
+    if coding in (1, 2):  # run-length coded: the size is in the header only
         return int(pixels_at) + int(struct.unpack_from("<I", data, 34)[0])
     return int(pixels_at) + (width * bits + 31) // 32 * 4 * height
 
 
-# PNM: the pixels as they are behind a line of text. P6 is RGB, P5 grey; the payload that is stored raw.
+# PNM: raw pixels after a line of text; P6 is RGB, P5 grey.
 
 _PNM_HEADER = re.compile(rb"P([56])\s(?:#[^\n]*\n)*(\d{1,9})\s+(\d{1,9})\s+(\d{1,5})\s")
-_PNM_LONGEST = 128  # a header with longer comments is nobody's
+_PNM_LONGEST = 128  # longer comments aren't supported
 PNM_CHANNELS = {b"5": 1, b"6": 3}
 
 
 def pnm_header(height: int, width: int, channels: int) -> bytes:
-    """What stands before `height * width * channels` bytes of pixels; 1 channel is grey, 3 are RGB."""
+    """The header that precedes `height * width * channels` bytes of pixels; 1 channel is grey, 3 are RGB."""
     return b"P%d\n%d %d\n255\n" % (5 if channels == 1 else 6, width, height)
 
 
@@ -278,18 +277,17 @@ def pnm_pixels(data: Encoded, header: Header) -> NDArray[np.uint8]:
 
 
 def _read_pnm(data: Encoded) -> Header:
-    found = _PNM_HEADER.match(bytes(data[:_PNM_LONGEST]))
-    if found is None:
-        raise _cut("PNM", data) if len(data) < 16 else DataError("is a damaged PNM: no size in its first line")
-    width, height, largest = int(found[2]), int(found[3]), int(found[4])
-    end = found.end() + width * height * PNM_CHANNELS[found[1]] * (1 if largest < 256 else 2)
+    height, width, largest, end = _pnm_layout(data)
     return _header("PNM", height, width, largest == 255, len(data) == end)
 
 
-def _pnm_end(data: Encoded) -> int:
+def _pnm_layout(data: Encoded) -> tuple[int, int, int, int]:
+    """(height, width, largest value, length of the file)."""
     found = _PNM_HEADER.match(bytes(data[:_PNM_LONGEST]))
-    assert found is not None  # its header has been read
-    return found.end() + int(found[2]) * int(found[3]) * PNM_CHANNELS[found[1]] * (1 if int(found[4]) < 256 else 2)
+    if found is None:
+        raise _truncated("PNM", data) if len(data) < 16 else DataError("is a damaged PNM: no size in its first line")
+    width, height, largest = int(found[2]), int(found[3]), int(found[4])
+    return height, width, largest, found.end() + width * height * PNM_CHANNELS[found[1]] * (1 if largest < 256 else 2)
 
 
 _FORMATS = (

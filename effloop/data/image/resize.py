@@ -1,4 +1,4 @@
-"""Antialiased resizing, straight into the batch, and mirroring there; OpenCV, where it is."""
+"""Antialiased resizing into a batch's memory, and flipping there; by OpenCV where it is installed."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from effloop.errors import optional_package
 
 
 def resize_into(region: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
-    """Resize with an antialiased bilinear filter, 0.02 levels (mean) from Pillow's, the width first.
+    """Resize with an antialiased bilinear filter, the width first; 0.02 levels (mean) from Pillow's.
 
-    Pillow 13 takes the height first where an image is tall: the same filter, rounded 0.2 levels apart.
+    Pillow 13 resizes the height of a tall image first: the same filter, rounded 0.2 levels apart.
 
     The kernel behind torchvision's uint8 resize, called with a destination: 3,400 images/s/core
     at 400x533 to 224x224 against 1,900 for the public function and a copy. It releases the GIL.
@@ -25,7 +25,7 @@ def resize_into(region: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
         region: (h, w, 3) uint8, maybe a view.
         out: (H, W, 3) uint8, contiguous; written.
     """
-    # Views by NumPy: torch lets go of the GIL in each of its own, and then has to wait for it.
+    # Views by NumPy: torch releases the GIL for each of its own, and then has to wait for it.
     source = torch.from_numpy(readable(region).transpose(2, 0, 1)[None])
     target = torch.from_numpy(out.transpose(2, 0, 1)[None])
     torch.ops.aten._upsample_bilinear2d_aa.out(source, list(out.shape[:2]), False, None, None, out=target)
@@ -35,8 +35,8 @@ class FastResize:
     """Resizes by OpenCV's bilinear filter, which is not antialiased: 61 µs instead of 87 where a crop of 256x192 is
     enlarged to 224x224, 109 instead of 182 where one of 500x375 is shrunk.
 
-    It is 0.2 levels (mean) from `resize_into` where a crop is enlarged; 2.1, and 6.7 in the worst of 60, where it is
-    shrunk from up to 500x375; and beyond half the size the same, because that is what is done there.
+    It differs from `resize_into` by 0.2 levels (mean) where a crop is enlarged, and by 2.1, 6.7 in the worst of 60,
+    where it is shrunk from up to 500x375. What is shrunk to less than half is left to `resize_into`.
 
     Raises:
         ConfigError: OpenCV isn't installed.
@@ -59,12 +59,12 @@ class FastResize:
 
 
 def readable(array: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The same memory for a reader that asks for writable, as torch does; it must not write."""
-    return array if array.flags.writeable else np.asarray(_Lent(array))
+    """The same memory, flagged writable, for torch, which asks for that; it must not be written."""
+    return array if array.flags.writeable else np.asarray(_FlaggedWritable(array))
 
 
-class _Lent:
-    """Read-only memory for a reader that asks for writable: torch warns otherwise, though it only reads.
+class _FlaggedWritable:
+    """Read-only memory flagged writable: torch warns otherwise, even where it only reads.
 
     Takes 4 µs; a copy of a crop from a mapped file takes up to 50, and holds the GIL while pages are fetched.
     """
@@ -77,8 +77,8 @@ class _Lent:
         self.__array_interface__, self._array = interface, array
 
 
-def mirror(image: NDArray[np.uint8]) -> None:
-    """Turn left and right about, in place and without the GIL, which NumPy holds for 239 µs at 224x224.
+def hflip(image: NDArray[np.uint8]) -> None:
+    """Flip horizontally, in place and without the GIL, which NumPy would hold for 239 µs at 224x224.
 
     Args:
         image: (H, W, 3) uint8, contiguous; written.
@@ -86,8 +86,8 @@ def mirror(image: NDArray[np.uint8]) -> None:
     _flip(image, 1)
 
 
-def overturn(image: NDArray[np.uint8]) -> None:
-    """As `mirror`, top and bottom."""
+def vflip(image: NDArray[np.uint8]) -> None:
+    """Flip vertically, as `hflip`."""
     _flip(image, 0)
 
 
@@ -102,7 +102,7 @@ def _flip(image: NDArray[np.uint8], axis: int) -> None:
 
 @functools.cache
 def opencv() -> Any:
-    """The module, or None where it isn't installed or lacks a system library."""
+    """The module cv2, or None where it isn't installed or lacks a system library."""
     try:
         cv2 = importlib.import_module("cv2")
     except ImportError:

@@ -50,7 +50,7 @@ def test_figures(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -
     assert rows["progressive"]["on"] == "progressive=[16]"
     assert rows["freeze"]["on"] == "model.freeze=[features]"
     assert rows["cudnn_benchmark"]["reason"] == "without a GPU it changes nothing"
-    assert "'tf32' is not to be had on device 'cpu'" in rows["tf32"]["reason"]
+    assert "'tf32' is not supported on device 'cpu'" in rows["tf32"]["reason"]
     out = capsys.readouterr().out
     assert all(f"│ {name}" in out for name in rows)
     assert max(map(len, out.splitlines())) <= 120

@@ -85,54 +85,56 @@ def plan(photos: Path) -> Plan:
 
 
 def test_tasks_seek(plan: Plan) -> None:
-    whole = list(plan.tasks(1))
+    whole = list(plan.requests(1))
     assert len(whole) == len(plan.order) == 5
     for number in range(len(whole) + 1):
-        rest = list(plan.tasks(1, number * 8))
-        assert [task.ids.tolist() for task in rest] == [task.ids.tolist() for task in whole[number:]]
-        assert all(task.epoch == 1 for task in rest)
+        rest = list(plan.requests(1, number * 8))
+        assert [request.ids.tolist() for request in rest] == [request.ids.tolist() for request in whole[number:]]
+        assert all(request.epoch == 1 for request in rest)
 
 
 def test_tasks_refuse_a_position_inside_a_batch(plan: Plan) -> None:
-    wanted = "samples_seen: 12 is inside a batch of 8; go on with the batch size and number of ranks that the run had"
+    wanted = (
+        "samples_seen: 12 is inside a batch of 8; continue with the batch size and number of ranks that the run had"
+    )
     with pytest.raises(ConfigError, match=line(wanted)):
-        list(plan.tasks(0, 12))
+        list(plan.requests(0, 12))
 
 
 def test_position_counts_the_samples_of_all_ranks() -> None:
     order = Order(40, 4, 0, Tail.drop, rank=1, world_size=2)
-    plan = Plan(None, None, None, order, 0)  # type: ignore[arg-type]  tasks need no source
-    assert [task.ids.tolist() for task in plan.tasks(0, 16)] == [ids for ids, _ in epoch(order)[2:]]
+    plan = Plan(None, None, None, order, 0)  # type: ignore[arg-type]  requests need no source
+    assert [request.ids.tolist() for request in plan.requests(0, 16)] == [ids for ids, _ in epoch(order)[2:]]
 
 
 def test_a_batch_before_it_is_filled(photos: Path) -> None:
     plan = make_plan(open_source("folder", photos, "val"), train=False)
-    task = list(plan.tasks(0))[-1]
-    batch = plan.empty_batch(task)
+    request = list(plan.requests(0))[-1]
+    batch = plan.empty_batch(request)
     assert batch.images.shape == (8, 3, 24, 24)
     assert batch.images.dtype == torch.uint8
     assert batch.images.is_contiguous(memory_format=torch.channels_last)
     assert batch.targets.dtype == torch.uint8
-    assert batch.targets.tolist() == plan.source.labels[task.ids].tolist()
+    assert batch.targets.tolist() == plan.source.labels[request.ids].tolist()
     assert batch.valid.tolist() == [True] * 5 + [False] * 3
     assert not batch.images[5:].any()
 
 
 def test_filling_in_runs_is_filling_at_once(plan: Plan) -> None:
-    task = next(plan.tasks(0))
-    whole, parts = plan.empty_batch(task), plan.empty_batch(task)
-    plan.fill(task, whole.images, 0, 8)
+    request = next(plan.requests(0))
+    whole, parts = plan.empty_batch(request), plan.empty_batch(request)
+    plan.fill(request, whole.images, 0, 8)
     for start, stop in ((6, 8), (0, 1), (1, 6)):
-        plan.fill(task, parts.images, start, stop)
+        plan.fill(request, parts.images, start, stop)
     assert torch.equal(parts.images, whole.images)
 
 
 def test_padding_is_left_alone(photos: Path) -> None:
     plan = make_plan(open_source("folder", photos, "val"), train=False)
-    task = list(plan.tasks(0))[-1]
-    batch = plan.empty_batch(task)
+    request = list(plan.requests(0))[-1]
+    batch = plan.empty_batch(request)
     for start in range(0, 8, 2):
-        plan.fill(task, batch.images, start, start + 2)
+        plan.fill(request, batch.images, start, start + 2)
     assert batch.images[:5].flatten(1).any(1).all()
     assert not batch.images[5:].any()
 
@@ -140,15 +142,15 @@ def test_padding_is_left_alone(photos: Path) -> None:
 def test_a_bad_sample_is_named(photos: Path) -> None:
     plan = make_plan(open_source("folder", photos))
     wanted = f"{photos}/train/{plan.source.key(7)} is damaged"
-    with pytest.raises(DataError, match=line(wanted)), plan.blaming(7):
+    with pytest.raises(DataError, match=line(wanted)), plan.error_context(7):
         raise DataError("is damaged")
 
 
 def test_pickle(plan: Plan) -> None:
     copy = pickle.loads(pickle.dumps(plan))
-    task = next(plan.tasks(0))
-    images = [plan.empty_batch(task).images, copy.empty_batch(task).images]
-    plan.fill(task, images[0], 0, 8)
-    copy.fill(task, images[1], 0, 8)
+    request = next(plan.requests(0))
+    images = [plan.empty_batch(request).images, copy.empty_batch(request).images]
+    plan.fill(request, images[0], 0, 8)
+    copy.fill(request, images[1], 0, 8)
     assert torch.equal(*images)
-    np.testing.assert_array_equal(next(copy.tasks(0)).ids, task.ids)
+    np.testing.assert_array_equal(next(copy.requests(0)).ids, request.ids)

@@ -10,7 +10,7 @@ from torch import nn
 
 import effloop
 from effloop.errors import ConfigError
-from effloop.optim import OptimConfig, go_on, optimizers, scaled_lr, schedules
+from effloop.optim import OptimConfig, optimizers, restore, scaled_lr, schedules
 
 
 @pytest.mark.parametrize("name", optimizers.names())
@@ -132,7 +132,7 @@ def test_moments_take_the_layout_of_their_parameters(name: str, fused: str) -> N
     model = model.to(memory_format=torch.contiguous_format)
     resumed = optimizers.build(other.optim, model.parameters())
     going_on = schedules.build(config.schedule, resumed, updates=10)
-    go_on(resumed, going_on, copy.deepcopy(optimizer.state_dict()), schedule.state_dict())
+    restore(resumed, going_on, copy.deepcopy(optimizer.state_dict()), schedule.state_dict())
     for parameter, state in resumed.state.items():
         assert all(value.stride() == parameter.stride() for value in state.values() if value.shape == parameter.shape)
     descend(straight, optimizer, 3)

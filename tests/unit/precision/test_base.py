@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from effloop.optim import Average, OptimConfig, optimizers
+from effloop.optim import EMA, OptimConfig, optimizers
 from effloop.precision import Precision, precisions
 
 CPU = torch.device("cpu")
@@ -54,7 +54,7 @@ def test_schedule_and_average_do_not_step_then() -> None:
     """As the loop does it: three updates, of which the second overflows."""
     precision, model = scaled(), nn.Linear(3, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    schedule, average = LambdaLR(optimizer, lambda step: 1 / (1 + step)), Average(model, 0.5)
+    schedule, average = LambdaLR(optimizer, lambda step: 1 / (1 + step)), EMA(model, 0.5)
     rates = []
     for factor in (1.0, float("inf"), 1.0):
         optimizer.zero_grad()

@@ -23,7 +23,7 @@ from effloop.batch import Batch
 from effloop.bench.loop import Preloaded
 from effloop.checkpoint import CheckpointConfig, Checkpoints
 from effloop.model import checkpoint_blocks, freeze, models, parameter_groups
-from effloop.optim import Average, NoAverage, optimizers, schedules
+from effloop.optim import EMA, NoEMA, optimizers, schedules
 from effloop.parallel.single import NoneConfig, NoParallel
 from effloop.precision import Precision
 from effloop.record import Metrics, Position, Recorder
@@ -188,7 +188,7 @@ def bodiless(overrides: Sequence[str], device: torch.device) -> Trainer:
     return Trainer(
         model=model,
         train_step=Step(model, task, precision),
-        average=Average(model, config.optim.ema) if config.optim.ema else NoAverage(model),
+        average=EMA(model, config.optim.ema) if config.optim.ema else NoEMA(model),
         optimizer=optimizer,
         schedule=schedules.build(config.schedule, optimizer, updates=5),
         task=task,

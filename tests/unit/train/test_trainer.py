@@ -22,7 +22,7 @@ from effloop.config import to_dict
 from effloop.data.augment.mix import Mix
 from effloop.data.random import sample_keys
 from effloop.errors import ConfigError
-from effloop.optim import NoAverage
+from effloop.optim import NoEMA
 from effloop.parallel.single import NoneConfig, NoParallel
 from effloop.precision import Precision
 from effloop.record import Metrics, Recorder
@@ -95,7 +95,7 @@ def plain_trainer(batch_size: int, accumulate: int) -> Trainer:
     return Trainer(
         model=model,
         train_step=Step(model, task, precision),
-        average=NoAverage(model),
+        average=NoEMA(model),
         optimizer=optimizer,
         schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0),
         task=task,

@@ -1,4 +1,4 @@
-"""Python's and NumPy's generators, set to a key in 1 µs: for libraries that draw from such objects."""
+"""Python's and NumPy's generators, seeded by a key in 1 µs, for libraries that draw from such objects."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _MASK = (1 << 64) - 1
 
 
 class KeyedRandom(random.Random):
-    """`random.Random` whose numbers are those of `keyed.words`: SplitMix64.
+    """`random.Random` by SplitMix64, with the numbers of `effloop.data.random.words`.
 
-    Setting it to a key takes 0.1 µs, and Python's own generator 3.8; a number takes 0.5 µs, Python's own 0.05.
+    Seeding takes 0.1 µs, Python's own generator 3.8; a number takes 0.5 µs, Python's own 0.05.
     """
 
     def seed(self, key: int = 0, version: int = 2) -> None:  # type: ignore[override]
-        """Begin the numbers of a key, from 0 to 2**64 - 1."""
+        """Seed with a key from 0 to 2**64 - 1."""
         del version
         self._state, self.gauss_next = key, None
 
@@ -40,11 +40,11 @@ class KeyedRandom(random.Random):
 
 
 class Generators:
-    """A generator of either kind. For one thread.
+    """A generator of each kind, for one thread.
 
     Attributes:
-        numpy: Philox 4x64-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"), which is made for
-            keys: its state is set in 0.8 µs, PCG64's in 1.3, and `default_rng` takes 8.
+        numpy: Philox 4x64-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"), seeded
+            in 0.8 µs, PCG64 in 1.3, and `default_rng` takes 8.
         python: the same interface as the module `random`.
     """
 
@@ -55,7 +55,7 @@ class Generators:
         self.python = KeyedRandom(0)
 
     def seed(self, key: int) -> None:
-        """Set both to the beginning of a key, from 0 to 2**64 - 1."""
+        """Seed both with a key from 0 to 2**64 - 1."""
         self._start["state"]["key"][0] = key
         self._bits.state = self._start
         self.python.seed(key)

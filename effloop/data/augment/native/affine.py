@@ -1,4 +1,4 @@
-"""RandomRotation and RandomAffine, by torchvision's laws and with its pixels."""
+"""RandomRotation and RandomAffine, with torchvision's distributions and pixels."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from effloop.data.augment.operation import (
     BadParameterError,
     Image,
     Keys,
+    PixelOperation,
     Sizes,
-    Touch,
     check_number,
     check_range,
     operation,
@@ -25,7 +25,7 @@ from effloop.data.augment.operation import (
 from effloop.data.random import uniforms
 
 
-class _Warp(Touch):
+class _Warp(PixelOperation):
     """Draws one matrix for each image."""
 
     _sampling: Sampling
@@ -34,19 +34,19 @@ class _Warp(Touch):
     def draw(self, keys: Keys, sizes: Sizes) -> Matrices:
         """(N, 2, 3) float32, `inverse_matrices`."""
 
-    def one(self, image: Image, drawn: Matrices, row: int) -> None:
+    def apply_inplace(self, image: Image, drawn: Matrices, row: int) -> None:
         warp_one(image, drawn[row], self._sampling)
 
-    def batch(self, images: Tensor, drawn: Matrices) -> Tensor:
+    def apply_batch(self, images: Tensor, drawn: Matrices) -> Tensor:
         return warp(images, drawn, self._sampling)
 
 
 @operation
 class RandomRotation(_Warp):
-    """Turns by an angle drawn evenly, about the middle; what was outside is filled.
+    """Rotation by a uniform angle about the centre; what was outside is filled.
 
     Args:
-        degrees: [smallest, largest], anticlockwise; a number is [-number, number].
+        degrees: [smallest, largest], counter-clockwise; a number is [-number, number].
         interpolation: `nearest` or `bilinear`.
         fill: a level of 0..255, or three.
     """
@@ -61,11 +61,11 @@ class RandomRotation(_Warp):
 
 @operation
 class RandomAffine(_Warp):
-    """Turns, moves, scales and shears, each by what is drawn evenly; what was outside is filled.
+    """Rotation, translation, scaling and shear, each uniform; what was outside is filled.
 
     Args:
         degrees: [smallest, largest], clockwise; a number is [-number, number].
-        translate: largest move to either side as a share of the width, and of the height.
+        translate: largest shift in either direction, as a share of the width and of the height.
         scale: [smallest, largest], 0.001 to 1,000.
         shear: [smallest, largest] in degrees along x, two more along y; a number is [-number, number] along x.
         interpolation: `nearest` or `bilinear`.

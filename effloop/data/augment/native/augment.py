@@ -12,17 +12,17 @@ from torch import Tensor
 
 from effloop.data.augment import recipe
 from effloop.data.augment.base import Augment, Device, Draws, RecipeConfig, augments
-from effloop.data.augment.framing import Image, Sizes, inside, place, reframed
+from effloop.data.augment.framing import Image, Sizes, clip_boxes, crop_and_flip_batch, write_crop
 from effloop.data.augment.native.flips import RandomHorizontalFlip
-from effloop.data.augment.native.frames import CentralSquare, RandomResizedCrop, Whole
-from effloop.data.augment.operation import Keys, Operation, Reframe, operations
+from effloop.data.augment.native.frames import CenterCropResize, RandomResizedCrop, WholeImage
+from effloop.data.augment.operation import CropOperation, Keys, Operation, operations
 from effloop.data.augment.recipe import Step
 from effloop.data.image.resize import FastResize, resize_into
 
 Steps = Sequence[Step[Operation]]
 
 _PROBES = np.array([[1_000_003, 1_000_033], [1_000_003, 2_000_003], [3_000_017, 1_000_003]])
-"""Sizes that no crop is too large for, to see what becomes of images of several sizes."""
+"""Sizes larger than any crop, to see the output's size for images of several sizes."""
 
 
 class Resize(Enum):
@@ -37,9 +37,9 @@ class NativeConfig(RecipeConfig):
     """Fields of `augment=native`.
 
     Attributes:
-        resize: `exact` is antialiased, within 0.1 levels of Pillow's; `fast` takes two thirds of the time and is
-            not antialiased: 0.2 levels (mean) from `exact` where a crop is enlarged, 2.1 where it is shrunk. On a
-            GPU it is always `exact`.
+        resize: `exact` is antialiased, within 0.1 levels of Pillow's; `fast` takes two thirds of the time and isn't
+            antialiased: 0.2 levels (mean) from `exact` where a crop is enlarged, 2.1 where it is shrunk. Always
+            `exact` on a GPU.
     """
 
     resize: Resize = Resize.exact
@@ -47,26 +47,26 @@ class NativeConfig(RecipeConfig):
 
 @augments.register("native", NativeConfig)
 class NativeAugment(Augment):
-    """EffLoop's own operations, drawn for many samples at once; on the host or, by batches, on the device."""
+    """EffLoop's own operations, drawn for many samples at once; on the host or, on batches, on the device."""
 
     def __init__(self, config: NativeConfig, *, size: int, train: bool) -> None:
         self.config = config
         self.resize = FastResize() if config.resize is Resize.fast else resize_into
         steps = _steps(config, size, train=train)
         ends = [_sizes_after(steps[:count], _PROBES) for count in range(1, len(steps) + 1)]
-        recipe.check_end(ends[-1], size)
-        # From the first on that gives all images one size, the rest can be done to a batch.
+        recipe.check_output_sizes(ends[-1], size)
+        # Once all images have one size, the rest can run on batches.
         alike = next(count for count, end in enumerate(ends, 1) if (end == end[0, 0]).all())
         count = alike if config.device is Device.gpu else len(steps)
         self.host, self.device = steps[:count], steps[count:]
         self.size = int(ends[count - 1][0, 0])
-        self._last_frame = max(n for n, step in enumerate(self.host) if isinstance(step.made, Reframe))
+        self._last_frame = max(n for n, step in enumerate(self.host) if isinstance(step.op, CropOperation))
 
     @property
-    def first(self) -> Reframe:
-        """What the boxes to decode come from."""
-        first = self.host[0].made
-        assert isinstance(first, Reframe)
+    def first(self) -> CropOperation:
+        """The operation that draws the boxes to decode."""
+        first = self.host[0].op
+        assert isinstance(first, CropOperation)
         return first
 
     @property
@@ -75,9 +75,9 @@ class NativeAugment(Augment):
 
     @property
     def resizes_and_flips(self) -> bool:
-        whole = type(self).apply is NativeAugment.apply  # what is built on this one may do more
+        whole = type(self).apply is NativeAugment.apply  # a subclass may do more
         resizes = self.first.resizes and not getattr(self.first, "padding", 0)
-        return whole and resizes and [type(step.made) for step in self.host[1:]] in ([], [RandomHorizontalFlip])
+        return whole and resizes and [type(step.op) for step in self.host[1:]] in ([], [RandomHorizontalFlip])
 
     @property
     def resizes_and_flips_if_on_gpu(self) -> bool:
@@ -92,54 +92,54 @@ class NativeAugment(Augment):
     def draw(self, keys: Keys, sizes: Sizes) -> Draws:
         drawn = _drawn(self.host, keys, sizes)
         flips = drawn[1] if self.resizes_and_flips and len(drawn) > 1 else np.zeros(len(keys), np.bool_)
-        return Draws(keys, inside(drawn[0][:, :4], sizes), flips, drawn)
+        return Draws(keys, clip_boxes(drawn[0][:, :4], sizes), flips, drawn)
 
     def apply(self, region: Image, draws: Draws, row: int, out: Image) -> None:
         box = draws.drawn[0][row].tolist()
         image = out if self._last_frame == 0 else np.empty((*box[4:], 3), np.uint8)
-        place(region, box, image, self.resize)
+        write_crop(region, box, image, self.resize)
         for number in range(1, len(self.host)):
             target = out if number == self._last_frame else None
-            image = self.host[number].made.host(image, draws.drawn[number], row, target, self.resize)
+            image = self.host[number].op.apply_host(image, draws.drawn[number], row, target, self.resize)
 
     def on_device(self, images: Tensor, keys: Keys) -> Tensor:
         drawn = _drawn(self.device, keys, np.full((len(keys), 2), self.size))
-        made = [step.made for step in self.device]
+        made = [step.op for step in self.device]
         number = 0
         while number < len(made):
             now, after = made[number], made[number + 1 : number + 2]
-            if isinstance(now, Reframe) and after and isinstance(after[0], RandomHorizontalFlip):
-                images = reframed(images, drawn[number], drawn[number + 1])  # both in one kernel
+            if isinstance(now, CropOperation) and after and isinstance(after[0], RandomHorizontalFlip):
+                images = crop_and_flip_batch(images, drawn[number], drawn[number + 1])  # both in one kernel
                 number += 2
             else:
-                images = now.batch(images, drawn[number])
+                images = now.apply_batch(images, drawn[number])
                 number += 1
         return images
 
     def check(self, sizes: Sizes) -> None:
-        recipe.check_end(_sizes_after(self.host, sizes), self.size)
+        recipe.check_output_sizes(_sizes_after(self.host, sizes), self.size)
 
 
 def _steps(config: NativeConfig, size: int, *, train: bool) -> Steps:
-    """A recipe's operations, the first of which cuts."""
+    """A recipe's operations, the first of which is a crop."""
     if not train:
-        return [Step("eval_ratio", "CentralSquare", CentralSquare(size, config.eval_ratio), 0)]
-    steps = recipe.read(config, operations, size)
-    whole = Step[Operation]("whole", "Whole", Whole(), 0)
-    return steps if isinstance(steps[0].made, Reframe) else [whole, *steps]
+        return [Step("eval_ratio", "CenterCropResize", CenterCropResize(size, config.eval_ratio), 0)]
+    steps = recipe.build_steps(config, operations, size)
+    whole = Step[Operation]("whole", "WholeImage", WholeImage(), 0)
+    return steps if isinstance(steps[0].op, CropOperation) else [whole, *steps]
 
 
 def _drawn(steps: Steps, keys: Keys, sizes: Sizes) -> tuple[Any, ...]:
-    """What each step draws for (N,) samples whose images have these sizes.
+    """Draw each step for (N,) samples of these sizes.
 
     Raises:
         ConfigError: a crop is larger than an image.
     """
     found = []
     for step in steps:
-        with recipe.blaming(step):
-            found.append(step.made.draw(keys if step.salt in _SHARED else step.keys(keys), sizes))
-            sizes = step.made.out_sizes(sizes)
+        with recipe.error_context(step):
+            found.append(step.op.draw(keys if step.salt in _SHARED else step.keys(keys), sizes))
+            sizes = step.op.out_sizes(sizes)
     return tuple(found)
 
 
@@ -150,10 +150,10 @@ def _sizes_after(steps: Steps, sizes: Sizes) -> Sizes:
         ConfigError: a crop is larger than an image.
     """
     for step in steps:
-        with recipe.blaming(step):
-            sizes = step.made.out_sizes(sizes)
+        with recipe.error_context(step):
+            sizes = step.op.out_sizes(sizes)
     return sizes
 
 
 _SHARED = {recipe.salt(kind.__name__, 0) for kind in (RandomResizedCrop, RandomHorizontalFlip)}
-"""The first of these take their numbers from the samples' own streams, and no number that the other takes."""
+"""The first of each takes its numbers from the samples' keys themselves, and the two take different ones."""

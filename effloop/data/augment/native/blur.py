@@ -1,4 +1,4 @@
-"""Native Gaussian blur, each image by a width of its own."""
+"""Native Gaussian blur, each image with its own sigma."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from effloop.data.augment.operation import (
     BadParameterError,
     Image,
     Keys,
+    PixelOperation,
     Sizes,
-    Touch,
     check_number,
     check_range,
     operation,
@@ -28,17 +28,17 @@ from effloop.data.augment.operation import (
 from effloop.data.image.resize import opencv
 from effloop.data.random import uniforms
 
-_SIGMAS = (1e-3, 1e4)  # in pixels; 0.001 is the image as it is, and below 1e-45, 0 in float32, it would be black
+_SIGMAS = (1e-3, 1e4)  # in pixels; 0.001 changes nothing, and below 1e-45, 0 in float32, images would be black
 
 
 @dataclass(frozen=True)
-class Blurs:
+class BlurDraws:
     """What `GaussianBlur` drew for N images.
 
     Attributes:
         sigma: (N,) float32, in pixels.
-        across: (N, k) float32, the weights from left to right; they add up to 1.
-        down: (N, l) float32, from top to bottom.
+        across: (N, k) float32, the horizontal weights; they add up to 1.
+        down: (N, l) float32, the vertical weights.
     """
 
     sigma: NDArray[np.float32]
@@ -47,15 +47,14 @@ class Blurs:
 
 
 @operation
-class GaussianBlur(Touch):
-    """Blurred; at the rim the image is mirrored.
+class GaussianBlur(PixelOperation):
+    """Gaussian blur, with reflected borders.
 
-    Within 1 level of torchvision's: that takes one pass of k * l weights, this two of k and of l.
+    Within 1 level of torchvision's, which takes one pass of k * l weights; this takes two, of k and of l.
 
     Args:
-        kernel_size: how many pixels' weights are reckoned with, odd; or [across, down].
-        sigma: width of the blur in pixels, 0.001 to 10,000, or [smallest, largest], from which it is drawn
-            evenly.
+        kernel_size: odd number of weights, or [horizontal, vertical].
+        sigma: in pixels, 0.001 to 10,000, or [smallest, largest] of a uniform distribution.
     """
 
     def __init__(self, kernel_size: int | Sequence[int], sigma: float | Sequence[float] = (0.1, 2.0)) -> None:
@@ -72,33 +71,33 @@ class GaussianBlur(Touch):
             )
         return sizes
 
-    def draw(self, keys: Keys, sizes: Sizes) -> Blurs:
+    def draw(self, keys: Keys, sizes: Sizes) -> BlurDraws:
         del sizes
         low, high = self.sigma
         sigma = (low + (high - low) * uniforms(keys, 1)[:, 0]).astype(np.float32)
-        return Blurs(sigma, _weights(self.across, sigma), _weights(self.down, sigma))
+        return BlurDraws(sigma, _weights(self.across, sigma), _weights(self.down, sigma))
 
-    def one(self, image: Image, drawn: Blurs, row: int) -> None:
+    def apply_inplace(self, image: Image, drawn: BlurDraws, row: int) -> None:
         cv2 = opencv()
         if cv2 is None:
             pixels = torch.from_numpy(image.transpose(2, 0, 1)[None])
             pixels.copy_(_blurred(pixels, *(torch.from_numpy(w[row : row + 1]) for w in (drawn.across, drawn.down))))
             return
-        # Through float32: from uint8 to uint8 OpenCV's weights are of 8 bits.
+        # By float32: from uint8 to uint8 OpenCV rounds the weights to 8 bits.
         values = cv2.sepFilter2D(
             image, cv2.CV_32F, drawn.across[row], drawn.down[row], borderType=cv2.BORDER_REFLECT_101
         )
         cv2.convertScaleAbs(values, image)  # rounds
 
-    def batch(self, images: Tensor, drawn: Blurs) -> Tensor:
+    def apply_batch(self, images: Tensor, drawn: BlurDraws) -> Tensor:
         return on_all(images, _blurred, to_device(drawn.across, images), to_device(drawn.down, images))
 
 
 def _kernel_size(value: object) -> list[int]:
-    """[across, down].
+    """[horizontal, vertical].
 
     Raises:
-        BadParameterError: it can't be.
+        BadParameterError: it is neither an odd number nor two.
     """
     pair = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value, value]
     try:
@@ -113,7 +112,7 @@ def _kernel_size(value: object) -> list[int]:
 
 
 def _weights(size: int, sigma: NDArray[np.float32]) -> NDArray[np.float32]:
-    """(N,) widths -> (N, size), reckoned as torchvision does."""
+    """(N,) sigmas -> (N, size) weights, computed as in torchvision."""
     end = (size - 1) / (2 * math.sqrt(2))
     places = torch.linspace(-end, end, size)
     exponents = places.div(torch.from_numpy(sigma)[:, None]).pow(2).neg()
@@ -127,12 +126,12 @@ def _blurred(images: Tensor, across: Tensor, down: Tensor) -> Tensor:
 
 
 def _weighted(values: Tensor, weights: Tensor, dim: int) -> Tensor:
-    """(N, 3, H, W) -> the same, each place the weighted sum of those around it along a dimension."""
+    """(N, 3, H, W) -> the same, convolved along a dimension."""
     length, reach = values.shape[dim], weights.shape[1] // 2
     padding = (reach, reach, 0, 0) if dim == 3 else (0, 0, reach, reach)
     padded = F.pad(values, padding, mode="reflect").contiguous(memory_format=torch.channels_last)
     total = torch.zeros_like(values)
     for place in range(weights.shape[1]):
-        # No convolution: on a GPU its float32 products are of 10 bits unless that is turned off for the whole process.
+        # Not conv2d, which uses TensorFloat-32 on a GPU unless that is turned off for the whole process.
         total.addcmul_(padded.narrow(dim, place, length), weights[:, place].view(-1, 1, 1, 1))
     return total

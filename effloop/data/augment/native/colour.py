@@ -17,12 +17,12 @@ from effloop.data.augment.operation import (
     BadParameterError,
     Image,
     Keys,
+    PixelOperation,
     Sizes,
-    Touch,
+    bernoulli,
     check_number,
     check_probability,
     check_range,
-    chosen,
     operation,
     to_device,
 )
@@ -36,7 +36,7 @@ _NONE = len(_HOST)
 
 
 @dataclass(frozen=True)
-class Jitters:
+class JitterDraws:
     """What `ColorJitter` drew for N images.
 
     Attributes:
@@ -50,7 +50,7 @@ class Jitters:
 
 
 @operation
-class ColorJitter(Touch):
+class ColorJitter(PixelOperation):
     """Brightness, contrast, saturation and hue changed at random, in a random order.
 
     Args:
@@ -71,20 +71,20 @@ class ColorJitter(Touch):
         self.given = np.flatnonzero((self.ranges != [[1], [1], [1], [0]]).any(1))
         self.p = check_probability("p", p)
 
-    def draw(self, keys: Keys, sizes: Sizes) -> Jitters:
+    def draw(self, keys: Keys, sizes: Sizes) -> JitterDraws:
         del sizes
         numbers = uniforms(keys, 9)
         turns = self.given[numbers[:, 1 + self.given].argsort(axis=1)]
         turns[numbers[:, 0] >= self.p] = _NONE
         low, high = self.ranges.T
-        return Jitters(turns, (low + (high - low) * numbers[:, 5:]).astype(np.float32))
+        return JitterDraws(turns, (low + (high - low) * numbers[:, 5:]).astype(np.float32))
 
-    def one(self, image: Image, drawn: Jitters, row: int) -> None:
+    def apply_inplace(self, image: Image, drawn: JitterDraws, row: int) -> None:
         for turn in drawn.turns[row].tolist():
             if turn != _NONE:
                 _HOST[turn](image, drawn.amounts[row, turn])
 
-    def batch(self, images: Tensor, drawn: Jitters) -> Tensor:
+    def apply_batch(self, images: Tensor, drawn: JitterDraws) -> Tensor:
         # At each turn, the images that take the same operation are taken together.
         rows = drawn.turns.argsort(axis=0, kind="stable")
         turns = np.take_along_axis(drawn.turns, rows, axis=0)
@@ -116,7 +116,7 @@ def _range(name: str, value: object, center: float, low: float, high: float) -> 
         ) from None
 
 
-class Sometimes(Touch):
+class Sometimes(PixelOperation):
     """One and the same change to every image that is changed.
 
     Args:
@@ -136,13 +136,13 @@ class Sometimes(Touch):
 
     def draw(self, keys: Keys, sizes: Sizes) -> NDArray[np.bool_]:
         del sizes
-        return chosen(keys, self.p)
+        return bernoulli(keys, self.p)
 
-    def one(self, image: Image, drawn: NDArray[np.bool_], row: int) -> None:
+    def apply_inplace(self, image: Image, drawn: NDArray[np.bool_], row: int) -> None:
         if drawn[row]:
             self.change(image)
 
-    def batch(self, images: Tensor, drawn: NDArray[np.bool_]) -> Tensor:
+    def apply_batch(self, images: Tensor, drawn: NDArray[np.bool_]) -> Tensor:
         return (
             kernels.on_rows(images, to_device(np.flatnonzero(drawn), images), self.changed) if drawn.any() else images
         )

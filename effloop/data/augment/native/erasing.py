@@ -1,4 +1,4 @@
-"""Native erasing of a box, each image's own."""
+"""Native random erasing, each image with its own box."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from effloop.data.augment.operation import (
     BadParameterError,
     Image,
     Keys,
+    PixelOperation,
     Sizes,
-    Touch,
     check_number,
     check_probability,
     check_range,
@@ -27,16 +27,16 @@ from effloop.data.augment.operation import (
 from effloop.data.random import uniforms, words, words_on_device
 
 _ATTEMPTS = 10  # torchvision's
-_NUMBERS = 3 + 2 * _ATTEMPTS  # one to choose, two for the place; noise begins after them
+_NUMBERS = 3 + 2 * _ATTEMPTS  # one for p, two for the position; noise begins after them
 _WORD = 8  # bytes
 
 
 @dataclass(frozen=True)
-class Erased:
+class ErasingDraws:
     """What `RandomErasing` drew for N images.
 
     Attributes:
-        boxes: (N, 4) int64 top, left, height, width; of no height where nothing is erased.
+        boxes: (N, 4) int64 top, left, height, width; zeros where nothing is erased.
         keys: (N,) uint64, for noise.
     """
 
@@ -45,16 +45,15 @@ class Erased:
 
 
 @operation
-class RandomErasing(Touch):
-    """A box of the image replaced (Zhong and others 2017, "Random Erasing Data Augmentation").
+class RandomErasing(PixelOperation):
+    """Replaces a box of the image (Zhong et al. 2017, "Random Erasing Data Augmentation").
 
     Args:
-        p: how probable that is.
+        p: probability.
         scale: smallest and largest area of the box, as a share of the image.
-        ratio: smallest and largest height over width of the box, drawn evenly in its logarithm.
-        value: what stands in the box: a whole number of 0 to 255, three of them for red, green and blue, or "random":
-            each value drawn evenly from 0 to 255, as in the paper. (torchvision draws from a normal distribution,
-            for images that are normalised already.)
+        ratio: smallest and largest height over width of the box, log-uniform.
+        value: of the box: a whole number from 0 to 255, three of them for red, green and blue, or "random": noise
+            uniform in 0 to 255, as in the paper. (torchvision's is normal, for images already normalised.)
     """
 
     def __init__(
@@ -69,22 +68,24 @@ class RandomErasing(Touch):
         self.ratio = check_range("ratio", ratio, *RATIOS)
         self.value = _colour(value)
 
-    def draw(self, keys: Keys, sizes: Sizes) -> Erased:
+    def draw(self, keys: Keys, sizes: Sizes) -> ErasingDraws:
         numbers = uniforms(keys, _NUMBERS)
-        boxes = erased_boxes(numbers[:, 1:], sizes, self.scale, self.ratio)
+        boxes = erasing_boxes(numbers[:, 1:], sizes, self.scale, self.ratio)
         boxes[numbers[:, 0] >= self.p] = 0
-        return Erased(boxes, keys)
+        return ErasingDraws(boxes, keys)
 
-    def one(self, image: Image, drawn: Erased, row: int) -> None:
+    def apply_inplace(self, image: Image, drawn: ErasingDraws, row: int) -> None:
         top, left, height, width = drawn.boxes[row].tolist()
-        lines = image.reshape(len(image), -1)[top : top + height]  # each written at once: 50 µs at 224x224 where not
+        lines = image.reshape(len(image), -1)[
+            top : top + height
+        ]  # whole rows are written at once: pixel by pixel it takes 50 µs at 224x224
         if self.value is not None:
             lines[:, 3 * left : 3 * (left + width)] = np.tile(self.value, width)
         elif height:
             noise = _noise(drawn.keys[row : row + 1], image.shape[1], top, height)
             lines[:, 3 * left : 3 * (left + width)] = noise[:, 3 * left : 3 * (left + width)]
 
-    def batch(self, images: Tensor, drawn: Erased) -> Tensor:
+    def apply_batch(self, images: Tensor, drawn: ErasingDraws) -> Tensor:
         if not drawn.boxes[:, 2].any():
             return images
         top, left, height, width = to_device(drawn.boxes.T, images)[..., None]
@@ -96,10 +97,10 @@ class RandomErasing(Touch):
         return torch.where(inside, to_device(self.value, images).view(1, 3, 1, 1), images)
 
 
-def erased_boxes(
+def erasing_boxes(
     numbers: NDArray[np.float64], sizes: Sizes, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> NDArray[np.int64]:
-    """Boxes by the law of torchvision's RandomErasing, for many images at once.
+    """Boxes with the distribution of torchvision's RandomErasing, for many images at once.
 
     Args:
         numbers: (N, 22) in [0, 1): ten areas, ten ratios, top, left.
@@ -108,16 +109,15 @@ def erased_boxes(
         ratio: smallest and largest height over width.
 
     Returns:
-        (N, 4) top, left, height, width: the first of ten attempts that is lower and narrower than the image; zeros
-        where none is.
+        (N, 4) top, left, height, width of the first of ten attempts that is smaller than the image; zeros if none is.
     """
     area = sizes.prod(axis=1)[:, None] * (scale[0] + (scale[1] - scale[0]) * numbers[:, :_ATTEMPTS])
     low, high = np.log(ratio)
     aspect = np.exp(low + (high - low) * numbers[:, _ATTEMPTS : 2 * _ATTEMPTS])
-    tried = np.rint(np.sqrt(np.stack([area * aspect, area / aspect], axis=2))).astype(np.int64)
-    fits = (tried < sizes[:, None]).all(axis=2)
+    observed_sizes = np.rint(np.sqrt(np.stack([area * aspect, area / aspect], axis=2))).astype(np.int64)
+    fits = (observed_sizes < sizes[:, None]).all(axis=2)
     rows, first = np.arange(len(sizes)), fits.argmax(axis=1)
-    found = tried[rows, first]
+    found = observed_sizes[rows, first]
     corners = (numbers[:, -2:] * (sizes - found + 1)).astype(np.int64)
     return np.where(fits[rows, first][:, None], np.concatenate([corners, found], axis=1), 0)
 
@@ -126,7 +126,7 @@ def _colour(value: object) -> NDArray[np.uint8] | None:
     """(3,) uint8, or None for noise.
 
     Raises:
-        BadParameterError: it can't be.
+        BadParameterError: it is none of these.
     """
     if value == "random":
         return None
@@ -143,7 +143,7 @@ def _colour(value: object) -> NDArray[np.uint8] | None:
 
 
 def _noise(keys: Keys, width: int, top: int, height: int) -> NDArray[np.uint8]:
-    """(1,) key -> (height, 3 * width), those rows of the image's noise."""
+    """(1,) key -> (height, 3 * width), these rows of the image's noise."""
     first, end = top * width * 3, (top + height) * width * 3
     start = first // _WORD
     numbers = words(keys, _NUMBERS + start, -(-end // _WORD) - start)

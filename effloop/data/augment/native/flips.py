@@ -1,56 +1,59 @@
-"""Native mirroring, from left to right and upside down."""
+"""Native horizontal and vertical flips."""
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from effloop.data.augment.operation import Image, Keys, Sizes, Touch, check_probability, chosen, operation, to_device
-from effloop.data.image.resize import mirror, overturn
+from effloop.data.augment.operation import (
+    Image,
+    Keys,
+    PixelOperation,
+    Sizes,
+    bernoulli,
+    check_probability,
+    operation,
+    to_device,
+)
+from effloop.data.image.resize import hflip, vflip
 
 
-@operation
-class RandomHorizontalFlip(Touch):
-    """Left and right turned about.
+class _RandomFlip(PixelOperation):
+    """Flips an image with probability `p`.
 
     Args:
-        p: how probable that is.
+        p: probability of a flip.
     """
+
+    _dim: ClassVar[int]  # of (N, 3, H, W)
 
     def __init__(self, p: float = 0.5) -> None:
         self.p = check_probability("p", p)
 
     def draw(self, keys: Keys, sizes: Sizes) -> NDArray[np.bool_]:
         del sizes
-        return chosen(keys, self.p)
+        return bernoulli(keys, self.p)
 
-    def one(self, image: Image, drawn: NDArray[np.bool_], row: int) -> None:
+    def apply_inplace(self, image: Image, drawn: NDArray[np.bool_], row: int) -> None:
         if drawn[row]:
-            mirror(image)
+            (hflip if self._dim == 3 else vflip)(image)
 
-    def batch(self, images: Tensor, drawn: NDArray[np.bool_]) -> Tensor:
-        return images.flip(3).where(to_device(drawn, images).view(-1, 1, 1, 1), images)
+    def apply_batch(self, images: Tensor, drawn: NDArray[np.bool_]) -> Tensor:
+        return images.flip(self._dim).where(to_device(drawn, images).view(-1, 1, 1, 1), images)
 
 
 @operation
-class RandomVerticalFlip(Touch):
-    """Top and bottom turned about.
+class RandomHorizontalFlip(_RandomFlip):
+    """Horizontal flip; `p` is its probability."""
 
-    Args:
-        p: how probable that is.
-    """
+    _dim = 3
 
-    def __init__(self, p: float = 0.5) -> None:
-        self.p = check_probability("p", p)
 
-    def draw(self, keys: Keys, sizes: Sizes) -> NDArray[np.bool_]:
-        del sizes
-        return chosen(keys, self.p)
+@operation
+class RandomVerticalFlip(_RandomFlip):
+    """Vertical flip; `p` is its probability."""
 
-    def one(self, image: Image, drawn: NDArray[np.bool_], row: int) -> None:
-        if drawn[row]:
-            overturn(image)
-
-    def batch(self, images: Tensor, drawn: NDArray[np.bool_]) -> Tensor:
-        return images.flip(2).where(to_device(drawn, images).view(-1, 1, 1, 1), images)
+    _dim = 2

@@ -1,4 +1,4 @@
-"""Native operations that cut and resize: their boxes are known before an image is decoded."""
+"""Native operations that crop and resize: their boxes are known before an image is decoded."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from effloop.data.augment.operation import (
     MOST_SIDE,
     RATIOS,
     BadParameterError,
+    CropOperation,
     Keys,
-    Reframe,
     Sizes,
     check_range,
     operation,
@@ -24,14 +24,14 @@ _ATTEMPTS = 10  # torchvision's
 
 
 @operation
-class RandomResizedCrop(Reframe):
-    """A box of random area and ratio, resized: torchvision's law (Szegedy et al. 2015, "Going deeper with
-    convolutions").
+class RandomResizedCrop(CropOperation):
+    """A box of random area and ratio, resized, with torchvision's distribution (Szegedy et al. 2015, "Going deeper
+    with convolutions").
 
     Args:
-        size: height and width of what comes out, or one number for both.
+        size: height and width of the output, or one number for both.
         scale: smallest and largest area of the box, as a share of the image.
-        ratio: smallest and largest width over height of the box, drawn evenly in its logarithm.
+        ratio: smallest and largest width over height of the box, log-uniform.
     """
 
     def __init__(self, size: object, scale: object = (0.08, 1.0), ratio: object = (3 / 4, 4 / 3)) -> None:
@@ -45,11 +45,11 @@ class RandomResizedCrop(Reframe):
 
 
 @operation
-class Resize(Reframe):
+class Resize(CropOperation):
     """The whole image, resized.
 
     Args:
-        size: [height, width] of what comes out; one number is the shorter side, and the ratio stays.
+        size: [height, width] of the output; one number is the shorter side, and keeps the aspect ratio.
     """
 
     def __init__(self, size: object) -> None:
@@ -67,12 +67,12 @@ class Resize(Reframe):
 
 
 @operation
-class RandomCrop(Reframe):
-    """A box at a random place, as it is.
+class RandomCrop(CropOperation):
+    """A random crop, not resized.
 
     Args:
         size: height and width of the box, or one number for both.
-        padding: black pixels around the image, which the box may cover.
+        padding: black pixels around the image, which may be part of the box.
     """
 
     def __init__(self, size: object, padding: int = 0) -> None:
@@ -93,7 +93,7 @@ class RandomCrop(Reframe):
         return super().out_sizes(sizes)
 
     def _space(self, sizes: Sizes) -> Sizes:
-        """(N, 2) how many places there are, less one."""
+        """(N, 2) number of positions, less one."""
         space: Sizes = sizes + 2 * self.padding - np.array(self.target)
         if space.min() < 0:
             height, width = sizes[space.min(axis=1).argmin()]
@@ -106,7 +106,7 @@ class RandomCrop(Reframe):
 
 @operation
 class CenterCrop(RandomCrop):
-    """A box in the middle, as it is.
+    """A centre crop, not resized.
 
     Args:
         size: height and width of the box, or one number for both.
@@ -116,12 +116,12 @@ class CenterCrop(RandomCrop):
         super().__init__(size)
 
     def boxes(self, keys: Keys, sizes: Sizes) -> NDArray[np.int64]:
-        corners = np.rint(self._space(sizes) / 2).astype(np.int64)  # to the even one, as torchvision does
+        corners = np.rint(self._space(sizes) / 2).astype(np.int64)  # half to even, as torchvision does
         return np.concatenate([corners, self.out_sizes(sizes)], axis=1)
 
 
-class Whole(Reframe):
-    """The image as it is; stands before a recipe that doesn't begin with a crop."""
+class WholeImage(CropOperation):
+    """The whole image; precedes a recipe that doesn't begin with a crop."""
 
     target = (0, 0)
     resizes = False
@@ -133,11 +133,11 @@ class Whole(Reframe):
         return np.concatenate([np.zeros_like(sizes), sizes], axis=1)
 
 
-class CentralSquare(Reframe):
-    """For evaluation: a square in the middle, resized.
+class CenterCropResize(CropOperation):
+    """For evaluation: a square centre crop, resized.
 
     Args:
-        size: height and width of what comes out.
+        size: height and width of the output.
         share: side of the square, as a share of the shorter side.
     """
 
@@ -153,7 +153,7 @@ def check_size(name: str, value: object) -> tuple[int, int]:
     """Height and width, from a pair or one number for both.
 
     Raises:
-        BadParameterError: it is neither.
+        BadParameterError: it is neither, or too large.
     """
     pair: list[Any] = list(value) if isinstance(value, list | tuple) else [value, value]
     if len(pair) != 2 or not all(type(side) is int and 0 < side <= MOST_SIDE for side in pair):
@@ -166,17 +166,16 @@ def check_size(name: str, value: object) -> tuple[int, int]:
 def random_resized_boxes(
     numbers: NDArray[np.float64], sizes: Sizes, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> NDArray[np.int64]:
-    """Crop boxes by the law of torchvision's RandomResizedCrop, for many images at once.
+    """Crop boxes with the distribution of torchvision's RandomResizedCrop, for many images at once.
 
     Args:
         numbers: (N, 22) in [0, 1): ten areas, ten ratios, top, left.
         sizes: (N, 2) height and width.
         scale: smallest and largest share of the area.
-        ratio: smallest and largest width over height, drawn evenly in its logarithm.
+        ratio: smallest and largest width over height, log-uniform.
 
     Returns:
-        (N, 4) top, left, height, width. Where no attempt fits, the largest centred box of a ratio
-        that is allowed.
+        (N, 4) top, left, height, width. If no attempt fits, the largest centred box of an allowed ratio.
     """
     height, width = sizes[:, 0], sizes[:, 1]
     area = (height * width)[:, None] * (scale[0] + (scale[1] - scale[0]) * numbers[:, :_ATTEMPTS])
@@ -197,8 +196,8 @@ def random_resized_boxes(
 def center_boxes(sizes: NDArray[np.int64], share: float) -> NDArray[np.int64]:
     """(N, 2) sizes -> (N, 4) centred squares whose side is `share` of the shorter side.
 
-    Cutting first and resizing after gives what resizing the shorter side to `size / share` and
-    cutting the centre gives, up to rounding, and needs only that part of the image decoded.
+    Cropping, then resizing equals resizing the shorter side to `size / share`, then cropping the centre, up to
+    rounding, and only that part has to be decoded.
     """
     side = np.maximum(np.rint(sizes.min(axis=1) * share), 1).astype(np.int64)
     corner = (sizes - side[:, None]) // 2

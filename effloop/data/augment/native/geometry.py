@@ -1,8 +1,8 @@
-"""Turning, moving, shearing and scaling: each image by its own matrix, with the arithmetic of torchvision v2.
+"""Affine warps: each image with its own matrix, and the arithmetic of torchvision v2.
 
-torchvision multiplies its grid by a matrix product, whose order of rounding is the library's. Here the same product
-is written out in float32, one operation after another: a GPU, a CPU and one image alone then choose the same pixels,
-and TF32, which a model may ask for, never touches a coordinate.
+torchvision multiplies its grid by a matrix product, whose rounding depends on the library. Here the same product is
+written out in float32, so that a GPU, a CPU and a single image choose the same pixels, and TF32, which a model may use,
+doesn't affect coordinates.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from effloop.data.image.resize import opencv
 Floats = NDArray[np.float64]
 Matrices = NDArray[np.float32]
 
-# Pixels at once. A CPU's caches hold those of 2 images of 224x224: nearest takes 300 µs an image, 680 where 20 are done
-# together. 167 of them on a GPU: the memory is 250 MB then, 360 where bilinear, whatever the batch.
+# Pixels at once. A CPU's caches hold 2 images of 224x224: nearest takes 300 µs per image, 680 with 20 at once. On a GPU
+# 167 images: they take 250 MB, 360 with bilinear, whatever the batch size.
 _ON_CPU, _ON_GPU = 1 << 17, 1 << 23
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a pixel is found between those of the source, and what lies outside.
+    """Interpolation, and the fill of pixels from outside.
 
     Attributes:
-        bilinear: weigh four neighbours; else the nearest.
-        fill: red, green, blue of what lies outside. With `bilinear` torchvision darkens the border's own pixels twice
-            where a fill is given, even 0, and once where none is; so here.
+        bilinear: else nearest.
+        fill: red, green, blue. As in torchvision, `bilinear` darkens border pixels twice with a fill, even 0, and once
+            without.
     """
 
     bilinear: bool = False
@@ -46,7 +46,7 @@ class Sampling:
         """From an operation's parameters.
 
         Raises:
-            BadParameterError: they are none.
+            BadParameterError: one of them is not allowed.
         """
         if interpolation not in ("nearest", "bilinear"):
             raise BadParameterError(f"interpolation: {interpolation} is not allowed; set nearest or bilinear")
@@ -60,17 +60,17 @@ def inverse_matrices(
     shear: Floats | float = 0.0,
     centre: Floats | float = 0.0,
 ) -> Matrices:
-    """From where each pixel comes: torchvision's `affine` with these parameters, for N images.
+    """Output to input coordinates: torchvision's `affine` with these parameters, for N images.
 
     Args:
-        angle: (N,) degrees, clockwise. `rotate` takes them the other way: give it `-(angle % 360)`.
+        angle: (N,) degrees, clockwise. For torchvision's `rotate` pass `-(angle % 360)`.
         translate: (N, 2) pixels to the right and down.
         scale: (N,) above 0.
         shear: (N, 2) degrees, x and y.
-        centre: (N, 2) what stays in place, x and y in pixels from the image's middle.
+        centre: (N, 2) fixed point, x and y in pixels from the image's centre.
 
     Returns:
-        (N, 2, 3) float32, in pixels from the image's middle.
+        (N, 2, 3) float32, in pixels from the image's centre.
     """
     angle, scale = np.radians(angle), np.asarray(scale)
     (sx, sy), (cx, cy), (tx, ty) = (_pair(value) for value in (np.radians(shear), centre, translate))
@@ -86,7 +86,7 @@ def inverse_matrices(
 
 
 def warp(images: Tensor, matrices: Matrices, sampling: Sampling) -> Tensor:
-    """Sample each image through its own matrix; nothing waits for the device.
+    """Warp each image by its own matrix, without a sync.
 
     Args:
         images: (N, 3, H, W) uint8, channels_last.
@@ -109,10 +109,10 @@ def warp(images: Tensor, matrices: Matrices, sampling: Sampling) -> Tensor:
 
 
 def warp_one(image: Image, matrix: Matrices, sampling: Sampling) -> None:
-    """The same for one (H, W, 3) uint8 image, in place, on the host, with the same pixels; matrix: (2, 3).
+    """`warp` for one (H, W, 3) uint8 image, in place, on the host, with the same pixels; matrix: (2, 3).
 
-    Nearly all of it without the GIL: 120 to 260 µs at 224x224 where torchvision takes 770; `bilinear` 800 to 950 and
-    900 to 1,150.
+    Nearly all of it without the GIL: 120 to 260 µs at 224x224, torchvision takes 770; `bilinear` 800 to 950,
+    torchvision 900 to 1,150.
     """
     cv2 = opencv()
     if sampling.bilinear or cv2 is None:
@@ -128,12 +128,12 @@ def warp_one(image: Image, matrix: Matrices, sampling: Sampling) -> None:
 
 
 def _relative(matrices: Matrices, height: int, width: int) -> Matrices:
-    """Half the image's side becomes 1, as torch's grids have it."""
+    """In units of half the image's sides, as in torch's grids."""
     return np.divide(matrices, np.array([[0.5 * width], [0.5 * height]], np.float32), dtype=np.float32)
 
 
 def _ramp(length: int, device: torch.device | None = None) -> Tensor:
-    """(length,) float32: pixels from the middle."""
+    """(length,) float32: pixels from the centre."""
     return torch.arange(0.5 * (1 - length), 0.5 * (1 + length), device=device)
 
 
@@ -148,7 +148,7 @@ def _grid(terms: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
 
 def _nearest(images: Tensor, x: Tensor, y: Tensor, fill: Tensor | None) -> Tensor:
     count, _, height, width = images.shape
-    # A frame of one pixel is what all the outside is found in: masks took twice the time of the rest.
+    # All pixels from outside are in a border of one pixel: masks took twice the time of the rest.
     framed = torch.empty((count, height + 2, width + 2, 3), dtype=torch.uint8, device=images.device)
     framed[:, :: height + 1] = framed[:, :, :: width + 1] = 0 if fill is None else fill.round().to(torch.uint8)
     framed[:, 1:-1, 1:-1] = images.permute(0, 2, 3, 1)
@@ -176,8 +176,8 @@ def _bilinear(images: Tensor, x: Tensor, y: Tensor, fill: Tensor | None) -> Tens
 def _places(terms: Sequence[float], height: int, width: int, side: int) -> Matrices:
     """One coordinate's 3 terms -> (H, W) float32, the source's column (or row) by pixel, whole numbers.
 
-    By NumPy, which starts no threads of its own. A coordinate that only one axis moves, as most of a policy's are, is
-    worked out along that axis.
+    With NumPy, which starts no threads. A coordinate that depends on one axis only, as in most warps of a policy, is
+    computed along that axis.
     """
     by_x, by_y, shift = terms
     columns, rows = _ramp(width).numpy(), _ramp(height).numpy()[:, None]

@@ -1,9 +1,9 @@
-"""The operations of `kernels`, for one image on the host, in place: the same pixels, but for `hue` with OpenCV.
+"""The operations of `kernels`, for one image on the host, in place: the same pixels, except `hue` with OpenCV.
 
-An image is (H, W, 3) uint8 RGB, contiguous; it is written. Every pass over the pixels lets go of the GIL and takes one
-thread; the fewer the better, as each has to wait for the GIL again: 45 short ones took 403 µs an image by one thread
-and 624 by two. Passes over floats are torch's where they multiply and add (it rounds once, as `kernels` do), NumPy's
-where they go to uint8: 12 µs at 224x224, torch takes 81; OpenCV's where it has what they haven't.
+An image is (H, W, 3) uint8 RGB, contiguous; it is written. Every pass over the pixels releases the GIL and uses one
+thread; the fewer the better, as each then waits for the GIL: 45 short ones took 403 µs per image with one thread,
+624 with two. torch multiplies and adds floats (rounding once, as in `kernels`); NumPy converts to uint8, in 12 µs at
+224x224 where torch takes 81; OpenCV does what neither of them offers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from effloop.data.image.resize import opencv
 
 Image = NDArray[np.uint8]
 
-# Luma is a multiple of 0.0001, and is off by less than half of that: what is a whole number won't fall below it.
+# Luma is a multiple of 0.0001 with an error below half of that: whole numbers must not be rounded down.
 _LUMA = np.array([[*kernels.LUMA, 5e-5]], np.float32)
 
 
@@ -42,7 +42,7 @@ def saturation(image: Image, factor: float, rest: float | None = None) -> None:
     floats = _floats(image)
     luma = _luma(image, floats)
     cv2 = opencv()
-    # Three in a row: torch takes 84 µs to add one plane to three at 224x224, OpenCV 11 to repeat it.
+    # Repeated: torch takes 84 µs to add one plane to three at 224x224, OpenCV 11 to repeat it.
     other = torch.from_numpy(cv2.cvtColor(luma.numpy(), cv2.COLOR_GRAY2RGB)) if cv2 else luma.unsqueeze(2)
     _blend(image, floats, other, factor, rest)
 
@@ -52,7 +52,7 @@ def sharpness(image: Image, factor: float, rest: float | None = None) -> None:
     height, width = image.shape[:2]
     if min(height, width) <= 2:
         return
-    # Row after row in one line: 4 µs a pass at 224x224; where passes stop at each row's end, 28.
+    # All rows as one: 4 µs per pass at 224x224; row by row 28.
     row = 3 * width
     pixels = image.reshape(-1).astype(np.uint16)
     high = pixels[: -2 * row] + pixels[row:-row]
@@ -72,9 +72,9 @@ def sharpness(image: Image, factor: float, rest: float | None = None) -> None:
 
 
 def hue(image: Image, shift: float) -> None:
-    """As `kernels.hue`, but for 1 level in about one value of 10,000.
+    """As `kernels.hue`, except for 1 level in about one value of 10,000.
 
-    The kernel's own steps take 415 µs at 224x224, and OpenCV's 153, with 40 calls fewer that let go of the GIL.
+    The kernel takes 415 µs at 224x224, OpenCV 153, with 40 fewer calls that release the GIL.
     """
     cv2 = opencv()
     if cv2 is None:
@@ -82,7 +82,7 @@ def hue(image: Image, shift: float) -> None:
         return
     floats = image.astype(np.float32)
     cv2.cvtColor(floats, cv2.COLOR_RGB2HSV, floats)
-    cv2.add(floats, (360 * (float(shift) % 1), 0, 0, 0), floats)  # hues below 0 wouldn't be brought back to the circle
+    cv2.add(floats, (360 * (float(shift) % 1), 0, 0, 0), floats)  # negative hues wouldn't wrap around
     cv2.cvtColor(floats, cv2.COLOR_HSV2RGB, floats)
     floats *= np.float32(kernels.TOP / 255)
     np.copyto(image, floats, casting="unsafe")
@@ -124,7 +124,7 @@ def equalize(image: Image) -> None:
         _by_kernel(image, kernels.equalize)
         return
     counts = [cv2.calcHist([image], [channel], None, [256], [0, 256]).ravel() for channel in range(3)]
-    table = kernels.equalizing(torch.from_numpy(np.stack(counts)[None].astype(np.int64)))
+    table = kernels.equalize_tables(torch.from_numpy(np.stack(counts)[None].astype(np.int64)))
     cv2.LUT(image, table[0].t().contiguous().numpy()[None], image)
 
 
@@ -149,7 +149,7 @@ def _floats(image: Image) -> Tensor:
 
 
 def _luma(image: Image, floats: Tensor) -> Tensor:
-    """(H, W) float32 whole numbers, as `kernels` have them but for 3 of the 16.7 million colours."""
+    """(H, W) float32 whole numbers, as in `kernels` except for 3 of the 16.7 million colours."""
     cv2 = opencv()
     if cv2 is None:
         return kernels.luma(torch.from_numpy(image.transpose(2, 0, 1)[None]))[0, 0].floor_()
@@ -157,7 +157,7 @@ def _luma(image: Image, floats: Tensor) -> Tensor:
 
 
 def _look_up(image: Image, table: Tensor) -> None:
-    """Each value -> what (256,) float32 has for it, cut off to 0..255 and not rounded."""
+    """Map each value by a (256,) float32 table, truncated to 0..255 and not rounded."""
     whole = table.clamp_(0, 255).to(torch.uint8).numpy()
     cv2 = opencv()
     if cv2 is None:
@@ -173,7 +173,7 @@ def _blend(image: Image, floats: Tensor, other: Tensor, factor: float, rest: flo
 
 
 def _write(image: Image, values: Tensor) -> None:
-    """Cut off, not rounded."""
+    """Truncated, not rounded."""
     np.copyto(image, values.numpy(), casting="unsafe")
 
 

@@ -1,10 +1,9 @@
-"""Colour operations on a batch, each image by a parameter of its own; on any device, and nothing waits for it.
+"""Colour operations on a batch, each image with its own parameter; on any device, without a sync.
 
-The arithmetic is that of torchvision's functions on one uint8 image, rounding by rounding (float32, cut off and not
-rounded where it goes back to uint8), so the pixels are the same to the bit on a CPU; `hue` is the one that may differ.
-A blend's `rest` is what 1 - factor is before the factor was rounded to float32, where that is known; torchvision has
-both from one float64, and one level of up to 0.7% of the values hangs on it.
-Images are (N, 3, H, W) uint8, best in channels_last; what comes out is new, and laid out as what came in.
+The arithmetic and its rounding are those of torchvision's functions on one uint8 image (float32, truncated to uint8),
+so the pixels are the same to the bit on a CPU, except for `hue`. A blend's `rest` is 1 - factor, computed before the
+factor was rounded to float32, if known; torchvision computes both from one float64, and up to 0.7 % of the values
+depend on it by one level. Images are (N, 3, H, W) uint8, best in channels_last; outputs are new and of the same layout.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 LUMA = (0.2989, 0.587, 0.114)  # torchvision's shares of red, green and blue; they add up to 0.9999
-TOP = 255.999  # what it scales [0, 1] by before it cuts off
+TOP = 255.999  # its scale of [0, 1] before truncation
 
 
 def brightness(images: Tensor, factor: Tensor) -> Tensor:
@@ -26,7 +25,7 @@ def brightness(images: Tensor, factor: Tensor) -> Tensor:
 def contrast(images: Tensor, factor: Tensor, rest: Tensor | None = None) -> Tensor:
     """Each image blended with its mean luma: (N,) float32 factor, 0 is flat, 1 is the image.
 
-    The mean is of exact sums; in float32, as torchvision's, it hangs on the number of threads from 256x256 on.
+    The mean is of exact sums; in float32, as in torchvision, it depends on the number of threads from 256x256 on.
     """
     return _blend(images, luma(images).floor_().mean((1, 2, 3), True, dtype=torch.float64).float(), factor, rest)
 
@@ -37,35 +36,37 @@ def saturation(images: Tensor, factor: Tensor, rest: Tensor | None = None) -> Te
 
 
 def sharpness(images: Tensor, factor: Tensor, rest: Tensor | None = None) -> Tensor:
-    """Each image blended with itself smoothed: (N,) float32 factor, 0 is smooth, 1 is the image; its rim stays."""
+    """Each image blended with itself smoothed: (N,) float32 factor, 0 is smooth, 1 is the image; its border stays."""
     if min(images.shape[-2:]) <= 2:
         return images.clone()
     sharp = images.to(torch.float32)
     inner = sharp[..., 1:-1, 1:-1]
-    # Thirteenths of a whole number are never halves, so every way of summing rounds alike.
+    # Thirteenths of a whole number are never halves, so all orders of summation round alike.
     smooth = _sum_of_nine(images.to(torch.int16)).add_(images[..., 1:-1, 1:-1], alpha=4).mul(1 / 13).round_()
     inner.addcmul_(smooth.sub_(inner), _rest(factor, rest))
     return _to_uint8(sharp)
 
 
 def hue(images: Tensor, shift: Tensor) -> Tensor:
-    """Each image's hues turned by its (N,) float32 shift, -0.5 to 0.5 of the circle.
+    """Each image's hues rotated by its (N,) float32 shift, -0.5 to 0.5 of the circle.
 
-    At most 1 level from torchvision's, in about one value of 10,000: that goes by more steps, and rounds at each.
+    At most 1 level from torchvision's, in about one value of 10,000: it takes more steps, and rounds at each.
     """
     out = torch.empty_like(images)
-    planes = images.contiguous().unbind(1)  # 100 µs for an image of 224x224 on a CPU, and each pass reads whole runs
-    for channel, values in enumerate(turned(planes, shift.view(-1, 1, 1))):
+    planes = images.contiguous().unbind(
+        1
+    )  # 100 µs for an image of 224x224 on a CPU, but each pass reads contiguous memory
+    for channel, values in enumerate(rotate_hue(planes, shift.view(-1, 1, 1))):
         out[:, channel] = values
     return out
 
 
-def turned(planes: Iterable[Tensor], shift: Tensor) -> list[Tensor]:
-    """Three (N, H, W) uint8, (N, 1, 1) float32 -> three (N, H, W) float32, to be cut off: what `hue` makes of them."""
+def rotate_hue(planes: Iterable[Tensor], shift: Tensor) -> list[Tensor]:
+    """`hue` of three (N, H, W) uint8 planes by (N, 1, 1) float32 -> three (N, H, W) float32, to be truncated."""
     red, green, blue = planes
     high, low = red.maximum(green).maximum(blue), red.minimum(green).minimum(blue)
     span = high - low
-    # All bits where it is the highest, so that & and ^ select: 12 µs at 224x224 on a CPU, where() takes 42.
+    # All bits set where it is the highest, so that & and ^ select: 12 µs at 224x224 on a CPU, where() takes 42.
     in_red, in_green = ((channel == high).to(torch.int16).neg_() for channel in (red, green))
     red, green, blue = (channel.to(torch.int16) for channel in (red, green, blue))
     side, in_second, in_first = red - green, blue - red, green - blue
@@ -73,7 +74,7 @@ def turned(planes: Iterable[Tensor], shift: Tensor) -> list[Tensor]:
     side ^= in_first.bitwise_xor_(side).bitwise_and_(in_red)
     # Hue is 0 at red, 2 at green, 4 at blue.
     start = in_green.bitwise_and_(-2).add_(4).bitwise_and_(in_red.bitwise_not_())
-    place = side.to(torch.float32).div_(span.clamp(min=1).to(torch.float32))  # where there is no hue, 0 / 1
+    place = side.to(torch.float32).div_(span.clamp(min=1).to(torch.float32))  # 0 / 1 for greys
     place.add_(start.to(torch.float32)).add_(6 * shift)
     place.sub_(place.mul(1 / 6).floor_(), alpha=6)
     top, depth = high.to(torch.float32).mul_(TOP / 255), span.to(torch.float32).mul_(TOP / 255)
@@ -103,10 +104,10 @@ def autocontrast(images: Tensor) -> Tensor:
 
 
 def equalize(images: Tensor) -> Tensor:
-    """Each channel of each image with its histogram flattened, by Pillow's rule; a channel of one value stays."""
+    """Each channel of each image with its histogram equalised, as Pillow does; a channel of one value stays."""
     values = images.flatten(2).to(torch.int64)
     counts = values.new_zeros((*values.shape[:2], 256)).scatter_add_(2, values, values.new_ones(1).expand_as(values))
-    return equalizing(counts).gather(2, values).view(images.shape).contiguous(memory_format=_layout(images))
+    return equalize_tables(counts).gather(2, values).view(images.shape).contiguous(memory_format=_layout(images))
 
 
 def grayscale(images: Tensor) -> Tensor:
@@ -125,8 +126,8 @@ def luma(images: Tensor) -> Tensor:
     return red.mul(LUMA[0]).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2])
 
 
-def equalizing(counts: Tensor) -> Tensor:
-    """(N, C, 256) int64, how often each value comes -> (N, C, 256) uint8, what `equalize` makes of each."""
+def equalize_tables(counts: Tensor) -> Tensor:
+    """(N, C, 256) int64 histograms -> (N, C, 256) uint8, the look-up tables of `equalize`."""
     upto = counts.cumsum(2)
     last = counts.gather(2, upto.argmax(2, keepdim=True))
     step = (upto[..., -1:] - last) // 255
@@ -137,7 +138,7 @@ def equalizing(counts: Tensor) -> Tensor:
 def on_all(images: Tensor, kernel: Callable[..., Tensor], *parameters: Tensor) -> Tensor:
     """`kernel(images, *parameters)`, on a CPU image by image; `images` may be written and returned.
 
-    One image's floats stay in a CPU's cache: the brightness of 16 at 224x224 takes 280 µs each, all at once 780.
+    One image's floats fit a CPU's cache: brightness of 16 images at 224x224 takes 280 µs each, 780 all at once.
 
     Args:
         images: (N, 3, H, W) uint8.
@@ -166,7 +167,7 @@ def on_rows(images: Tensor, rows: Tensor, kernel: Callable[..., Tensor], *parame
 def _taken_out(images: Tensor, rows: Tensor, kernel: Callable[..., Tensor], parameters: Sequence[Tensor]) -> Tensor:
     if len(rows) == len(images):
         return kernel(images, *parameters)
-    pixels = images.movedim(1, -1)  # indexed so, what is taken out of channels_last is channels_last
+    pixels = images.movedim(1, -1)  # indexed so, the result is channels_last, too
     some = pixels.index_select(0, rows).movedim(-1, 1)
     pixels.index_copy_(0, rows, kernel(some, *parameters).movedim(1, -1))
     return images

@@ -1,6 +1,6 @@
-"""RandAugment and TrivialAugmentWide: operations drawn from a list, by torchvision's laws and with its pixels.
+"""RandAugment and TrivialAugmentWide: random operations of a list, with torchvision's distributions and pixels.
 
-What each image gets is drawn on the host. On a batch, images that got the same operation go through it together.
+Draws are made on the host. On a batch, images with the same operation are processed together.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from effloop.data.augment.native import host, kernels
 from effloop.data.augment.native.geometry import Matrices, Sampling, inverse_matrices, warp, warp_one
-from effloop.data.augment.operation import BadParameterError, Image, Keys, Sizes, Touch, operation, to_device
+from effloop.data.augment.operation import BadParameterError, Image, Keys, PixelOperation, Sizes, operation, to_device
 from effloop.data.random import uniforms
 
 Ints = NDArray[np.int64]
@@ -40,16 +40,16 @@ NAMES = (
     "AutoContrast",
     "Equalize",
 )
-"""torchvision's operations of either policy; `Drawn.choice` counts in this order."""
+"""torchvision's operations of both policies; `PolicyDraws.choice` is an index of this list."""
 
 _SHEAR_X, _SHEAR_Y, _MOVE_X, _MOVE_Y, _ROTATE = range(1, 6)
 _BLENDS = range(6, 10)  # their factor is 1 + magnitude
 _POSTERIZE, _SOLARIZE = 10, 11
-_SIGNED = 9  # 1 to 9 go both ways
-_MOST_BINS = 1000  # torchvision's is 31; each operation and each size of images keeps a table of them
+_SIGNED = 9  # 1 to 9 have a random sign
+_MOST_BINS = 1000  # torchvision's is 31; tables are cached by operation and image size
 
-# On a batch: (images, (N,) float32 level, (N,) float32 1 - level) -> images; on one in place, with two floats. The five
-# that warp are not here.
+# On a batch: (images, (N,) float32 level, (N,) float32 1 - level) -> images; on one image in place, with two floats.
+# Without the five warps.
 _BATCH: dict[int, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     6: lambda images, factor, _: kernels.brightness(images, factor),
     7: kernels.saturation,
@@ -73,14 +73,14 @@ _ONE: dict[int, Callable[[Image, float, float], None]] = {
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """What N images get, K operations each, one after another.
+class PolicyDraws:
+    """What was drawn for N images, K operations each, in order.
 
     Attributes:
-        choice: (N, K) places in NAMES.
-        magnitude: (N, K) torchvision's, with its sign; 0 where the operation has none.
-        matrix: (N, K, 2, 3) float32, from where pixels come; of no meaning where the operation doesn't warp.
-        level: (N, K) float64, what the operation's function takes: factor, bits or threshold.
+        choice: (N, K) indices of NAMES.
+        magnitude: (N, K) torchvision's, with its sign; 0 for operations without one.
+        matrix: (N, K, 2, 3) float32 of `inverse_matrices`, for warps.
+        level: (N, K) float64, the argument of the operation's function: factor, bits or threshold.
     """
 
     choice: Ints
@@ -89,8 +89,8 @@ class Drawn:
     level: Floats
 
 
-class _Policy(Touch):
-    """Draws operations and their magnitudes; subclasses say how many, and which."""
+class _Policy(PixelOperation):
+    """Applies random operations of random magnitude; subclasses draw them."""
 
     _sampling: Sampling
 
@@ -102,15 +102,15 @@ class _Policy(Touch):
     def _magnitudes(self, choice: Ints, bins: Ints, sizes: Sizes) -> Floats:
         """(N, K) magnitudes without sign."""
 
-    def draw(self, keys: Keys, sizes: Sizes) -> Drawn:
+    def draw(self, keys: Keys, sizes: Sizes) -> PolicyDraws:
         choice, bins, negative = self._chosen(keys)
         magnitude = self._magnitudes(choice, bins, sizes)
         magnitude[negative & (choice >= 1) & (choice <= _SIGNED)] *= -1
         level = np.where(np.isin(choice, _BLENDS), 1 + magnitude, magnitude)
         level[choice == _SOLARIZE] *= 255
-        return Drawn(choice, magnitude, _matrices(choice, magnitude, sizes), level)
+        return PolicyDraws(choice, magnitude, _matrices(choice, magnitude, sizes), level)
 
-    def one(self, image: Image, drawn: Drawn, row: int) -> None:
+    def apply_inplace(self, image: Image, drawn: PolicyDraws, row: int) -> None:
         for step, choice in enumerate(drawn.choice[row].tolist()):
             if choice in _ONE:
                 level = float(drawn.level[row, step])
@@ -118,16 +118,16 @@ class _Policy(Touch):
             elif choice:
                 warp_one(image, drawn.matrix[row, step], self._sampling)
 
-    def batch(self, images: Tensor, drawn: Drawn) -> Tensor:
+    def apply_batch(self, images: Tensor, drawn: PolicyDraws) -> Tensor:
         for step in range(drawn.choice.shape[1]):
             images = self._step(images, drawn.choice[:, step], drawn.matrix[:, step], drawn.level[:, step])
         return images
 
     def _step(self, images: Tensor, choice: Ints, matrix: Matrices, level: Floats) -> Tensor:
-        """One operation for each image: those of a kind are put side by side, go through its kernel, and back."""
+        """Apply one operation to each image: sort images by operation, apply each to its slice, restore the order."""
         kind = np.where((choice >= _SHEAR_X) & (choice <= _ROTATE), _SHEAR_X, choice)
         order = np.argsort(kind, kind="stable")
-        # By two gathers: on a CPU index_copy_ takes 140 µs an image, a gather 10.
+        # By two gathers: on a CPU index_copy_ takes 140 µs per image, a gather 10.
         there, back = to_device(np.stack([order, np.argsort(order)]), images)
         levels = to_device(np.stack([level[order], 1 - level[order]]).astype(np.float32), images)
         pixels = images.permute(0, 2, 3, 1).index_select(0, there)
@@ -144,14 +144,14 @@ class _Policy(Touch):
 
 @operation
 class RandAugment(_Policy):
-    """`num_ops` operations of 14, drawn evenly and with replacement, all of one magnitude (Cubuk et al. 2019).
+    """`num_ops` of 14 operations, uniform with replacement, all of one magnitude (Cubuk et al. 2019).
 
     Args:
-        num_ops: how many an image gets, at most 14.
+        num_ops: operations per image, at most 14.
         magnitude: from 0, which does nothing, to num_magnitude_bins - 1.
-        num_magnitude_bins: steps from nothing to an operation's most, 2 to 1,000.
-        interpolation: `nearest` or `bilinear`, of the five that move pixels.
-        fill: what lies outside: a level of 0..255, three of them, or None; the last two differ for `bilinear` only.
+        num_magnitude_bins: number of magnitudes, 2 to 1,000.
+        interpolation: `nearest` or `bilinear`, for the five warps.
+        fill: of pixels from outside: a level of 0..255, three of them, or None; None differs for `bilinear` only.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class RandAugment(_Policy):
 
     def _chosen(self, keys: Keys) -> tuple[Ints, Ints, NDArray[np.bool_]]:
         numbers = uniforms(keys, 2 * self._count)
-        choice = _among(len(NAMES), numbers[:, ::2])
+        choice = _uniform_index(len(NAMES), numbers[:, ::2])
         return choice, np.full_like(choice, self._bin), numbers[:, 1::2] < 0.5
 
     def _magnitudes(self, choice: Ints, bins: Ints, sizes: Sizes) -> Floats:
@@ -183,11 +183,11 @@ class RandAugment(_Policy):
 
 @operation
 class TrivialAugmentWide(_Policy):
-    """One operation of 14, of a magnitude drawn evenly (Müller and Hutter 2021).
+    """One of 14 operations, of uniform magnitude (Müller and Hutter 2021).
 
     Args:
-        num_magnitude_bins: steps from nothing to an operation's most, 2 to 1,000.
-        interpolation: `nearest` or `bilinear`, of the five that move pixels.
+        num_magnitude_bins: number of magnitudes, 2 to 1,000.
+        interpolation: `nearest` or `bilinear`, for the five warps.
         fill: as RandAugment's.
     """
 
@@ -197,24 +197,28 @@ class TrivialAugmentWide(_Policy):
 
     def _chosen(self, keys: Keys) -> tuple[Ints, Ints, NDArray[np.bool_]]:
         numbers = uniforms(keys, 3)
-        return _among(len(NAMES), numbers[:, :1]), _among(self._bins, numbers[:, 1:2]), numbers[:, 2:] < 0.5
+        return (
+            _uniform_index(len(NAMES), numbers[:, :1]),
+            _uniform_index(self._bins, numbers[:, 1:2]),
+            numbers[:, 2:] < 0.5,
+        )
 
     def _magnitudes(self, choice: Ints, bins: Ints, sizes: Sizes) -> Floats:
         return _table(self._bins, 0.99, 32.0, 135.0, 0.99, 6)[choice, bins]
 
 
-def _among(count: int, numbers: Floats) -> Ints:
+def _uniform_index(count: int, numbers: Floats) -> Ints:
     return (count * numbers).astype(np.int64)
 
 
 @functools.lru_cache(4096)
 def _ramp(most: float, bins: int) -> Floats:
-    return torch.linspace(0.0, most, bins).double().numpy()  # in float32, as torchvision's
+    return torch.linspace(0.0, most, bins).double().numpy()  # in float32, as in torchvision
 
 
 @functools.cache
 def _table(bins: int, shear: float, move: float, turn: float, blend: float, bits: int) -> Floats:
-    """(14, bins): each operation's magnitudes, from the most that each takes."""
+    """(14, bins): each operation's magnitudes, up to its largest."""
     nothing = np.zeros(bins)
     posterize = (8 - (torch.arange(bins) / ((bins - 1) / bits))).round().double().numpy()
     solarize = torch.linspace(1.0, 0.0, bins).double().numpy()
@@ -223,14 +227,14 @@ def _table(bins: int, shear: float, move: float, turn: float, blend: float, bits
 
 
 def _matrices(choice: Ints, magnitude: Floats, sizes: Sizes) -> Matrices:
-    """(N, K, 2, 3), with torchvision's parameters for the five."""
+    """(N, K, 2, 3) of `inverse_matrices`, with torchvision's parameters for the five warps."""
     flat, amount = choice.ravel(), magnitude.ravel()
     size = np.repeat(sizes[:, ::-1], choice.shape[1], axis=0)
     shear, translate = np.zeros((2, len(flat), 2))
     for column, (sheared, moved) in enumerate(((_SHEAR_X, _MOVE_X), (_SHEAR_Y, _MOVE_Y))):
         shear[:, column] = np.where(flat == sheared, np.degrees(np.arctan(amount)), 0)
         translate[:, column] = np.where(flat == moved, np.trunc(amount), 0)
-    # Shears keep the corner where it is, the others the middle.
+    # Shears keep the top left corner in place, the others the centre.
     centre = np.where(((flat == _SHEAR_X) | (flat == _SHEAR_Y))[:, None], -0.5 * size, 0)
     angle = np.where(flat == _ROTATE, -(amount % 360), 0)
     return inverse_matrices(angle, translate, 1.0, shear, centre).reshape(*choice.shape, 2, 3)

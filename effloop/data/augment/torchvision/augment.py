@@ -19,8 +19,8 @@ from effloop.data.augment.framing import Image, Sizes
 from effloop.data.augment.library import LibraryAugment
 from effloop.data.augment.native.augment import NativeAugment, NativeConfig
 from effloop.data.augment.operation import Keys
-from effloop.data.augment.outcomes import either, in_any_order, one_after_other, tried
-from effloop.data.augment.torchvision import operations as vision
+from effloop.data.augment.outcomes import choice_sizes, observed_sizes, sequential_sizes, shuffled_sizes
+from effloop.data.augment.torchvision.operations import always, operations
 from effloop.data.augment.torchvision.seeded import seeded
 from effloop.data.image.resize import readable
 
@@ -32,76 +32,75 @@ class TorchvisionConfig(RecipeConfig):
 
 @augments.register("torchvision", TorchvisionConfig)
 def torchvision(config: TorchvisionConfig, *, size: int, train: bool) -> Augment:
-    """Torchvision's operations, on the host or, image by image, on the device."""
+    """Operations of torchvision, on the host or, image by image, on the device."""
     if not train:
         return NativeAugment(NativeConfig(name="native", eval_ratio=config.eval_ratio), size=size, train=False)
     library = importlib.import_module("torchvision.transforms.v2")
-    steps = recipe.read(config, vision.operations(library, size), size)
+    steps = recipe.build_steps(config, operations(library, size), size)
     return TorchvisionAugment(steps, config, size)
 
 
 class TorchvisionAugment(LibraryAugment[Any]):
-    """torchvision's operations, one image at a time, on views: nothing is copied that torchvision doesn't copy."""
+    """torchvision's operations, one image at a time, on views: nothing is copied except by torchvision."""
 
-    def is_crop(self, made: Any) -> bool:
-        return type(made).__name__ == "RandomResizedCrop"
+    def is_crop(self, op: Any) -> bool:
+        return type(op).__name__ == "RandomResizedCrop"
 
-    def box(self, made: Any, key: int, height: int, width: int) -> tuple[int, int, int, int]:
-        image = torch.empty(1).expand(3, height, width)  # of a size, and without pixels
+    def box(self, op: Any, key: int, height: int, width: int) -> tuple[int, int, int, int]:
+        image = torch.empty(1).expand(3, height, width)  # has a size, but no pixels
         with seeded(key):
-            found = made.make_params([image])
+            found = op.make_params([image])
         return found["top"], found["left"], found["height"], found["width"]
 
-    def resize(self, made: Any, region: Image) -> Image:
+    def resize(self, op: Any, region: Image) -> Image:
         height, width = region.shape[:2]
         with seeded(0):  # it draws nothing
-            return _image(made.transform(_tensor(region), {"top": 0, "left": 0, "height": height, "width": width}))
+            return _image(op.transform(_tensor(region), {"top": 0, "left": 0, "height": height, "width": width}))
 
-    def run(self, made: Any, key: int, image: Image) -> Image:
+    def run(self, op: Any, key: int, image: Image) -> Image:
         with seeded(key):
-            return _image(made(_tensor(image)))
+            return _image(op(_tensor(image)))
 
     def on_device(self, images: Tensor, keys: Keys) -> Tensor:
         if not self.device:
             return images
-        steps = [(step.made, step.keys(keys).tolist()) for step in self.device]
+        steps = [(step.op, step.keys(keys).tolist()) for step in self.device]
         done: list[Tensor] = []
-        with _places_exact(images.device):
+        with _exact_matmul(images.device):
             for row, image in enumerate(images):
-                for made, own in steps:
+                for op, own in steps:
                     with seeded(own[row]):
-                        image = made(image)
+                        image = op(image)
                 done.append(image)
         return _batch(done)
 
-    def sizes_after(self, made: Any, sizes: Sizes) -> Sizes:
-        chance = getattr(made, "p", None)
-        if not isinstance(chance, int | float):  # RandomChoice's are its operations'
-            return self._done(made, sizes)
+    def sizes_after(self, op: Any, sizes: Sizes) -> Sizes:
+        chance = getattr(op, "p", None)
+        if not isinstance(chance, int | float):  # RandomChoice's p are weights of its operations
+            return self._done(op, sizes)
         if chance == 0:
             return sizes
-        found = self._done(vision.always(made), sizes)
+        found = self._done(always(op), sizes)
         return found if chance == 1 else np.concatenate([found, sizes])
 
-    def _done(self, made: Any, sizes: Sizes) -> Sizes:
-        parts = [self.inside(type(one).__name__, one) for one in getattr(made, "transforms", ())]
-        match type(made).__name__:
+    def _done(self, op: Any, sizes: Sizes) -> Sizes:
+        parts = [self.inside(type(one).__name__, one) for one in getattr(op, "transforms", ())]
+        match type(op).__name__:
             case "RandomApply":
-                return one_after_other(parts, sizes)
+                return sequential_sizes(parts, sizes)
             case "RandomChoice":
-                return either([part for part, weight in zip(parts, made.p, strict=True) if weight > 0], sizes)
+                return choice_sizes([part for part, weight in zip(parts, op.p, strict=True) if weight > 0], sizes)
             case "RandomOrder":
-                return in_any_order(parts, sizes)
+                return shuffled_sizes(parts, sizes)
             case _:
-                return tried(partial(self.run, made), sizes)
+                return observed_sizes(partial(self.run, op), sizes)
 
 
 @contextmanager
-def _places_exact(device: torch.device) -> Iterator[None]:
-    """For affine warps, where a product of matrices says which pixel goes where: with precision=tf32, some would be
-    the neighbours on a CUDA device.
+def _exact_matmul(device: torch.device) -> Iterator[None]:
+    """Full float32 matrix products on CUDA: with precision=tf32, affine warps would pick some neighbouring pixels.
 
-    Torch's newer name for it is used: the older one raises, once a user has set the newer.
+    Uses torch's newer setting: the older one raises once a user has set the newer.
     """
     if device.type != "cuda":
         yield
@@ -124,11 +123,11 @@ def _batch(images: list[Tensor]) -> Tensor:
 
 
 def _tensor(image: Image) -> Tensor:
-    """(h, w, 3) -> (3, h, w) of the same memory, only to be read."""
+    """(h, w, 3) -> (3, h, w) view, to be read only."""
     return torch.from_numpy(readable(image)).permute(2, 0, 1)
 
 
 def _image(tensor: Tensor) -> Image:
-    """(3, h, w) -> (h, w, 3), copied only if it doesn't lie so."""
+    """(3, h, w) -> (h, w, 3), copied only if it isn't contiguous."""
     image: Image = tensor.permute(1, 2, 0).contiguous().numpy()
     return image

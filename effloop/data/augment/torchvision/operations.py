@@ -1,6 +1,7 @@
-"""Which of torchvision's operations a recipe may name, and which values their parameters take.
+"""Which of torchvision's operations a recipe may name, and how they are built from its values.
 
-torchvision's own constructors leave much unchecked, and some of it shows only when it is drawn.
+Values are checked against torchvision's own annotations, then by building the operation and running it on black images;
+only what neither of them refuses is checked here.
 """
 
 from __future__ import annotations
@@ -11,18 +12,26 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from numbers import Number
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
 
 from effloop.data.augment import recipe
 from effloop.data.augment.native.frames import check_size
-from effloop.data.augment.operation import BadParameterError, check_number, check_probability, check_range
+from effloop.data.augment.operation import (
+    MOST_SIDE,
+    RATIOS,
+    BadParameterError,
+    check_number,
+    check_probability,
+    check_range,
+)
 from effloop.errors import ConfigError
 from effloop.registry import choices
 
-Check = Callable[[str, Any], Any]
-"""(name, value) -> what torchvision takes for it."""
-
-_FRAMES = "CenterCrop Pad RandomCrop RandomResize RandomResizedCrop RandomShortestSize RandomZoomOut Resize ScaleJitter"
+_RESIZING = (
+    "CenterCrop Pad RandomCrop RandomResize RandomResizedCrop RandomShortestSize RandomZoomOut Resize ScaleJitter"
+)
 _WARPS = (
     "ElasticTransform RandomAffine RandomHorizontalFlip RandomPerspective RandomRotation RandomVerticalFlip Identity"
 )
@@ -34,41 +43,41 @@ _OTHERS = "GaussianBlur GaussianNoise RandomErasing"
 _POLICIES = "AugMix AutoAugment RandAugment TrivialAugmentWide"
 _CONTAINERS = "RandomApply RandomChoice RandomOrder"
 
-NAMES = tuple(sorted(" ".join([_FRAMES, _WARPS, _COLOURS, _OTHERS, _POLICIES, _CONTAINERS]).split()))
-"""torchvision.transforms.v2's classes that make one (3, h, w) uint8 image of another. Not JPEG, which is deprecated
-since 0.29 and not there on a GPU."""
+NAMES = tuple(sorted(" ".join([_RESIZING, _WARPS, _COLOURS, _OTHERS, _POLICIES, _CONTAINERS]).split()))
+"""Classes of torchvision.transforms.v2 that map a (3, h, w) uint8 image to another. Not JPEG, which is deprecated since
+0.29 and doesn't run on a GPU."""
 
-_LEFT_OUT = {"inplace"}  # it would write into what may be a source's own memory
+_LEFT_OUT = {"inplace"}  # it would write into memory that may be the source's
 
 
-def operations(library: Any, size: int) -> dict[str, Maker]:
-    """All that recipes may name.
+def operations(library: Any, size: int) -> dict[str, OperationFactory]:
+    """The operations that recipes may name.
 
     Args:
         library: torchvision.transforms.v2.
-        size: `image_size`, for nested operations that need a size and aren't given one.
+        size: `image_size`, the default of nested operations that need a size.
     """
-    found: dict[str, Maker] = {}
+    found: dict[str, OperationFactory] = {}
     for name in NAMES:
-        if hasattr(library, name):  # some are younger than the oldest torchvision that is supported
-            found[name] = Maker(library, name, found, size)
+        if hasattr(library, name):  # some are missing in the oldest supported torchvision
+            found[name] = OperationFactory(library, name, found, size)
     return found
 
 
 @dataclass(frozen=True)
-class Maker:
-    """Makes an operation of torchvision's from a recipe's values, each of them checked.
+class OperationFactory:
+    """Builds a torchvision operation from a recipe's values, and checks these.
 
     Attributes:
         library: torchvision.transforms.v2.
         name: of the operation.
-        siblings: all of them, for those that hold others.
+        siblings: all factories by name, for containers.
         size: `image_size`.
     """
 
     library: Any
     name: str
-    siblings: Mapping[str, Maker]
+    siblings: Mapping[str, OperationFactory]
     size: int
 
     @property
@@ -77,30 +86,38 @@ class Maker:
         return signature.replace(parameters=[p for p in signature.parameters.values() if p.name not in _LEFT_OUT])
 
     def __call__(self, **parameters: Any) -> Any:
-        """The operation.
+        """Build the operation.
 
         Raises:
-            BadParameterError: a value that it can't take.
-            TypeError, ValueError: the same, found by torchvision.
+            BadParameterError: a parameter has a value that is not allowed.
+            TypeError, ValueError: as raised by torchvision.
         """
         if self.name == "Grayscale":
             parameters = {"num_output_channels": 3, **parameters}
-        kind = getattr(self.library, self.name)
         values = {name: self._checked(name, value) for name, value in parameters.items()}
-        _check_together(values)
-        return kind(**values)
+        return getattr(self.library, self.name)(**values)
 
     def _checked(self, name: str, value: Any) -> Any:
+        """A parameter's value, as torchvision takes it."""
         if name == "transforms":
             return self._nested(value)
         if name == "policy":
             policies = {policy.value: policy for policy in self.library.AutoAugmentPolicy}
-            return policies[_one_of(policies)(name, value)]
+            return policies[_one_of(policies, name, value)]
         if name == "interpolation":
-            frame = self.name in _FRAMES.split()
-            return self.library.InterpolationMode(_one_of(_FRAME_FILTERS if frame else _WARP_FILTERS)(name, value))
-        check = _OF_ONE.get((self.name, name)) or _OF_ALL.get(name)
-        return check(name, value) if check else value
+            allowed = _RESIZE_FILTERS if self.name in _RESIZING.split() else _WARP_FILTERS
+            return self.library.InterpolationMode(_one_of(allowed, name, value))
+        check = _CHECKS.get((self.name, name)) or _CHECKS.get(name)
+        if check is not None and value is not None:
+            return check(name, value)
+        annotation = self.__signature__.parameters[name].annotation
+        try:
+            return _converted(value, annotation)
+        except TypeError:
+            expected = inspect.formatannotation(annotation).replace("collections.abc.", "")
+            raise BadParameterError(
+                f"{name}: {value} is not allowed; {self.name} takes {expected}, at most {MOST_SIDE}"
+            ) from None
 
     def _nested(self, given: Any) -> list[Any]:
         """{label: {op: NAME, parameter: value}} -> operations."""
@@ -109,179 +126,89 @@ class Maker:
         if not kept:
             raise BadParameterError("transforms: it has none; write {LABEL: {op: NAME, PARAMETER: VALUE}, ...}")
         try:
-            named = {where: recipe.named(*entry, where) for where, entry in kept.items()}
-            return [recipe.make(*entry, self.siblings, where, self.size) for where, entry in named.items()]
-        except ConfigError as error:  # the line gets what is around it in front
+            named = {where: recipe.split_entry(*entry, where) for where, entry in kept.items()}
+            return [recipe.build_operation(*entry, self.siblings, where, self.size) for where, entry in named.items()]
+        except ConfigError as error:  # the container's own location is put in front
             raise BadParameterError(str(error)) from error
 
 
-def always(made: Any) -> Any:
-    """The same operation, done whatever its p is."""
-    changed = copy.copy(made)
+def always(op: Any) -> Any:
+    """The same operation with a probability of 1."""
+    changed = copy.copy(op)
     changed.p = 1.0
     return changed
 
 
-def _check_together(values: Mapping[str, Any]) -> None:
-    """Refuse values that don't fit each other.
+def _converted(value: Any, annotation: Any) -> Any:
+    """A value of YAML as an annotation has it: a whole number for a float becomes one, a list may stand for a tuple.
 
     Raises:
-        BadParameterError: two don't.
+        TypeError: it is of another type, infinite, NaN, or a whole number too large for pixels.
     """
-    mode, fill = values.get("padding_mode", "constant"), values.get("fill", 0)
-    if mode != "constant" and isinstance(fill, list):
-        raise BadParameterError(f"fill: {fill} is not allowed with padding_mode={mode}; set padding_mode=constant")
-    bins, magnitude = values.get("num_magnitude_bins", 31), values.get("magnitude", 9)
-    if magnitude >= bins:
-        raise BadParameterError(f"magnitude: {magnitude} is not allowed; set one of 0 to {bins - 1}")
-
-
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise BadParameterError(f"{name}: {value} is not allowed; set true or false")
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin in (Union, UnionType):
+        for each in inner:
+            try:
+                return _converted(value, each)
+            except TypeError:
+                continue
+        raise TypeError
+    sequence = isinstance(origin or annotation, type) and issubclass(origin or annotation, Sequence)
+    if sequence and annotation is not str:
+        if not isinstance(value, list | tuple):
+            raise TypeError
+        return [_converted(item, inner[0]) for item in value] if inner else value
+    if annotation in (float, Number) and type(value) in (int, float) and abs(value) < math.inf:
+        return float(value) if annotation is float else value
+    if annotation in (float, Number) or (annotation in (int, bool, NoneType) and type(value) is not annotation):
+        raise TypeError
+    if type(value) is int and value > MOST_SIDE:  # of pixels, for which there is no memory
+        raise TypeError
     return value
 
 
-def _one_of(allowed: Sequence[str] | Mapping[str, Any]) -> Check:
-    def check(name: str, value: Any) -> Any:
-        if value not in list(allowed):
-            raise BadParameterError(f"{name}: {value} is not allowed; {choices(str(value), allowed)}")
-        return value
-
-    return check
+def _one_of(allowed: Sequence[str] | Mapping[str, Any], name: str, value: Any) -> Any:
+    if value not in list(allowed):
+        raise BadParameterError(f"{name}: {value} is not allowed; {choices(str(value), allowed)}")
+    return value
 
 
-def _whole(low: int, high: float = math.inf) -> Check:
-    def check(name: str, value: Any) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            bound = f"from {low} to {high}" if high < math.inf else f"of at least {low}"
-            raise BadParameterError(f"{name}: {value} is not allowed; set a whole number {bound}")
-        return value
-
-    return check
+def _numbers(name: str, value: Any, low: float, high: float) -> Any:
+    """A number, or a list of them, each from `low` to `high`."""
+    several = isinstance(value, list | tuple)
+    return [check_number(name, each, low, high) for each in value] if several else check_number(name, value, low, high)
 
 
-def _number(low: float, high: float = math.inf) -> Check:
-    return partial(check_number, low=low, high=high)
-
-
-def _between(low: float, high: float = math.inf, *, above: bool = False) -> Check:
-    """[smallest, largest]"""
-    return partial(check_range, low=low, high=high, above=above)
-
-
-def _number_or_range(number: Check, pair: Check) -> Check:
-    return lambda name, value: (pair if isinstance(value, list | tuple) else number)(name, value)
-
-
-def _list_of(check: Check, *lengths: int) -> Check:
-    def checked(name: str, value: Any) -> list[Any]:
-        if not isinstance(value, list | tuple) or (lengths and len(value) not in lengths):
-            count = " or ".join(map(str, lengths))
-            raise BadParameterError(f"{name}: {value} is not allowed; set a list" + (f" of {count}" if count else ""))
-        return [check(name, item) for item in value]
-
-    return checked
-
-
-def _one_or_list(check: Check, *lengths: int) -> Check:
-    several = _list_of(check, *lengths)
-    return lambda name, value: (several if isinstance(value, list | tuple) else check)(name, value)
-
-
-def _or_none(check: Check) -> Check:
-    return lambda name, value: None if value is None else check(name, value)
-
-
-def _side(name: str, value: Any) -> Any:
-    """Pixels, or [height, width]."""
+def _size(name: str, value: Any) -> Any:
     check_size(name, value)
     return value
 
 
-def _above(low: float, high: float = math.inf) -> Check:
-    def check(name: str, value: Any) -> Any:
-        if check_number(name, value, low, high) == low:
-            raise BadParameterError(f"{name}: {value} is not allowed; set a number above {low:g}")
+def _whole(low: int, high: int) -> Callable[[str, Any], int]:
+    def check(name: str, value: Any) -> int:
+        if type(value) is not int or not low <= value <= high:
+            raise BadParameterError(f"{name}: {value} is not allowed; set a whole number from {low} to {high}")
         return value
 
     return check
 
 
-def _depth(name: str, value: Any) -> Any:
-    if value == 0:
-        raise BadParameterError(f"{name}: 0 is not allowed; set a whole number above 0, or -1 to draw it")
-    return _whole(-1, 16)(name, value)
-
-
-def _weights(name: str, value: Any) -> Any:
-    if not sum(_list_of(_number(0))(name, value)):
-        raise BadParameterError(f"{name}: {value} is not allowed; set at least one number above 0")
-    return value
-
-
-_FRAME_FILTERS = ("bilinear", "nearest", "nearest-exact", "bicubic")  # the others aren't on every device
+_RESIZE_FILTERS = ("bilinear", "nearest", "nearest-exact", "bicubic")  # the others aren't on every device
 _WARP_FILTERS = ("nearest", "bilinear")
-_ANY, _POSITIVE = _number(-math.inf), _between(0, above=True)
-_FACTORS, _HUES = _between(0), _between(-0.5, 0.5)
 
-_OF_ALL: Mapping[str, Check] = {
-    "all_ops": _flag,
-    "alpha": _one_or_list(_number(0), 1, 2),
-    "antialias": _flag,
-    "bits": _whole(0, 8),
-    "center": _or_none(_list_of(_ANY, 2)),
-    "chain_depth": _depth,
-    "clip": _flag,
-    "degrees": _number_or_range(_number(0), _between(-math.inf)),
-    "expand": _flag,
-    "fill": _or_none(_one_or_list(_number(0, 255), 3)),
-    "kernel_size": _one_or_list(_whole(1), 2),
-    "magnitude": _whole(0),
-    "max_size": _or_none(_whole(1)),
-    "mean": _number(-1, 1),
-    "mixture_width": _whole(1, 16),
+# What torchvision takes without an error, though nobody means it, or though it would take all memory or time.
+_CHECKS: Mapping[str | tuple[str, str], Callable[[str, Any], Any]] = {
+    "chain_depth": _whole(-1, 100),
+    "fill": partial(_numbers, low=0, high=255),
+    "magnitude": _whole(0, 999),
+    "mixture_width": _whole(1, 100),
     "num_magnitude_bins": _whole(2, 1000),
-    "num_ops": _whole(0, 14),
-    "num_output_channels": _whole(3, 3),
+    "num_ops": _whole(0, 100),
     "p": check_probability,
-    "pad_if_needed": _flag,
-    "padding": _or_none(_one_or_list(_whole(0), 1, 2, 4)),
-    "padding_mode": _one_of(("constant", "edge", "reflect", "symmetric")),
-    "ratio": _POSITIVE,
-    "severity": _whole(1, 10),
-    "sharpness_factor": _number(0),
-    "shear": _or_none(_one_or_list(_ANY, 2, 4)),
-    "side_range": _between(1),
-    "sigma": _one_or_list(_number(0, 1e4), 1, 2),
-    "size": _side,
-    "target_size": _list_of(_whole(1), 2),
-    "threshold": _number(0, 255),
-    "translate": _or_none(_list_of(_number(0, 1), 2)),
-    "scale_range": _POSITIVE,
-    "value": _one_or_list(_number(0, 255), 3),  # `random` is of numbers that an image of bytes has no place for
-}
-
-_OF_ONE: Mapping[tuple[str, str], Check] = {
-    ("AugMix", "alpha"): _above(0),
-    ("GaussianBlur", "sigma"): _number_or_range(_above(0, 1e4), _between(0, 1e4, above=True)),
-    ("GaussianNoise", "sigma"): _number(0, 1e4),
-    ("RandomAffine", "scale"): _or_none(_POSITIVE),
-    ("RandomChoice", "p"): _or_none(_weights),
-    ("RandomErasing", "scale"): _between(0, 1),
-    ("RandomResize", "max_size"): _whole(1),
-    ("RandomResize", "min_size"): _whole(1),
-    ("RandomResizedCrop", "scale"): _between(0, 1, above=True),
-    ("RandomShortestSize", "min_size"): _one_or_list(_whole(1)),
-    ("Resize", "size"): _or_none(_side),
-    **{
-        (kind, name): _or_none(_number_or_range(number, pair)) if kind == "ColorJitter" else pair
-        for kind in ("ColorJitter", "RandomPhotometricDistort")
-        for name, number, pair in (
-            ("brightness", _number(0), _FACTORS),
-            ("contrast", _number(0), _FACTORS),
-            ("saturation", _number(0), _FACTORS),
-            ("hue", _number(0, 0.5), _HUES),
-        )
-    },
+    "size": _size,
+    "value": partial(_numbers, low=0, high=255),  # "random" draws floats that uint8 has no room for
+    ("AugMix", "alpha"): partial(check_number, low=RATIOS[0], high=RATIOS[1]),
+    ("ElasticTransform", "sigma"): partial(_numbers, low=0, high=1e4),  # the kernel has 8 * sigma pixels
+    ("RandomChoice", "p"): lambda _, weights: weights,
+    ("RandomResizedCrop", "scale"): partial(check_range, low=0, high=1, above=True),
 }

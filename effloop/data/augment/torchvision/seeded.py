@@ -1,4 +1,4 @@
-"""Torch's random functions with the numbers of a key: the global generator stays as it is, and threads share none."""
+"""torch's random functions with numbers from a key: the global generator isn't used, and threads share none."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Function = Callable[..., Any]
 def seeded(key: int) -> Seeded:
     """A context in which this thread's random numbers by torch come from `key`, on any device.
 
-    It takes 3 µs, and 1 to 2 for each function of torch that is called in it. Torch's generator heeds the
-    lower 32 bits of a key.
+    It takes 3 µs, and 1 to 2 for each torch function called inside. torch's generator uses the lower 32 bits of a
+    key only.
 
     Args:
         key: from 0 to 2**64 - 1.
@@ -35,13 +35,13 @@ _own = threading.local()
 
 
 class Seeded(TorchFunctionMode):
-    """What `seeded` gives: of one thread, and entered by it once at a time.
+    """The context of `seeded`: one per thread, not reentrant.
 
-    Torch computes on one thread in it, so that no sum depends on how many there are, and the engine's threads
-    don't each bring others. On a device, the numbers are the host's, so that the pixels are.
+    torch computes on one thread inside, so that no sum depends on the number of threads, and an engine's threads
+    don't start others. Numbers for a GPU are drawn on the host, so that the pixels are the same.
 
     Attributes:
-        generator: where the numbers come from.
+        generator: source of the numbers.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ def _made(generator: torch.Generator, func: Function, args: Any, kwargs: dict[st
 
 
 def _alike(generator: torch.Generator, func: Function, args: Any, kwargs: dict[str, Any]) -> Tensor:
-    """torch.randn_like(x): in the order of its rows, however they lie in memory."""
+    """torch.randn_like(x), in row-major order whatever the memory layout."""
     (like,) = args
     make = {"rand_like": torch.rand, "randn_like": torch.randn}[func.__name__]
     drawn = make(like.shape, dtype=kwargs.get("dtype") or like.dtype, device="cpu", generator=generator)
@@ -91,7 +91,7 @@ def _filled(generator: torch.Generator, func: Function, args: Any, kwargs: dict[
 
 
 def _chosen(generator: torch.Generator, func: Function, args: Any, kwargs: dict[str, Any]) -> Tensor:
-    """torch.multinomial(weights, 1): the host waits for weights that lie on a device."""
+    """torch.multinomial(weights, 1); the host waits for weights on a device."""
     device = next((value.device for value in args if isinstance(value, Tensor)), None)
     args = [value.cpu() if isinstance(value, Tensor) else value for value in args]
     return _moved(func(*args, **{**kwargs, "generator": generator}), device)
@@ -103,7 +103,7 @@ def _refused(generator: torch.Generator, func: Function, args: Any, kwargs: dict
 
 
 def _moved(drawn: Tensor, device: Any) -> Tensor:
-    """To where it was asked for; the host doesn't wait for the copy."""
+    """To the requested device, without a sync."""
     where = torch.device("cpu" if device is None else device)
     if where.type == "cuda":
         drawn = drawn.pin_memory()
@@ -115,7 +115,7 @@ _KNOWN: dict[Callable[..., Tensor], str] = {
     _alike: "rand_like randn_like",
     _filled: "bernoulli_ cauchy_ exponential_ geometric_ log_normal_ normal_ random_ uniform_",
     _chosen: "_sample_dirichlet _standard_gamma bernoulli binomial multinomial normal poisson",
-    # All others of torch's that draw, and what in torch.nn.functional calls them where a mode can't see it.
+    # All others in torch that draw, and functions of torch.nn.functional that call them unseen by the mode.
     _refused: "alpha_dropout alpha_dropout_ cauchy dropout dropout1d dropout2d dropout3d dropout_ exponential "
     "feature_alpha_dropout feature_alpha_dropout_ feature_dropout feature_dropout_ fractional_max_pool2d "
     "fractional_max_pool2d_with_indices fractional_max_pool3d fractional_max_pool3d_with_indices geometric gru "
@@ -125,4 +125,4 @@ _KNOWN: dict[Callable[..., Tensor], str] = {
 }
 
 _DRAWS = {name: how for how, names in _KNOWN.items() for name in names.split()}
-"""Names of torch's functions that draw -> what is done instead."""
+"""Names of torch's drawing functions -> their replacements."""

@@ -36,7 +36,7 @@ FLIPS = np.array([True, False, False, True, True])
 def test_both_ways_to_cut_a_batch(images: torch.Tensor, size: tuple[int, int]) -> None:
     where = boxes(*size)
     pixels = images.permute(0, 2, 3, 1)
-    got = [framing.gathered(pixels, where, FLIPS), framing.copied(pixels, where, FLIPS)]
+    got = [framing.crop_by_index(pixels, where, FLIPS), framing.crop_by_copy(pixels, where, FLIPS)]
     for image, (top, left, height, width), flip, *cut in zip(pixels, where.tolist(), FLIPS, *got, strict=True):
         wanted = image[top : top + height, left : left + width]
         for one in cut:
@@ -45,23 +45,23 @@ def test_both_ways_to_cut_a_batch(images: torch.Tensor, size: tuple[int, int]) -
 
 def test_reframed_cuts_and_mirrors_in_one(images: torch.Tensor) -> None:
     where = boxes(20, 30)
-    got = framing.reframed(images, with_target(where, 20, 30), FLIPS)
+    got = framing.crop_and_flip_batch(images, with_target(where, 20, 30), FLIPS)
     assert got.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(got, framing.cut_batch(images, where, FLIPS))
+    assert torch.equal(got, framing.crop_batch(images, where, FLIPS))
 
 
 def test_beyond_the_image_it_is_black(images: torch.Tensor) -> None:
     corners = [[-4, -3], [50, 40], [0, 0], [-2, 30], [20, -19]]
     where = with_target(np.array([[*corner, 20, 20] for corner in corners]), 20, 20)
-    got = framing.reframed(images, where, np.zeros(N, np.bool_))
+    got = framing.crop_and_flip_batch(images, where, np.zeros(N, np.bool_))
     for image, box, one in zip(images, where.tolist(), got, strict=True):
         padded = v2.pad(image, [25, 25, 25, 25])
         assert torch.equal(one, v2.crop(padded, box[0] + 25, box[1] + 25, 20, 20))
         canvas = np.full((20, 20, 3), 99, np.uint8)
         sizes = np.array([[HEIGHT, WIDTH]])
-        top, left, height, width = framing.inside(np.array([box[:4]]), sizes)[0]
+        top, left, height, width = framing.clip_boxes(np.array([box[:4]]), sizes)[0]
         region = image.permute(1, 2, 0).numpy()[top : top + height, left : left + width]
-        framing.place(region, box, canvas, resize_into)
+        framing.write_crop(region, box, canvas, resize_into)
         np.testing.assert_array_equal(canvas, one.permute(1, 2, 0))
 
 
@@ -69,12 +69,12 @@ def test_beyond_the_image_it_is_black(images: torch.Tensor) -> None:
 @pytest.mark.parametrize("target", [(16, 16), (64, 48), (24, 24)])
 def test_resized_is_torchvisions(images: torch.Tensor, size: tuple[int, int], target: tuple[int, int]) -> None:
     where = boxes(*size)
-    got = framing.reframed(images, with_target(where, *target), FLIPS)
+    got = framing.crop_and_flip_batch(images, with_target(where, *target), FLIPS)
     assert got.is_contiguous(memory_format=torch.channels_last)
     for image, box, flip, one in zip(images, where.tolist(), FLIPS, got, strict=True):
         wanted = v2.resized_crop(image, *box, list(target), antialias=True)
         assert torch.equal(one, wanted.flip(2) if flip else wanted)
         top, left, height, width = box
         as_on_a_gpu = torch.empty((*target, 3), dtype=torch.uint8)
-        framing.resize_there(image[:, top : top + height, left : left + width], as_on_a_gpu)
+        framing.resize_on_gpu(image[:, top : top + height, left : left + width], as_on_a_gpu)
         assert (as_on_a_gpu.permute(2, 0, 1).int() - wanted.int()).abs().max() <= 1

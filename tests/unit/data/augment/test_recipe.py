@@ -28,13 +28,13 @@ OPERATIONS = {"Grow": Grow, "Turn": Turn}
 
 
 def read(ops: dict[str, Any], order: list[str] | None = None) -> list[recipe.Step[Any]]:
-    return recipe.read(RecipeConfig(name="some", ops=ops, order=order), OPERATIONS, 32)
+    return recipe.build_steps(RecipeConfig(name="some", ops=ops, order=order), OPERATIONS, 32)
 
 
 def test_the_order_is_the_recipes() -> None:
     steps = read({"turn": {"op": "Turn"}, "Grow": {}, "more": {"op": "Grow", "size": 7, "by": 3.0}})
     assert [(step.label, step.name) for step in steps] == [("turn", "Turn"), ("Grow", "Grow"), ("more", "Grow")]
-    assert [(step.made.size, step.made.by) for step in steps[1:]] == [(32, 2.0), (7, 3.0)]
+    assert [(step.op.size, step.op.by) for step in steps[1:]] == [(32, 2.0), (7, 3.0)]
 
 
 def test_null_leaves_out_and_order_reorders() -> None:
@@ -107,7 +107,7 @@ def test_random_numbers_are_an_operations_own_wherever_it_stands() -> None:
         (
             {"a": None},
             None,
-            "augment.ops: the recipe is empty; choose one that comes along (python -m effloop list augment), or set "
+            "augment.ops: the recipe is empty; choose an existing one (python -m effloop list augment), or set "
             "augment.ops.crop={op:RandomResizedCrop}",
         ),
     ],
@@ -118,10 +118,10 @@ def test_refuses(ops: dict[str, Any], order: list[str] | None, message: str) -> 
 
 
 def test_what_comes_out_has_one_size() -> None:
-    recipe.check_end(np.array([[32, 32], [32, 32]]), 32)
+    recipe.check_output_sizes(np.array([[32, 32], [32, 32]]), 32)
     with pytest.raises(ConfigError, match="leaves images of several sizes"):
-        recipe.check_end(np.array([[32, 32], [32, 40]]), 32)
+        recipe.check_output_sizes(np.array([[32, 32], [32, 40]]), 32)
     with pytest.raises(ConfigError, match="gives images of 40x40, and image_size is 32; set image_size=40, or leave"):
-        recipe.check_end(np.array([[40, 40]]), 32)
+        recipe.check_output_sizes(np.array([[40, 40]]), 32)
     with pytest.raises(ConfigError, match="gives images of 32x40, and image_size is 32; leave the size"):
-        recipe.check_end(np.array([[32, 40]]), 32)
+        recipe.check_output_sizes(np.array([[32, 40]]), 32)

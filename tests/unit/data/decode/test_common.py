@@ -6,7 +6,7 @@ from images import encode, photo
 from numpy.typing import NDArray
 
 from effloop.data.decode import DecodeConfig
-from effloop.data.decode.common import PlainDecoder, judge
+from effloop.data.decode.common import PlainDecoder, decode_with_pillow
 from effloop.data.image.header import Encoded, Header, read_header
 from effloop.errors import DataError
 
@@ -50,4 +50,4 @@ def test_header_and_pixels_that_contradict_each_other() -> None:
     header = read_header(data)
     other = Header(header.format, 50, 50, header.plain, header.complete)
     with pytest.raises(DataError, match=r"its header says 50 x 50 .* its pixels are 67 x 53"):
-        judge(data, other)
+        decode_with_pillow(data, other)

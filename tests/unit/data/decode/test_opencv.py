@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from images import FORMATS, chunk, encode, exif, photo, png
 
-from effloop.data.decode.opencv import OpenCVConfig, OpenCVDecoder, jpeg_sound, png_sound
+from effloop.data.decode.opencv import OpenCVConfig, OpenCVDecoder, jpeg_markers_valid, png_checksums_valid
 from effloop.data.image.header import read_header
 from effloop.errors import ConfigError, DataError
 
@@ -62,28 +62,28 @@ def test_whole_and_cut_files_make_no_noise(decoder: OpenCVDecoder, fmt: str, cap
     ],
 )
 def test_sound_jpeg(options: dict[str, object]) -> None:
-    assert jpeg_sound(encode(PHOTO, "JPEG", **options))
+    assert jpeg_markers_valid(encode(PHOTO, "JPEG", **options))
 
 
 @pytest.mark.parametrize("marker", [0xD8, 0xC0, 0xC6, 0x02, 0xBF, 0xF7])
 def test_stray_marker_is_seen(decoder: OpenCVDecoder, marker: int) -> None:
     at = JPEG.index(b"\xff\xda") + 200
-    assert not jpeg_sound(JPEG[:at] + bytes([0xFF, marker]) + JPEG[at + 2 :])
+    assert not jpeg_markers_valid(JPEG[:at] + bytes([0xFF, marker]) + JPEG[at + 2 :])
 
 
 def test_jpeg_that_ends_before_its_pixels() -> None:
-    assert not jpeg_sound(JPEG[:300])
-    assert not jpeg_sound(JPEG[:300] + b"\xff\xd9")
+    assert not jpeg_markers_valid(JPEG[:300])
+    assert not jpeg_markers_valid(JPEG[:300] + b"\xff\xd9")
 
 
 def test_sound_png() -> None:
     data = encode(PHOTO, "PNG")
-    assert png_sound(data)
-    assert png_sound(memoryview(data))
-    assert not png_sound(data + b"\0")
-    assert not png_sound(data[:-12])
-    assert not png_sound(data[:-12] + chunk(b"tEXt", b"key\0text") + data[-12:])
-    assert not png_sound(data[:-12] + b"\xff" * 12)
+    assert png_checksums_valid(data)
+    assert png_checksums_valid(memoryview(data))
+    assert not png_checksums_valid(data + b"\0")
+    assert not png_checksums_valid(data[:-12])
+    assert not png_checksums_valid(data[:-12] + chunk(b"tEXt", b"key\0text") + data[-12:])
+    assert not png_checksums_valid(data[:-12] + b"\xff" * 12)
 
 
 def test_every_damaged_byte_of_a_png_is_seen() -> None:
@@ -91,4 +91,4 @@ def test_every_damaged_byte_of_a_png_is_seen() -> None:
     for at in range(8, len(data)):
         damaged = bytearray(data)
         damaged[at] ^= 0x10
-        assert not png_sound(damaged), f"byte {at}"
+        assert not png_checksums_valid(damaged), f"byte {at}"

@@ -153,7 +153,7 @@ def test_a_batch_that_only_dali_refuses(tmp_path: Path, capfd: pytest.CaptureFix
         assert torch.equal(got[9], wanted[9])
     warnings = [found for found in capfd.readouterr().err.splitlines() if found.startswith("effloop: ")]
     assert len(warnings) == 1
-    assert "warning: engine=dali: DALI refused a batch that decode took, which is slow: " in warnings[0]
+    assert "warning: engine=dali: DALI refused a batch that decode accepted, which is slow: " in warnings[0]
 
 
 class Inverted(NativeAugment):

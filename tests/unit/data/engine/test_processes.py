@@ -5,6 +5,7 @@ import gc
 import itertools
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -248,7 +249,9 @@ def test_closed_in_the_middle(plan: Plan) -> None:
     next(batches)
     engine.close()
     engine.close()
-    with pytest.raises(WorkerError, match=line("engine: its workers have ended, and this epoch with them; begin anew")):
+    with pytest.raises(
+        WorkerError, match=line("engine: its workers have ended, and this epoch with them; start the epoch again")
+    ):
         next(batches)
 
 
@@ -271,8 +274,8 @@ def test_a_fork_of_the_loops_process_has_workers_of_its_own(plan: Plan) -> None:
         held = next(batches)
 
         def use() -> None:
-            told = line(f"engine: its workers, and this epoch with them, are process {os.getppid()}'s; begin anew")
-            with pytest.raises(WorkerError, match=told):
+            told = f"engine: its workers, and this epoch with them, belong to process {os.getppid()}; start the epoch"
+            with pytest.raises(WorkerError, match=f"^{re.escape(told)} again$"):
                 next(batches)
             for epoch in (2, 3):
                 assert_right(plan, engine.stream(epoch), epoch)
@@ -309,7 +312,7 @@ def test_closed_by_another_thread_while_the_loop_waits(plan: Plan) -> None:
         closer = threading.Timer(0.2, engine.close)
         closer.start()
         with pytest.raises(
-            WorkerError, match=line("engine: its workers have ended, and this epoch with them; begin anew")
+            WorkerError, match=line("engine: its workers have ended, and this epoch with them; start the epoch again")
         ):
             list(engine.stream(0))
         closer.join()

@@ -21,7 +21,7 @@ def test_runs_of_any_length_fill_the_same(photos: Path, run_length: int) -> None
 
 def test_a_bad_sample_in_a_batchs_last_run(photos: Path, tmp_path: Path) -> None:
     plan = make_plan(open_source("folder", shutil.copytree(photos, tmp_path / "copy")))
-    bad = int(next(plan.tasks(0)).ids[-1])
+    bad = int(next(plan.requests(0)).ids[-1])
     Path(plan.source.where, plan.source.key(bad)).write_bytes(b"")
     with pytest.raises(DataError, match=r"is empty \(0 bytes\)$"):
         next(make_engine("threads", plan, 2, run_length=3).stream(0))
@@ -36,7 +36,7 @@ def test_runs_of_nothing_are_refused(name: str) -> None:
 
 def test_a_run_is_a_workers_share_of_a_batch() -> None:
     config = engines["threads"].config()
-    assert [config.samples_of_a_run(batch, workers) for batch, workers in ((64, 2), (256, 2), (64, 16), (8, 3))] == [
+    assert [config.resolve_run_length(batch, workers) for batch, workers in ((64, 2), (256, 2), (64, 16), (8, 3))] == [
         *(32, 32, 4, 4)
     ]
-    assert engines["threads"].config(run_length=7).samples_of_a_run(64, 2) == 7
+    assert engines["threads"].config(run_length=7).resolve_run_length(64, 2) == 7

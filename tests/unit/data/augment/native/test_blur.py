@@ -31,12 +31,12 @@ def test_the_pixels_are_torchvisions(
     sigmas = zip(tensors.contiguous(), found.sigma.tolist(), strict=True)
     wanted = torch.stack([F.gaussian_blur(image, both, [sigma, sigma]) for image, sigma in sigmas])
     if way == "batch":
-        tensors = operation.batch(tensors, found)
+        tensors = operation.apply_batch(tensors, found)
         assert tensors.is_contiguous(memory_format=torch.channels_last)
         assert tensors.dtype == torch.uint8
     else:
         for row in range(len(pixels)):
-            operation.one(pixels[row], found, row)
+            operation.apply_inplace(pixels[row], found, row)
         tensors = torch.from_numpy(pixels).permute(0, 3, 1, 2)
     difference = (tensors.int() - wanted.int()).abs()
     assert difference.max() <= 1
@@ -56,7 +56,7 @@ def test_the_narrowest_is_the_image_and_the_widest_a_mean(kernel: int) -> None:
     pixels = photo(64, 48)[None]
     tensors = torch.from_numpy(pixels.copy()).permute(0, 3, 1, 2)
     operation = GaussianBlur(kernel, 1e-3)
-    assert torch.equal(operation.batch(tensors, drawn(operation, 1)), tensors)
+    assert torch.equal(operation.apply_batch(tensors, drawn(operation, 1)), tensors)
     assert np.ptp(drawn(GaussianBlur(kernel, 1e4), 1).across) < 1e-6
 
 

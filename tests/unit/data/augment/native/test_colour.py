@@ -14,7 +14,7 @@ from laws import assert_same_law, drawn, keys
 from torch import Tensor
 
 from effloop.data.augment.native import colour, flips, host
-from effloop.data.augment.operation import BadParameterError, Touch, operations
+from effloop.data.augment.operation import BadParameterError, PixelOperation, operations
 
 COUNT = 12
 JITTER = {"brightness": 0.4, "contrast": [0.3, 1.5], "saturation": 0.5, "hue": 0.1}
@@ -37,15 +37,15 @@ def images(size: tuple[int, int]) -> np.ndarray:
     return np.stack([noise[row] if row % 2 else photo(*size, row) // 2 + 30 for row in range(COUNT)])
 
 
-def by_one(operation: Touch, pixels: np.ndarray, found: Any) -> np.ndarray:
+def by_one(operation: PixelOperation, pixels: np.ndarray, found: Any) -> np.ndarray:
     out = pixels.copy()
     for row, image in enumerate(out):
-        operation.one(image, found, row)
+        operation.apply_inplace(image, found, row)
     return out
 
 
-def by_batch(operation: Touch, pixels: np.ndarray, found: Any) -> np.ndarray:
-    out = operation.batch(torch.from_numpy(pixels.copy()).permute(0, 3, 1, 2), found)
+def by_batch(operation: PixelOperation, pixels: np.ndarray, found: Any) -> np.ndarray:
+    out = operation.apply_batch(torch.from_numpy(pixels.copy()).permute(0, 3, 1, 2), found)
     assert out.is_contiguous(memory_format=torch.channels_last)
     assert out.dtype == torch.uint8
     return out.permute(0, 2, 3, 1).numpy()

@@ -8,7 +8,7 @@ import torch
 import torchvision.transforms.v2 as T
 from laws import assert_same_law, drawn, keys
 
-from effloop.data.augment.native.erasing import Erased, RandomErasing
+from effloop.data.augment.native.erasing import ErasingDraws, RandomErasing
 from effloop.data.augment.operation import BadParameterError
 from effloop.data.random import words, words_on_device
 
@@ -49,12 +49,12 @@ def test_share_of_the_erased() -> None:
     assert RandomErasing().p == T.RandomErasing().p
 
 
-def erased(operation: RandomErasing, found: Erased, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def erased(operation: RandomErasing, found: ErasingDraws, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """By one and one, and by the batch."""
     one = pixels.copy()
     for row, image in enumerate(one):
-        operation.one(image, found, row)
-    batch = operation.batch(torch.from_numpy(pixels.copy()).permute(0, 3, 1, 2), found)
+        operation.apply_inplace(image, found, row)
+    batch = operation.apply_batch(torch.from_numpy(pixels.copy()).permute(0, 3, 1, 2), found)
     assert batch.is_contiguous(memory_format=torch.channels_last)
     assert batch.dtype == torch.uint8
     return one, batch.permute(0, 2, 3, 1).numpy()

@@ -142,13 +142,13 @@ def test_a_rotation_turns_by_what_it_drew_and_each_row_by_its_own_key() -> None:
     rotation, images = RandomRotation([-50, 20], "bilinear", 5), pictures(6, 64, 48)
     angles = -50 + 70 * uniforms(keys(6), 1)[:, 0]
     drawn = rotation.draw(keys(6), tiled((64, 48), 6))
-    batch = rotation.batch(images.clone(memory_format=torch.channels_last), drawn)
+    batch = rotation.apply_batch(images.clone(memory_format=torch.channels_last), drawn)
     for row, image in enumerate(images):
         expected = F.rotate(image, angles[row], v2.InterpolationMode.BILINEAR, fill=5)
         assert (expected.int() - batch[row].int()).abs().max() <= 1
         own = rotation.draw(keys(6)[row : row + 1], tiled((64, 48), 1))
         pixels = image.permute(1, 2, 0).numpy().copy()
-        rotation.one(pixels, own, 0)
+        rotation.apply_inplace(pixels, own, 0)
         assert torch.equal(torch.from_numpy(pixels).permute(2, 0, 1), batch[row])
 
 
@@ -194,8 +194,8 @@ def test_rows_are_drawn_by_their_own_keys() -> None:
 def test_the_largest_and_smallest_scale(scale: float, how: str) -> None:
     affine, pixels = RandomAffine(0, scale=[scale, scale], interpolation=how), photo(64, 48)
     found = affine.draw(keys(1), np.array([[64, 48]]))
-    batch = affine.batch(torch.from_numpy(pixels.copy())[None].permute(0, 3, 1, 2), found)
-    affine.one(pixels, found, 0)
+    batch = affine.apply_batch(torch.from_numpy(pixels.copy())[None].permute(0, 3, 1, 2), found)
+    affine.apply_inplace(pixels, found, 0)
     np.testing.assert_array_equal(batch[0].permute(1, 2, 0), pixels)
     assert (pixels == 0).all() == (scale < 1)  # smaller than a pixel; or four pixels, and no black
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torchvision.transforms import v2
 
-from effloop.data.augment.native.policy import NAMES, Drawn, RandAugment, TrivialAugmentWide
+from effloop.data.augment.native.policy import NAMES, PolicyDraws, RandAugment, TrivialAugmentWide
 from effloop.data.augment.operation import BadParameterError, Operation, operations
 from effloop.data.random import sample_keys
 
@@ -37,16 +37,18 @@ def pictures(count: int, height: int, width: int) -> Tensor:
     return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
 
 
-def by_torchvision(image: Tensor, drawn: Drawn, row: int, interpolation: v2.InterpolationMode, fill: Any) -> Tensor:
+def by_torchvision(
+    image: Tensor, drawn: PolicyDraws, row: int, interpolation: v2.InterpolationMode, fill: Any
+) -> Tensor:
     theirs = v2.RandAugment(interpolation=interpolation, fill=fill)
     for choice, magnitude in zip(drawn.choice[row].tolist(), drawn.magnitude[row].tolist(), strict=True):
         image = theirs._apply_image_or_video_transform(image, NAMES[choice], magnitude, interpolation, theirs._fill)
     return image
 
 
-def one(policy: Any, image: Tensor, drawn: Drawn, row: int) -> Tensor:
+def one(policy: Any, image: Tensor, drawn: PolicyDraws, row: int) -> Tensor:
     pixels = image.permute(1, 2, 0).numpy().copy()
-    policy.one(pixels, drawn, row)
+    policy.apply_inplace(pixels, drawn, row)
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
@@ -63,7 +65,7 @@ def test_each_of_the_14_is_torchvisions(size: tuple[int, int], interpolation: v2
     drawn = policy.draw(keys(count), tiled(size, count))
     assert min(Counter(drawn.choice[:, 0].tolist()).values()) > 5
     assert set(drawn.choice[:, 0]) == set(range(14))
-    batch = policy.batch(images.clone(memory_format=torch.channels_last), drawn)
+    batch = policy.apply_batch(images.clone(memory_format=torch.channels_last), drawn)
     for row, image in enumerate(images):
         expected, name = by_torchvision(image, drawn, row, interpolation, fill), NAMES[drawn.choice[row, 0]]
         off = apart(expected, batch[row])
@@ -77,7 +79,7 @@ def test_operations_follow_one_another_as_torchvisions(magnitude: int) -> None:
     count, size = 100, (61, 80)
     policy, images = RandAugment(2, magnitude), pictures(count, *size)
     drawn = policy.draw(keys(count), tiled(size, count))
-    batch = policy.batch(images.clone(memory_format=torch.channels_last), drawn)
+    batch = policy.apply_batch(images.clone(memory_format=torch.channels_last), drawn)
     for row, image in enumerate(images):
         off = apart(by_torchvision(image, drawn, row, NEAREST, 0), batch[row])
         # A level in the first may be a bit in a second that posterizes, or a bin in one that equalizes.
@@ -88,11 +90,11 @@ def test_operations_follow_one_another_as_torchvisions(magnitude: int) -> None:
 def test_a_batch_changes_its_rows_only_by_their_own_draws() -> None:
     policy, images, count = RandAugment(3, 20), pictures(40, 48, 48), 40
     drawn = policy.draw(keys(count), tiled((48, 48), count))
-    whole = policy.batch(images.clone(memory_format=torch.channels_last), drawn)
+    whole = policy.apply_batch(images.clone(memory_format=torch.channels_last), drawn)
     assert whole.is_contiguous(memory_format=torch.channels_last)
     for rows in (slice(0, 1), slice(3, 17)):
         own = policy.draw(keys(count)[rows], tiled((48, 48), count)[rows])
-        assert torch.equal(policy.batch(images[rows].clone(memory_format=torch.channels_last), own), whole[rows])
+        assert torch.equal(policy.apply_batch(images[rows].clone(memory_format=torch.channels_last), own), whole[rows])
 
 
 class _Recording:
@@ -172,9 +174,9 @@ def test_rows_are_drawn_by_their_own_keys_and_sizes() -> None:
 def test_no_operations_and_no_images_are_allowed() -> None:
     images = pictures(3, 20, 20)
     nothing = RandAugment(num_ops=0)
-    assert torch.equal(nothing.batch(images.clone(), nothing.draw(keys(3), tiled((20, 20), 3))), images)
+    assert torch.equal(nothing.apply_batch(images.clone(), nothing.draw(keys(3), tiled((20, 20), 3))), images)
     policy = RandAugment()
-    assert policy.batch(images[:0].clone(), policy.draw(keys(0), tiled((20, 20), 0))).shape == (0, 3, 20, 20)
+    assert policy.apply_batch(images[:0].clone(), policy.draw(keys(0), tiled((20, 20), 0))).shape == (0, 3, 20, 20)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_a_label_that_no_class_has(name: str, root: Path) -> None:
     plan = make_plan(open_source(name, root), batch=3)
     wanted = f"{root}:train/b/3.jpg has the label 9; allowed are 0 to 1: convert the dataset again"
     with pytest.raises(DataError, match=line(wanted)):
-        plan.empty_batch(next(plan.tasks(0)))
+        plan.empty_batch(next(plan.requests(0)))
 
 
 def _set(name: str, value: object) -> Callable[[dict[str, Any]], object]:

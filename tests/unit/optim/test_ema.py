@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from effloop.optim import Average, NoAverage
+from effloop.optim import EMA, NoEMA
 
 
 class Odd(nn.Module):
@@ -41,7 +41,7 @@ def by_hand(values: list[int], decay: float) -> float:
 @pytest.mark.parametrize("decay", [0.0, 0.15, 0.5, 0.999])
 def test_average_by_hand(decay: float) -> None:
     model = Odd()
-    average = Average(model, decay)
+    average = EMA(model, decay)
     values = [4, 8, 1, 0, 16, 3]
     for value in values:
         put(model, value)
@@ -57,7 +57,7 @@ def test_average_by_hand(decay: float) -> None:
 
 def test_the_first_update_forgets_most_of_the_beginning() -> None:
     model = Odd()
-    average = Average(model, 0.999)
+    average = EMA(model, 0.999)
     put(model, 10)
     average.update()
     assert average.model.weight.tolist() == pytest.approx([9.0] * 3)  # 1/10 of 0 and 9/10 of 10
@@ -71,7 +71,7 @@ def network() -> nn.Module:
     return model.to(memory_format=torch.channels_last)
 
 
-def train(model: nn.Module, average: NoAverage, optimizer: torch.optim.Optimizer, steps: range) -> None:
+def train(model: nn.Module, average: NoEMA, optimizer: torch.optim.Optimizer, steps: range) -> None:
     for step in steps:
         torch.manual_seed(step)
         optimizer.zero_grad()
@@ -82,7 +82,7 @@ def train(model: nn.Module, average: NoAverage, optimizer: torch.optim.Optimizer
 
 def test_a_network_and_its_average_step_by_step() -> None:
     model = network()
-    average, optimizer = Average(model, 0.9), torch.optim.SGD(model.parameters(), lr=0.1)
+    average, optimizer = EMA(model, 0.9), torch.optim.SGD(model.parameters(), lr=0.1)
     wanted = {name: value.clone() for name, value in model.state_dict().items()}
     for step in range(20):
         train(model, average, optimizer, range(step, step + 1))
@@ -97,9 +97,9 @@ def test_a_network_and_its_average_step_by_step() -> None:
 
 
 def test_going_on_is_equal_to_the_bit() -> None:
-    def start() -> tuple[nn.Module, Average, torch.optim.Optimizer]:
+    def start() -> tuple[nn.Module, EMA, torch.optim.Optimizer]:
         model = network()
-        return model, Average(model, 0.99), torch.optim.SGD(model.parameters(), lr=0.1)
+        return model, EMA(model, 0.99), torch.optim.SGD(model.parameters(), lr=0.1)
 
     straight = start()
     train(*straight, range(10))
@@ -118,8 +118,8 @@ def test_going_on_is_equal_to_the_bit() -> None:
 
 def test_going_on_from_a_run_without_an_average() -> None:
     model = network()
-    average = Average(model, 0.99)
-    before = NoAverage(model)
+    average = EMA(model, 0.99)
+    before = NoEMA(model)
     train(model, before, torch.optim.SGD(model.parameters(), lr=0.1), range(3))
     average.load_state_dict(before.state_dict())
     assert average.updates == 0
@@ -129,7 +129,7 @@ def test_going_on_from_a_run_without_an_average() -> None:
 def test_the_average_takes_part_in_nothing_else() -> None:
     model = network()
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    average = Average(model, 0.9)
+    average = EMA(model, 0.9)
     assert not any(parameter.requires_grad for parameter in average.model.parameters())
     assert all(parameter.requires_grad for parameter in model.parameters())
     with torch.no_grad():
@@ -142,7 +142,7 @@ def test_a_compiled_model_and_shared_weights() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[1].weight = model[0].weight
     model.compile(backend="eager")
-    average = Average(model, 0.5)
+    average = EMA(model, 0.5)
     assert average.model[1].weight is average.model[0].weight
     with torch.no_grad():
         model[0].weight.fill_(1.0)
@@ -156,7 +156,7 @@ def test_a_compiled_model_and_shared_weights() -> None:
 
 def test_no_average() -> None:
     model = network()
-    average = NoAverage(model)
+    average = NoEMA(model)
     average.update()
     assert average.model is model
     assert average.state_dict() == {}
