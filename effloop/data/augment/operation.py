@@ -220,6 +220,17 @@ def check_number(name: str, value: object, low: float, high: float) -> float:
     return float(value)  # type: ignore[arg-type]
 
 
+def check_whole(name: str, value: object, low: int, high: int) -> int:
+    """Check and return a whole number.
+
+    Raises:
+        BadParameterError: it is not a whole number from `low` to `high`.
+    """
+    if type(value) is not int or not low <= value <= high:
+        raise BadParameterError(f"{name}: {value} is not allowed; set a whole number from {low} to {high}")
+    return value
+
+
 def _is_number(value: object) -> bool:
     # Not isfinite, which fails on an int too large for a float.
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

@@ -1,10 +1,10 @@
-"""Native operations on colours: torchvision's names, parameters, laws and pixels."""
+"""Native colour operations: torchvision's names, parameters, distributions and pixels."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from effloop.data.augment.operation import (
     check_number,
     check_probability,
     check_range,
+    check_whole,
     operation,
     to_device,
 )
@@ -116,23 +117,19 @@ def _range(name: str, value: object, center: float, low: float, high: float) -> 
         ) from None
 
 
-class Sometimes(PixelOperation):
-    """One and the same change to every image that is changed.
+class _RandomlyApplied(PixelOperation):
+    """The same change to each image, with probability `p`."""
 
-    Args:
-        p: how probable that is.
-    """
+    _change: ClassVar[Callable[..., None]]
+    """(image, *self._values) on the host, in place."""
+
+    _kernel: ClassVar[Callable[..., Tensor]]
+    """(images, (M,) each of self._values) -> images, on a device."""
+
+    _values: tuple[Any, ...] = ()
 
     def __init__(self, p: float = 0.5) -> None:
         self.p = check_probability("p", p)
-
-    @abstractmethod
-    def change(self, image: Image) -> None:
-        """Change an image on the host, in place."""
-
-    @abstractmethod
-    def changed(self, images: Tensor) -> Tensor:
-        """(M, 3, H, W) uint8 -> the same, changed, on its device."""
 
     def draw(self, keys: Keys, sizes: Sizes) -> NDArray[np.bool_]:
         del sizes
@@ -140,139 +137,91 @@ class Sometimes(PixelOperation):
 
     def apply_inplace(self, image: Image, drawn: NDArray[np.bool_], row: int) -> None:
         if drawn[row]:
-            self.change(image)
+            type(self)._change(image, *self._values)
 
     def apply_batch(self, images: Tensor, drawn: NDArray[np.bool_]) -> Tensor:
-        return (
-            kernels.on_rows(images, to_device(np.flatnonzero(drawn), images), self.changed) if drawn.any() else images
-        )
+        if not drawn.any():
+            return images
+        rows = np.flatnonzero(drawn)
+        values = [torch.full((len(rows),), value, device=images.device) for value in self._values]  # int64 or float32
+        return kernels.on_rows(images, to_device(rows, images), type(self)._kernel, *values)
 
 
 @operation
-class RandomGrayscale(Sometimes):
-    """Grey.
+class RandomGrayscale(_RandomlyApplied):
+    """Grey; `p` is the probability."""
 
-    Args:
-        p: how probable that is.
-    """
+    _change, _kernel = staticmethod(host.grayscale), staticmethod(kernels.grayscale)
 
     def __init__(self, p: float = 0.1) -> None:
         super().__init__(p)
 
-    def change(self, image: Image) -> None:
-        host.grayscale(image)
-
-    def changed(self, images: Tensor) -> Tensor:
-        return kernels.grayscale(images)
-
 
 @operation
-class RandomSolarize(Sometimes):
+class RandomSolarize(_RandomlyApplied):
     """Values from a threshold on inverted.
 
     Args:
         threshold: 0 to 255.
-        p: how probable that is.
+        p: probability.
     """
+
+    _change, _kernel = staticmethod(host.solarize), staticmethod(kernels.solarize)
 
     def __init__(self, threshold: float, p: float = 0.5) -> None:
         super().__init__(p)
-        self.threshold = check_number("threshold", threshold, 0, 255)
-
-    def change(self, image: Image) -> None:
-        host.solarize(image, self.threshold)
-
-    def changed(self, images: Tensor) -> Tensor:
-        return kernels.solarize(images, _filled(images, self.threshold))
+        self._values = (check_number("threshold", threshold, 0, 255),)
 
 
 @operation
-class RandomPosterize(Sometimes):
+class RandomPosterize(_RandomlyApplied):
     """Only the highest bits of each value kept.
 
     Args:
         bits: how many, 0 to 8.
-        p: how probable that is.
+        p: probability.
     """
+
+    _change, _kernel = staticmethod(host.posterize), staticmethod(kernels.posterize)
 
     def __init__(self, bits: int, p: float = 0.5) -> None:
         super().__init__(p)
-        if int(check_number("bits", bits, 0, 8)) != bits:
-            raise BadParameterError(f"bits: {bits} is not allowed; set a whole number from 0 to 8")
-        self.bits = int(bits)
-
-    def change(self, image: Image) -> None:
-        host.posterize(image, self.bits)
-
-    def changed(self, images: Tensor) -> Tensor:
-        return kernels.posterize(images, _filled(images, self.bits))
+        number = check_number("bits", bits, 0, 8)
+        self._values = (check_whole("bits", int(number) if number.is_integer() else bits, 0, 8),)
 
 
 @operation
-class RandomAutocontrast(Sometimes):
-    """Each channel stretched to 0..255.
+class RandomAutocontrast(_RandomlyApplied):
+    """Each channel stretched to 0..255; `p` is the probability."""
 
-    Args:
-        p: how probable that is.
-    """
-
-    def change(self, image: Image) -> None:
-        host.autocontrast(image)
-
-    def changed(self, images: Tensor) -> Tensor:
-        return kernels.autocontrast(images)
+    _change, _kernel = staticmethod(host.autocontrast), staticmethod(kernels.autocontrast)
 
 
 @operation
-class RandomEqualize(Sometimes):
-    """Each channel's histogram flattened.
+class RandomEqualize(_RandomlyApplied):
+    """Each channel's histogram equalised; `p` is the probability."""
 
-    Args:
-        p: how probable that is.
-    """
-
-    def change(self, image: Image) -> None:
-        host.equalize(image)
-
-    def changed(self, images: Tensor) -> Tensor:
-        return kernels.equalize(images)
+    _change, _kernel = staticmethod(host.equalize), staticmethod(kernels.equalize)
 
 
 @operation
-class RandomAdjustSharpness(Sometimes):
+class RandomAdjustSharpness(_RandomlyApplied):
     """Sharper or smoother.
 
     Args:
         sharpness_factor: 0, which is smooth, to 10,000; 1 leaves the image as it is.
-        p: how probable that is.
+        p: probability.
     """
+
+    _change, _kernel = staticmethod(host.sharpness), staticmethod(kernels.sharpness)
 
     def __init__(self, sharpness_factor: float, p: float = 0.5) -> None:
         super().__init__(p)
-        self.factor = check_number("sharpness_factor", sharpness_factor, 0, MOST_FACTOR)
-
-    def change(self, image: Image) -> None:
-        host.sharpness(image, self.factor)
-
-    def changed(self, images: Tensor) -> Tensor:
-        return kernels.sharpness(images, _filled(images, self.factor))
+        self._values = (check_number("sharpness_factor", sharpness_factor, 0, MOST_FACTOR),)
 
 
 @operation
-class RandomInvert(Sometimes):
-    """Each value inverted.
+class RandomInvert(_RandomlyApplied):
+    """Each value inverted; `p` is the probability."""
 
-    Args:
-        p: how probable that is.
-    """
-
-    def change(self, image: Image) -> None:
-        host.invert(image)
-
-    def changed(self, images: Tensor) -> Tensor:
-        return kernels.invert(images)
-
-
-def _filled(images: Tensor, value: float) -> Tensor:
-    """(M,) the same value for each image: int64 from an int, float32 from a float."""
-    return torch.full((len(images),), value, device=images.device)
+    _change, _kernel = staticmethod(host.invert), staticmethod(kernels.invert)

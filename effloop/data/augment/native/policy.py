@@ -18,7 +18,7 @@ from torch import Tensor
 
 from effloop.data.augment.native import host, kernels
 from effloop.data.augment.native.geometry import Matrices, Sampling, inverse_matrices, warp, warp_one
-from effloop.data.augment.operation import BadParameterError, Image, Keys, PixelOperation, Sizes, operation, to_device
+from effloop.data.augment.operation import Image, Keys, PixelOperation, Sizes, check_whole, operation, to_device
 from effloop.data.random import uniforms
 
 Ints = NDArray[np.int64]
@@ -162,9 +162,9 @@ class RandAugment(_Policy):
         interpolation: str = "nearest",
         fill: Any = 0,
     ) -> None:
-        self._count = _whole("num_ops", num_ops, 0, len(NAMES))
-        self._bins = _whole("num_magnitude_bins", num_magnitude_bins, 2, _MOST_BINS)
-        self._bin = _whole("magnitude", magnitude, 0, self._bins - 1)
+        self._count = check_whole("num_ops", num_ops, 0, len(NAMES))
+        self._bins = check_whole("num_magnitude_bins", num_magnitude_bins, 2, _MOST_BINS)
+        self._bin = check_whole("magnitude", magnitude, 0, self._bins - 1)
         self._sampling = Sampling.of(interpolation, fill)
 
     def _chosen(self, keys: Keys) -> tuple[Ints, Ints, NDArray[np.bool_]]:
@@ -192,7 +192,7 @@ class TrivialAugmentWide(_Policy):
     """
 
     def __init__(self, num_magnitude_bins: int = 31, interpolation: str = "nearest", fill: Any = 0) -> None:
-        self._bins = _whole("num_magnitude_bins", num_magnitude_bins, 2, _MOST_BINS)
+        self._bins = check_whole("num_magnitude_bins", num_magnitude_bins, 2, _MOST_BINS)
         self._sampling = Sampling.of(interpolation, fill)
 
     def _chosen(self, keys: Keys) -> tuple[Ints, Ints, NDArray[np.bool_]]:
@@ -238,9 +238,3 @@ def _matrices(choice: Ints, magnitude: Floats, sizes: Sizes) -> Matrices:
     centre = np.where(((flat == _SHEAR_X) | (flat == _SHEAR_Y))[:, None], -0.5 * size, 0)
     angle = np.where(flat == _ROTATE, -(amount % 360), 0)
     return inverse_matrices(angle, translate, 1.0, shear, centre).reshape(*choice.shape, 2, 3)
-
-
-def _whole(name: str, value: object, low: int, high: int) -> int:
-    if type(value) is not int or not low <= value <= high:
-        raise BadParameterError(f"{name}: {value} is not allowed; set a whole number from {low} to {high}")
-    return value

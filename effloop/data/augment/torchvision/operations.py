@@ -25,6 +25,7 @@ from effloop.data.augment.operation import (
     check_number,
     check_probability,
     check_range,
+    check_whole,
 )
 from effloop.errors import ConfigError
 from effloop.registry import choices
@@ -184,26 +185,17 @@ def _size(name: str, value: Any) -> Any:
     return value
 
 
-def _whole(low: int, high: int) -> Callable[[str, Any], int]:
-    def check(name: str, value: Any) -> int:
-        if type(value) is not int or not low <= value <= high:
-            raise BadParameterError(f"{name}: {value} is not allowed; set a whole number from {low} to {high}")
-        return value
-
-    return check
-
-
 _RESIZE_FILTERS = ("bilinear", "nearest", "nearest-exact", "bicubic")  # the others aren't on every device
 _WARP_FILTERS = ("nearest", "bilinear")
 
 # What torchvision takes without an error, though nobody means it, or though it would take all memory or time.
 _CHECKS: Mapping[str | tuple[str, str], Callable[[str, Any], Any]] = {
-    "chain_depth": _whole(-1, 100),
+    "chain_depth": partial(check_whole, low=-1, high=100),
     "fill": partial(_numbers, low=0, high=255),
-    "magnitude": _whole(0, 999),
-    "mixture_width": _whole(1, 100),
-    "num_magnitude_bins": _whole(2, 1000),
-    "num_ops": _whole(0, 100),
+    "magnitude": partial(check_whole, low=0, high=999),
+    "mixture_width": partial(check_whole, low=1, high=100),
+    "num_magnitude_bins": partial(check_whole, low=2, high=1000),
+    "num_ops": partial(check_whole, low=0, high=100),
     "p": check_probability,
     "size": _size,
     "value": partial(_numbers, low=0, high=255),  # "random" draws floats that uint8 has no room for
