@@ -48,6 +48,8 @@ NAMES = tuple(sorted(" ".join([_RESIZING, _WARPS, _COLOURS, _OTHERS, _POLICIES, 
 """Classes of torchvision.transforms.v2 that map a (3, h, w) uint8 image to another. Not JPEG, which is deprecated since
 0.29 and doesn't run on a GPU."""
 
+_RESIZE_FILTERS = ("bilinear", "nearest", "nearest-exact", "bicubic")  # the others aren't on every device
+_WARP_FILTERS = ("nearest", "bilinear")
 _LEFT_OUT = {"inplace"}  # it would write into memory that may be the source's
 
 
@@ -184,9 +186,6 @@ def _size(name: str, value: Any) -> Any:
     check_size(name, value)
     return value
 
-
-_RESIZE_FILTERS = ("bilinear", "nearest", "nearest-exact", "bicubic")  # the others aren't on every device
-_WARP_FILTERS = ("nearest", "bilinear")
 
 # What torchvision takes without an error, though nobody means it, or though it would take all memory or time.
 _CHECKS: Mapping[str | tuple[str, str], Callable[[str, Any], Any]] = {
