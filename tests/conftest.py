@@ -63,4 +63,4 @@ def forked_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
         return Forked(command[2:], **options)
 
     patched = SimpleNamespace(**{**vars(subprocess), "Popen": begin})
-    monkeypatch.setattr("effloop.sweep.isolation.subprocess", patched)
+    monkeypatch.setattr("effloop.sweep.job_runner.subprocess", patched)

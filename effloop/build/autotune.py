@@ -55,7 +55,7 @@ def resolve_auto(config: Config, task: Task, parallel: Parallel) -> tuple[Resolv
             make = partial(_elsewhere, stack) if key == "cudnn_benchmark" else _trial
             steps = {word: make(each, task, num_outputs, parallel.device) for word, each in values.items()}
             verdict = fastest(key, steps)
-        trial = values[parallel.first(lambda found=verdict: found.name)]  # type: ignore[misc]
+        trial = values[parallel.on_rank0(lambda found=verdict: found.name)]  # type: ignore[misc]
         lines.append(verdict.line)
     return trial, lines
 

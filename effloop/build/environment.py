@@ -47,7 +47,7 @@ def build_environment(config: Config) -> Environment:
     rng.seed_all(config.seed)
     set_reproducible(deterministic=config.deterministic, cudnn_benchmark=not config.deterministic)
     parallel = parallels.build(config.parallel, find_device(config.device))
-    parallel.first(config.record.require)
+    parallel.on_rank0(config.record.require)
     precision = precisions.build(config.precision, parallel.device)
     task = tasks.build(config.task)
     if config.reuse_memory:

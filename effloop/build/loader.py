@@ -151,7 +151,7 @@ def build_data(environment: Environment) -> Data:
     val = _loader(config, task, "val", parallel)
     fingerprints = {"train": train.plan.source.fingerprint(), "val": val.plan.source.fingerprint()}
     check_same_classes(train.plan.source, val.plan.source)
-    parallel.same("the data", json.dumps(fingerprints, sort_keys=True))
+    parallel.assert_equal("the data", json.dumps(fingerprints, sort_keys=True))
     return Data(train, batches, largest, val, fingerprints)
 
 

@@ -58,7 +58,7 @@ def build_trainer(
         {"classes": data.classes, **data.fingerprints},
         environment.parallel.world_size,
     )
-    folder = environment.parallel.first(partial(_run_folder, about, run_dir, start, begun))
+    folder = environment.parallel.on_rank0(partial(_run_folder, about, run_dir, start, begun))
     return _trainer(environment, data, learner, start, Path(folder))
 
 

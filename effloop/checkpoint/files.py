@@ -56,6 +56,20 @@ def read(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: missing, cut short, damaged, of another version, or not a checkpoint.
     """
+    return _load(path, "cpu", mmap=False)
+
+
+def position(path: Path) -> dict[str, int]:
+    """How far a checkpoint is, `epoch` and `step`; its tensors are not read.
+
+    Raises:
+        CheckpointError: as `read`, but for damage inside of tensors.
+    """
+    progress: dict[str, int] = _load(path, "meta", mmap=True)["progress"]
+    return progress
+
+
+def _load(path: Path, device: str, *, mmap: bool) -> dict[str, Any]:
     foreign = f"{path} is not a checkpoint that EffLoop wrote; name a run folder or its .ckpt file"
     try:
         with path.open("rb") as file:
@@ -63,7 +77,9 @@ def read(path: Path) -> dict[str, Any]:
             file.seek(0)
             if start and start != _ZIP:  # torch's older formats are plain pickles: not for us
                 raise CheckpointError(foreign)
-            state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+            state: dict[str, Any] = torch.load(
+                path if mmap else file, map_location=device, weights_only=True, mmap=mmap
+            )
     except FileNotFoundError:
         raise CheckpointError(f"{path} is not there; name a run folder or a .ckpt file") from None
     except pickle.UnpicklingError as error:

@@ -11,7 +11,7 @@ from effloop.cli import bench, choices, convert, diff, evaluate, replay, report,
 from effloop.cli.command import commands
 from effloop.cli.help import of_command, overview
 from effloop.errors import ConfigError, EffLoopError
-from effloop.parallel.found import found
+from effloop.parallel.rank_env import detect_launcher
 from effloop.system.processes import discard_output
 
 
@@ -53,10 +53,10 @@ def _dispatch(args: list[str]) -> int:
     if not name and args and args[0][:1] not in ("-", "~") and "=" not in args[0]:
         raise ConfigError(f"'{args[0]}' is not a command; {registry.choices(args[0], commands)}")
     command = commands[name or "train"]
-    if not command.of_ranks and (place := found()) and place.world_size > 1:
-        if place.rank:
+    if not command.of_ranks and (env := detect_launcher()) and env.world_size > 1:
+        if env.rank:
             return ConfigError.exit_code  # one line is enough
         raise ConfigError(
-            f"{name}: this is one of {place.world_size} ranks, but a single process does it; leave torchrun or srun out"
+            f"{name}: this is one of {env.world_size} ranks, but a single process does it; leave torchrun or srun out"
         )
     return command.run(args[1:] if name else args)

@@ -21,7 +21,8 @@ from effloop.cli.command import RunOptions, command
 from effloop.config import Config
 from effloop.data.source import Source, sources
 from effloop.data.source.base import printable
-from effloop.launch.execute import train_new
+from effloop.launch.execute import run
+from effloop.launch.spec import RunSpec
 from effloop.runs import compare
 from effloop.runs.environment import describe_environment, find_checkouts
 from effloop.runs.folder import initial_files, read_overrides, read_resumes
@@ -53,8 +54,7 @@ def replay(options: RunOptions, overrides: list[str]) -> int:
     sys.stdout.flush()  # before the ranks' own lines
     config = _again(original, config, named=any(word.startswith("run=") for word in overrides))
     typed = [word for word in read_overrides(folder) if not word.startswith("run=")]
-    note = f"replay of {folder}"
-    run_dir = train_new(config, [*typed, *overrides], Path("outputs") / config.run, note)
+    run_dir = run(RunSpec(config, [*typed, *overrides], Path("outputs") / config.run, note=f"replay of {folder}"))
     if _compare(original, read_run(run_dir)) or differences:
         return 0
     if torch.cuda.is_available() and not config.deterministic:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -41,7 +40,8 @@ def show(options: ShowOptions, overrides: list[str]) -> int:
     It has a column for each epoch and is samples.png in a run folder of its own; with -m there is one for each
     combination of values.
     """
-    hydra_app.launch(overrides, partial(_draw, options))
+    for run in hydra_app.compose_runs(overrides):
+        _draw(options, run.config, run.overrides, run.folder)
     return 0
 
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from effloop import config as configs
 from effloop.cli.command import command
-from effloop.config import Config, hydra_app
+from effloop.config import hydra_app
 from effloop.errors import ConfigError
-from effloop.launch.execute import run, train_task
-from effloop.launch.rank import Job, take_part
-from effloop.parallel.found import found
-from effloop.parallel.notes import StoreNotes
+from effloop.launch.execute import run
+from effloop.launch.rank import rank_session
+from effloop.launch.spec import RunSpec
+from effloop.parallel.rank_env import detect_launcher
 from effloop.sweep import runner
 
 
@@ -36,20 +33,31 @@ def train(options: TrainOptions, args: list[str]) -> int:
 
     Flags: -m KEY=A,B,C; --cfg job prints the config, --info defaults how it is composed.
     """
-    place = found()
-    if place and place.world_size > 1:
-        take_part(place, partial(_job_for_all, args), train_task, lambda joined: StoreNotes(joined.base), facts=True)
+    env = detect_launcher()
+    if env and env.world_size > 1:
+        with rank_session(env) as session:
+            if env.rank == 0:
+                spec = _spec_of_ranks(args)
+                session.share(spec.to_plain() if spec else None)
+            session.run()
         return 0
-    flags, _ = hydra_app.parse(args)
-    if hydra_app.is_sweep(flags) and not hydra_app.only_shows(flags):
-        runner.sweep(args, debug=options.debug)
+    flags, overrides = hydra_app.parse(args)
+    if hydra_app.only_shows(flags):
+        hydra_app.show(flags, overrides)
+    elif hydra_app.is_sweep(flags):
+        runner.sweep(flags, overrides, debug=options.debug)
     else:
-        hydra_app.launch(args, run)
+        run(_spec(flags, overrides))
     return 0
 
 
-def _job_for_all(args: list[str]) -> Job | None:
-    """What ranks that torchrun or Slurm has started are to do; None if a flag asks for something else.
+def _spec(flags: list[str], overrides: list[str]) -> RunSpec:
+    composed = hydra_app.compose_run(flags, overrides)
+    return RunSpec(composed.config, composed.overrides, composed.folder)
+
+
+def _spec_of_ranks(args: list[str]) -> RunSpec | None:
+    """The run of ranks that torchrun or Slurm has started; None if a flag asks for something else.
 
     Raises:
         ConfigError: the arguments can't be taken, or not by several ranks.
@@ -57,16 +65,13 @@ def _job_for_all(args: list[str]) -> Job | None:
     if {"-m", "--multirun"} & set(args):
         raise ConfigError("-m: a sweep starts its ranks itself, a run at a time; leave torchrun or srun out")
     chosen = [arg for arg in args if arg.startswith("parallel=")]
-    if not chosen:
-        args = [*args, "parallel=ddp"]
-    jobs: list[Job] = []
-
-    def note(config: Config, overrides: Sequence[str], run_dir: Path) -> None:
-        if not config.parallel.of_ranks:
-            raise ConfigError(
-                f"{chosen[-1]}: this is one of several ranks; set parallel=ddp, or leave torchrun or srun out"
-            )
-        jobs.append(Job(configs.to_dict(config), list(overrides), os.path.abspath(run_dir)))
-
-    hydra_app.launch(args, note)
-    return jobs[0] if jobs else None
+    flags, overrides = hydra_app.parse(args if chosen else [*args, "parallel=ddp"])
+    if hydra_app.only_shows(flags):
+        hydra_app.show(flags, overrides)
+        return None
+    spec = _spec(flags, overrides)
+    if not spec.config.parallel.of_ranks:
+        raise ConfigError(
+            f"{chosen[-1]}: this is one of several ranks; set parallel=ddp, or leave torchrun or srun out"
+        )
+    return RunSpec(spec.config, spec.overrides, Path(os.path.abspath(spec.folder)))

@@ -13,7 +13,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from effloop import registry
-from effloop.config import messages as explain
+from effloop.config import messages
 from effloop.config.hydra_setup import compose_tree
 from effloop.config.schema import Config, word
 from effloop.errors import ConfigError
@@ -35,7 +35,7 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: an override, a YAML file or a value can't be taken; one line says why.
     """
-    with explain.in_one_line(Config, overrides):
+    with messages.in_one_line(Config, overrides):
         tree = compose_tree(Config, list(overrides))
     return finish(tree, overrides)
 
@@ -46,8 +46,8 @@ def finish(tree: DictConfig, overrides: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: a value is missing, wrong or contradicts another.
     """
-    with explain.in_one_line(Config, overrides, tree):
-        explain.refuse_unknown_keys(tree)
+    with messages.in_one_line(Config, overrides):
+        messages.refuse_unknown_keys(tree)
         config: Any = OmegaConf.to_object(tree)
         assert isinstance(config, Config)
         for group in Config.GROUPS:
@@ -140,8 +140,8 @@ def from_dict(plain: Any, overrides: Sequence[str], where: str) -> Config:
         raise ConfigError(f"{where} is not a config that EffLoop wrote")
     if "${" in yaml.safe_dump(plain):
         raise ConfigError(f"{where} is refused: it holds an interpolation, and a saved config has none")
-    with explain.in_one_line(Config, overrides):
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
+    with messages.in_one_line(Config, overrides):
+        parsed = OverridesParser.create().parse_overrides(list(overrides)) if overrides else []
         for override in parsed:
             if override.is_sweep_override():
                 raise ConfigError(f"{override.input_line}: several values are a sweep, which only training takes")

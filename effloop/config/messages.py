@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
@@ -26,13 +26,6 @@ from yaml import MarkedYAMLError, YAMLError
 from effloop.errors import ConfigError
 from effloop.registry import PartConfig, choices, groups
 
-_TYPES = {
-    "Integer": "a whole number",
-    "Float": "a number",
-    "Boolean": "true or false",
-    "String": "text",
-    "Enum": "one of the names",
-}
 _PLUGINS = {
     "hydra/launcher/joblib": "joblib",
     "hydra/launcher/submitit_local": "submitit",
@@ -41,30 +34,23 @@ _PLUGINS = {
     "hydra/sweeper/optuna": "optuna",
 }
 """Choices that a package of Hydra's makes -> the extra that installs it."""
-_MOVED = {
-    "augment.scale": "augment.ops.crop.scale",
-    "augment.ratio": "augment.ops.crop.ratio",
-    "augment.flip": "augment.ops.flip.p",
-}
-"""Keys of earlier versions -> where they are now."""
 
 
 @contextmanager
-def in_one_line(root: type, overrides: Sequence[str] = (), tree: DictConfig | None = None) -> Iterator[None]:
+def in_one_line(root: type, overrides: Sequence[str] = ()) -> Iterator[None]:
     """Turn what Hydra, OmegaConf and YAML raise inside the block into a `ConfigError` of one line.
 
     Args:
         root: the dataclass of the whole config, to find the nearest name in.
         overrides: what was asked for, to quote from.
-        tree: the composed config, if there is one yet, to show a cycle of interpolations in.
     """
     try:
         yield
     except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
-        raise ConfigError(_explain(error, root, overrides, tree)) from error
+        raise ConfigError(_explain(error, root, overrides)) from error
 
 
-def _explain(error: BaseException, root: type, overrides: Sequence[str], tree: DictConfig | None) -> str:
+def _explain(error: BaseException, root: type, overrides: Sequence[str]) -> str:
     """One line for an error of the config's makers."""
     chain = list(_chain(error))
     for link in chain:
@@ -73,7 +59,7 @@ def _explain(error: BaseException, root: type, overrides: Sequence[str], tree: D
     for link in chain:
         if isinstance(link, ConfigAttributeError | ConfigKeyError):
             return _unknown_key(str(link.full_key), root)
-        line = _known(link, overrides, tree)
+        line = _known(link, overrides)
         if line:
             return line
     return " ".join(str(error).split())
@@ -85,7 +71,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _known(error: BaseException, overrides: Sequence[str], tree: DictConfig | None) -> str | None:
+def _known(error: BaseException, overrides: Sequence[str]) -> str | None:
     """The line for one of the errors that users meet; None for any other."""
     key = str(getattr(error, "full_key", None) or "").replace("hydra.run.dir", "run")  # where `run` ends up
     match error:
@@ -102,11 +88,13 @@ def _known(error: BaseException, overrides: Sequence[str], tree: DictConfig | No
         case UnsupportedInterpolationType():
             return f"{key}: {_first_line(error)}; use ${{KEY}} or ${{oc.env:VARIABLE}}"
         case InterpolationResolutionError() if "Recursive" in str(error):
-            return f"{key}: its interpolations run in a circle: {_circle(key, tree)}; set one of them to a value"
+            return f"{key}: its interpolations run in a circle; set {key}=VALUE"
         case InterpolationResolutionError():
-            return _unresolved(key, str(error))
+            return f"{key}: {_first_line(error)}; set {key}=VALUE"
         case ValidationError() if key:
-            return _wrong_type(key, _first_line(error), overrides)
+            given = [o.partition("=")[2] for o in overrides if o.partition("=")[0].lstrip("+") == key]
+            got = f" (from {key}={given[-1]})" if given and given[-1] not in _first_line(error) else ""
+            return f"{key}: {_first_line(error)}{got}"
         case ConfigCompositionException() if "Ambiguous value" in str(error):
             override = re.findall(r"'(.*?)'", str(error))[0]
             return f"{override}: several values are a sweep; add -m to run one after the other"
@@ -117,7 +105,8 @@ def _known(error: BaseException, overrides: Sequence[str], tree: DictConfig | No
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0]
+    line = str(error).partition("\n")[0].rstrip(".")
+    return line[:1].lower() + line[1:]
 
 
 def _unknown_choice(path: str, found: Sequence[str]) -> str:
@@ -146,40 +135,7 @@ def _not_an_override(override: str, message: str) -> str:
 def _bad_yaml(error: MarkedYAMLError) -> str:
     mark = error.problem_mark or error.context_mark
     where = f"{mark.name}, line {mark.line + 1}" if mark else "a YAML file"
-    problem = str(error.problem)
-    if "duplicate key" in problem:
-        return f"{where}: {problem}; keep one of the two"
-    if "constructor for the tag" in problem:
-        tag = problem.rpartition("tag ")[2]
-        return f"{where}: unsafe YAML tag {tag} is refused; write a plain value"
-    return f"{where}: {problem}"
-
-
-def _unresolved(key: str, message: str) -> str:
-    variable = re.search(r"Environment variable '(.*?)' not found", message)
-    if variable:
-        return f"{key}: the environment variable {variable[1]} is not set; set it, or set {key}=VALUE"
-    return f"{key}: {' '.join(message.partition('full_key')[0].split())}"
-
-
-def _wrong_type(key: str, message: str, overrides: Sequence[str]) -> str:
-    converted = re.match(r"Value '(.*)' of type '(.*)' could not be converted to (\w+)", message)
-    if converted:
-        value, kind, wanted = converted.groups()
-        kind = kind.removesuffix("Config").lower()  # OmegaConf's ListConfig is a list to everybody else
-        return f"{key}: got '{value}' ({kind}), expected {_TYPES.get(wanted, wanted)}"
-    boolean = re.match(r"Value '(.*)' is not a valid bool \(type (\w+)\)", message)
-    if boolean:
-        return f"{key}: got '{boolean[1]}' ({boolean[2]}), expected true or false"
-    hint = re.match(r"Value '(.*)' of type '(.*)' is incompatible with type hint '(?:Union\[)?(.*?)\]?'", message)
-    if hint:
-        return f"{key}: got '{hint[1]}' ({hint[2]}), expected {hint[3].replace(', ', ' or ')}"
-    enum = re.match(r"Invalid value '(.*)', expected one of \[(.*)\]", message)
-    if enum:
-        return f"{key}: no choice '{enum[1]}'; {choices(enum[1], enum[2].split(', '))}"
-    given = [o.partition("=")[2] for o in overrides if o.partition("=")[0].lstrip("+") == key]
-    got = f"got '{given[-1]}', " if given else ""
-    return f"{key}: {got}{message[0].lower()}{message[1:].rstrip('.')}"
+    return f"{where}: {error.problem}"
 
 
 def _unknown_key(key: str, root: type) -> str:
@@ -191,8 +147,6 @@ def _unknown_key(key: str, root: type) -> str:
     owners = [name for name in parts or () if parts and field_name in _fields(parts[name].config)]
     if owners:
         return f"'{key}' is not a key of the {group} chosen; {group}={owners[0]} has it"
-    if key in _MOVED:
-        return f"'{key}' is not a key of the config any more; it is '{_MOVED[key]}' now"
     known = _all_keys(root)
     tail = key.rpartition(".")[2]
     same_tail = [k for k in known if k.rpartition(".")[2] == tail and k != key]
@@ -219,21 +173,6 @@ def _nested(root: type) -> list[tuple[str, type]]:
 
 def _fields(kind: type) -> set[str]:
     return {field.name for field in fields(kind)}
-
-
-def _circle(key: str, tree: DictConfig | None) -> str:
-    """`lr -> optim.lr -> lr`, as far as it can be followed."""
-    raw = OmegaConf.to_container(tree, resolve=False) if tree is not None else {}
-    path = [key]
-    while path.count(path[-1]) == 1:
-        value: Any = raw
-        for part in path[-1].split("."):
-            value = value.get(part) if isinstance(value, dict) else None
-        reference = re.search(r"\$\{([\w.]+)\}", str(value))
-        if not reference:
-            break
-        path.append(reference[1])
-    return " -> ".join(path)
 
 
 def refuse_unknown_keys(tree: DictConfig) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import shlex
 import signal
 import socket
 import sys
@@ -22,12 +21,13 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from effloop import config as configs
 from effloop.errors import ConfigError, InterruptedRunError, RankError
-from effloop.launch.rank import Job, Work, rank_main
+from effloop.launch.rank import run_rank
+from effloop.launch.spec import RunSpec
+from effloop.launch.training import how_to_go_on, interrupted
 from effloop.parallel import loopback
-from effloop.parallel.notes import FolderNotes
-from effloop.parallel.reports import Report, cause, read, write
+from effloop.parallel.failures import RankFailure, read, root_cause, write
+from effloop.parallel.restart_state import FolderRestartState
 from effloop.parallel.scratch import scratch
 from effloop.system.hardware import find_device
 from effloop.system.processes import how_ended, interrupts_blocked_in_children, killed_by, signals_restored
@@ -37,8 +37,8 @@ _PATIENCE_S = 5
 _LOOK_UP_S = 0.05
 
 
-def launch(job: Job, work: Work) -> Path:
-    """Start the ranks of a job, wait for their end, and return the run folder.
+def launch(spec: RunSpec) -> Path:
+    """Start the ranks of a run, wait for their end, and return the run folder.
 
     Raises:
         ConfigError: not so many GPUs are here; or a rank says that the config can't be taken.
@@ -46,35 +46,23 @@ def launch(job: Job, work: Work) -> Path:
         RankError: a rank failed, and `parallel.max_restarts` were used up; one line says which and why.
         SystemExit: another signal ended it, which has been said.
     """
-    parallel: Any = configs.from_dict(job.config, (), "this config").parallel
-    processes = _processes(job.config["device"], parallel.processes)
+    parallel: Any = spec.config.parallel
+    processes = _processes(spec.config.device, parallel.processes)
     loopback.register()
     with scratch() as folder, _quiet(), signals_restored(), interrupts_blocked_in_children(), _deaths_noted(folder):
         config = _launch_config(folder, processes, parallel.max_restarts)
         try:
-            elastic_launch(config, rank_main)(str(folder), job, work)
-            return _run_dir(folder, job) or Path(job.run_dir)
+            elastic_launch(config, run_rank)(str(folder), spec.to_plain())
+            return _run_dir(folder, spec) or spec.folder
         except ChildFailedError as error:
-            raise _explained(folder, error, job) from None
+            raise _explained(folder, error, spec) from None
         except KeyboardInterrupt:
-            raise InterruptedRunError(interrupted(_run_dir(folder, job))) from None
+            raise InterruptedRunError(interrupted(_run_dir(folder, spec))) from None
         except SignalException as error:
             if error.sigval == signal.SIGINT:
-                raise InterruptedRunError(interrupted(_run_dir(folder, job))) from None
-            print(f"effloop: {interrupted(_run_dir(folder, job), 'terminated')}", file=sys.stderr)
+                raise InterruptedRunError(interrupted(_run_dir(folder, spec))) from None
+            print(f"effloop: {interrupted(_run_dir(folder, spec), 'terminated')}", file=sys.stderr)
             raise SystemExit(128 + error.sigval) from None  # as a shell has it
-
-
-def interrupted(run_dir: Path | None, how: str = "interrupted") -> str:
-    """The line for a run that Ctrl-C, or another signal, has ended."""
-    return f"{how}; {how_to_go_on(run_dir) or 'before there was a checkpoint'}"
-
-
-def how_to_go_on(run_dir: Path | None) -> str:
-    """The command that goes on with a run; empty where it has no checkpoint."""
-    if run_dir is None or not (run_dir / "checkpoints" / "last.ckpt").is_file():
-        return ""
-    return f"go on with: python -m effloop resume {shlex.quote(str(run_dir))}"
 
 
 def _processes(device: str, wanted: int | None) -> int:
@@ -106,9 +94,9 @@ def _launch_config(folder: Path, processes: int, max_restarts: int) -> LaunchCon
     return LaunchConfig(1, 1, processes, **{key: value for key, value in options.items() if key in known})
 
 
-def _explained(folder: Path, error: ChildFailedError, job: Job) -> RankError | ConfigError:
+def _explained(folder: Path, error: ChildFailedError, spec: RunSpec) -> RankError | ConfigError:
     """One line for how the ranks ended."""
-    found = cause(read(folder))
+    found = root_cause(read(folder))
     rank, failure = error.get_first_failure()
     if failure.exitcode < 0 and (found is None or found.kind in ("killed", "terminated", "lost")):
         found = _death(rank, failure.pid, -failure.exitcode)  # torch's launcher knows whose death it saw first
@@ -117,12 +105,12 @@ def _explained(folder: Path, error: ChildFailedError, job: Job) -> RankError | C
         return RankError(f"{line}; what it said is above")
     if found.kind == "ours":
         return ConfigError(found.line)
-    advice = "" if found.final else how_to_go_on(_run_dir(folder, job))
+    advice = "" if found.final else how_to_go_on(_run_dir(folder, spec))
     return RankError(f"{found.sentence}; {advice}" if advice else found.sentence)
 
 
-def _run_dir(folder: Path, job: Job) -> Path | None:
-    return FolderNotes(folder).run_dir() or (Path(job.run_dir) if job.resume else None)
+def _run_dir(folder: Path, spec: RunSpec) -> Path | None:
+    return FolderRestartState(folder).run_dir() or (spec.folder if spec.resume else None)
 
 
 @contextmanager
@@ -179,7 +167,7 @@ def _note_death(folder: Path, start: int, rank: int, pid: int) -> None:
         write(folder, _death(rank, pid, number, start))
 
 
-def _death(rank: int, pid: int, number: int, start: int = 0) -> Report:
+def _death(rank: int, pid: int, number: int, start: int = 0) -> RankFailure:
     """The report on a rank that a signal has ended; 0 is one that isn't known.
 
     When one rank has died torch's launcher ends the others by SIGTERM, which so says little.
@@ -187,4 +175,4 @@ def _death(rank: int, pid: int, number: int, start: int = 0) -> Report:
     kind = "killed" if number and number != signal.SIGTERM else "terminated"
     how = killed_by(number) if number else "was killed by a signal"
     line = f"rank {rank} on {socket.gethostname()} (pid {pid}) {how}"
-    return Report(rank, line, kind, start=start, pid=pid, at=time.time())
+    return RankFailure(rank, line, kind, start=start, pid=pid, at=time.time())

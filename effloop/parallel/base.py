@@ -77,7 +77,7 @@ class Parallel(ABC):
         """Every rank's value, on every rank, in the order of the ranks: tensors and plain values."""
 
     @abstractmethod
-    def first(self, call: Callable[[], T]) -> T:
+    def on_rank0(self, call: Callable[[], T]) -> T:
         """What `call` returns on rank 0, which alone calls it, on every rank: plain values.
 
         Raises:
@@ -85,20 +85,20 @@ class Parallel(ABC):
         """
 
     @abstractmethod
-    def same(self, what: str, value: str) -> None:
-        """Make sure that all ranks have the same value.
+    def assert_equal(self, what: str, value: str) -> None:
+        """Check that all ranks have the same value.
 
         Raises:
             ConfigError: they don't; the line has `what`, and the values by rank and machine.
         """
 
     @abstractmethod
-    def watch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The same batches; whoever watches over the ranks learns how far this one is."""
+    def monitored(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The same batches, counted for the watchdog that finds a rank which hangs."""
 
     @abstractmethod
     def close(self) -> None:
-        """The ranks part."""
+        """Leave the group of ranks."""
 
 
 parallels: Registry[Parallel] = Registry("parallel")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import itertools
 import json
 import math
 import os
@@ -24,10 +25,10 @@ from effloop.batch import Batch
 from effloop.errors import ConfigError, EffLoopError
 from effloop.parallel import batchnorm
 from effloop.parallel.base import Parallel, ParallelConfig, T, parallels
-from effloop.parallel.found import TORCHRUN, Place, found
-from effloop.parallel.join import differing, join
-from effloop.parallel.reports import reports
-from effloop.parallel.watch import Watch, end_all
+from effloop.parallel.failures import reporter
+from effloop.parallel.rank_env import TORCHRUN, RankEnv, detect_launcher
+from effloop.parallel.rendezvous import describe_mismatch, join
+from effloop.parallel.watchdog import Watchdog, end_all
 
 
 @dataclass
@@ -70,8 +71,8 @@ _BUFFERS = next(
     for name in ("forward_sync_buffers", "broadcast_buffers")  # its name now, and before torch 2.15
     if name in inspect.signature(DistributedDataParallel).parameters
 )
-_times_joined = [0]
-"""How many groups this process has been in: each has keys of its own."""
+_group_numbers = itertools.count(1)
+"""Of the groups that this process opens: each has keys of its own in the store."""
 
 
 @parallels.register("ddp", DdpConfig)
@@ -83,24 +84,23 @@ class Ddp(Parallel):
     """
 
     def __init__(self, config: DdpConfig, device: torch.device) -> None:
-        place = found()
-        if place is None:
+        env = detect_launcher()
+        if env is None:
             raise ConfigError(
                 f"parallel: ddp needs a process for each rank, and this is a single one; start with python -m effloop, "
                 f"or your own script with {TORCHRUN.replace('-m effloop ...', 'SCRIPT')}"
             )
-        self.rank, self.world_size = place.rank, place.world_size
-        self.local_rank, self.local_world_size = place.local_rank, place.local_world_size
-        self.device = _own_device(device, place)
+        self.rank, self.world_size = env.rank, env.world_size
+        self.local_rank, self.local_world_size = env.local_rank, env.local_world_size
+        self.device = _own_device(device, env)
         self._sync_batchnorm = config.sync_batchnorm
-        self._joined = join(place)
-        _times_joined[0] += 1
-        store = PrefixStore(f"group/{_times_joined[0]}", self._joined.store)
-        end = partial(end_all, partial(reports.tell, self.rank, kind="hang"))
-        self._watch = Watch(store, self.rank, self.world_size, config.timeout_s, end)
-        self._watch.start()  # first: a rank may stop here, too
-        with self._watch.waiting("to open their group"):
-            _open_group(place, store, self.device, config.timeout_s)
+        self._ranks = join(env)
+        store = PrefixStore(f"group/{next(_group_numbers)}", self._ranks.store)
+        end = partial(end_all, partial(reporter.report, self.rank, kind="hang"))
+        self._watchdog = Watchdog(store, self.rank, self.world_size, config.timeout_s, end)
+        self._watchdog.start()  # first: a rank may stop here, too
+        with self._watchdog.waiting("to open their group"):
+            _open_group(env, store, self.device, config.timeout_s)
 
     def wrap(self, step: nn.Module, *, find_unused: bool) -> nn.Module:
         if self._sync_batchnorm and self.device.type == "cuda":
@@ -110,7 +110,7 @@ class Ddp(Parallel):
         if not any(parameter.requires_grad for parameter in step.parameters()):
             return step
         options: dict[str, Any] = {_BUFFERS: False}  # each rank keeps its statistics, until `average_buffers`
-        with self._watch.waiting("to begin with the same weights"):
+        with self._watchdog.waiting("to begin with the same weights"):
             return DistributedDataParallel(
                 step,
                 device_ids=[self.device] if self.device.type == "cuda" else None,
@@ -121,7 +121,7 @@ class Ddp(Parallel):
 
     @property
     def sharing(self) -> int:
-        return self._joined.sharing
+        return self._ranks.sharing
 
     def gradients(self, step: nn.Module, *, sync: bool) -> AbstractContextManager[None]:
         if sync or not isinstance(step, DistributedDataParallel):
@@ -153,7 +153,7 @@ class Ddp(Parallel):
         torch.save(value, file)
         own = torch.frombuffer(file.getbuffer(), dtype=torch.uint8)  # on the host, whatever the device: it is gloo's
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
-        with self._watch.waiting(why):
+        with self._watchdog.waiting(why):
             dist.all_gather(sizes, torch.tensor([len(own)]))
             longest = max(int(size) for size in sizes)
             padded = torch.zeros(longest, dtype=torch.uint8)
@@ -163,7 +163,7 @@ class Ddp(Parallel):
         pieces = (piece[: int(size)].numpy().tobytes() for piece, size in zip(gathered, sizes, strict=True))
         return [torch.load(io.BytesIO(piece), map_location="cpu", weights_only=True) for piece in pieces]
 
-    def first(self, call: Callable[[], T]) -> T:
+    def on_rank0(self, call: Callable[[], T]) -> T:
         result: Any = None
         error: EffLoopError | None = None
         if self.rank == 0:
@@ -181,34 +181,34 @@ class Ddp(Parallel):
             raise kinds.get(name, EffLoopError)(line)
         return result if self.rank == 0 else cast("T", said["value"])
 
-    def same(self, what: str, value: str) -> None:
+    def assert_equal(self, what: str, value: str) -> None:
         values = self._gather(value, f"to compare {what}")
         if any(other != values[0] for other in values):
-            raise ConfigError(differing(what, values, self._joined.peers))
+            raise ConfigError(describe_mismatch(what, values, self._ranks.peers))
 
-    def watch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        return self._watch.batches(batches)
+    def monitored(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        return self._watchdog.batches(batches)
 
     def close(self) -> None:
-        """Wait for the other ranks, whom this one's end would disturb, stop watching, and leave the group."""
+        """Wait for the other ranks, whom this one's end would disturb, stop the watchdog, and leave the group."""
         if not dist.is_initialized():
-            self._watch.close()
+            self._watchdog.close()
             return
         with suppress(RuntimeError):  # another one has failed, and says so itself
             self._all_reduce(torch.zeros(1), "to end together")
-            self._watch.close()
-            dist.all_reduce(torch.zeros(1))  # no watch asks the store any more, which may end with a rank
-        self._watch.close()
+            self._watchdog.close()
+            dist.all_reduce(torch.zeros(1))  # no watchdog asks the store any more, which may end with a rank
+        self._watchdog.close()
         dist.destroy_process_group()
 
     def _all_reduce(self, values: Tensor, why: str) -> None:
-        with self._watch.waiting(why):
+        with self._watchdog.waiting(why):
             dist.all_reduce(values)
             if values.is_cuda:  # else the wait is wherever the host next asks the GPU, and can't be told from work
                 torch.cuda.current_stream(values.device).synchronize()
 
 
-def _own_device(device: torch.device, place: Place) -> torch.device:
+def _own_device(device: torch.device, env: RankEnv) -> torch.device:
     """This rank's GPU, where GPUs are asked for: the one of its number, or the only one that it is shown."""
     if device.type != "cuda":
         return device
@@ -218,9 +218,9 @@ def _own_device(device: torch.device, place: Place) -> torch.device:
             f"device: '{device}' is one GPU, parallel=ddp takes one for each rank; set device=cuda, "
             "and CUDA_VISIBLE_DEVICES to choose among them"
         )
-    index = 0 if count == 1 else place.local_rank  # srun --gpus-per-task=1 shows each rank another one as cuda:0
+    index = 0 if count == 1 else env.local_rank  # srun --gpus-per-task=1 shows each rank another one as cuda:0
     own = str(torch.cuda.get_device_properties(index).uuid) if index < count else ""
-    gpus = _said_by_all(place, "gpu", own)
+    gpus = _gather_from_store(env, "gpu", own)
     if not all(gpus) or len(set(gpus)) < len(gpus):
         raise ConfigError(
             f"parallel: {len(gpus)} ranks, which are shown {len(set(gpus) - {''})} GPUs; "
@@ -229,14 +229,14 @@ def _own_device(device: torch.device, place: Place) -> torch.device:
     return torch.device("cuda", index)
 
 
-def _said_by_all(place: Place, what: str, value: str) -> list[str]:
+def _gather_from_store(env: RankEnv, what: str, value: str) -> list[str]:
     """Every rank's value, in the order of the ranks, before there is a group."""
-    store = join(place).store
-    store.set(f"{what}/{place.rank}", value)
-    return [store.get(f"{what}/{rank}").decode() for rank in range(place.world_size)]
+    store = join(env).store
+    store.set(f"{what}/{env.rank}", value)
+    return [store.get(f"{what}/{rank}").decode() for rank in range(env.world_size)]
 
 
-def _open_group(place: Place, store: Store, device: torch.device, timeout_s: float) -> None:
+def _open_group(env: RankEnv, store: Store, device: torch.device, timeout_s: float) -> None:
     """Join torch's default group: gloo for what is on the host, and NCCL for what is on a GPU."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -246,7 +246,7 @@ def _open_group(place: Place, store: Store, device: torch.device, timeout_s: flo
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
         store=store,
-        rank=place.rank,
-        world_size=place.world_size,
-        timeout=timedelta(seconds=timeout_s + 60),  # the watch is to speak first, and to name the rank
+        rank=env.rank,
+        world_size=env.world_size,
+        timeout=timedelta(seconds=timeout_s + 60),  # the watchdog comes first, and names the rank
     )

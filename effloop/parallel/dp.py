@@ -20,7 +20,7 @@ class DpConfig(ParallelConfig):
     replicates: ClassVar[bool] = True
 
 
-class Share(nn.Module):
+class ReplicaStep(nn.Module):
     """A step as one of several devices does it: it returns scalars, so that no logits travel to the first device."""
 
     def __init__(self, step: nn.Module) -> None:
@@ -33,11 +33,11 @@ class Share(nn.Module):
         return (loss * len(images))[None], sums[None]
 
 
-class Together(nn.Module):
+class GatheredStep(nn.Module):
     """A step whose batch is split over devices.
 
     Args:
-        shares: (images, targets, valid) -> what `Share` gives, of every device one below the other.
+        shares: (images, targets, valid) -> what `ReplicaStep` gives, of every device one below the other.
     """
 
     def __init__(self, shares: nn.Module) -> None:
@@ -77,4 +77,4 @@ class Dp(NoParallel):
     def wrap(self, step: nn.Module, *, find_unused: bool) -> nn.Module:
         if self._num_gpus < 2:
             return step
-        return Together(nn.DataParallel(Share(step), list(range(self._num_gpus))))
+        return GatheredStep(nn.DataParallel(ReplicaStep(step), list(range(self._num_gpus))))

@@ -1,4 +1,4 @@
-"""Who has a port."""
+"""Which process listens on a port."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PROC = Path("/proc")
 _LISTENING = "0A"
 
 
-def holder(port: int) -> int | None:
+def listening_process(port: int) -> int | None:
     """The process that listens on a TCP port of this machine; None where that can't be seen."""
     sockets = set()
     for name in ("tcp", "tcp6"):

@@ -42,13 +42,13 @@ class NoParallel(Parallel):
     def gather(self, value: T) -> list[T]:
         return [value]
 
-    def first(self, call: Callable[[], T]) -> T:
+    def on_rank0(self, call: Callable[[], T]) -> T:
         return call()
 
-    def same(self, what: str, value: str) -> None:
+    def assert_equal(self, what: str, value: str) -> None:
         pass
 
-    def watch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+    def monitored(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         return iter(batches)
 
     def close(self) -> None:

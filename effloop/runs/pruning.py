@@ -65,4 +65,4 @@ def build_pruner(config: Config, run_dir: Path, parallel: Parallel) -> Callable[
         return lambda done, epochs: False
     meter = next(each for each in meters_of(config.task.name) if f"val/{each.name}" == config.objective)
     rule = MedianPruner(run_dir, meter)
-    return lambda done, epochs: parallel.first(partial(rule.should_prune, done, epochs))
+    return lambda done, epochs: parallel.on_rank0(partial(rule.should_prune, done, epochs))

@@ -9,58 +9,55 @@ import shlex
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, TextIO
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, flag_override
 from rich.console import Console
 
-from effloop.config import Config, finish
-from effloop.config import hydra_app as launch
-from effloop.config import hydra_setup as search
-from effloop.config import messages as explain
+from effloop.config import Config, finish, hydra_app, hydra_setup, messages
 from effloop.errors import ConfigError, EffLoopError, InterruptedRunError
 from effloop.report.files import report_table, write_report
 from effloop.runs.folder import TIMESTAMP
 from effloop.runs.reader import SWEEP, RunRecord, read_jobs
-from effloop.sweep.isolation import Sweep
+from effloop.sweep.job_runner import JobRunner
 from effloop.system.files import numbered, remove_if_empty, try_lock
 from effloop.task import meters_of, objectives
 
 
-def sweep(args: list[str], *, debug: bool = False) -> None:
-    """Train once for each combination of values, or as a search sees fit; and show how they compare.
+def sweep(flags: list[str], overrides: list[str], *, debug: bool = False) -> None:
+    """Train once for each combination of values, or as a search decides; and show how they compare.
 
     Args:
-        args: overrides and Hydra's flags, as typed.
+        flags: Hydra's, as typed.
+        overrides: as typed.
         debug: show tracebacks of jobs.
 
     Raises:
         ConfigError: the arguments can't be taken, or jobs failed; the line says which.
         InterruptedRunError: Ctrl-C.
     """
-    flags, overrides = launch.parse(args)
-    with explain.in_one_line(Config, overrides):
-        search.prepare(Config, overrides)
+    with messages.in_one_line(Config, overrides):
+        hydra_setup.prepare(Config, overrides)
         parsed = OverridesParser.create().parse_overrides(overrides)
         shared = _shared(parsed)
-        tree = search.compose_tree(Config, [*shared.values(), *_searchpath(flags)], with_hydra=True)
-        hydra, tree = tree.hydra, _without_hydra(tree)
-        config = finish(tree, list(shared.values()))
+        shared_only = [*shared.values(), *hydra_app.searchpath(flags)]
+        tree = hydra_setup.compose_tree(Config, shared_only, with_hydra=True)
+        hydra = tree.hydra
+        config = finish(hydra_app.without_hydra(tree), list(shared.values()))
         assert config.objective is not None  # `finish` decided it
         choices = hydra.runtime.choices
-        count = launch.count_jobs(parsed) if choices["hydra/sweeper"] == "basic" else 0  # a search ends when it likes
+        grid = choices["hydra/sweeper"] == "basic"  # a search ends when it likes
+        count = hydra_app.count_jobs(parsed) if grid else 0
         planned = Path(str(hydra.sweep.dir)).absolute()
     with _owned(planned, overrides, shared, config) as folder:
-        job = Sweep(
+        job = JobRunner(
             folder=str(folder),
             fixed=frozenset(shared),
             objective=config.objective,
             resume=config.sweep.resume,
-            beside=choices["hydra/launcher"] != "basic",
+            parallel=choices["hydra/launcher"] != "basic",
             debug=debug,
             parent=os.getpid() if choices["hydra/launcher"] == "joblib" else 0,  # whose processes would go on alone
         )
@@ -84,27 +81,9 @@ def _shared(parsed: Iterable[Override]) -> dict[str, str]:
     return {key: str(each.input_line) for key, each in last.items() if not each.is_sweep_override()}
 
 
-def _searchpath(flags: Sequence[str]) -> list[str]:
-    """The override that does what `--config-dir FOLDER` does."""
-    given = [word for flag, word in pairwise(flags) if flag in ("--config-dir", "-cd")]
-    return [f"hydra.searchpath=[{_quoted('file://' + os.path.abspath(given[-1]))}]"] if given else []
-
-
-def _quoted(text: str) -> str:
-    """As the value of an override, whatever is in it."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-def _without_hydra(tree: DictConfig) -> DictConfig:
-    """The config without Hydra's own, as jobs get it."""
-    with flag_override(tree, ["readonly", "struct"], False):
-        del tree["hydra"]
-    return tree
-
-
 def _added(choices: Any, shared: Iterable[str], *, maximize: bool, folder: Path) -> list[str]:
     """Overrides that make Hydra's sweepers and launchers do what is expected here, where nobody has said otherwise."""
-    added = {"hydra.sweep.dir": _quoted(str(folder))}
+    added = {"hydra.sweep.dir": hydra_app.quoted(str(folder))}
     if choices["hydra/sweeper"] == "optuna":
         added["hydra.sweeper.direction"] = "maximize" if maximize else "minimize"
         added["hydra.sweeper.max_failure_rate"] = "1.0"  # a failed job ends no other
@@ -113,12 +92,12 @@ def _added(choices: Any, shared: Iterable[str], *, maximize: bool, folder: Path)
     return [f"{key}={value}" for key, value in added.items() if key == "hydra.sweep.dir" or key not in shared]
 
 
-def _launch(job: Sweep, flags: list[str], overrides: list[str], go_on: str) -> EffLoopError | None:
+def _launch(job: JobRunner, flags: list[str], overrides: list[str], go_on: str) -> EffLoopError | None:
     """Have Hydra start the jobs; what went wrong beside them."""
     logging.getLogger("hydra_plugins.hydra_optuna_sweeper").setLevel(logging.ERROR)  # that a job failed has been said
     try:
-        with explain.in_one_line(Config, overrides):
-            launch.call_hydra(job, flags, overrides)
+        with messages.in_one_line(Config, overrides):
+            hydra_app.call_hydra(job, flags, overrides)
     except KeyboardInterrupt:
         raise InterruptedRunError(f"interrupted; {go_on}") from None
     except EffLoopError as error:
@@ -160,7 +139,8 @@ def _raise_for(found: Sequence[RunRecord], count: int, problem: EffLoopError | N
             raise problem
         return
     names = [f"job {run.name} ({' '.join(run.job['overrides'])})" for run in failed]
-    names += [f"{missing} not started"] * bool(missing)
+    if missing:
+        names.append(f"{missing} not started")
     reason = f"{problem}; " if problem else ""
     raise ConfigError(
         f"{reason}{len(failed) + missing} of {count} jobs of the sweep failed: {', '.join(names)}; "

@@ -151,7 +151,7 @@ class Trainer:
         if not self.progress.samples_seen:
             self.metrics.reset()
         self.optimizer.zero_grad()
-        for number, batch in enumerate(self.parallel.watch(self.recorder.wait(batches)), start=1):
+        for number, batch in enumerate(self.parallel.monitored(self.recorder.wait(batches)), start=1):
             update = number % self.loop.accumulate == 0
             self.forward_backward(batch, sync=update)
             self.progress.samples_seen += self.train.global_batch
@@ -180,7 +180,7 @@ class Trainer:
         """Validation scores of the averaged weights, as `evaluate` gives them."""
         for model in dict.fromkeys((self.model, self.average.model)):  # one and the same where nothing is averaged
             self.parallel.average_buffers(model)
-        batches = self.parallel.watch(batches)
+        batches = self.parallel.monitored(batches)
         return evaluate(self.average.model, batches, self.task, self.metrics, self.precision)
 
     def position(self) -> Position:

@@ -267,9 +267,9 @@ class TestUntrusted:
         [
             ("device: auto", "device: !!python/object/apply:os.mkdir [pwned]", "not a config that EffLoop wrote"),
             ("  name: cnn", "  name: os.system", "model: no choice 'os.system'"),
-            ("epochs: 3", "epochs: many", "epochs: got 'many'"),
+            ("epochs: 3", "epochs: many", "epochs: value 'many'"),
             ("epochs: 3", "epohs: 3", "'epohs' is not a key"),
-            ("augment:\n", "augment:\n  flip: 0.5\n", "'augment.flip' is not a key of the config any more; it is "),
+            ("augment:\n", "augment:\n  flip: 0.5\n", "'augment.flip' is not a key of the config"),
             ("data:\n", "date:\n", "not a config that EffLoop wrote"),
             ("parallel:\n  name: none\n", "parallel: 3\n", "not a config that EffLoop wrote"),
             ("parallel:\n  name: none\n", "parallel: {}\n", "not a config that EffLoop wrote"),

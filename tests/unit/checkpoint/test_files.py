@@ -26,6 +26,26 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert os.listdir(path.parent) == ["x.ckpt"]
 
 
+def test_a_position_is_read_without_tensors(tmp_path: Path) -> None:
+    path = tmp_path / "x.ckpt"
+    state = {**STATE, "model": {"w": torch.ones(5_000_000)}, "progress": {"epoch": 3, "step": 7}}
+    files.write(path, state)
+    before = _bytes_read()
+    assert files.position(path) == {"epoch": 3, "step": 7}
+    assert _bytes_read() - before < path.stat().st_size / 20
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)  # inside of the tensor, whose checksum is wrong now
+    assert files.position(path) == {"epoch": 3, "step": 7}
+    path.write_bytes(data[: len(data) // 2])
+    with pytest.raises(CheckpointError, match="can't be read"):
+        files.position(path)
+
+
+def _bytes_read() -> int:
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
 WRITE_TOO_MUCH = """
 import resource, signal, sys, torch
 from pathlib import Path

@@ -27,17 +27,18 @@ SCRIPT = """
     out["sum"] = [parallel.sum(values).tolist(), values.tolist()]
     gathered = parallel.gather({"a": (rank, "x" * rank), "t": torch.arange(rank + 1)})
     out["gather"] = [[value["a"], value["t"].tolist()] for value in gathered]
-    out["first"] = parallel.first(lambda: {"rank": rank})
+    out["first"] = parallel.on_rank0(lambda: {"rank": rank})
 
     def fail():
         raise DataError(f"from rank {rank}")
 
-    for name, call in {"error": lambda: parallel.first(fail), "same": lambda: parallel.same("x", str(rank))}.items():
+    calls = {"error": lambda: parallel.on_rank0(fail), "same": lambda: parallel.assert_equal("x", str(rank))}
+    for name, call in calls.items():
         try:
             call()
         except (ConfigError, DataError) as error:
             out[name] = [type(error).__name__, str(error)]
-    parallel.same("y", "alike")
+    parallel.assert_equal("y", "alike")
 
     class Step(nn.Module):
         def __init__(self):
@@ -156,10 +157,10 @@ def test_ranks_that_differ_end_with_one_line_each(tmp_path):
     script = """
         import os, torch
         from effloop.errors import ConfigError
-        from effloop.parallel.found import found
-        from effloop.parallel.join import join
+        from effloop.parallel.rank_env import detect_launcher
+        from effloop.parallel.rendezvous import join
         try:
-            join(found(), {"the arguments": "seed=" + os.environ["RANK"]})
+            join(detect_launcher(), {"the arguments": "seed=" + os.environ["RANK"]})
         except ConfigError as error:
             print(error)
     """
@@ -174,11 +175,11 @@ def test_a_taken_port_is_named(tmp_path):
         import os, socket
         from dataclasses import replace
         from effloop.errors import ConfigError
-        from effloop.parallel.found import found
-        from effloop.parallel.join import join
+        from effloop.parallel.rank_env import detect_launcher
+        from effloop.parallel.rendezvous import join
         with socket.create_server(("", 0)) as server:
             try:
-                join(replace(found(), port=server.getsockname()[1]))
+                join(replace(detect_launcher(), port=server.getsockname()[1]))
             except ConfigError as error:
                 print(f"process {os.getpid()}; " in str(error), error)
     """

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from effloop.errors import ConfigError, warn
 from effloop.parallel import parallels
-from effloop.parallel.dp import DpConfig, Share, Together
+from effloop.parallel.dp import DpConfig, GatheredStep, ReplicaStep
 
 
 class Step(nn.Module):
@@ -38,7 +38,7 @@ class Chunks(nn.Module):
 @pytest.mark.parametrize("pieces", [1, 2, 3])
 def test_shares_add_up_to_the_whole_batch(pieces):
     whole, step = Step(), Step()
-    together = Together(Chunks(Share(step), pieces))
+    together = GatheredStep(Chunks(ReplicaStep(step), pieces))
     torch.manual_seed(1)
     batch = torch.randn(7, 5), torch.randint(3, (7,)), torch.arange(7) < 5  # 7: shares of unequal size
     loss, sums = whole(*batch)

@@ -6,11 +6,11 @@ import pytest
 import torch.distributed as dist
 
 from effloop.errors import CheckpointError, ConfigError, DataError, WorkerError
-from effloop.parallel.reports import Report, cause, kind_of, read, write
+from effloop.parallel.failures import RankFailure, failure_kind, read, root_cause, write
 
 
-def report(rank: int, kind: str, at: float, start: int = 0) -> Report:
-    return Report(rank, f"{kind} of {rank}", kind, start=start, host="here", pid=1, at=at)
+def report(rank: int, kind: str, at: float, start: int = 0) -> RankFailure:
+    return RankFailure(rank, f"{kind} of {rank}", kind, start=start, host="here", pid=1, at=at)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def report(rank: int, kind: str, at: float, start: int = 0) -> Report:
     ],
 )
 def test_kinds(error, kind):
-    assert kind_of(error) == kind
+    assert failure_kind(error) == kind
 
 
 def test_what_another_start_would_end_with_again():
@@ -37,12 +37,12 @@ def test_what_another_start_would_end_with_again():
 
 def test_the_first_that_blames_nobody_is_the_cause():
     reports = [report(0, "lost", 1), report(1, "killed", 2), report(2, "killed", 3)]
-    assert cause(reports).rank == 1
-    assert cause(reports[:1]).rank == 0
-    assert cause([report(0, "terminated", 1), *reports]).rank == 1
-    assert cause([report(0, "terminated", 1), report(1, "lost", 0)]).rank == 0
-    assert cause([*reports, report(0, "lost", 9, start=1)]).start == 1
-    assert cause([]) is None
+    assert root_cause(reports).rank == 1
+    assert root_cause(reports[:1]).rank == 0
+    assert root_cause([report(0, "terminated", 1), *reports]).rank == 1
+    assert root_cause([report(0, "terminated", 1), report(1, "lost", 0)]).rank == 0
+    assert root_cause([*reports, report(0, "lost", 9, start=1)]).start == 1
+    assert root_cause([]) is None
 
 
 def test_whose_line_it_is():

@@ -1,4 +1,4 @@
-"""How a rank says why it ends."""
+"""Why ranks ended: each reports its own failure, and the launcher finds the first cause."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from effloop.errors import ConfigError, DataError, EffLoopError
-from effloop.parallel.join import Joined, joined
+from effloop.parallel.rendezvous import RankGroup
 from effloop.system.files import write_text
 
 
 @dataclass(frozen=True)
-class Report:
+class RankFailure:
     """Why a rank ended.
 
     Attributes:
         rank: which one says so.
-        line: what people are to read.
+        line: for the terminal.
         kind: `ours` for a line that is all, as it is the same on any rank; `explained` for what else would come
             again; `failed` for what one line explains that need not, such as a worker's end; `crash` for what none
             does; `hang` where a rank doesn't answer; `killed` where a signal ended one;
-            `terminated` where that may have come from what has started the ranks; `lost` where the connection to
+            `terminated` where that may have come from the launcher; `lost` where the connection to
             another rank broke, which says no more than that something is wrong elsewhere.
         start: of the ranks, counted from 0.
         host, pid: where.
@@ -58,8 +58,8 @@ class Report:
         return self.kind in ("ours", "explained")
 
 
-def kind_of(error: BaseException) -> str:
-    """The kind of report that an exception makes."""
+def failure_kind(error: BaseException) -> str:
+    """The kind of failure that an exception is."""
     if isinstance(error, ConfigError):
         return "ours"
     if isinstance(error, DataError):
@@ -89,76 +89,76 @@ def is_lost_connection(error: BaseException) -> bool:
     return "DistError" in names or (isinstance(error, RuntimeError) and any(word in text for word in _BROKEN))
 
 
-class Reports:
-    """Where a rank's reports go: to its standard error, once for what several have to say alike; or into a folder."""
+class FailureReporter:
+    """Reports a rank's failure to standard error, once where several ranks have the same line; or into a folder."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None
         self._start = 0
 
-    def go_to(self, folder: Path, start: int) -> None:
-        """From now on into a folder of the process that has started the ranks."""
+    def write_to(self, folder: Path, start: int) -> None:
+        """Report into a folder of the process that has started the ranks from now on."""
         self._folder, self._start = folder, start
 
-    def tell(self, rank: int, line: str, kind: str) -> None:
+    def report(self, rank: int, line: str, kind: str) -> None:
         """Say why this rank ends; or, of a kind `hang`, why another one has to."""
-        report = Report(rank, line, kind, start=self._start)
+        failure = RankFailure(rank, line, kind, start=self._start)
         if self._folder:
-            write(self._folder, report)
+            write(self._folder, failure)
             return
-        if report.final:
-            _leave_word()
-        if _is_first_to_say(line):
-            print(f"effloop: {report.sentence}", file=sys.__stderr__, flush=True)  # without a prefix
+        if failure.final:
+            _mark_final()
+        if _is_first_to_report(line):
+            print(f"effloop: {failure.sentence}", file=sys.__stderr__, flush=True)  # without a prefix
 
 
 _FINAL = "effloop/final"
 """A key of the store that outlasts a start of the ranks."""
 
 
-def _leave_word() -> None:
-    met = joined()
-    if met:
+def _mark_final() -> None:
+    group = RankGroup.current
+    if group:
         with suppress(RuntimeError):  # the store has gone with its rank
-            met.base.set(_FINAL, "1")
+            group.base.set(_FINAL, "1")
 
 
-def ended_for_good(met: Joined) -> bool:
-    """Whether a rank has ended for a reason that would end another start, too, and has said so."""
-    return bool(met.base.check([_FINAL]))
+def failed_for_good(group: RankGroup) -> bool:
+    """Whether a rank has failed for a reason that would end another start, too."""
+    return bool(group.base.check([_FINAL]))
 
 
-def _is_first_to_say(line: str) -> bool:
-    met = joined()
-    if met is None:
+def _is_first_to_report(line: str) -> bool:
+    group = RankGroup.current
+    if group is None:
         return True
     with suppress(RuntimeError):  # the store has gone with its rank
-        return int(met.store.add(f"said/{hashlib.sha256(line.encode()).hexdigest()}", 1)) == 1
+        return int(group.store.add(f"said/{hashlib.sha256(line.encode()).hexdigest()}", 1)) == 1
     return True
 
 
-def write(folder: Path, report: Report) -> None:
-    """Put a report into a folder."""
-    path = folder / f"report-{report.start}-{report.rank}-{report.kind}.json"
-    write_text(path, json.dumps(asdict(report)))
+def write(folder: Path, failure: RankFailure) -> None:
+    """Put a rank's failure into a folder."""
+    path = folder / f"failure-{failure.start}-{failure.rank}-{failure.kind}.json"
+    write_text(path, json.dumps(asdict(failure)))
 
 
-def read(folder: Path) -> list[Report]:
-    """All reports of a folder, the earliest first."""
-    found = [Report(**json.loads(path.read_text())) for path in folder.glob("report-*.json")]
-    return sorted(found, key=lambda report: report.at)
+def read(folder: Path) -> list[RankFailure]:
+    """All failures of a folder, the earliest first."""
+    found = [RankFailure(**json.loads(path.read_text())) for path in folder.glob("failure-*.json")]
+    return sorted(found, key=lambda failure: failure.at)
 
 
-_BLAMES_OTHERS = {"terminated": 1, "lost": 2}
-"""Kinds of reports that are looked at when there is no other."""
+_CONSEQUENCES = {"terminated": 1, "lost": 2}
+"""Kinds that follow from another rank's failure, and count only where there is no other."""
 
 
-def cause(found: Iterable[Report]) -> Report | None:
-    """The report that says why a start of the ranks ended: the first of its last start that blames nobody else."""
+def root_cause(found: Iterable[RankFailure]) -> RankFailure | None:
+    """Why a start of the ranks ended: the first failure of the last start that isn't another one's consequence."""
     found = list(found)
-    last = [report for report in found if report.start == max(each.start for each in found)]
-    return min(last, key=lambda report: (_BLAMES_OTHERS.get(report.kind, 0), report.at), default=None)
+    last = [failure for failure in found if failure.start == max(each.start for each in found)]
+    return min(last, key=lambda failure: (_CONSEQUENCES.get(failure.kind, 0), failure.at), default=None)
 
 
-reports = Reports()
+reporter = FailureReporter()
 """This process's."""

@@ -8,8 +8,8 @@ import socket
 import pytest
 
 from effloop.errors import ConfigError
-from effloop.parallel.found import Place, first_host, found, tasks_per_node
-from effloop.parallel.ports import holder
+from effloop.parallel.ports import listening_process
+from effloop.parallel.rank_env import RankEnv, detect_launcher, first_host, tasks_per_node
 
 TORCHRUN = {
     "RANK": "3",
@@ -32,23 +32,25 @@ SLURM = {
 
 
 def test_nothing_found():
-    assert found({}) is None
-    assert found({"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) is None  # a batch script, no srun
-    assert found({**SLURM, "SLURM_STEP_NUM_TASKS": "1"}) is None
+    assert detect_launcher({}) is None
+    assert (
+        detect_launcher({"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) is None
+    )  # a batch script, no srun
+    assert detect_launcher({**SLURM, "SLURM_STEP_NUM_TASKS": "1"}) is None
 
 
 def test_torchrun():
-    assert found(TORCHRUN) == Place(3, 4, 1, 2, "10.0.0.1", 29500, "torchrun")
-    assert found({**SLURM, **TORCHRUN}).by == "torchrun"  # srun starts torchrun, torchrun the ranks
+    assert detect_launcher(TORCHRUN) == RankEnv(3, 4, 1, 2, "10.0.0.1", 29500, "torchrun")
+    assert detect_launcher({**SLURM, **TORCHRUN}).by == "torchrun"  # srun starts torchrun, torchrun the ranks
     alone = {key: value for key, value in TORCHRUN.items() if key != "LOCAL_WORLD_SIZE"}
-    assert found(alone).local_world_size == 4
+    assert detect_launcher(alone).local_world_size == 4
 
 
 def test_slurm():
-    assert found(SLURM) == Place(3, 5, 1, 2, "gpu03", 15000 + 70000 % 17768, "slurm")
-    place = found({**SLURM, "MASTER_ADDR": "head", "MASTER_PORT": "1234"})
-    assert (place.address, place.port) == ("head", 1234)
-    assert 15000 <= found({**SLURM, "SLURM_JOB_ID": "17767"}).port < 32768
+    assert detect_launcher(SLURM) == RankEnv(3, 5, 1, 2, "gpu03", 15000 + 70000 % 17768, "slurm")
+    env = detect_launcher({**SLURM, "MASTER_ADDR": "head", "MASTER_PORT": "1234"})
+    assert (env.address, env.port) == ("head", 1234)
+    assert 15000 <= detect_launcher({**SLURM, "SLURM_JOB_ID": "17767"}).port < 32768
 
 
 @pytest.mark.parametrize(
@@ -70,7 +72,7 @@ def test_slurm():
 )
 def test_contradictions_are_one_line(env, words):
     with pytest.raises(ConfigError) as caught:
-        found(env)
+        detect_launcher(env)
     assert all(word in str(caught.value) for word in words)
     assert "\n" not in str(caught.value)
 
@@ -100,5 +102,5 @@ def test_tasks_per_node():
 def test_the_holder_of_a_port():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert holder(port) == os.getpid()
-    assert holder(port) is None
+        assert listening_process(port) == os.getpid()
+    assert listening_process(port) is None

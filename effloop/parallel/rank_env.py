@@ -1,4 +1,4 @@
-"""Where a process stands among others that something else has started: torchrun or Slurm."""
+"""Which rank a process is, where torchrun or Slurm has started it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _PORTS = range(15000, 32768)  # below those that Linux hands out by itself
 
 
 @dataclass(frozen=True)
-class Place:
-    """One process among several.
+class RankEnv:
+    """One rank among several, as its launcher has set it.
 
     Attributes:
         rank, world_size: its number, counted from 0, and how many there are.
         local_rank, local_world_size: the same on this machine.
-        address, port: where they meet.
-        by: who started them: torchrun, or slurm.
+        address, port: of the rendezvous.
+        by: the launcher: torchrun, or slurm.
     """
 
     rank: int
@@ -44,8 +44,8 @@ class Place:
         )
 
 
-def found(env: Mapping[str, str] | None = None) -> Place | None:
-    """The place that the environment gives this process; None if nothing has started it as one of several.
+def detect_launcher(env: Mapping[str, str] | None = None) -> RankEnv | None:
+    """What the environment variables say about this rank; None if no launcher has started this process.
 
     Raises:
         ConfigError: the environment says so, but contradicts itself or lacks something.
@@ -58,7 +58,7 @@ def found(env: Mapping[str, str] | None = None) -> Place | None:
     return None
 
 
-def _by_torchrun(env: Mapping[str, str]) -> Place:
+def _by_torchrun(env: Mapping[str, str]) -> RankEnv:
     missing = [key for key in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not env.get(key)]
     if missing:
         raise ConfigError(
@@ -67,7 +67,7 @@ def _by_torchrun(env: Mapping[str, str]) -> Place:
         )
     world_size = _number(env, "WORLD_SIZE", 1, 10**6)
     local_world_size = _number(env, "LOCAL_WORLD_SIZE", 1, world_size, default=world_size)
-    return Place(
+    return RankEnv(
         rank=_number(env, "RANK", 0, world_size - 1),
         world_size=world_size,
         local_rank=_number(env, "LOCAL_RANK", 0, local_world_size - 1),
@@ -78,7 +78,7 @@ def _by_torchrun(env: Mapping[str, str]) -> Place:
     )
 
 
-def _by_slurm(env: Mapping[str, str]) -> Place:
+def _by_slurm(env: Mapping[str, str]) -> RankEnv:
     world_size = _number(env, "SLURM_STEP_NUM_TASKS", 1, 10**6)
     nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or ""
     node = _number(env, "SLURM_NODEID", 0, 10**6, default=0)
@@ -89,7 +89,7 @@ def _by_slurm(env: Mapping[str, str]) -> Place:
             "SLURM_STEP_NODELIST is not set, which says where ranks meet; start with srun, or set MASTER_ADDR"
         )
     job = _number(env, "SLURM_JOB_ID", 0, 2**63, default=0) + _number(env, "SLURM_STEP_ID", 0, 2**63, default=0)
-    return Place(
+    return RankEnv(
         rank=_number(env, "SLURM_PROCID", 0, world_size - 1),
         world_size=world_size,
         local_rank=_number(env, "SLURM_LOCALID", 0, local_world_size - 1),

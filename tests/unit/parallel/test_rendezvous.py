@@ -7,15 +7,15 @@ import os
 import pytest
 from torch.distributed import HashStore
 
-from effloop.parallel.found import Place
-from effloop.parallel.join import Joined, Peer
-from effloop.parallel.reports import ended_for_good
+from effloop.parallel.failures import failed_for_good
+from effloop.parallel.rank_env import RankEnv
+from effloop.parallel.rendezvous import Peer, RankGroup
 
 
-def joined(*peers: tuple[str, int], rank: int = 0, local: int = 2) -> Joined:
-    place = Place(rank, len(peers), rank % local, local, "localhost", 1, "torchrun")
+def group(*peers: tuple[str, int], rank: int = 0, local: int = 2) -> RankGroup:
+    env = RankEnv(rank, len(peers), rank % local, local, "localhost", 1, "torchrun")
     store = HashStore()
-    return Joined(place, store, store, [Peer(host, 1, {}, cores) for host, cores in peers])
+    return RankGroup(env, store, store, [Peer(host, 1, {}, cores) for host, cores in peers])
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def joined(*peers: tuple[str, int], rank: int = 0, local: int = 2) -> Joined:
     ],
 )
 def test_who_shares_its_cores(peers, sharing):
-    assert joined(*peers).sharing == sharing
+    assert group(*peers).sharing == sharing
 
 
 def test_its_own_cores():
@@ -39,10 +39,10 @@ def test_its_own_cores():
 
 
 def test_others_are_named_where_they_are_few():
-    assert joined(("a", 0), ("b", 0), rank=1).others == "rank 0 on a"
-    assert joined(*[("a", 0)] * 4).others == "rank 1 on a, rank 2 on a, rank 3 on a"
-    assert joined(*[("a", 0)] * 5).others == "the other 4 ranks"
+    assert group(("a", 0), ("b", 0), rank=1).others == "rank 0 on a"
+    assert group(*[("a", 0)] * 4).others == "rank 1 on a, rank 2 on a, rank 3 on a"
+    assert group(*[("a", 0)] * 5).others == "the other 4 ranks"
 
 
 def test_no_start_has_ended_for_good_yet():
-    assert not ended_for_good(joined(("a", 0)))
+    assert not failed_for_good(group(("a", 0)))

@@ -11,48 +11,51 @@ from dataclasses import replace
 import torch
 from torch.distributed import PrefixStore, TCPStore
 
-from effloop.parallel.watch import Beat, Verdict, Watch, pid_space, verdict
+from effloop.parallel.watchdog import Heartbeat, Stall, Watchdog, find_stalled_rank, pid_space
 
 PATIENCE_S = 180  # a store takes 5 s and more to open where names can't be looked up
-BEAT = Beat(number=7, steps=34, at="in training batch 17", host="here", pid=4711, space="")
+BEAT = Heartbeat(number=7, steps=34, at="in training batch 17", host="here", pid=4711, space="")
 
 
-def after(beat: Beat, **changes) -> Beat:
+def after(beat: Heartbeat, **changes) -> Heartbeat:
     return replace(beat, number=beat.number + 2, **changes)
 
 
 def test_a_beat_that_stands_still_is_to_blame():
     earlier = [BEAT, replace(BEAT, pid=5)]
-    found = verdict(earlier, [after(BEAT), earlier[1]], 30)
+    found = find_stalled_rank(earlier, [after(BEAT), earlier[1]], 30)
     assert found.beat == earlier[1]
     assert "rank 1 on here (pid 5) has not answered for 30 s: the others wait for it in training batch 17" in found.line
 
 
 def test_the_rank_furthest_behind_is_to_blame():
     behind = replace(BEAT, steps=33, at="before training batch 17, for whose data it waits", pid=5)
-    found = verdict([BEAT, behind, BEAT], [after(BEAT), after(behind), after(BEAT)], 30)
+    found = find_stalled_rank([BEAT, behind, BEAT], [after(BEAT), after(behind), after(BEAT)], 30)
     assert found.beat.pid == 5
     assert "before training batch 17" in found.line
 
 
 def test_of_ranks_in_the_same_batch_the_one_that_waits_for_nobody_is_to_blame():
     busy = replace(BEAT, pid=5)
-    found = verdict([BEAT, busy], [after(BEAT, waits=True), after(busy)], 30)
+    found = find_stalled_rank([BEAT, busy], [after(BEAT, waits=True), after(busy)], 30)
     assert found.beat.pid == 5
 
 
 def test_where_all_wait_nobody_is_to_blame():
-    found = verdict([BEAT, BEAT], [after(BEAT, waits=True), after(BEAT, waits=True)], 30)
+    found = find_stalled_rank([BEAT, BEAT], [after(BEAT, waits=True), after(BEAT, waits=True)], 30)
     assert found.beat is None
     assert "network" in found.line
     summing = after(BEAT, waits=True, collective="for a sum", at="after training batch 17")
-    assert "all 2 are after training batch 17, for a sum; look" in verdict([BEAT, BEAT], [summing, summing], 30).line
-    assert "rank 1" in verdict([BEAT, None], [after(BEAT), None], 30).line
+    assert (
+        "all 2 are after training batch 17, for a sum; look"
+        in find_stalled_rank([BEAT, BEAT], [summing, summing], 30).line
+    )
+    assert "rank 1" in find_stalled_rank([BEAT, None], [after(BEAT), None], 30).line
 
 
-def watched(store: PrefixStore, rank: int, found: list[Verdict], go_on: threading.Event) -> None:
+def watched(store: PrefixStore, rank: int, found: list[Stall], go_on: threading.Event) -> None:
     """A rank of two: of four batches, rank 1 is held up in the third, and so is rank 0 then."""
-    watch = Watch(store, rank, 2, 1.0, found.append)
+    watch = Watchdog(store, rank, 2, 1.0, found.append)
     watch.start()
     for number, _ in enumerate(watch.batches("abcd")):
         if (rank, number) in ((1, 2), (0, 3)):
@@ -60,11 +63,11 @@ def watched(store: PrefixStore, rank: int, found: list[Verdict], go_on: threadin
     watch.close()
 
 
-def verdicts(rank_of_two: Callable[[PrefixStore, int, list[Verdict], threading.Event], None]) -> list[Verdict]:
+def verdicts(rank_of_two: Callable[[PrefixStore, int, list[Stall], threading.Event], None]) -> list[Stall]:
     """What rank 0 finds: two ranks, a thread each, on a real store; they are let go on then."""
     base = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     store = PrefixStore("run", base)
-    found: tuple[list[Verdict], list[Verdict]] = ([], [])
+    found: tuple[list[Stall], list[Stall]] = ([], [])
     go_on = threading.Event()
     threads = [threading.Thread(target=rank_of_two, args=(store, rank, found[rank], go_on)) for rank in (0, 1)]
     for thread in threads:
@@ -86,9 +89,9 @@ def test_two_ranks_on_a_real_store():
     assert said.beat.space == pid_space()
 
 
-def built(store: PrefixStore, rank: int, found: list[Verdict], go_on: threading.Event) -> None:
+def built(store: PrefixStore, rank: int, found: list[Stall], go_on: threading.Event) -> None:
     """A rank of two that meet twice before there is a batch; rank 1 doesn't come to the second time."""
-    watch = Watch(store, rank, 2, 1.0, found.append)
+    watch = Watchdog(store, rank, 2, 1.0, found.append)
     watch.start()
     with watch.waiting("to compare the data"):
         pass
@@ -106,9 +109,9 @@ def test_who_waits_in_a_collective_names_the_rank_that_does_not_come():
     assert "wait for it before the first batch, to begin with the same weights; raise" in said.line
 
 
-def evaluated(store: PrefixStore, rank: int, found: list[Verdict], go_on: threading.Event) -> None:
+def evaluated(store: PrefixStore, rank: int, found: list[Stall], go_on: threading.Event) -> None:
     """A rank of two that evaluate two batches and add up; rank 1 is held up after its last one."""
-    watch = Watch(store, rank, 2, 1.0, found.append)
+    watch = Watchdog(store, rank, 2, 1.0, found.append)
     watch.start()
     with torch.no_grad():
         list(watch.batches("ab"))
@@ -127,8 +130,8 @@ def test_the_same_between_epochs():
 
 def test_what_goes_on_is_left_alone():
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    found: list[Verdict] = []
-    watch = Watch(store, 0, 1, 1.0, found.append)
+    found: list[Stall] = []
+    watch = Watchdog(store, 0, 1, 1.0, found.append)
     watch.start()
     time.sleep(1.5)  # before the first batch and between epochs a rank may take its time
     with torch.no_grad():

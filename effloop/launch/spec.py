@@ -1,0 +1,51 @@
+"""What a run is: all that another process needs to carry it out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from effloop import config as configs
+from effloop.config import Config
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """A run: a new one, or what is left of one.
+
+    Attributes:
+        config: of the run.
+        overrides: what it was composed from, or is changed by.
+        folder: the run folder; a new one that is named after the time gets `-2` where it is taken.
+        resume: whether to go on in that folder.
+        note: a line for the log.
+    """
+
+    config: Config
+    overrides: Sequence[str]
+    folder: Path
+    resume: bool = False
+    note: str = ""
+
+    def to_plain(self) -> dict[str, Any]:
+        """As plain values, for JSON."""
+        return {
+            "config": configs.to_dict(self.config),
+            "overrides": list(self.overrides),
+            "folder": str(self.folder),
+            "resume": self.resume,
+            "note": self.note,
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> RunSpec:
+        """What `to_plain` gave."""
+        config = configs.from_dict(plain["config"], (), "the config of this run")
+        return cls(config, plain["overrides"], Path(plain["folder"]), plain["resume"], plain["note"])
+
+    def to_json(self) -> str:
+        """As text, for another process."""
+        return json.dumps(self.to_plain())

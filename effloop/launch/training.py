@@ -1,0 +1,107 @@
+"""A run in this process, alone or as one of several ranks."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from effloop.build.resolve import num_workers
+from effloop.build.trainer import build_trainer
+from effloop.checkpoint import files
+from effloop.config import Config
+from effloop.diagnose.advice import advise
+from effloop.errors import InterruptedRunError
+from effloop.launch.spec import RunSpec
+from effloop.parallel.restart_state import NoRestartState, RestartState
+from effloop.runs.pruning import build_pruner
+from effloop.system.hardware import determinism_explained
+from effloop.system.processes import discard_output
+from effloop.train.trainer import Trainer
+
+
+def train(spec: RunSpec, state: RestartState | None = None) -> Path:
+    """Train a run, or what is left of one; returns its folder.
+
+    Args:
+        spec: of the run.
+        state: gets the run folder, for another start of the ranks.
+
+    Raises:
+        EffLoopError: what one line explains.
+    """
+    checkpoint = files.find(spec.folder, "last") if spec.resume else None
+    if checkpoint and is_done(checkpoint, spec.config):
+        return spec.folder
+    trainer = build_trainer(
+        spec.config,
+        run_dir=spec.folder,
+        overrides=spec.overrides,
+        resume=checkpoint,
+        begun=(state or NoRestartState()).remember,
+        advise=advise,
+    )
+    run_dir = trainer.checkpoints.folder.parent
+    trainer.prunes = build_pruner(spec.config, run_dir, trainer.parallel)
+    if spec.note:
+        trainer.recorder.note(spec.note)
+    for line in _description(trainer, spec.config, run_dir):
+        trainer.recorder.note(line)
+    try:
+        with determinism_explained():
+            trainer.fit()
+    except KeyboardInterrupt:
+        raise InterruptedRunError(interrupted(run_dir)) from None
+    if not trainer.parallel.rank:
+        _say_where(run_dir)
+    trainer.parallel.close()
+    return run_dir
+
+
+def is_done(checkpoint: Path, config: Config) -> bool:
+    """Whether nothing is left to train; then it is said."""
+    done = files.position(checkpoint)["epoch"]
+    if done >= config.epochs:
+        print(f"{checkpoint.parents[1]} is done: {done} of {config.epochs} epochs; epochs=N adds more")
+    return bool(done >= config.epochs)
+
+
+def interrupted(run_dir: Path | None, how: str = "interrupted") -> str:
+    """The line for a run that Ctrl-C, or another signal, has ended."""
+    return f"{how}; {how_to_go_on(run_dir) or 'before there was a checkpoint'}"
+
+
+def how_to_go_on(run_dir: Path | None) -> str:
+    """The command that goes on with a run; empty where it has no checkpoint."""
+    if run_dir is None or not (run_dir / "checkpoints" / "last.ckpt").is_file():
+        return ""
+    return f"go on with: python -m effloop resume {shlex.quote(str(run_dir))}"
+
+
+def _description(trainer: Trainer, config: Config, run_dir: Path) -> list[str]:
+    assert config.precision is not None
+    parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
+    device = next(trainer.model.parameters()).device
+    return [
+        f"run    {run_dir}",
+        f"train  {trainer.train.describe()}",
+        f"val    {trainer.val.describe()}",
+        f"model  {getattr(config.model, 'arch', config.model.name)}, {parameters:,} parameters, "
+        f"{config.precision.name} on {device}",
+        f"step   {trainer.train.global_batch * config.accumulate} images = {config.batch_size} per rank "
+        f"x {trainer.parallel.world_size} (ranks) x {config.accumulate} (accumulated); "
+        f"engine {config.engine.name}, num_workers {config.num_workers}"
+        + (f" = {num_workers(config, trainer.parallel)}" if config.num_workers == "auto" else ""),
+    ]
+
+
+def _say_where(run_dir: Path) -> None:
+    """Print the run folder, and what can be done with it."""
+    name = shlex.quote(str(run_dir))  # to be pasted into a shell
+    look = f"   look: tensorboard --logdir {name}" if (run_dir / "tensorboard").exists() else ""
+    score = f"   score: python -m effloop eval {name}" if (run_dir / "checkpoints" / "best.ckpt").exists() else ""
+    try:
+        print(f"run: {run_dir}{look}{score}", flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError:  # a full disk, of which the recorder has warned
+        discard_output()

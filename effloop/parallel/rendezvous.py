@@ -1,0 +1,195 @@
+"""How the ranks of a run find each other."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import secrets
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any, ClassVar, cast
+
+import torch
+from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
+
+from effloop.errors import ConfigError
+from effloop.parallel.ports import listening_process
+from effloop.parallel.rank_env import RankEnv
+
+_TIMEOUT = timedelta(seconds=300)
+"""For all ranks to come; a machine of a cluster may take minutes to load torch."""
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A rank, as the others know it.
+
+    Attributes:
+        host, pid: its machine and process.
+        facts: what has to be the same on all ranks: {what: value}.
+        cores: bit N is set where it may run on core N of its machine; 0 where the system doesn't say.
+    """
+
+    host: str
+    pid: int
+    facts: Mapping[str, str]
+    cores: int = 0
+
+    @classmethod
+    def own(cls, facts: Mapping[str, str]) -> Peer:
+        """This process."""
+        cores = sum(1 << core for core in os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+        return cls(socket.gethostname(), os.getpid(), facts, cores)
+
+
+@dataclass(frozen=True)
+class RankGroup:
+    """The ranks of a run, which know each other.
+
+    Attributes:
+        env: of this rank.
+        base: a store that lasts as long as the launcher of the ranks, restarts included.
+        store: of this start of the ranks alone.
+        peers: by rank.
+    """
+
+    env: RankEnv
+    base: Store
+    store: Store
+    peers: list[Peer]
+    current: ClassVar[RankGroup | None] = None
+    """This process's, once it has joined one."""
+
+    @property
+    def sharing(self) -> int:
+        """How many ranks share this one's cores, itself included: all on this machine, but where each is bound."""
+        own = self.peers[self.env.rank]
+        if not own.cores:
+            return self.env.local_world_size
+        near = [peer for peer in self.peers if peer.host == own.host and peer.cores & own.cores]
+        return min(len(near), self.env.local_world_size)  # two machines may have one name
+
+    @property
+    def others(self) -> str:
+        """The other ranks, for messages."""
+        peers = [f"rank {rank} on {peer.host}" for rank, peer in enumerate(self.peers) if rank != self.env.rank]
+        return ", ".join(peers) if len(peers) <= 3 else f"the other {len(peers)} ranks"
+
+
+def join(env: RankEnv, facts: Mapping[str, str] | None = None) -> RankGroup:
+    """Meet the other ranks; a second call in a process returns the same group.
+
+    Args:
+        env: of this rank.
+        facts: what has to be the same on all ranks, beside the versions of torch and Python.
+
+    Raises:
+        ConfigError: on every rank, where facts differ; or the address is taken or not reached.
+    """
+    group = RankGroup.current
+    if group is None or group.env != env:
+        base = open_store(env)
+        own = {"torch": torch.__version__, "python": platform.python_version(), **(facts or {})}
+        number, peers = _handshake(base, env, Peer.own(own))
+        group = RankGroup.current = RankGroup(env, base, PrefixStore(f"effloop/{number}", base), peers)
+    for fact, value in group.peers[0].facts.items():
+        if any(peer.facts.get(fact) != value for peer in group.peers):
+            raise ConfigError(describe_mismatch(fact, [peer.facts.get(fact, "") for peer in group.peers], group.peers))
+    return group
+
+
+def describe_mismatch(what: str, values: list[str], peers: list[Peer]) -> str:
+    """One line for values that should be the same on all ranks: each with some of the ranks that have it."""
+    by_value: dict[str, list[str]] = {}
+    for rank, (value, peer) in enumerate(zip(values, peers, strict=True)):
+        by_value.setdefault(value, []).append(f"{rank} on {peer.host}")
+    some = []
+    for value, ranks in by_value.items():
+        named = ranks if len(ranks) <= 3 else [*ranks[:3], "…"]
+        some.append(f"'{value}' (rank {', '.join(named)})")
+    return f"{what}: not the same on all ranks: {'; '.join(some)}; make them equal"
+
+
+def open_store(env: RankEnv) -> Store:
+    """The store that all ranks share; rank 0 serves it unless the launcher does.
+
+    Raises:
+        ConfigError: the port is taken, or nobody answers there.
+    """
+    env.publish()
+    where = f"{env.address}:{env.port}"
+    try:
+        store, _, _ = next(iter(rendezvous("env://", timeout=_TIMEOUT)))
+    except (RuntimeError, OSError, ValueError) as error:
+        if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
+            pid = listening_process(env.port)
+            by = f"by process {pid}" if pid else "by a process that can't be seen"
+            raise ConfigError(
+                f"MASTER_PORT: {env.port} is in use on {socket.gethostname()} {by}; "
+                "end it, or take another port (MASTER_PORT, torchrun --master-port)"
+            ) from None
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"MASTER_ADDR: the ranks can't meet at {where}: {reason}; "
+            "check that rank 0 runs there, and that the port is open"
+        ) from None
+    while isinstance(store, PrefixStore):  # of one start; the restart state has to outlast it
+        store = store.underlying_store
+    return cast("Store", store)
+
+
+def _handshake(base: Store, env: RankEnv, peer: Peer) -> tuple[int, list[Peer]]:
+    """The number of this start of the ranks, the same on all, and who they are.
+
+    The store may hold what ranks that have ended wrote, and only the launcher knows which start this is; on
+    several machines not even that. So each rank writes a random token, and a list of all ranks counts only if
+    it has one's own token in it.
+    """
+    own = {"token": secrets.token_hex(8), **asdict(peer)}
+    base.set(f"effloop/hello/{env.rank}", json.dumps(own))
+    number = _coordinate(base, env.world_size) if env.rank == 0 else _respond(base, env, own)
+    ranks = json.loads(base.get(f"effloop/{number}/ranks"))
+    return number, [Peer(rank["host"], rank["pid"], rank["facts"], rank["cores"]) for rank in ranks]
+
+
+def _coordinate(base: Store, world_size: int) -> int:
+    """Rank 0's part: publish the list of ranks until each of them has found its own token in it."""
+    number = int(base.add("effloop/starts", 1))
+    for _ in _polls(0, world_size):
+        ranks = [_read_json(base, f"effloop/hello/{rank}") for rank in range(world_size)]
+        base.set("effloop/ranks", json.dumps({"number": number, "ranks": ranks}))
+        if all(_read_json(base, f"effloop/ack/{rank}") == number for rank in range(1, world_size)):
+            break
+    ranks = [_read_json(base, f"effloop/hello/{rank}") for rank in range(world_size)]
+    base.set(f"effloop/{number}/ranks", json.dumps(ranks))
+    return number
+
+
+def _respond(base: Store, env: RankEnv, own: dict[str, Any]) -> int:
+    """Another rank's part."""
+    number = 0
+    for _ in _polls(env.rank, env.world_size):
+        published = _read_json(base, "effloop/ranks")
+        if published and published["ranks"][env.rank : env.rank + 1] == [own]:
+            number = published["number"]
+            break
+    base.set(f"effloop/ack/{env.rank}", str(number))
+    return number
+
+
+def _polls(rank: int, world_size: int) -> Iterator[None]:
+    until = time.monotonic() + _TIMEOUT.total_seconds()
+    while time.monotonic() < until:
+        yield
+        time.sleep(_POLL_S)
+    raise ConfigError(f"rank {rank}: not all of {world_size} ranks came within {_TIMEOUT}; start every one of them")
+
+
+def _read_json(base: Store, key: str) -> Any:
+    """The JSON at a key; None if there is nothing."""
+    return json.loads(base.get(key)) if base.check([key]) else None

@@ -1,0 +1,157 @@
+"""Runs the jobs of a sweep, each in a process of its own, and says how they ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from effloop import config as configs
+from effloop import registry
+from effloop.config import finish
+from effloop.errors import EffLoopError
+from effloop.launch.spec import RunSpec
+from effloop.runs.reader import JOB, RunRecord, read_job_files, read_run
+from effloop.sweep.state import JobState
+from effloop.system.files import numbered, remove_if_empty, try_lock
+from effloop.system.processes import end_with_parent, ended_on_error, how_ended, interrupts_blocked, output_prefixed
+
+
+@dataclass(frozen=True)
+class JobRunner:
+    """The function that Hydra's launchers call for each job, in whatever process.
+
+    Attributes:
+        folder: of the sweep.
+        fixed: keys of the overrides that all jobs share.
+        objective: of which a search gets each job's value.
+        resume: whether to go on with the jobs of an earlier start.
+        parallel: whether jobs run side by side, so that their lines need a prefix.
+        debug: show tracebacks.
+        parent: PID of the process whose end ends this one, which is its child; 0 is none.
+    """
+
+    folder: str
+    fixed: frozenset[str]
+    objective: str
+    resume: bool
+    parallel: bool
+    debug: bool
+    parent: int
+
+    def __call__(self, tree: DictConfig) -> float | None:
+        """Run a job in a process of its own and wait for it; None if it failed, and job.json says why."""
+        if self.parent not in (0, os.getpid()):
+            end_with_parent(self.parent)
+        hydra = HydraConfig.get()
+        task: Any = OmegaConf.to_container(hydra.overrides.task)  # as typed, interpolations and all
+        own = [override for override in task if override.partition("=")[0] not in self.fixed]
+        number = int(hydra.job.num)
+        name = f"job {number} ({' '.join(own)})" if own else f"job {number}"
+        earlier = self._earlier(number, own)
+        if earlier and earlier.state in ("done", "pruned"):
+            _say(f"{name}: {earlier.state} already")
+            remove_if_empty(Path(hydra.runtime.output_dir))
+            return earlier.value(self.objective)
+        _say(f"\n{name}")
+        state = self._claim(number, own, Path(hydra.runtime.output_dir), earlier)
+        with _locked(Path(state.folder)) as locked:
+            if not locked:
+                print(f"effloop: {name}: a process of an earlier start is still at it", file=sys.stderr, flush=True)
+                return None
+            found = self._run(tree, task, state)
+        if found.state == "stopped":
+            raise KeyboardInterrupt
+        if found.state not in ("done", "pruned"):
+            print(f"effloop: {name}: {found.reason}", file=sys.stderr, flush=True)
+            return None
+        return found.value(self.objective)
+
+    def _earlier(self, number: int, own: Sequence[str]) -> RunRecord | None:
+        """The job with the same values of an earlier start: of the sweep, or of this job by its launcher."""
+        jobs = read_job_files(Path(self.folder))  # not all that the jobs wrote: 35 ms each
+        same = [folder for folder, job in jobs.items() if sorted(job["overrides"]) == sorted(own)]
+        mine = [folder for folder in same if jobs[folder]["number"] == number]  # several may have the same values
+        found = mine or (same if self.resume else [])
+        return read_run(found[0]) if found else None
+
+    def _claim(self, number: int, own: list[str], planned: Path, earlier: RunRecord | None) -> JobState:
+        """The job's state: in its folder of an earlier start, or in a new one."""
+        if earlier:
+            if planned != earlier.path:
+                remove_if_empty(planned)
+            return JobState(str(earlier.path), int(earlier.job["number"]), own)
+        folder = next(each for each in numbered(planned) if not (each / JOB).exists())  # an earlier start's
+        folder.mkdir(parents=True, exist_ok=True)
+        state = JobState(str(folder), number, own)
+        state.write("waiting")
+        return state
+
+    def _run(self, tree: DictConfig, task: list[str], state: JobState) -> RunRecord:
+        """Carry out a job as far as possible, and read what it has written."""
+        try:
+            spec = self._spec(tree, task, Path(state.folder))
+        except EffLoopError as error:
+            state.write("failed", str(error))
+        else:
+            self._run_process(spec, state)
+        return read_run(Path(state.folder))
+
+    def _spec(self, tree: DictConfig, task: list[str], folder: Path) -> RunSpec:
+        """The run of a job's folder: a new one, or what is left of one."""
+        if (folder / "checkpoints" / "last.ckpt").is_file():
+            return RunSpec(configs.load(folder / "config.yaml"), [], folder, resume=True)
+        for path in (folder / "config.yaml", *folder.glob("tensorboard/*")):
+            path.unlink(missing_ok=True)  # of a start that came to no checkpoint
+        registry.load_plugins()  # in a worker of the launcher
+        config = finish(tree, task)
+        outputs = Path("outputs").absolute()
+        if folder.is_relative_to(outputs):
+            config = replace(config, run=str(folder.relative_to(outputs)))
+        return RunSpec(config, task, Path(os.path.relpath(folder)))
+
+    def _run_process(self, spec: RunSpec, state: JobState) -> None:
+        """Carry out a run in a process of its own."""
+        job = {"spec": spec.to_plain(), "state": asdict(state), "debug": self.debug, "parent": os.getpid()}
+        streams = subprocess.PIPE if self.parallel else None
+        command = [sys.executable, "-m", "effloop.sweep.job"]
+        with interrupts_blocked():
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=streams, stderr=streams, text=True)
+        with process:
+            state.write("running", pid=process.pid, host=socket.gethostname())
+            assert process.stdin is not None
+            with suppress(BrokenPipeError):  # it has ended already
+                process.stdin.write(json.dumps(job))
+                process.stdin.close()
+            with output_prefixed(process, f"[job {state.number}] "), ended_on_error(process):
+                code = process.wait()
+        if read_run(Path(state.folder)).job["state"] == "running":  # it couldn't say itself how it ended
+            state.write("killed", f"it {how_ended(code)}")
+
+
+def _say(line: str) -> None:
+    """Print a line; where nobody reads it any more, that ends the sweep as Ctrl-C does."""
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        raise KeyboardInterrupt from None
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Whether no other process runs a job: a launcher's may go on when its sweep has been killed."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        yield try_lock(fd)
+    finally:
+        os.close(fd)
