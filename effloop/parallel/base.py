@@ -27,6 +27,12 @@ class ParallelConfig(PartConfig):
     """
 
     of_ranks: ClassVar[bool] = False
+
+    @property
+    def syncs_batch_norm(self) -> bool:
+        """Whether BatchNorm's statistics are computed over the images of all ranks."""
+        return False
+
     replicates: ClassVar[bool] = False
 
 

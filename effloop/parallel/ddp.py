@@ -53,6 +53,10 @@ class DdpConfig(ParallelConfig):
     timeout_s: float = 600.0
     sync_batchnorm: bool = False
 
+    @property
+    def syncs_batch_norm(self) -> bool:
+        return self.sync_batchnorm
+
     def __post_init__(self) -> None:
         if self.processes is not None and self.processes < 1:
             raise ConfigError(

@@ -28,6 +28,18 @@ class EngineConfig(PartConfig):
         if self.prefetch < 1:
             raise ConfigError(f"engine.prefetch: {self.prefetch} is not allowed; set a number of batches above 0")
 
+    def host_batches(self, device: str) -> int:
+        """Batches in host memory at once: those prefetched, the loop's, and one that is copied to the device.
+
+        Args:
+            device: type of the device: cpu or cuda.
+
+        Returns:
+            0 where nothing is prefetched.
+        """
+        del device
+        return self.prefetch + 2
+
 
 @dataclass
 class RunLengthConfig(EngineConfig):

@@ -35,6 +35,9 @@ class DaliConfig(EngineConfig):
     of `decode` have no effect on images that DALI decodes.
     """
 
+    def host_batches(self, device: str) -> int:
+        return 0 if device == "cuda" else super().host_batches(device)  # it keeps them on the GPU
+
 
 @dataclass(frozen=True, slots=True)
 class _Given:

@@ -14,6 +14,10 @@ from effloop.data.plan import Plan
 class InlineConfig(EngineConfig):
     """Fields of `engine=inline`; `prefetch` has no effect."""
 
+    def host_batches(self, device: str) -> int:
+        del device
+        return 0
+
 
 @engines.register("inline", InlineConfig)
 class InlineEngine(Engine):

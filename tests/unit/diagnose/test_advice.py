@@ -1,4 +1,4 @@
-"""Each hint where it is true, and none where it isn't."""
+"""Each line of advice where it applies, and none where it doesn't."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import effloop
 from effloop.config import Config
-from effloop.diagnose.advice import Facts, hints
+from effloop.diagnose.advice import RunFacts, advice
 from effloop.model import freeze, models, probe
 from effloop.parallel.single import NoneConfig, NoParallel
 from effloop.precision import precisions
@@ -29,7 +29,7 @@ def composed(photos: Path, *overrides: str) -> Config:
     return effloop.compose([f"data.root={photos}", *TINY, *QUIET, *overrides])
 
 
-def known(config: Config, model: nn.Module | None = None) -> Facts:
+def known(config: Config, model: nn.Module | None = None) -> RunFacts:
     """The facts of a run that isn't begun, on two cores."""
     parallel = NoParallel(NoneConfig(name="none"), CPU)
     loaders = [effloop.build_loader(config, split, parallel=parallel) for split in ("train", "val")]
@@ -39,21 +39,21 @@ def known(config: Config, model: nn.Module | None = None) -> Facts:
         freeze(model, config.model.freeze)
     seen = probe(model, config.image_size, channels_last=True)
     assert config.precision is not None
-    facts = Facts.of(model, seen, loaders, parallel, precisions.build(config.precision, CPU))
+    facts = RunFacts.of(model, seen, loaders, parallel, precisions.build(config.precision, CPU))
     for loader in loaders:
         loader.close()
     return replace(facts, cores=2, torch_threads=1)
 
 
 @cache
-def run(photos: Path, overrides: tuple[str, ...]) -> tuple[Config, Facts]:
+def run(photos: Path, overrides: tuple[str, ...]) -> tuple[Config, RunFacts]:
     config = composed(photos, *overrides)
     return config, known(config)
 
 
 def said(photos: Path, *overrides: str, model: nn.Module | None = None, **facts: Any) -> list[str]:
     config, found = run(photos, overrides)
-    lines = hints(config, replace(found if model is None else known(config, model), **facts))
+    lines = advice(config, replace(found if model is None else known(config, model), **facts))
     assert all("\n" not in line and ": " in line and len(line) < 320 for line in lines), lines
     return lines
 
@@ -61,7 +61,7 @@ def said(photos: Path, *overrides: str, model: nn.Module | None = None, **facts:
 def test_nothing_of_the_default_run_on_two_cores() -> None:
     config = effloop.compose([])
     facts = known(config)
-    assert hints(config, replace(facts, torch_threads=2)) == []
+    assert advice(config, replace(facts, torch_threads=2)) == []
     assert facts.samples % config.batch_size == 11  # a tail, of 0.7 %
 
 
@@ -131,19 +131,21 @@ def test_frozen_parameters(photos: Path) -> None:
     assert line.endswith("set model.freeze=[] to train them")
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 8), nn.Linear(8, 3))
     model[1].requires_grad_(False)
-    assert said(photos, model=model)[0].endswith("as the model was made")
+    assert said(photos, model=model)[0].endswith("as the model was built")
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "tail", "advice"),
+    ("batch_size", "tail", "fix"),
     [
         (12, "4 of 40 images (10.0 %)", "which takes 8 images twice, or batch_size=10"),
         (24, "16 of 40 images (40.0 %)", "which takes 8 images twice"),
     ],
 )
-def test_a_tail_that_is_dropped(photos: Path, batch_size: int, tail: str, advice: str) -> None:
+def test_a_tail_that_is_dropped(photos: Path, batch_size: int, tail: str, fix: str) -> None:
     (line,) = said(photos, f"batch_size={batch_size}", "data.tail=drop")
-    assert line == (f"data.tail: drop leaves {tail} out of each epoch, others every time; set data.tail=wrap, {advice}")
+    assert line == (
+        f"data.tail: drop leaves {tail} out of each epoch, different ones each time; set data.tail=wrap, {fix}"
+    )
     assert said(photos, f"batch_size={batch_size}", "data.tail=wrap") == []
 
 
