@@ -1,0 +1,330 @@
+"""README.md and docs/: every command and block of Python is run on tiny data, tables and links are complete.
+
+What a block does not run is listed here with its reason: those commands are only composed, or parsed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from folders import make_sweep
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from PIL import Image
+from ranks import environment, free_port
+from runs import TINY
+
+import effloop
+from effloop.bench.benchmarks import BENCHMARKS
+from effloop.cli.command import commands as registered
+from effloop.cli.main import main
+from effloop.config import Config
+from effloop.data.source.storage.writing import writers
+from effloop.errors import ConfigError
+from effloop.registry import groups
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXTS = {page: page.read_text("utf-8") for page in PAGES}
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SPAN = re.compile(r"`([^`]+)`")
+LANGUAGES = {"sh", "python", "yaml", "toml", "text", "bash"}
+"""`bash` is a script for Slurm, of which only the command is composed."""
+
+ELSEWHERE = {"pip": "installs packages", "python -m pytest": "is what runs this"}
+COMPOSED = {
+    "torchrun": "starts ranks: test_ranks.py",
+    "srun": "needs Slurm",
+    "parallel=ddp": "starts ranks: test_ranks.py",
+    "-m": "starts a process for each job: test_sweep.py",
+    "experiment=": "contract/test_experiments.py trains each",
+    "model.weights=DEFAULT": "downloads weights",
+}
+"""What begins, or is, a word of the commands that are not run but composed -> why."""
+RUN, OTHER = "outputs/2026-11-21/10-52-00", "outputs/again"
+ADDED = {"augment=pets"}
+"""Choices which a file in the text adds."""
+REFUSED = {"amp=true precision=fp32", "deterministic=true cudnn_benchmark=true"}
+"""Overrides which the pages say contradict each other."""
+
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    return [text for language, text in BLOCK.findall(TEXTS[page]) if language in languages]
+
+
+def spans(page: Path) -> list[str]:
+    """What stands between backticks outside of blocks."""
+    return [" ".join(span.split()) for span in SPAN.findall(BLOCK.sub("", TEXTS[page]))]
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """Every command line, as words."""
+    for text in blocks(page, "sh", "bash"):
+        for line in text.replace("\\\n", " ").splitlines():
+            for command in line.split(" && "):
+                if words := shlex.split(command, comments=True):
+                    yield words
+    for span in spans(page):
+        if span.startswith("python -m effloop "):
+            words = span.replace("[train]", "train").split()
+            yield [word for word in words if word not in ("OVERRIDE", "…", "[GROUP]", "COMMAND")]
+
+
+@pytest.fixture
+def scratch(here: Path, photos: Path, finished: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder: /data/NAME, a run and a sweep are there under the names which the pages use."""
+    (here / "data").mkdir()
+    for name in ("pets", "in1k", "digits", "ages"):
+        (here / "data" / name).symlink_to(photos)
+    assert main(["convert", f"data.root={photos}", "to=lmdb", f"out={here}/data/pets.lmdb"]) == 0
+    for run in (RUN, OTHER):
+        shutil.copytree(finished, here / run)
+    make_sweep(here / "outputs/multirun/2026-11-21/10-52-00", {"lr": [0.001, 0.01]})
+    for registry in groups.values():  # parts of these pages are gone afterwards
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    for name, benchmark in BENCHMARKS.items():
+        idle = dataclasses.replace(benchmark, call=lambda *_, **__: {}, files=None)
+        monkeypatch.setitem(BENCHMARKS, name, idle)
+    return here
+
+
+RAN: set[str] = set()
+"""Several pages have the same command."""
+
+
+@pages
+def test_every_command_and_block_runs(page: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in blocks(page, "yaml"):
+        file = scratch / re.search(r"^# (configs/\S+\.yaml)", text, re.MULTILINE).group(1)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text.replace("/data/", f"{scratch}/data/"))
+    with monkeypatch.context() as patch:
+        for text in blocks(page, "python"):
+            run_python(text, scratch, patch)
+    for words in commands(page):
+        line = " ".join(words)
+        if line not in RAN and not any(line.startswith(each) for each in ELSEWHERE):
+            run(words, scratch)
+            RAN.add(line)
+
+
+def run_python(text: str, scratch: Path, patch: pytest.MonkeyPatch) -> None:
+    """Execute a block with tiny settings; a process group of one, where it wants one."""
+
+    def compose(overrides: list[str]) -> Config:
+        return composed([*overrides, *TINY, "epochs=1", "num_workers=1"])
+
+    composed = effloop.compose
+    if "parallel=ddp" in text:
+        for key, value in environment(0, 1, free_port()).items():
+            patch.setenv(key, value)
+    with patch.context() as inner:
+        inner.setattr(effloop, "compose", compose)
+        inner.setattr("torchvision.datasets.CIFAR10", FakeCifar)
+        module = ModuleType("effloop_docs")
+        inner.setitem(sys.modules, module.__name__, module)
+        exec(compile(text.replace("/data/", f"{scratch}/data/"), "<docs>", "exec"), module.__dict__)
+
+
+class FakeCifar:
+    """CIFAR-10 without a download."""
+
+    classes = ("airplane", "automobile")
+
+    def __init__(self, *_: Any, train: bool, **__: Any) -> None:
+        self.count = 16 if train else 8
+
+    def __iter__(self) -> Iterator[tuple[Image.Image, int]]:
+        for number in range(self.count):
+            yield Image.fromarray(np.full((32, 32, 3), 9 * number, np.uint8)), number % 2
+
+
+def run(words: list[str], scratch: Path) -> None:
+    """Run a command, or compose it where it is one of `COMPOSED`."""
+    reasons = [key for word in words[1:] for key in COMPOSED if word.startswith(key) and (key != "-m" or word == key)]
+    effloop_at = words.index("effloop")
+    args = [placed(word, scratch) for word in words[effloop_at + 1 :]]
+    print("$", shlex.join(words))
+    assert words[effloop_at - 1] == "-m"
+    if words[0] in COMPOSED or [each for each in reasons if each != "-m"] or "-m" in args:
+        only_compose(args)
+        return
+    assert words[:3] == ["python", "-m", "effloop"]
+    for option in ("out=", "run="):  # made again
+        for word in args:
+            if word.startswith(option):
+                remove(Path(word.removeprefix(option)) if option == "out=" else Path("outputs", word[4:]))
+    assert main(tiny(args, scratch)) == 0
+
+
+def remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def placed(word: str, scratch: Path) -> str:
+    """A word with the pages' placeholders filled in."""
+    named = {"RUN": RUN, "out=PATH": "out=/data/new"}.get(word, word).replace("=PATH", "=/data/pets")
+    return named.replace("/data/", f"{scratch}/data/")
+
+
+def tiny(args: list[str], scratch: Path) -> list[str]:
+    """The same command with less to do."""
+    if not args or "=" in args[0] or args[0] in ("train", "show"):
+        small = [word for word in TINY if not word.startswith(("model.width", "image_size"))]
+        config = effloop.compose([word for word in args if "=" in word and not word.startswith(("samples", "split"))])
+        small += ["image_size=16", "record.tensorboard=false"] + ["model.width=4"] * (config.model.name == "cnn")
+        if config.data.name == "auto" and config.data.root is None:
+            small.append(f"data.root={scratch}/data/pets")
+        resumes = config.resume is not None
+        return [*args, *small, f"epochs={5 if resumes else max(1, len(config.progressive))}"]
+    return [*args, "epochs=4"] if args[0] == "resume" else args
+
+
+def only_compose(args: list[str]) -> None:
+    """Check the overrides of a command which is not run; of a sweep with the last value of each key."""
+    kept = []
+    for override in OverridesParser.create().parse_overrides([word for word in args if "=" in word]):
+        key, value = override.get_key_element(), None
+        if override.is_sweep_override():
+            value = [*override.sweep_string_iterator()][-1] if override.is_discrete_sweep() else override.value().end
+        kept.append(override.input_line if value is None else f"{key}={value}")
+    effloop.compose([word for word in kept if not word.startswith("hydra")])
+    if any(word.startswith("hydra") for word in kept):
+        assert main([*kept, "--cfg", "all"]) == 0
+
+
+def test_blocks_say_what_they_are() -> None:
+    found = {(page.name, language) for page in PAGES for language, _ in BLOCK.findall(TEXTS[page])}
+    assert {each for each in found if each[1] not in LANGUAGES} == set()
+
+
+def test_what_is_not_run_is_there() -> None:
+    everything = "\n".join(TEXTS.values())
+    assert [key for key in (*ELSEWHERE, *COMPOSED, *REFUSED) if key not in everything] == []
+
+
+KEYS = "|".join(field.name for field in dataclasses.fields(Config))
+NEEDS = {
+    "parallel.": "parallel=ddp",
+    "data=dali": "data.root=.",
+    "data=folder": "data.root=.",
+    "data=lmdb": "data.root=.",
+    "data.checksums": "data=lmdb data.root=.",
+    "model.depth": "model=small_resnet",
+    "optim.momentum": "optim=sgd",
+}
+"""Beginning of an override -> what has to be chosen for it."""
+
+
+def test_overrides_in_the_text_compose() -> None:
+    """Every `KEY=VALUE` between backticks, placeholders in capitals aside; many at once, to save time."""
+    bundles: list[dict[str, list[str]]] = []
+    for span in {span for page in PAGES for span in spans(page)}:
+        words = span.split()
+        if (
+            not all(re.match(rf"({KEYS})(\.[a-z_.]+)?=.", word) for word in words)
+            or re.search(r"[A-Z]{3}|…", span)
+            or span in ADDED
+        ):
+            continue
+        if span in REFUSED:
+            with pytest.raises(ConfigError):
+                effloop.compose(words)
+            continue
+        key = words[0].partition("=")[0]
+        needed = [each for start, needs in NEEDS.items() if span.startswith(start) for each in needs.split()]
+        bundle = next((each for each in bundles if not {key, root(key)} & {*each, *map(root, each)}), None)
+        if bundle is None:
+            bundles.append(bundle := {})
+        bundle[key] = [*needed, *words]
+    for bundle in bundles:
+        effloop.compose([word for words in bundle.values() for word in words])
+
+
+def root(key: str) -> str:
+    """What two overrides must not share to be composed at once."""
+    related = {"amp": "precision", "deterministic": "cudnn_benchmark", "compile": "parallel", "sweep": "objective"}
+    first = key.partition(".")[0]
+    return related.get(first, first)
+
+
+def test_readme_is_short() -> None:
+    text = TEXTS[ROOT / "README.md"]
+    assert len(text.splitlines()) <= 200
+    assert len(re.findall(r"!\[", text)) <= 2
+    assert (
+        re.search(r"^.*python -m pytest.*$", text, re.MULTILINE).group()
+        == "pip install -e '.[test]' && python -m pytest"
+    )
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.stem)
+def test_links_resolve(page: Path) -> None:
+    text = BLOCK.sub("", page.read_text("utf-8"))
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path) if path else page
+        assert file.exists(), target
+        assert file.suffix != ".svg" or file.stat().st_size < 100_000
+        assert file.suffix != ".png" or file.stat().st_size < 100_000
+        if anchor:
+            assert anchor in anchors(file.read_text("utf-8")), target
+
+
+def anchors(text: str) -> set[str]:
+    """The names which GitHub gives headings."""
+    headings = re.findall(r"^#+ (.*)$", BLOCK.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def table(name: str) -> list[list[set[str]]]:
+    """The table below `<!-- table: NAME -->`: for each row the words between backticks of each cell."""
+    [text] = [text for text in TEXTS.values() if f"<!-- table: {name} -->" in text]
+    lines = text.partition(f"<!-- table: {name} -->\n")[2].partition("\n\n")[0].splitlines()[2:]
+    return [[set(SPAN.findall(cell)) for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+def test_formats_are_those_of_the_registries() -> None:
+    rows = table("formats")
+    assert {name for row in rows for name in row[0]} == set(groups["data"]) - {"auto", "embedded"}
+    assert {name for row in rows for name in row[1]} == set(writers)
+
+
+def test_groups_are_those_of_the_registries() -> None:
+    rows = {name: row[1] for row in table("groups") for name in row[0]}
+    assert set(rows) == {*Config.GROUPS, "experiment"}
+    for group in Config.GROUPS:
+        assert rows[group] - {"dali", "resnet50"} == set(groups[group]) - {"dali"}, group
+
+
+def test_experiments_are_the_files() -> None:
+    assert {name for row in table("experiments") for name in row[0]} == {
+        path.stem for path in (ROOT / "configs/experiment").glob("*.yaml")
+    }
+
+
+def test_recipes_and_root_keys_are_mentioned() -> None:
+    everything = {word for page in PAGES for span in spans(page) for word in re.split(r"[ =]", span)}
+    recipes = {path.stem for path in (ROOT / "configs/augment").glob("*.yaml")}
+    keys = {field.name for field in dataclasses.fields(Config)} - {"sweep"}
+    assert (recipes | keys) - everything == set()
+
+
+def test_commands_are_mentioned() -> None:
+    text = TEXTS[ROOT / "docs/commands.md"]
+    assert {name for name in registered if f"effloop {name}" not in text.replace("[train]", "train")} == set()
+    for name in BENCHMARKS:
+        assert f"`python -m effloop bench what={name}" in text
