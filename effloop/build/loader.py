@@ -70,9 +70,26 @@ def _loader(config: Resolved, task: Task, split: str, parallel: Parallel | None)
         channels_last=config.channels_last,
         target_dtype=task.target.dtype,
         augment=plan.augment,
-        mix=Mix(config.augment.mixup, config.augment.cutmix, task.num_outputs(plan.source)) if train else None,
+        mix=_mix(config, task, plan.source) if train else None,
     )
     return Loader(plan, engine, transfer)
+
+
+def _mix(config: Resolved, task: Task, source: Source) -> Mix | None:
+    """What mixes the images of a batch; None where targets are no classes.
+
+    Raises:
+        ConfigError: that is asked for nevertheless.
+    """
+    num_outputs = task.num_outputs(source)
+    if task.mixes:
+        return Mix(config.augment.mixup, config.augment.cutmix, num_outputs)
+    for key in ("mixup", "cutmix"):
+        if value := getattr(config.augment, key):
+            raise ConfigError(
+                f"augment.{key}: {value} mixes classes, and task={config.task.name} has none; set augment.{key}=0"
+            )
+    return None
 
 
 def _plan(config: Resolved, split: str, parallel: Parallel | None) -> Plan:

@@ -86,11 +86,13 @@ class Task(ABC):
 
     Attributes:
         meters: the scores, most important first; the first is the default objective.
+        mixes: whether targets may be shares of classes, (N, K) float32, as MixUp and CutMix make them.
         target: what a sample's target is.
         num_sums: M, how many numbers `sums` gives.
     """
 
     meters: ClassVar[tuple[Meter, ...]]
+    mixes: ClassVar[bool] = False
     target: TargetSpec
     num_sums: int
 

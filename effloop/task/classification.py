@@ -39,6 +39,7 @@ class Classification(Task):
     """One class for each image: cross-entropy, top-1 and top-5 accuracy."""
 
     meters: ClassVar[tuple[Meter, ...]] = (Meter("top1", "Top@1"), Meter("top5", "Top@5"), LOSS)
+    mixes: ClassVar[bool] = True
 
     def __init__(self, config: ClassificationConfig) -> None:
         self.label_smoothing = config.label_smoothing

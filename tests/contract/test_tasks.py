@@ -1,0 +1,69 @@
+"""What every registered task does."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from effloop.task import LOSS, Task, meters_of, score_names, tasks
+
+CPU = torch.device("cpu")
+NUM_OUTPUTS = 7
+
+
+def make(name: str) -> Task:
+    return tasks.build(tasks[name].config(name=name))
+
+
+def example(task: Task, count: int = 40) -> tuple[Tensor, Tensor, Tensor]:
+    """Outputs, targets and `valid` of a batch."""
+    torch.manual_seed(0)
+    targets = task.example_targets(count, NUM_OUTPUTS, CPU)
+    return torch.randn(count, NUM_OUTPUTS), targets, torch.rand(count) < 0.7
+
+
+@pytest.mark.parametrize("name", tasks.names())
+class TestTask:
+    def test_meters(self, name: str) -> None:
+        """The loss is one of them, and none has another's name."""
+        meters = meters_of(name)
+        assert LOSS in meters
+        assert len({meter.name for meter in meters}) == len({meter.label for meter in meters}) == len(meters)
+
+    def test_targets_are_as_specified(self, name: str) -> None:
+        task = make(name)
+        targets = task.example_targets(5, NUM_OUTPUTS, CPU)
+        assert targets.dtype == task.target.dtype
+        assert len(targets) == 5
+
+    def test_loss(self, name: str) -> None:
+        task = make(name)
+        outputs, targets, _ = example(task)
+        loss = task.loss(outputs.requires_grad_(), targets)
+        assert loss.shape == ()
+        loss.backward()
+        assert torch.isfinite(outputs.grad).all()
+
+    def test_sums_add_up(self, name: str) -> None:
+        """Over batches, and so over ranks and restarts; padding counts nowhere, whatever it holds."""
+        task = make(name)
+        outputs, targets, valid = example(task)
+        outputs[~valid] = math.nan
+        whole = task.sums(outputs, targets, valid)
+        assert (whole.shape, whole.dtype) == ((task.num_sums,), torch.float64)
+        columns = zip(*(column.split(8) for column in (outputs, targets, valid)), strict=True)
+        parts = torch.stack([task.sums(*part) for part in columns])
+        torch.testing.assert_close(parts.sum(dim=0), whole)
+        torch.testing.assert_close(task.sums(outputs[valid], targets[valid], valid[valid]), whole)
+
+    def test_scores(self, name: str) -> None:
+        """In the order of files, of all samples or of those since an earlier moment."""
+        task = make(name)
+        first, second = (task.sums(*example(task, count)).tolist() for count in (24, 40))
+        both = [one + other for one, other in zip(first, second, strict=True)]
+        assert list(task.scores(first)) == score_names(meters_of(name))
+        assert task.scores(both, since=first) == pytest.approx(task.scores(second))
+        assert all(math.isnan(value) for value in task.scores([0.0] * task.num_sums).values())
