@@ -9,6 +9,7 @@ from rich.console import Console
 
 from effloop.cli.command import command
 from effloop.errors import ConfigError
+from effloop.registry import load_plugins
 from effloop.runs import compare
 from effloop.runs.reader import find_runs
 
@@ -27,6 +28,7 @@ class DiffOptions:
 @command("diff", DiffOptions, overrides=False)
 def diff_runs(options: DiffOptions, _: list[str]) -> int:
     """What differs between runs: config, environment, data, result."""
+    load_plugins()  # which may have the runs' task
     found = find_runs(options.runs)
     if len(found) < 2:
         raise ConfigError("diff needs two runs or more: python -m effloop diff RUN RUN [RUN ...]")

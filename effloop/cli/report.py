@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from effloop.cli.command import command
+from effloop.registry import load_plugins
 from effloop.report.files import PLOT, REPORT, SUMMARY, report_table, write_report
 from effloop.runs.reader import SWEEP, RunRecord, find_runs, meters_of_runs
 from effloop.task import check_objective
@@ -37,6 +38,7 @@ def report(options: ReportOptions, _: list[str]) -> int:
     Raises:
         ConfigError: a folder that isn't one, no such objective, or the files can't be written.
     """
+    load_plugins()  # which may have the runs' task
     runs = list({run.path.resolve(): run for run in find_runs(options.runs)}.values())
     objective = check_objective(options.objective or _objective(runs), meters_of_runs(runs))
     first, *others = options.runs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from runs import TINY, train
 
 import effloop
 from effloop.cli.main import main
+from effloop.diagnose.advice import advise
 from effloop.errors import ConfigError
 from effloop.optim import EMA, NoEMA
 from effloop.precision import Precision
@@ -19,8 +21,8 @@ from effloop.train.trainer import Trainer
 QUIET = ("record=none", "checkpoint=none")
 
 
-def build(photos: Path, *overrides: str) -> Trainer:
-    return effloop.build_trainer(effloop.compose([f"data.root={photos}", *TINY, *QUIET, *overrides]))
+def build(photos: Path, *overrides: str, **options: Any) -> Trainer:
+    return effloop.build_trainer(effloop.compose([f"data.root={photos}", *TINY, *QUIET, *overrides]), **options)
 
 
 def test_gradients_are_clipped_to_the_norm(photos: Path, here: Path) -> None:
@@ -65,7 +67,7 @@ def test_a_resumed_average_goes_on_to_the_bit(photos: Path, here: Path) -> None:
 
 
 def test_frozen_layers_stay(photos: Path, here: Path) -> None:
-    trainer = build(photos, "model.freeze=[features]")
+    trainer = build(photos, "model.freeze=[features]", advise=advise)
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     trainer.train_epoch(trainer.train.epoch(0))
     changed = [name for name, value in trainer.model.state_dict().items() if not torch.equal(value, before[name])]
