@@ -80,7 +80,7 @@ def build_learner(environment: Environment, data: Data, start: Start, advise: Ad
     """The model with the weights that training begins with, and what changes them.
 
     Raises:
-        ConfigError, DataError, CheckpointError: a part can't be had, or the checkpoint doesn't fit.
+        ConfigError, DataError, CheckpointError: a part can't be built, or the checkpoint doesn't fit.
     """
     config, parallel, precision = environment.config, environment.parallel, environment.precision
     num_outputs = environment.task.num_outputs(data.train.plan.source)

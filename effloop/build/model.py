@@ -54,7 +54,7 @@ def _tried(config: Resolved, num_outputs: int) -> nn.Module:
         reason = str(error).partition("\n")[0]
         key = "image_size" if size == config.image_size else "progressive"
         raise ConfigError(
-            f"model: {getattr(config.model, 'arch', config.model.name)} can't be had for {key}={size}: {reason}; "
+            f"model: {getattr(config.model, 'arch', config.model.name)} can't be built for {key}={size}: {reason}; "
             f"set another {key} or model"
         ) from error
     return built

@@ -38,14 +38,14 @@ class SweepConfig:
 
 @dataclass
 class Config:
-    """The root: one field per config group, and short names for what people sweep.
+    """The root: one field per config group, and short names for what is often swept.
 
     Attributes:
-        batch_size: images per rank and step; the global number is printed.
+        batch_size: images per rank and step; the global batch size is printed.
         num_workers: threads or processes that load, per split in use; `auto` is the cores this
             rank may use; 0 loads in the loop's own thread.
-        epochs: how often the training split is gone through.
-        lr: learning rate at the schedule's height; null takes `optim.lr`.
+        epochs: passes over the training split.
+        lr: peak learning rate of the schedule; null takes `optim.lr`.
         seed: of the order, of every sample's random numbers and of the weights.
         amp: true is short for precision=amp, false for precision=fp32; null leaves it to `precision`.
         compile: compile the model with torch.compile; `auto` measures whether that is faster.
@@ -55,13 +55,13 @@ class Config:
         deterministic: only algorithms that give the same bits every time, which some GPU operations lack.
         reuse_memory: keep freed memory for the next step and the next image instead of giving it back; from the
             first loader or run that sets it, for as long as the process lives. Worker processes always do.
-        accumulate: batches whose gradients make one update.
-        max_grad_norm: what an update's gradients are scaled down to, if their L2 norm is above it; null is no limit.
+        accumulate: batches per optimizer update.
+        max_grad_norm: L2 norm that an update's gradients are clipped to; null is no limit.
         image_size: height and width of what the model sees, in pixels.
         progressive: image sizes to train at, for equally many epochs each, in this order; empty is `image_size`
             throughout. Evaluation is always at `image_size`.
         device: auto, cpu, cuda or cuda:N.
-        resume: a run folder or checkpoint file to go on from, in a new run folder.
+        resume: a run folder or checkpoint file to continue from, in a new run folder.
         run: name of the run folder below `outputs/`.
         objective: what the runs of a sweep are compared by, and what a search is for; null is the task's first score.
         sweep: how the jobs of a sweep are treated.

@@ -1,1 +1,1 @@
-"""The corridor that a sample goes down, one way: source, decode, augment, batch, device."""
+"""The data path of training: source, decode, augment, batch, device."""

@@ -196,7 +196,7 @@ def _from_torchvision(model: nn.Module, arch: str, name: str) -> Mapping[str, Te
     except (URLError, OSError, RuntimeError, EOFError, LookupError, ValueError, pickle.UnpicklingError) as error:
         place = os.path.join(torch.hub.get_dir(), "checkpoints")
         raise ConfigError(
-            f"model.weights: {name} of {arch} can't be had from {weights.url}: {_reason(error)}; "
+            f"model.weights: {name} of {arch} can't be downloaded from {weights.url}: {_reason(error)}; "
             f"put that file into {place}, or set model.weights=FILE"
         ) from None
     return {key: value for key, value in found.items() if not key.startswith(_AUXILIARY)}

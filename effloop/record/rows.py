@@ -106,7 +106,7 @@ class EpochTable(_Rows):
     def _step(self, line: str) -> float:
         try:
             return int(line.split(",")[1])
-        except (ValueError, IndexError):  # the header, which is written anew
+        except (ValueError, IndexError):  # the header, which is written again
             return math.inf
 
     def epoch(self, report: EpochReport) -> None:

@@ -1,4 +1,4 @@
-"""What was measured, as files: a table for other programs (CSV) and a picture for people (PNG)."""
+"""Measurements as files: a table (CSV) and a plot (PNG)."""
 
 from __future__ import annotations
 

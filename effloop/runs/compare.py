@@ -27,7 +27,7 @@ _IRRELEVANT_KEYS = (*PER_RUN_KEYS, "hardware.cores", "hardware.memory_gb")
 
 
 def environments(then: Tree, now: Tree) -> list[str]:
-    """A line for each difference between two environments, as in environment.json, that numbers may hang on.
+    """A line for each difference between two environments, as in environment.json, that results may depend on.
 
     Of more than 10 packages the first are named, those that compute before others.
     """
@@ -134,7 +134,7 @@ def _then_now(then: Tree, now: Tree) -> dict[str, str]:
 
 
 def format_value(value: object) -> str:
-    """A value as it is typed; a long list is cut, and a hash to what people compare."""
+    """A value as it is typed; a long list is cut, and so is a hash."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list | tuple):

@@ -95,7 +95,7 @@ def keep_freed_memory() -> bool:
 
     By default it may hand a step's activations back to the kernel and fetch them again as zeroed
     pages in the next: 4,600 to 6,500 page faults a step of `model=cnn` at batch 32, and 18-22 % of
-    its time on 2 cores. Whether it does so hangs on the process's history, so runs differ.
+    its time on 2 cores. Whether it does so depends on the process's history, so runs differ.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -208,7 +208,7 @@ def _groups(controller: str) -> Iterator[tuple[int, Path]]:
     try:
         lines = CGROUPS.read_text().splitlines()
     except OSError:
-        return  # no groups here: no limit to heed
+        return  # no groups here: no limit
     for line in lines:
         number, controllers, path = line.split(":", 2)
         if number == "0" and not controllers:

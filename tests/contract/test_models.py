@@ -46,8 +46,8 @@ def test_logits(name: str, channels_last: bool) -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["model=vit_b_16", "image_size=50"], "vit_b_16 can't be had for image_size=50"),
-        (["model=inception_v3", "image_size=64"], "inception_v3 can't be had for image_size=64"),
+        (["model=vit_b_16", "image_size=50"], "vit_b_16 can't be built for image_size=50"),
+        (["model=inception_v3", "image_size=64"], "inception_v3 can't be built for image_size=64"),
         (["model=timm", "model.arch=resnet18x"], "no model 'resnet18x' in timm"),
         (["model=cnn", "model.num_classes=3"], "model.num_classes: 3, but the data has 2 classes"),
     ],

@@ -407,7 +407,7 @@ def test_pixels_are_a_decoders(source: Source, shm: Path, monkeypatch: pytest.Mo
 
 def test_more_than_there_is(shm: Path) -> None:
     huge = 1 << 50
-    wanted = f"data.cache: 1.1 PB of memory can't be had in {shm}: "
+    wanted = f"data.cache: 1.1 PB of memory can't be allocated in {shm}: "
     with pytest.raises(ConfigError) as caught:
         Region("name", 10, lambda: huge, shm)
     assert str(caught.value).startswith(wanted)

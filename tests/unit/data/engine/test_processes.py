@@ -339,7 +339,7 @@ def test_interrupted_twice(plan: Plan, tmp_path: Path) -> None:
 
 
 def test_too_little_memory(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = "engine: 13.8 kB of shared memory for a batch can't be had, beside 0 others: {}; "
+    told = "engine: 13.8 kB of shared memory for a batch can't be allocated, beside 0 others: {}; "
     told += "set batch_size or engine.prefetch lower, or keep fewer batches"
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     with closing(make(plan)) as engine:
