@@ -33,8 +33,8 @@ from effloop.system.hardware import find_device
 from effloop.system.processes import how_ended, interrupts_blocked_in_children, killed_by, signals_restored
 
 _PATIENCE_S = 5
-"""For ranks to end when they are told to, before they are killed."""
-_LOOK_UP_S = 0.05
+"""For ranks to end after SIGTERM, before they are killed."""
+_POLL_S = 0.05
 
 
 def launch(spec: RunSpec) -> Path:
@@ -44,12 +44,12 @@ def launch(spec: RunSpec) -> Path:
         ConfigError: not so many GPUs are here; or a rank says that the config can't be taken.
         InterruptedRunError: Ctrl-C.
         RankError: a rank failed, and `parallel.max_restarts` were used up; one line says which and why.
-        SystemExit: another signal ended it, which has been said.
+        SystemExit: another signal ended it, and the line for that is printed.
     """
     parallel: Any = spec.config.parallel
     processes = _processes(spec.config.device, parallel.processes)
     loopback.register()
-    with scratch() as folder, _quiet(), signals_restored(), interrupts_blocked_in_children(), _deaths_noted(folder):
+    with scratch() as folder, _quiet(), signals_restored(), interrupts_blocked_in_children(), _deaths_recorded(folder):
         config = _launch_config(folder, processes, parallel.max_restarts)
         try:
             elastic_launch(config, run_rank)(str(folder), spec.to_plain())
@@ -115,7 +115,7 @@ def _run_dir(folder: Path, spec: RunSpec) -> Path | None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the launcher's own account of what happened: 20 lines of warnings and tracebacks for a killed rank."""
+    """Silence the loggers of torch's launcher: 20 lines of warnings and tracebacks for a killed rank."""
     talkers = ("torch.distributed.elastic", "torch.multiprocessing")
     names = [name for name in logging.root.manager.loggerDict if name.startswith(talkers)]
     loggers = [logging.getLogger(name) for name in names]
@@ -130,21 +130,21 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _deaths_noted(folder: Path) -> Iterator[None]:
-    """Have a report written for each rank that a signal ends: it can't do so itself."""
+def _deaths_recorded(folder: Path) -> Iterator[None]:
+    """Write a failure for each rank that a signal ends: it can't do so itself."""
     over = threading.Event()
     waiting: dict[str, threading.Thread] = {}
 
-    def look() -> None:
-        while not over.wait(_LOOK_UP_S):
+    def poll() -> None:
+        while not over.wait(_POLL_S):
             for path in folder.glob("pid-*"):
                 if path.name not in waiting and (text := path.read_text()):
                     _, start, rank = path.name.split("-")
                     args = (folder, int(start), int(rank), int(text))
-                    waiting[path.name] = threading.Thread(target=_note_death, args=args, daemon=True)
+                    waiting[path.name] = threading.Thread(target=_record_death, args=args, daemon=True)
                     waiting[path.name].start()
 
-    thread = threading.Thread(target=look, daemon=True)
+    thread = threading.Thread(target=poll, daemon=True)
     thread.start()
     try:
         yield
@@ -155,8 +155,8 @@ def _deaths_noted(folder: Path) -> Iterator[None]:
             each.join(_PATIENCE_S)  # or it would write into the folder as that is removed
 
 
-def _note_death(folder: Path, start: int, rank: int, pid: int) -> None:
-    """Wait for a child's end without taking its exit code, which torch's launcher wants, and note a signal's name."""
+def _record_death(folder: Path, start: int, rank: int, pid: int) -> None:
+    """Wait for a child's end without taking its exit code, which torch's launcher wants, and record a signal's name."""
     number = 0
     with suppress(ChildProcessError):  # torch's launcher was faster: of 20 deaths on busy cores, once
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
@@ -168,7 +168,7 @@ def _note_death(folder: Path, start: int, rank: int, pid: int) -> None:
 
 
 def _death(rank: int, pid: int, number: int, start: int = 0) -> RankFailure:
-    """The report on a rank that a signal has ended; 0 is one that isn't known.
+    """The failure of a rank that a signal has ended; 0 is one that isn't known.
 
     When one rank has died torch's launcher ends the others by SIGTERM, which so says little.
     """

@@ -48,7 +48,7 @@ def sweep(flags: list[str], overrides: list[str], *, debug: bool = False) -> Non
         config = finish(hydra_app.without_hydra(tree), list(shared.values()))
         assert config.objective is not None  # `finish` decided it
         choices = hydra.runtime.choices
-        grid = choices["hydra/sweeper"] == "basic"  # a search ends when it likes
+        grid = choices["hydra/sweeper"] == "basic"  # a search decides itself how many jobs it has
         count = hydra_app.count_jobs(parsed) if grid else 0
         planned = Path(str(hydra.sweep.dir)).absolute()
     with _owned(planned, overrides, shared, config) as folder:
@@ -65,14 +65,24 @@ def sweep(flags: list[str], overrides: list[str], *, debug: bool = False) -> Non
         added = _added(choices, shared, maximize=maximize, folder=folder)
         go_on = _how_to_go_on(flags, overrides, folder)
         problem = _launch(job, flags, [*overrides, *added], go_on)
-        found = read_jobs(folder)
-        if not found:
-            for name in (SWEEP, "multirun.yaml"):
-                (folder / name).unlink(missing_ok=True)
-            remove_if_empty(folder)
-            raise problem or ConfigError("the sweep has no jobs; give a key several values")
+        found = _jobs_of(folder, problem)
         unwritten = _show(found, folder, config.objective)
         _raise_for(found, count, problem or unwritten, go_on)
+
+
+def _jobs_of(folder: Path, problem: EffLoopError | None) -> list[RunRecord]:
+    """The jobs of a sweep; where there are none, its folder goes.
+
+    Raises:
+        EffLoopError: there are none, because of the problem if there was one.
+    """
+    found = read_jobs(folder)
+    if not found:
+        for name in (SWEEP, "multirun.yaml"):
+            (folder / name).unlink(missing_ok=True)
+        remove_if_empty(folder)
+        raise problem or ConfigError("the sweep has no jobs; give a key several values")
+    return found
 
 
 def _shared(parsed: Iterable[Override]) -> dict[str, str]:
@@ -82,7 +92,7 @@ def _shared(parsed: Iterable[Override]) -> dict[str, str]:
 
 
 def _added(choices: Any, shared: Iterable[str], *, maximize: bool, folder: Path) -> list[str]:
-    """Overrides that make Hydra's sweepers and launchers do what is expected here, where nobody has said otherwise."""
+    """Overrides of Hydra's own config that a sweep needs, where the user has given none."""
     added = {"hydra.sweep.dir": hydra_app.quoted(str(folder))}
     if choices["hydra/sweeper"] == "optuna":
         added["hydra.sweeper.direction"] = "maximize" if maximize else "minimize"
