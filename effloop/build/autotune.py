@@ -134,8 +134,7 @@ def compile_now(
         config: of the run.
         train_step: a `Step`, as `Parallel.wrap` returned it.
         averaged: the model that is evaluated.
-        task: of both.
-        precision: of both.
+        task, precision: of both.
         num_outputs: of the model.
 
     Raises:

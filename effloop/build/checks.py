@@ -45,14 +45,7 @@ def check_resumable(config: Config, state: Mapping[str, Any], *, world_size: int
     if state["config"]["accumulate"] != config.accumulate:  # the schedule's position counts updates
         was, now = state["config"]["accumulate"], config.accumulate
         raise ConfigError(f"accumulate: the checkpoint was trained with {was}, not {now}; keep accumulate={was}")
-    was, ranks = state["config"]["batch_size"], state["world_size"]
-    if was * ranks != config.batch_size * world_size:
-        ours, theirs = (f" on {count} ranks" if max(ranks, world_size) > 1 else "" for count in (world_size, ranks))
-        fits, rest = divmod(was * ranks, world_size)
-        raise ConfigError(
-            f"batch_size: the checkpoint was trained with {was}{theirs}, not {config.batch_size}{ours}; "
-            + (f"keep {ranks} ranks" if rest else f"keep batch_size={fits}{ours}")
-        )
+    _check_same_batch(config, state, world_size)
     frozen, freeze = state["config"]["model"]["freeze"], config.model.freeze
     if frozen != freeze:  # the optimizer's state goes by the place among what is trained
         raise ConfigError(
@@ -71,6 +64,18 @@ def check_resumable(config: Config, state: Mapping[str, Any], *, world_size: int
     if epoch >= config.epochs and not in_place:
         raise ConfigError(
             f"epochs: {config.epochs}, but {config.resume} has done {epoch}; set epochs={epoch + 1} or more"
+        )
+
+
+def _check_same_batch(config: Config, state: Mapping[str, Any], world_size: int) -> None:
+    """Refuse another global batch size."""
+    was, ranks = state["config"]["batch_size"], state["world_size"]
+    if was * ranks != config.batch_size * world_size:
+        ours, theirs = (f" on {count} ranks" if max(ranks, world_size) > 1 else "" for count in (world_size, ranks))
+        fits, rest = divmod(was * ranks, world_size)
+        raise ConfigError(
+            f"batch_size: the checkpoint was trained with {was}{theirs}, not {config.batch_size}{ours}; "
+            + (f"keep {ranks} ranks" if rest else f"keep batch_size={fits}{ours}")
         )
 
 
