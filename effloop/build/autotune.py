@@ -127,14 +127,15 @@ def compile_now(
 ) -> float:
     """Compile a model before training is timed; returns the seconds that it took.
 
-    It is compiled for training and for evaluation, at each image size of the run; nothing else changes. All ranks
-    have to do it: DDP splits the graph where gradients are sent, so that communication overlaps with computing.
+    For training and evaluation, at each image size; nothing else changes. All ranks have to do it: DDP splits the
+    graph where gradients are sent, so that communication overlaps with computing.
 
     Args:
         config: of the run.
         train_step: a `Step`, as `Parallel.wrap` returned it.
         averaged: the model that is evaluated.
-        task, precision: of both.
+        task: of both.
+        precision: of both.
         num_outputs: of the model.
 
     Raises:

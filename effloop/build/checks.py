@@ -100,11 +100,14 @@ def check_same_data(state: Mapping[str, Any], data: Mapping[str, Any], *, in_pla
 
 
 def check_same_model(config: Config, state: Mapping[str, Any]) -> None:
-    """Refuse another network than the checkpoint's.
+    """Refuse another task or another network than the checkpoint's.
 
     Raises:
         ConfigError: with what differs.
     """
+    trained_for = state["config"]["task"]["name"]
+    if trained_for != config.task.name:
+        raise ConfigError(f"task: the checkpoint was trained with task={trained_for}, not {config.task.name}; keep it")
     was, now = state["config"]["model"], configs.to_dict(config)["model"]
     differ = [key for key in sorted({*was, *now} - _NOT_THE_NETWORK) if was.get(key) != now.get(key)]
     if differ:

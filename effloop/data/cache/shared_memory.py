@@ -135,8 +135,8 @@ class Region:
             os.posix_fallocate(fd, 0, self._start + num_bytes)
         except OSError as error:
             raise ConfigError(
-                f"data.cache: {decimal(num_bytes)} of memory can't be allocated in {self.path.parent}: {error.strerror}; "
-                "set data.cache_gb lower or data.cache=none"
+                f"data.cache: {decimal(num_bytes)} of memory can't be allocated in {self.path.parent}: "
+                f"{error.strerror}; set data.cache_gb lower or data.cache=none"
             ) from None
         os.pwrite(fd, _HEADER.pack(num_bytes, 0), 0)
 

@@ -64,8 +64,8 @@ class SharedSlots:
             return self.map(number)
         except OSError as error:
             raise ConfigError(
-                f"engine: {decimal(self.num_bytes)} of shared memory for a batch can't be allocated, beside {number} others: "
-                f"{error.strerror}; set batch_size or engine.prefetch lower, or keep fewer batches"
+                f"engine: {decimal(self.num_bytes)} of shared memory for a batch can't be allocated, beside {number} "
+                f"others: {error.strerror}; set batch_size or engine.prefetch lower, or keep fewer batches"
             ) from None
 
     def map(self, number: int) -> NDArray[np.uint8]:

@@ -239,7 +239,8 @@ def test_googlenets_second_outputs_and_inputs(hub: Path) -> None:
 def test_without_network_or_with_a_damaged_download(hub: Path) -> None:
     model = zoo.resnet18(num_classes=3)
     words = (
-        rf"DEFAULT of resnet18 can't be downloaded from https://\S+: .*; put that file into {hub}, or set model.weights=FILE"
+        rf"DEFAULT of resnet18 can't be downloaded from https://\S+: .*; "
+        rf"put that file into {hub}, or set model.weights=FILE"
     )
     refused("DEFAULT", words, "resnet18", model)
     (hub / "resnet18-f37072fd.pth").write_text("hello")
