@@ -39,9 +39,7 @@ from effloop.runs.reader import read_run
 NUMBER = r"-?\d+\.\d+"
 PAIR = rf"{NUMBER} \({NUMBER}\)"
 PERCENT = rf"{NUMBER}% \({NUMBER}%\)"
-LINE = (
-    rf"Epoch: \[\d+\]\[\d+/5\]  Time {PAIR}  Data {PAIR}  Wait {PERCENT}  Loss {PAIR}  Error@1 {PAIR}  Error@5 {PAIR}"
-)
+LINE = rf"Epoch: \[\d+\]\[\d+/5\]  Time {PAIR}  Data {PAIR}  Wait {PERCENT}  Loss {PAIR}  Top@1 {PAIR}  Top@5 {PAIR}"
 
 
 def test_run_folder_is_complete(finished: Path) -> None:

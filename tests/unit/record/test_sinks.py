@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import resource
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from effloop.record.append import AppendFile
 from effloop.record.lines import LogFile, TerminalSink
 from effloop.record.rows import EpochTable, MetricsFile
 from effloop.record.sinks import Sink, Sinks
+from effloop.task import LOSS
 
 
 class Heard(Sink):
@@ -104,11 +106,16 @@ def test_a_record_that_does_not_fit_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "row"), [(MetricsFile, '{{"split": "train", "epoch": 0, "step": {}}}\n'), (EpochTable, "0,{},0.1,1\n")]
+    ("kind", "row"),
+    [
+        (MetricsFile, '{{"split": "train", "epoch": 0, "step": {}}}\n'),
+        (partial(EpochTable, names=["loss"]), "0,{},0.1,1\n"),
+    ],
 )
 def test_rows_after_the_checkpoint_are_dropped(tmp_path: Path, kind: Any, row: str) -> None:
     path = tmp_path / "rows"
-    header = kind.header or row.format(0)
+    kind(path, 0).close()
+    header = path.read_text()
     path.write_text(header + "".join(row.format(step) for step in (2, 4, 6)) + row.format(3)[:-1])  # cut by a kill
     kind(path, 4).close()
     assert path.read_text() == header + row.format(2) + row.format(4)
@@ -117,7 +124,7 @@ def test_rows_after_the_checkpoint_are_dropped(tmp_path: Path, kind: Any, row: s
 
 def test_a_terminal_shows_lines_as_they_are() -> None:
     out = io.StringIO()
-    sink = TerminalSink(Console(file=out, force_terminal=True, width=80))
+    sink = TerminalSink(Console(file=out, force_terminal=True, width=80), [LOSS])
     line = "frozen: [conv1,*.bn1], in outputs/[red]x :smile: [/x]"
     sink.note(line)
     sink.close()

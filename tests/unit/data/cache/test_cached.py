@@ -211,7 +211,7 @@ NEEDS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a f
     [
         (lambda path: path.symlink_to("/etc/passwd"), "it is a link"),
         (lambda path: path.mkdir(), "Is a directory"),
-        pytest.param(writable_by_all, "it belongs to somebody else", marks=NEEDS_ROOT),
+        pytest.param(writable_by_all, "it belongs to another user", marks=NEEDS_ROOT),
     ],
 )
 def test_something_in_the_way(put: Callable[[Path], None], why: str, shm: Path) -> None:
