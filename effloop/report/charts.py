@@ -1,4 +1,4 @@
-"""Pictures of runs in one look, as PNG or as SVG for a page; and the curves of all of them."""
+"""The style of all plots, PNG and SVG output, and plots of all runs' curves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK = "#24292f"
-"""Of text and axes; in a page it becomes that of the page's text."""
+"""Colour of text and axes; the SVG in a page takes the colour of the page's text."""
 
 _COLOURS = (
     *("#3a7bd5", "#e8833a", "#2f9e5f", "#d64550", "#8e62c9"),
@@ -37,24 +37,24 @@ _STYLE = {
     "axes.titlelocation": "left",
     "axes.titlesize": 10,
     "axes.titleweight": "bold",
-    "font.sans-serif": ["DejaVu Sans"],  # comes along with matplotlib
+    "font.sans-serif": ["DejaVu Sans"],  # shipped with matplotlib
     "font.size": 9,
     "grid.alpha": 0.15,
     "grid.color": INK,
     "legend.frameon": False,
     "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "effloop",  # the same picture twice is the same file
+    "svg.hashsalt": "effloop",  # equal plots are equal files
     "text.color": INK,
     "text.parse_math": False,  # a dollar in a run's name is a dollar
     "xtick.color": INK,
     "ytick.color": INK,
 }
-_POINTS = 8_000  # of all lines in a picture: 100 runs of 100 epochs make a page of 0.7 MB
-_DECADES = 50  # losses that span more are drawn logarithmically: one that diverges leaves the others legible
+_MAX_POINTS = 8_000  # of all lines in a plot: 100 runs of 100 epochs make a page of 0.7 MB
+_LOG_RATIO = 50  # largest to smallest loss; above it the axis is logarithmic, so that one run that diverges is no harm
 
 
 def colours(count: int) -> list[str]:
-    """Of so many runs, `#rrggbb` each, legible on white and on black: distinct while they are few, then a rainbow."""
+    """`count` colours, `#rrggbb`, legible on white and on black: distinct up to ten, then a rainbow."""
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
@@ -68,28 +68,28 @@ def colours(count: int) -> list[str]:
 
 @contextmanager
 def style() -> Iterator[None]:
-    """What is drawn and written in it looks alike."""
+    """Context in which figures are drawn and saved, so that all look alike."""
     import matplotlib
 
     with matplotlib.rc_context(_STYLE), warnings.catch_warnings():  # type: ignore[arg-type]
-        # A box in the PNG; the page has the system's fonts.
+        # A missing glyph is a box in the PNG; the page uses the system's fonts.
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         yield
 
 
 def save_png(figure: Figure, path: Path) -> None:
-    """Write a picture; needs no display."""
+    """Write a figure; needs no display."""
     figure.savefig(path, format="png", dpi=150, facecolor="white")
 
 
 def to_svg(figure: Figure, label: str) -> str:
-    """A picture as an element of a page: as wide as its place, with the page's ink.
+    """A figure as an `<svg>` element that fits its container's width and takes the page's text colour.
 
-    What was drawn with the gid `run-3` has `data-run="3"`.
+    Artists with the gid `run-3` get `data-run="3"`.
 
     Args:
         figure: drawn in `style`.
-        label: what is read to those who don't see it; escaped.
+        label: the `aria-label` for screen readers, escaped.
     """
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True)
@@ -97,21 +97,21 @@ def to_svg(figure: Figure, label: str) -> str:
     box = re.search(r'viewBox="[^"]*"', text)
     assert box
     text = re.sub(r"<metadata>.*?</metadata>", "", text[box.end() :].partition(">")[2], flags=re.DOTALL)
-    text = re.sub(r' d="([^"]*)"', _short, re.sub(r"\n\s+", "\n", text))
+    text = re.sub(r' d="([^"]*)"', _shorten_path, re.sub(r"\n\s+", "\n", text))
     text = re.sub(r' id="run-(\d+)"', r' data-run="\1"', text)
-    text = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", text)  # of figure, axes and lines: the same in each picture
+    text = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", text)  # of figure, axes and lines: not unique in a page
     return f'<svg {box[0]} role="img" aria-label="{label}">{text.replace(INK, "currentColor").strip()}'
 
 
-def _short(path: re.Match[str]) -> str:
-    """Path data to a tenth of a point, a third of its length."""
+def _shorten_path(path: re.Match[str]) -> str:
+    """Round path data to a tenth of a point, which leaves a third of its length."""
     rounded = re.sub(r"(\.\d)\d+", r"\1", path[1])
     packed = re.sub(r"\s*([A-Za-z])\s*", r"\1", rounded).strip()
     return f' d="{packed}"'
 
 
 def format_axis(axis: Any, name: str, *, percent: bool) -> None:
-    """Label an axis in what is measured: shares as per cent, thousands with commas."""
+    """Format an axis's tick labels: shares in percent, images/s with commas."""
     from matplotlib.ticker import FuncFormatter, PercentFormatter
 
     if percent:
@@ -121,7 +121,7 @@ def format_axis(axis: Any, name: str, *, percent: bool) -> None:
 
 
 def log_scale(axes: Axes) -> None:
-    """Make the y-axis logarithmic, with numbers as they are typed: powers need math, which `style` turns off."""
+    """Make the y-axis logarithmic with plain numbers: powers of ten need math text, which `style` turns off."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axes.set_yscale("log")
@@ -131,23 +131,23 @@ def log_scale(axes: Axes) -> None:
 
 
 def plot_curves(comparison: Comparison) -> dict[str, Figure]:
-    """Losses, scores and images/s of all runs over the epochs; those that no run has are left out.
+    """Losses, scores and images/s of all runs over the epochs; without those that no run has.
 
-    Each run's line has the gid `run-INDEX` and its colour. Long ones are thinned out: means of neighbouring points.
+    Each run has its own colour, and its line the gid `run-INDEX`. Long lines are thinned out to means of neighbours.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     figures = {}
     runs, score = comparison.runs, comparison.first.removeprefix("val/")
-    titles = (  # which rows, and the key of their values
+    curves = (  # title, split of the rows, key of their values
         ("train/loss", "train", "loss"),
         ("val/loss", "val", "loss"),
         (comparison.first, "val", score),
         ("images/s", "perf", "images_per_s"),
     )
-    for name, split, key in dict.fromkeys(titles):
-        lines = [_line(run, split, key, _POINTS // len(runs)) for run in runs]
+    for name, split, key in dict.fromkeys(curves):
+        lines = [_line(run, split, key, _MAX_POINTS // len(runs)) for run in runs]
         if not any(np.isfinite(y).any() for _, y in lines):
             continue
         figures[name] = Figure(figsize=(5.6, 3.0), layout="constrained")
@@ -166,16 +166,15 @@ def _draw(axes: Axes, lines: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
     for index, ((x, y), colour) in enumerate(zip(lines, colours(len(lines)), strict=True)):
         if np.isfinite(y).any():
             marker = "o" if np.isfinite(y).sum() <= 12 else ""
-            look: dict[str, Any] = {"color": colour, "linewidth": width, "alpha": alpha, "marker": marker}
-            axes.plot(x, y, markersize=3, gid=f"run-{index}", **look)
+            axes.plot(x, y, color=colour, linewidth=width, alpha=alpha, marker=marker, markersize=3, gid=f"run-{index}")
     known = np.concatenate([y[np.isfinite(y)] for _, y in lines])
-    if known.min() > 0 and known.max() / known.min() > _DECADES:
+    if known.min() > 0 and known.max() / known.min() > _LOG_RATIO:
         log_scale(axes)
     axes.set_xlim(left=0)
 
 
 def _line(run: RunRecord, split: str, key: str, limit: int) -> tuple[np.ndarray, np.ndarray]:
-    """Epochs and values, float64, not more than `limit` of them (30 at least); NaN where there is no value."""
+    """Epochs and values, float64, at most `limit` points, or 30 if that is less; NaN where there is no value."""
     rows: Sequence[Row] = [row for row in run.metrics if row.get("split") == split]
     if split == "perf":
         rows = [row for row in run.perf if row.get("span") == "train"]
@@ -190,7 +189,7 @@ def _line(run: RunRecord, split: str, key: str, limit: int) -> tuple[np.ndarray,
 
 
 def _epochs(run: RunRecord, rows: Sequence[Row]) -> np.ndarray:
-    """Where rows' updates are, in epochs: between those that evaluations follow; within the first, as far as it got."""
+    """The rows' steps in epochs, interpolated between evaluations; without any, the last known step is epoch 1."""
     evaluated = [row for row in run.metrics if row.get("split") == "val"]
     evaluated += [row for row in run.perf if row.get("span") == "evaluation"]
     ends = {row["step"]: row["epoch"] + 1 for row in evaluated if are_numbers([row.get("step"), row.get("epoch")])}

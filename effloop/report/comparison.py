@@ -1,4 +1,4 @@
-"""Runs beside each other: their names, what differs between them, which is best, where their time went."""
+"""Compare runs: their names, what differs between them, which is best, where their time went."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from effloop.runs.reader import SWEEP, RunRecord, differing_values, flatten, met
 from effloop.task import Meter, check_objective, objectives
 
 _FORMATS = {"images/s": "{:,.0f}", "wait": "{:.1%}", "seconds": "{:,.1f}"}
-"""What is measured of every run beside its scores -> how it is written."""
+"""Measurements of every run, beside its scores -> their format."""
 
 TIME_PARTS = ("wait", "step", "evaluation", "checkpoint", "other")
-"""What a run's time goes to."""
+"""The parts that a run's time is divided into."""
 
 FAILED_STATES = ("failed", "killed")
-"""States of runs whose scores don't count."""
+"""Runs in these states have no place in the ranking."""
 
 _IDENTITY_KEYS = ("run", "resume", "sweep", "objective")
-"""Config keys that say which run it is, not how it trains."""
+"""Config keys that identify a run, but don't change how it trains."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs, in the order in which they were given, and what is to be said of them; indexes are places in `runs`.
+    """Several runs and how they compare; indices refer to `runs`.
 
     Attributes:
-        runs: what run folders say.
+        runs: the runs, in the order given.
         meters: the scores of their tasks.
         objective: what they are compared by.
-        names: of the runs, short, each once.
-        swept: {key: its value in each run; None: it has none} for what they were made to differ in.
-        values: of the objective; NaN: not known, or not to be counted.
-        best: index of the best of several; None: there is none.
+        names: short, unique names of the runs.
+        swept: {key: its value in each run, or None} for the keys that were varied.
+        values: the objective's value in each run; NaN if it is unknown, or the run failed.
+        best: index of the best of several runs; None if there is none.
     """
 
     runs: Sequence[RunRecord]
@@ -49,15 +49,15 @@ class Comparison:
     best: int | None
 
     def label(self, index: int) -> str:
-        """`3: lr=0.1 weight_decay=0.05`: a run's name and what makes it this one."""
+        """A run's name and its swept values: `3: lr=0.1 weight_decay=0.05`."""
         keys = short_names(self.swept)
         values = {keys[key]: each[index] for key, each in self.swept.items()}
-        said = [f"{key}={to_short_text(value)}" for key, value in values.items() if value is not None]
-        return f"{to_text(self.names[index])}: {' '.join(said)}" if said else to_text(self.names[index])
+        pairs = [f"{key}={to_short_text(value)}" for key, value in values.items() if value is not None]
+        return f"{to_text(self.names[index])}: {' '.join(pairs)}" if pairs else to_text(self.names[index])
 
     @property
     def measures(self) -> list[str]:
-        """All that runs can be compared by."""
+        """All objectives that runs can be compared by."""
         return [*objectives(self.meters)]
 
     @property
@@ -66,7 +66,7 @@ class Comparison:
         return self.measures[0]
 
     def format(self, name: str, value: float) -> str:
-        """What was measured, as it is shown; a dash: not known."""
+        """Format the value of a measurement; a dash if it isn't known."""
         if not math.isfinite(value):
             return "-"
         meter = self._meter(name)
@@ -75,23 +75,23 @@ class Comparison:
         return meter.text(value) if meter.percent or abs(value) < 1e6 else f"{value:.2e}"  # a loss that diverged
 
     def is_percent(self, name: str) -> bool:
-        """Whether it goes from 0 to 1, and is shown in percent."""
+        """Whether a measurement is a share from 0 to 1, shown in percent."""
         meter = self._meter(name)
         return meter.percent if meter else "%" in _FORMATS.get(name, "")
 
     def _meter(self, name: str) -> Meter | None:
-        """The score behind an objective; None for speed."""
+        """The score of an objective; None for speed."""
         return next((each for each in self.meters if f"val/{each.name}" == name), None)
 
     def counts(self) -> str:
         """`8 runs: 6 done, 1 failed, 1 killed`."""
         states = Counter(run.state for run in self.runs)
-        said = ", ".join(f"{count} {to_text(state)}" for state, count in states.most_common())
-        return f"{len(self.runs)} run{'s' * (len(self.runs) != 1)}: {said}"
+        counts = ", ".join(f"{count} {to_text(state)}" for state, count in states.most_common())
+        return f"{len(self.runs)} {'run' if len(self.runs) == 1 else 'runs'}: {counts}"
 
 
 def compare_runs(runs: Sequence[RunRecord], objective: str) -> Comparison:
-    """What there is to be said of runs.
+    """Compare runs by an objective.
 
     Raises:
         ConfigError: there is no such objective.
@@ -108,22 +108,23 @@ def compare_runs(runs: Sequence[RunRecord], objective: str) -> Comparison:
 
 
 def metric_value(run: RunRecord, name: str) -> float:
-    """What a run brought, by the name of an objective; NaN: not known. A job that failed took its seconds, too."""
+    """A run's value of an objective; NaN if it isn't known. A failed job has `seconds`, too."""
     value = run.value(name)
     return as_number(run.job.get("seconds")) if name == "seconds" and math.isnan(value) else value
 
 
 def swept_values(runs: Sequence[RunRecord]) -> dict[str, list[Any]]:
-    """{key: its value in each run} for what runs were made to differ in.
+    """{key: its value in each run} for the keys that were varied.
 
-    Of one sweep's jobs these are overrides, as they were typed; of any runs keys of their configs, without those that
-    follow from another (`optim.lr` from `lr`, what only one part has and is the same in all its runs from the part).
+    For the jobs of one sweep these are the overrides, as typed. For other runs they are the config keys that differ,
+    without those implied by another: `optim.lr` by `lr`, and a key of one part alone, if it is constant, by the part.
     """
     sweeps = {next((path for path in run.path.parents if (path / SWEEP).is_file()), None) for run in runs}
     if len(sweeps) == 1 and all("overrides" in run.job for run in runs):
-        return differing_values([_typed(run.job["overrides"]) for run in runs])
-    found = {key: values for key, values in differences([run.config for run in runs]).items() if _counts(key)}
-    if "model.name" in found and "model.arch" in found:  # model=resnet50 is what is typed
+        return differing_values([_parse_overrides(run.job["overrides"]) for run in runs])
+    columns = differences([run.config for run in runs])
+    found = {key: values for key, values in columns.items() if key.split(".")[0] not in _IDENTITY_KEYS}
+    if "model.name" in found and "model.arch" in found:  # users type model=resnet50
         models = zip(found["model.name"], found["model.arch"], strict=True)
         found["model.name"] = [arch if name == "torchvision" else name for name, arch in models]
     for part in [key.removesuffix(".name") for key in found if key.endswith(".name") and key.count(".") == 1]:
@@ -132,7 +133,7 @@ def swept_values(runs: Sequence[RunRecord]) -> dict[str, list[Any]]:
         found = {
             key: values
             for key, values in found.items()
-            if not key.startswith(f"{part}.") or key in shared or not _follows(values, names)
+            if not key.startswith(f"{part}.") or key in shared or not _is_implied(values, names)
         }
     if found.get("lr") == found.get("optim.lr"):
         found.pop("optim.lr", None)
@@ -142,14 +143,14 @@ def swept_values(runs: Sequence[RunRecord]) -> dict[str, list[Any]]:
 
 
 def short_names(keys: Iterable[str]) -> dict[str, str]:
-    """{key: as much of its end as it takes to tell it apart}, on one line."""
+    """{key: its last word, or the whole key where several end with it}, printable."""
     ends = {key: key.rpartition(".")[2] for key in keys}
     counts = Counter(ends.values())
     return {key: to_text(end if counts[end] == 1 else key) for key, end in ends.items()}
 
 
 def differences(trees: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """{key: its value in each tree} for what isn't the same in all; an empty tree is not known, and has None."""
+    """{key: its value in each tree} for what differs; an empty tree is unknown, and has None."""
     known = [index for index, tree in enumerate(trees) if tree]
     columns = differing_values([trees[index] for index in known])
     spread: dict[str, list[Any]] = {key: [None] * len(trees) for key in columns}
@@ -160,54 +161,54 @@ def differences(trees: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def time_by_part(run: RunRecord) -> dict[str, float]:
-    """Seconds for each of `TIME_PARTS`: the summary's, or what perf.jsonl has so far; {} if neither says."""
-    told = run.summary.get("time")
+    """Seconds for each of `TIME_PARTS`, from the summary, else from perf.jsonl so far; {} if neither has any."""
+    summary = run.summary.get("time")
     seconds = dict.fromkeys(TIME_PARTS, 0.0)
-    if isinstance(told, Mapping):
-        seconds = {part: as_number(told.get(part)) for part in TIME_PARTS}
-    for row in () if isinstance(told, Mapping) else run.perf:
-        span, whole, wait = row.get("span"), as_number(row.get("seconds")), as_number(row.get("wait_s"))
-        if span == "train" and math.isfinite(whole + wait):
+    if isinstance(summary, Mapping):
+        seconds = {part: as_number(summary.get(part)) for part in TIME_PARTS}
+    for row in () if isinstance(summary, Mapping) else run.perf:
+        span, total, wait = row.get("span"), as_number(row.get("seconds")), as_number(row.get("wait_s"))
+        if span == "train" and math.isfinite(total + wait):
             seconds["wait"] += wait
-            seconds["step"] += whole - wait
-        elif span in seconds and math.isfinite(whole):
-            seconds[span] += whole
+            seconds["step"] += total - wait
+        elif span in seconds and math.isfinite(total):
+            seconds[span] += total
     return {part: value for part, value in seconds.items() if 0 < value < math.inf}
 
 
 def failure_reason(run: RunRecord) -> str:
-    """The reason of a run that failed."""
+    """Why a run failed."""
     return run.reason or "no reason is known"
 
 
 def epochs_done(run: RunRecord) -> tuple[int, Any]:
-    """Epochs that are done, and how many there are to be; None: not known."""
+    """Completed epochs, and the configured number; None if that isn't known."""
     done = [int(row["epoch"]) + 1 for row in run.metrics if row.get("split") == "val" and "epoch" in row]
     return max(done, default=0), run.config.get("epochs")
 
 
 def as_number(value: Any) -> float:
-    """What a file says where a number belongs; NaN if it isn't one."""
+    """A value read from a file as a float; NaN if it isn't a number."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
 
 def are_numbers(values: Iterable[Any]) -> bool:
-    """Whether they are finite numbers, all of them."""
+    """Whether all values are finite numbers."""
     return all(math.isfinite(as_number(value)) for value in values)
 
 
 def to_text(value: Any) -> str:
-    """A value as it is typed, on one line; what can't be printed as an escape, None as a dash."""
+    """A value as users type it, on one line, unprintable characters escaped; None is a dash."""
     return "-" if value is None else printable(format_value(value).encode("utf-8", "surrogatepass"))
 
 
 def to_short_text(value: Any) -> str:
-    """A value as it is typed, but no more than six digits of one that a search has drawn."""
+    """As `to_text`, but with six digits of a float that a search has drawn."""
     return f"{value:.6g}" if isinstance(value, float) and len(str(value)) > 8 else to_text(value)
 
 
 def _names(runs: Sequence[RunRecord]) -> list[str]:
-    """Job numbers, or as much of the ends of the paths as it takes to tell them apart."""
+    """Job numbers, or the shortest ends of the paths that are unique."""
     names = [run.name for run in runs]
     parts = [run.path.absolute().parts for run in runs]
     for depth in range(2, max(map(len, parts), default=0) + 1):
@@ -217,22 +218,18 @@ def _names(runs: Sequence[RunRecord]) -> list[str]:
     return names
 
 
-def _follows(values: Sequence[Any], names: Sequence[Any]) -> bool:
+def _is_implied(values: Sequence[Any], names: Sequence[Any]) -> bool:
     """Whether runs of the same part have the same value."""
     return all(value == values[names.index(name)] for value, name in zip(values, names, strict=True))
 
 
-def _counts(key: str) -> bool:
-    return key.split(".")[0] not in _IDENTITY_KEYS
-
-
-def _typed(overrides: Sequence[str]) -> dict[str, Any]:
-    """{key: value} of overrides; numbers as such."""
+def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    """{key: value} of overrides; numbers are int or float."""
     pairs = (str(override).lstrip("+~").partition("=")[::2] for override in overrides)
-    return {key: _value(text) for key, text in pairs}
+    return {key: _parse_value(text) for key, text in pairs}
 
 
-def _value(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     for kind in (int, float):
         try:
             return kind(text)

@@ -8,22 +8,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-_INCHES = (9.0, 3.3)  # of a panel
-_BARS = 0.8  # of the room that a group has
+_PANEL_INCHES = (9.0, 3.3)
+_GROUP_WIDTH = 0.8  # of a group's bars together, as a share of the distance between groups
 
 
 @dataclass(frozen=True)
 class BarPanel:
-    """Groups of bars.
+    """A bar plot with error bars, the bars in groups.
 
     Attributes:
-        title: above it.
-        unit: what the bars' heights are.
-        axis: what the groups are.
+        title: of the panel.
+        unit: label of the y-axis.
+        axis: label of the x-axis.
         groups: their names, from left to right.
-        bars: name -> (median, least, most) for each group; None where there is none.
-        marks: name of bars -> a value for each group to compare them with, or None.
-        marked: what the marks are.
+        bars: series name -> (median, minimum, maximum) for each group, or None.
+        marks: series name -> a reference value for each group, drawn as a diamond, or None.
+        marked: what the marks are, for the legend.
     """
 
     title: str
@@ -36,7 +36,7 @@ class BarPanel:
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows that all have the first one's columns; None is an empty field."""
+    """Write rows with the same columns; None is an empty field."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
@@ -47,21 +47,21 @@ def plot_bars(path: Path, panels: Sequence[BarPanel]) -> None:
     """Draw panels below each other; needs no display."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(_INCHES[0], _INCHES[1] * len(panels)), layout="constrained")
+    figure = Figure(figsize=(_PANEL_INCHES[0], _PANEL_INCHES[1] * len(panels)), layout="constrained")
     for panel, axes in zip(panels, figure.subplots(len(panels), squeeze=False)[:, 0], strict=True):
         _draw(panel, axes)
     figure.savefig(path, format="png")
 
 
 def _draw(panel: BarPanel, axes: Any) -> None:
-    width = _BARS / len(panel.bars)
+    width = _GROUP_WIDTH / len(panel.bars)
     for number, (name, values) in enumerate(panel.bars.items()):
         offset = (number - (len(panel.bars) - 1) / 2) * width
-        bars = [(place + offset, value) for place, value in enumerate(values) if value]
-        middles = [middle for _, (middle, _, _) in bars]
-        beyond = [[middle - least for _, (middle, least, _) in bars], [most - middle for _, (middle, _, most) in bars]]
-        axes.bar([place for place, _ in bars], middles, width, yerr=beyond, capsize=2, label=name)
-        marks = [(place + offset, mark) for place, mark in enumerate(panel.marks.get(name, ())) if mark is not None]
+        bars = [(group + offset, value) for group, value in enumerate(values) if value]
+        medians = [median for _, (median, _, _) in bars]
+        errors = [[median - low for _, (median, low, _) in bars], [high - median for _, (median, _, high) in bars]]
+        axes.bar([x for x, _ in bars], medians, width, yerr=errors, capsize=2, label=name)
+        marks = [(group + offset, mark) for group, mark in enumerate(panel.marks.get(name, ())) if mark is not None]
         if marks:
             label = f"{name}, {panel.marked}"
             axes.scatter(
