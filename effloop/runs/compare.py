@@ -1,4 +1,4 @@
-"""What differs between runs, in words."""
+"""Differences between runs, as lines and tables."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from effloop.task import objectives
 Tree: TypeAlias = Mapping[str, Any]
 
 _KEY_PACKAGES = ("effloop", "torch", "torchvision", "numpy", "simplejpeg", "opencv-python-headless", "pillow", "timm")
-"""Packages that compute what a run computes; of others a change matters rarely."""
+"""Packages that a run's numbers depend on; changes of others rarely matter."""
 _PACKAGES = "packages."
 _MAX_PACKAGES, _MAX_ITEMS, _HASH_CHARS = 10, 12, 12
 PER_RUN_KEYS = ("started", "command")
-"""What of environment.json is another in each run."""
+"""Keys of environment.json that differ in every run."""
 _IRRELEVANT_KEYS = (*PER_RUN_KEYS, "hardware.cores", "hardware.memory_gb")
-"""What of it changes no number that a run computes: threads that compute are `hardware.torch_threads`."""
+"""Keys that no result depends on: torch computes on `hardware.torch_threads`, whatever the cores."""
 
 
 def environments(then: Tree, now: Tree) -> list[str]:
-    """A line for each difference between two environments, as in environment.json, that results may depend on.
+    """A line for each difference that results may depend on; both arguments are as in environment.json.
 
-    Of more than 10 packages the first are named, those that compute before others.
+    At most 10 packages are named, those that compute first.
     """
     if not then:
         return ["environment: not recorded then"]
@@ -40,40 +40,41 @@ def environments(then: Tree, now: Tree) -> list[str]:
     )
     found = [line for key, line in lines.items() if not key.startswith(_PACKAGES)]
     found += [lines[_PACKAGES + name].removeprefix(_PACKAGES) for name in packages[:_MAX_PACKAGES]]
-    return found + [f"{len(packages) - _MAX_PACKAGES} more packages"] * (len(packages) > _MAX_PACKAGES)
+    more = len(packages) - _MAX_PACKAGES
+    return [*found, f"{more} more packages"] if more > 0 else found
 
 
 def inputs(then: Tree, now: Tree) -> list[str]:
-    """A line for each split or file that isn't what it was; both as in data.json."""
+    """A line for each split or file that has changed; both arguments are as in data.json."""
     lines = []
     for key in dict.fromkeys((*then, *now)):
         both = [tree.get(key) for tree in (then, now)]
         hashes = [each.get("sha256") if isinstance(each, Mapping) else each for each in both]
         if hashes[0] != hashes[1]:
-            was, is_ = (describe_fingerprint(it) if isinstance(it, Mapping) else format_value(it) for it in both)
-            lines.append(f"{key}: {was} then, {is_} now")
+            old, new = (describe_fingerprint(it) if isinstance(it, Mapping) else format_value(it) for it in both)
+            lines.append(f"{key}: {old} then, {new} now")
     return lines
 
 
 def describe_fingerprint(fingerprint: Tree) -> str:
-    """A fingerprint in words: `40 samples, 31,234 bytes, sha256 0123456789ab` (over keys, labels and sizes)."""
+    """A fingerprint (over keys, labels and sizes) as text: `40 samples, 31,234 bytes, sha256 0123456789ab`."""
     counts = [f"{fingerprint[key]:,} {key}" for key in ("samples", "bytes") if isinstance(fingerprint.get(key), int)]
     return ", ".join([*counts, f"sha256 {str(fingerprint.get('sha256'))[:_HASH_CHARS]}"])
 
 
 def configs(then: Tree, now: Tree) -> list[str]:
-    """A line for each key of the config that differs, but the run's name."""
+    """A line for each config key that differs, except the run's name."""
     return [*_then_now(_without(then, ("run",)), _without(now, ("run",))).values()]
 
 
 def first_difference(then: Sequence[Row], now: Sequence[Row]) -> int | None:
-    """Index of the first row that isn't equal to the bit, as far as both go; None if all of these are."""
+    """Index of the first row that isn't bit-identical, up to the shorter end; None if all of these are."""
     pairs = enumerate(zip(then, now, strict=False))
     return next((index for index, (one, other) in pairs if one != other), None)
 
 
 def difference_tables(found: Sequence[RunRecord]) -> list[RenderableType]:
-    """What differs between runs in config, environment, data and result: a table each, or a line that nothing does."""
+    """Config, environment, data and result of runs: a table of what differs for each, or a line that nothing does."""
     trees: dict[str, list[Tree]] = {
         "config": [_without(run.config, ("run",)) for run in found],
         "environment": [_without(run.environment, PER_RUN_KEYS) for run in found],
@@ -99,7 +100,7 @@ def _difference_table(group: str, names: Sequence[str], trees: Sequence[Tree]) -
 
 
 def _result(run: RunRecord, first: RunRecord) -> Tree:
-    """How far a run came and what it brought; its metrics beside those of the first."""
+    """A run's progress and best scores, and where its metrics begin to differ from those of the first."""
     values = {objective: run.value(objective) for objective in objectives(first.meters)}
     index = first_difference(first.metrics, run.metrics)
     lines = f"{len(run.metrics)} lines" + ("" if index is None else f", unlike {first.name} from line {index + 1}")
@@ -114,27 +115,27 @@ def _result(run: RunRecord, first: RunRecord) -> Tree:
 
 
 def _names(found: Sequence[RunRecord]) -> list[str]:
-    """Short ones, if these tell the runs apart."""
+    """Short names if they are unique, else paths."""
     names = [run.name for run in found]
     return names if len(set(names)) == len(names) else [str(run.path) for run in found]
 
 
 def _without(tree: Tree, keys: Iterable[str]) -> Tree:
-    """A flat tree without some keys, and without what is empty."""
+    """The flattened tree without some keys and without empty dicts."""
     return {key: value for key, value in flatten(tree).items() if key not in keys and value != {}}
 
 
 def _then_now(then: Tree, now: Tree) -> dict[str, str]:
-    """{key: a line that names it and both values} for what differs in two flat trees."""
+    """{key: a line with the key and both values} for what differs between two flat trees."""
     lines = {}
     for key in differing_values([then, now]):
-        was, is_ = (format_value(tree[key]) if key in tree else "not there" for tree in (then, now))
-        lines[key] = f"{key}: {was} then, {is_} now"
+        old, new = (format_value(tree[key]) if key in tree else "not there" for tree in (then, now))
+        lines[key] = f"{key}: {old} then, {new} now"
     return lines
 
 
 def format_value(value: object) -> str:
-    """A value as it is typed; a long list is cut, and so is a hash."""
+    """A value as users type it; long lists and hashes are shortened."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list | tuple):

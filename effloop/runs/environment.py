@@ -1,4 +1,4 @@
-"""What a process runs on and from: what its numbers may depend on beside config and data."""
+"""The environment that a run's numbers may depend on, beside config and data: code, packages, hardware, variables."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ RECORDED_VARIABLES = (
     "OPENBLAS_NUM_THREADS",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
 )
-"""Environment variables that choose kernels or divide sums. No others are looked at: they may hold secrets."""
+"""Environment variables that select kernels or split sums. No others are read: they may hold secrets."""
 
 NVIDIA_MODULE = Path("/proc/driver/nvidia/version")
-"""What NVIDIA's kernel module says of itself."""
+"""The version file of NVIDIA's kernel module."""
 _TIMEOUT_S = 10
 _DIFF = (
     *("--binary", "--unified=3", "--no-color", "--no-ext-diff", "--no-textconv"),
     *("--no-relative", "--src-prefix=a/", "--dst-prefix=b/", "--submodule=short"),
 )
-"""A diff of the whole checkout that `git apply` takes, whatever the user's own settings of git are."""
+"""Options for a diff of the whole checkout that `git apply` accepts, whatever the user's git settings."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class Checkout:
     Attributes:
         root: its top folder.
         commit: hash of HEAD.
-        diff: what `git apply` makes of HEAD what is here.
-        untracked: files and folders that git neither tracks nor ignores; without `outputs/`, where runs land.
+        diff: from HEAD to the working tree, for `git apply`.
+        untracked: files and folders that git neither tracks nor ignores, except `outputs/`, the runs' folder.
     """
 
     root: Path
@@ -70,30 +70,30 @@ class Checkout:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """`commit`, `dirty`, and where tracked files were changed, a hash of the `changes`."""
+        """`commit`, `dirty`, and if tracked files were changed, a hash of the `changes`."""
         found: dict[str, Any] = {"commit": self.commit, "dirty": bool(self.diff or self.untracked)}
         return found | ({"changes": hashlib.sha256(self.diff).hexdigest()} if self.diff else {})
 
 
-def find_checkout(folder: Path, holds: str = "") -> Checkout | None:
-    """The git checkout that a folder is in; None outside of one, without git, or where it has no commit.
+def find_checkout(folder: Path, tracked: str = "") -> Checkout | None:
+    """The git checkout that a folder is in; None outside of one, without git, or if it has no commit.
 
     Args:
-        folder: any in it.
-        holds: a file of `folder` that it has to track.
+        folder: any folder of the checkout.
+        tracked: a file of `folder` that git has to track, else the result is None.
     """
 
-    def ask(*words: str) -> bytes:
-        variables = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # who only looks writes nothing
+    def git(*words: str) -> bytes:
+        variables = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # don't write to the repository
         command = ["git", "-C", str(folder), *words]
         return subprocess.run(command, capture_output=True, check=True, timeout=_TIMEOUT_S, env=variables).stdout
 
     try:
-        root, commit = ask("rev-parse", "--show-toplevel", "HEAD").decode().splitlines()
-        if holds:
-            ask("ls-files", "--error-unmatch", holds)
-        diff = ask("diff", "HEAD", *_DIFF)
-        status = ask(
+        root, commit = git("rev-parse", "--show-toplevel", "HEAD").decode().splitlines()
+        if tracked:
+            git("ls-files", "--error-unmatch", tracked)
+        diff = git("diff", "HEAD", *_DIFF)
+        status = git(
             "status", "--porcelain", "--untracked-files=normal", "--", ":/", ":(exclude,top,glob)**/outputs/**"
         ).decode(errors="replace")
     except (OSError, subprocess.SubprocessError, ValueError):
@@ -103,19 +103,19 @@ def find_checkout(folder: Path, holds: str = "") -> Checkout | None:
 
 
 def find_checkouts() -> dict[str, Checkout | None]:
-    """`git`: of the folder that the run was started in; `effloop`: of EffLoop, None where it was installed."""
-    package = Path(__file__).parents[1]  # which a virtual environment in somebody's checkout may hold, untracked
-    return {"git": find_checkout(Path.cwd()), "effloop": find_checkout(package, holds="__init__.py")}
+    """`git`: the working directory's checkout; `effloop`: EffLoop's own, None if it was installed."""
+    package = Path(__file__).parents[1]  # maybe untracked, in a virtual environment inside another checkout
+    return {"git": find_checkout(Path.cwd()), "effloop": find_checkout(package, tracked="__init__.py")}
 
 
-def describe_environment(found: Mapping[str, Checkout | None], ranks: int = 1) -> dict[str, Any]:
-    """Packages, Python, commits, hardware and variables of this process; the machine's name is left out.
+def describe_environment(checkouts: Mapping[str, Checkout | None], ranks: int = 1) -> dict[str, Any]:
+    """Packages, Python, commits, hardware and variables of this process, without the machine's name.
 
     Args:
-        found: from `checkouts`.
+        checkouts: from `find_checkouts`.
         ranks: of the run, on all machines together.
     """
-    here, own = found["git"], found["effloop"]
+    here, own = checkouts["git"], checkouts["effloop"]
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "started": datetime.now(UTC).isoformat(),
@@ -142,7 +142,7 @@ def describe_environment(found: Mapping[str, Checkout | None], ranks: int = 1) -
 
 
 def effloop_version() -> str:
-    """EffLoop's version; `not installed` in a checkout that is only on the path."""
+    """EffLoop's version; `not installed` if its checkout is only on the path."""
     try:
         return version("effloop")
     except PackageNotFoundError:
@@ -150,11 +150,11 @@ def effloop_version() -> str:
 
 
 def _packages() -> dict[str, str]:
-    places = [place for place in sys.path if not place.endswith("_vendor")]  # setuptools' own, once torch compiles
+    path = [folder for folder in sys.path if not folder.endswith("_vendor")]  # added by setuptools when torch compiles
     found: dict[str, str] = {}
-    for metadata in (each.metadata for each in distributions(path=places)):  # parsed at each look: 1 ms
-        if name := metadata["Name"]:  # none: half uninstalled
-            found.setdefault(name.lower(), metadata["Version"])  # as imports, the first on the path
+    for metadata in (each.metadata for each in distributions(path=path)):  # parsed at every access: 1 ms
+        if name := metadata["Name"]:  # None for a package that is half uninstalled
+            found.setdefault(name.lower(), metadata["Version"])  # the first on the path, as for imports
     return dict(sorted(found.items()))
 
 
@@ -167,7 +167,7 @@ def _processor() -> str:
 
 
 def nvidia_driver() -> str | None:
-    """Version of NVIDIA's driver: as its kernel module says it, else as `nvidia-smi`, which takes a second."""
+    """Version of NVIDIA's driver, from its kernel module, else from `nvidia-smi`, which takes a second."""
     try:
         found = re.search(r"Kernel Module(?: for \S+)?\s+([\d.]+)", NVIDIA_MODULE.read_text())
     except OSError:
@@ -176,7 +176,7 @@ def nvidia_driver() -> str | None:
         return found[1]
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S).stdout
+        output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    return said.partition("\n")[0] or None
+    return output.partition("\n")[0] or None

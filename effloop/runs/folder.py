@@ -1,4 +1,4 @@
-"""What a run folder says of its run, so that it can be understood and done again."""
+"""The files of a run folder that describe its run, so that it can be understood and repeated."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ from effloop.runs import compare
 from effloop.runs.environment import Checkout, describe_environment, find_checkouts
 from effloop.system.files import numbered
 
-TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(/\d+)?$")  # and a sweep's job number
+TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(/\d+)?$")  # the number is a sweep job's
 
 RESUMED = "resumed.json"
-"""In a run folder: how the run went on otherwise than it began."""
+"""File of a run folder: how the run was resumed with other overrides or in another environment."""
 
-_MAX_DIFF_BYTES = 5_000_000  # bytes of a diff
+_MAX_DIFF_BYTES = 5_000_000
 
 
 def claim_run_dir(path: Path) -> Path:
-    """Make a run folder that is this run's alone.
+    """Create a run folder for this run alone.
 
-    A folder named after the time gets `-2`, `-3`, … where another run started in the same second.
+    A folder named after the time gets `-2`, `-3`, … if another run started in the same second.
 
     Raises:
-        ConfigError: a named folder holds a run already, or it can't be made.
+        ConfigError: the folder has another name and holds a run already, or can't be made.
     """
     candidates = numbered(path)
     while True:
         candidate = next(candidates)
         try:
             candidate.mkdir(parents=True, exist_ok=True)
-            (candidate / "config.yaml").touch(exist_ok=False)  # whoever makes the file owns the folder
+            (candidate / "config.yaml").touch(exist_ok=False)  # the process that creates the file owns the folder
         except FileExistsError:
             if not TIMESTAMP.search(path.as_posix()):
                 raise ConfigError(
-                    f"run: {path} holds a run already; go on with it (python -m effloop resume {path}) "
+                    f"run: {path} holds a run already; continue it (python -m effloop resume {path}) "
                     "or set run=ANOTHER_NAME"
                 ) from None
         except OSError as error:
@@ -59,13 +59,13 @@ def claim_run_dir(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a run folder says of its run.
+    """What is written about a run.
 
     Attributes:
         config: of the run.
-        overrides: what it was composed from, or is changed by.
-        data: {split: its fingerprint}; and the names of the `classes`.
-        ranks: how many processes train.
+        overrides: those that it was composed from, or is resumed with.
+        data: {split: its fingerprint}, and the names of the `classes`.
+        ranks: number of processes that train.
     """
 
     config: Config
@@ -77,28 +77,29 @@ class RunInfo:
 def write_run_info(run_dir: Path, info: RunInfo) -> None:
     """Write config.yaml, overrides.yaml, environment.json and data.json.
 
-    And changes.diff where the checkout that it is started in has changes; effloop.diff for EffLoop's, if it is another.
+    Uncommitted changes of the working directory's checkout go to changes.diff; those of EffLoop's, if it is another
+    one, to effloop.diff.
     """
-    found = find_checkouts()
+    checkouts = find_checkouts()
     configs.save(info.config, run_dir / "config.yaml")
     _write_overrides(run_dir, info.overrides)
-    _write_json(run_dir / "environment.json", describe_environment(found, info.ranks))
+    _write_json(run_dir / "environment.json", describe_environment(checkouts, info.ranks))
     _write_json(run_dir / "data.json", {**info.data, **initial_files(info.config)})
-    named = (("effloop.diff", found["effloop"]), ("changes.diff", found["git"]))  # the latter, where they are the same
-    for name, each in {each.root: (name, each) for name, each in named if each}.values():
-        if each.facts["dirty"]:
-            (run_dir / name).write_bytes(_changes(each))
+    named = (("effloop.diff", checkouts["effloop"]), ("changes.diff", checkouts["git"]))  # the latter if they are equal
+    for name, checkout in {each.root: (name, each) for name, each in named if each}.values():
+        if checkout.facts["dirty"]:
+            (run_dir / name).write_bytes(_changes(checkout))
 
 
 def record_resume(run_dir: Path, info: RunInfo, epoch: int) -> None:
-    """Bring a run folder up to what its run goes on with from `epoch` on.
+    """Update the folder of a run that is resumed at `epoch`.
 
-    Overrides go to config.yaml and overrides.yaml. Where the rest of the run isn't what it would have been without a
-    stop, resumed.json gets an entry: its `epoch`, the `overrides`, and how the environment `differs`.
+    Overrides are added to config.yaml and overrides.yaml. If they or the environment may change the rest of the run,
+    resumed.json gets an entry: the `epoch`, the `overrides`, and how the environment `differs`.
     """
     try:
         then = json.loads((run_dir / "environment.json").read_text("utf-8"))
-    except (OSError, ValueError):  # no reason not to go on
+    except (OSError, ValueError):  # no reason to refuse
         then = {}
     differs = compare.environments(then, describe_environment(find_checkouts(), info.ranks))
     if info.overrides:
@@ -110,7 +111,7 @@ def record_resume(run_dir: Path, info: RunInfo, epoch: int) -> None:
 
 
 def read_overrides(run_dir: Path) -> list[str]:
-    """The overrides that a run was composed from, and went on with; empty where they can't be read."""
+    """The overrides that a run was composed from and resumed with; empty if they can't be read."""
     try:
         found = yaml.safe_load((run_dir / "overrides.yaml").read_text("utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
@@ -135,26 +136,27 @@ def read_resumes(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def file_fingerprint(path: Path) -> dict[str, Any]:
-    """`path`, `bytes` and `sha256` of a file; 2 s for 1 GB."""
+    """`path`, `bytes` and `sha256` of a file; takes 2 s for 1 GB."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return {"path": os.path.abspath(path), "bytes": file.tell(), "sha256": digest}
 
 
 def initial_files(config: Config) -> dict[str, Any]:
-    """Fingerprints of the files that a new run begins from: of `resume`'s checkpoint, of `model.weights`' file."""
+    """Fingerprints of the files that a run starts from: the checkpoint of `resume`, the file of `model.weights`."""
     found = {"resume": files.find(Path(config.resume), "last")} if config.resume else {}
     weights = weights_file(config.model.weights) if config.model.weights and not config.resume else None
     found |= {"weights": weights} if weights else {}
     return {name: file_fingerprint(path) for name, path in found.items()}
 
 
-def _changes(dirty: Checkout) -> bytes:
-    """The changes of a checkout; `git apply` takes them, and passes over the lines before."""
-    head = [f"# {dirty.root} at {dirty.commit}", *(f"# not tracked, not in here: {name}" for name in dirty.untracked)]
-    if len(dirty.diff) > _MAX_DIFF_BYTES:
-        head.append(f"# cut: {len(dirty.diff):,} bytes, of which the first {_MAX_DIFF_BYTES:,} are here")
-    return "\n".join(head).encode("utf-8", "surrogateescape") + b"\n" + dirty.diff[:_MAX_DIFF_BYTES]
+def _changes(checkout: Checkout) -> bytes:
+    """The diff of a checkout for `git apply`, which skips the comment lines before it."""
+    diff, untracked = checkout.diff, checkout.untracked
+    head = [f"# {checkout.root} at {checkout.commit}", *(f"# not tracked, not in here: {name}" for name in untracked)]
+    if len(diff) > _MAX_DIFF_BYTES:
+        head.append(f"# cut: {len(diff):,} bytes, of which the first {_MAX_DIFF_BYTES:,} are here")
+    return "\n".join(head).encode("utf-8", "surrogateescape") + b"\n" + diff[:_MAX_DIFF_BYTES]
 
 
 def _write_overrides(run_dir: Path, overrides: Sequence[str]) -> None:

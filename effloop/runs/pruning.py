@@ -1,4 +1,4 @@
-"""Ending runs of a sweep early that are worse than the others were."""
+"""Early stopping of the runs of a sweep that are worse than the others."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from effloop.parallel import Parallel
 from effloop.runs.reader import JOB, read_jsonl
 from effloop.task import Meter, meters_of
 
-_OTHERS = 4
-"""So many others must have come as far: the median of fewer says little."""
+_MIN_OTHERS = 4
+"""Other jobs that must have reached the epoch: the median of fewer says little."""
 _WARM_UP = 0.25
-"""Share of a run's epochs that it may always have."""
+"""Share of its epochs before which no run is ended."""
 
 
 class MedianPruner:
-    """Ends a run whose best score so far is worse than the median of what the other jobs had at the same epoch.
+    """Ends a run whose best score so far is worse than the median of the other jobs' best scores at the same epoch.
 
-    It is the median stopping of Golovin et al. ("Google Vizier", 2017), also Optuna's MedianPruner, but with the best
-    score up to the epoch for the others, too, and not only for those that came to their end. It reads the other jobs'
-    folders, so it works for any launcher, and for a grid as for a search. A run without any finite score is the worst.
+    This is the median stopping rule of Golovin et al. ("Google Vizier", 2017) and Optuna's MedianPruner, but takes the
+    best score up to the epoch for the others, too, and also counts unfinished jobs. It reads the other jobs' folders,
+    so it works with any launcher, for a grid and for a search. A run without any finite score is the worst.
 
     Args:
-        run_dir: the job's folder, beside those of the others.
-        meter: the validation score.
+        run_dir: the job's folder, next to those of the others.
+        meter: the validation score to compare.
     """
 
     def __init__(self, run_dir: Path, meter: Meter) -> None:
@@ -36,19 +36,19 @@ class MedianPruner:
         self._meter = meter
 
     def should_prune(self, epoch: int, epochs: int) -> bool:
-        """Whether the run should end here, where `epoch` of `epochs` have been trained, evaluated and recorded."""
+        """Whether the run should end now; `epoch` of `epochs` have been trained, evaluated and recorded."""
         if epoch >= epochs or epoch < _WARM_UP * epochs:
             return False
         folders = [job.parent for job in self._run_dir.parent.glob(f"*/{JOB}")]
         scores = [self._best(folder, epoch) for folder in folders if folder.name != self._run_dir.name]
         scores = [score for score in scores if not math.isnan(score)]
-        mine = self._best(self._run_dir, epoch)
-        if len(scores) < _OTHERS:
+        own = self._best(self._run_dir, epoch)
+        if len(scores) < _MIN_OTHERS:
             return False
-        return mine < median(scores) if self._meter.higher_is_better else mine > median(scores)
+        return own < median(scores) if self._meter.higher_is_better else own > median(scores)
 
     def _best(self, run_dir: Path, epoch: int) -> float:
-        """The best score of a run's first `epoch` epochs; infinitely bad if it has none, NaN if it isn't so far."""
+        """The best score of a run's first `epoch` epochs; infinitely bad without any, NaN if the run has fewer."""
         rows = [row for row in read_jsonl(run_dir / "metrics.jsonl") if row.get("split") == "val"]
         values = [row.get(self._meter.name) for row in rows if row["epoch"] < epoch]
         if len(values) < epoch:
@@ -60,9 +60,9 @@ class MedianPruner:
 
 
 def build_pruner(config: Config, run_dir: Path, parallel: Parallel) -> Callable[[int, int], bool]:
-    """(epochs done, epochs) -> whether a run ends early, decided by rank 0; never outside of a sweep that prunes."""
+    """(epochs done, epochs) -> whether to end the run, as rank 0 decides; always False outside of a pruned sweep."""
     if not config.sweep.prune or not (run_dir / JOB).is_file():
         return lambda done, epochs: False
     meter = next(each for each in meters_of(config.task.name) if f"val/{each.name}" == config.objective)
-    rule = MedianPruner(run_dir, meter)
-    return lambda done, epochs: parallel.on_rank0(partial(rule.should_prune, done, epochs))
+    pruner = MedianPruner(run_dir, meter)
+    return lambda done, epochs: parallel.on_rank0(partial(pruner.should_prune, done, epochs))

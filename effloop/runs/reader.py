@@ -1,4 +1,4 @@
-"""Run folders and sweep folders, read back: they say all there is to know of a run."""
+"""Read run folders and sweep folders."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from effloop.errors import ConfigError
 from effloop.task import Meter, meters_of, objectives, tasks
 
 JOB = "job.json"
-"""In the folder of each job of a sweep: its number, overrides, state and reason."""
+"""File in the folder of each job of a sweep: its number, overrides, state and reason."""
 SWEEP = "sweep.json"
-"""In the folder of a sweep: overrides and objective. Whoever makes it owns the folder."""
+"""File in the folder of a sweep: overrides and objective. The process that creates it owns the folder."""
 
 Row: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a run folder says; what isn't there is empty.
+    """The contents of a run folder; a missing file's field is empty.
 
     Attributes:
         path: the folder.
         config: config.yaml, resolved and complete.
-        overrides: what was typed; of a job in a sweep, what makes it this job.
+        overrides: as typed; for a job of a sweep, its own.
         environment, data, summary: environment.json, data.json, summary.json.
         metrics: rows of metrics.jsonl: `split` (train, val), `epoch`, `step`, the task's scores; train: `lr`.
         perf: rows of perf.jsonl, in the order of their ends: `span` (train, evaluation, checkpoint), `epoch`, `step`,
-            `seconds`; train, which is a stretch of updates: `wait_s`, `images_per_s`, `wait`.
+            `seconds`; train, for a number of updates: `wait_s`, `images_per_s`, `wait`.
         job: job.json; {} for a run outside of a sweep.
     """
 
@@ -49,29 +49,29 @@ class RunRecord:
 
     @property
     def name(self) -> str:
-        """Short, for a table: a job's number, or the end of the path."""
+        """A short name: a job's number, or the end of the path."""
         return str(self.job["number"]) if "number" in self.job else "/".join(self.path.absolute().parts[-2:])
 
     @property
     def state(self) -> str:
-        """done, pruned, failed, killed, stopped; running, or ended together with its sweep; begun: no result yet."""
+        """done, pruned, failed, killed, stopped; running (or ended with its sweep); begun: without a result so far."""
         if self.summary.get("pruned"):
             return "pruned"
         return str(self.job["state"]) if self.job else "done" if self.summary else "begun"
 
     @property
     def reason(self) -> str:
-        """Why it failed; else empty."""
+        """Why the run failed; else empty."""
         return str(self.job.get("reason", ""))
 
     @property
     def meters(self) -> tuple[Meter, ...]:
-        """The scores of its task; of all tasks where it hasn't come to have a config."""
+        """The scores of its task; of all tasks if it has no config yet."""
         names = [self.config["task"]["name"]] if "task" in self.config else tasks.names()
         return tuple(dict.fromkeys(meter for name in names for meter in meters_of(name)))
 
     def value(self, objective: str) -> float:
-        """What the run brought, by the name of an objective; NaN if that isn't known."""
+        """The run's value of an objective; NaN if it isn't known."""
         if objective.startswith("val/"):
             key = objective.removeprefix("val/")
             values = [row[key] for row in self.metrics if row.get("split") == "val" and row.get(key) is not None]
@@ -87,10 +87,10 @@ def meters_of_runs(runs: Sequence[RunRecord]) -> tuple[Meter, ...]:
 
 
 def read_run(path: Path) -> RunRecord:
-    """A run folder, also one whose run is under way, failed or was killed.
+    """Read a run folder; the run may be unfinished, failed or killed.
 
     Raises:
-        ConfigError: it isn't one, or what it holds can't be read.
+        ConfigError: it isn't a run folder, or a file in it can't be read.
     """
     if not (path / "config.yaml").is_file() and not (path / JOB).is_file():
         what = "is not there" if not path.exists() else "is not a run folder"
@@ -110,21 +110,21 @@ def read_run(path: Path) -> RunRecord:
 
 
 def read_job_files(sweep: Path) -> dict[Path, dict[str, Any]]:
-    """{folder: its job.json} of a sweep's jobs, by their numbers; those that haven't begun have no folder yet."""
+    """{folder: its job.json} of a sweep's jobs, by number; jobs that haven't started have no folder yet."""
     found = {path.parent: _read_job_file(path) for path in sweep.rglob(JOB)}
     return dict(sorted(found.items(), key=lambda item: (int(item[1]["number"]), item[0])))
 
 
 def read_jobs(sweep: Path) -> list[RunRecord]:
-    """The jobs of a sweep's folder, by their numbers."""
+    """The jobs of a sweep, by number."""
     return [read_run(folder) for folder in read_job_files(sweep)]
 
 
 def find_runs(paths: Iterable[Path]) -> list[RunRecord]:
-    """The runs in some folders, each a run's or a sweep's.
+    """The runs in run folders and sweep folders.
 
     Raises:
-        ConfigError: one of them is neither.
+        ConfigError: a folder is neither.
     """
     found: list[RunRecord] = []
     for path in paths:
@@ -133,7 +133,7 @@ def find_runs(paths: Iterable[Path]) -> list[RunRecord]:
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"optim.lr": 0.1, …} of a tree of dicts; an empty dict is a value."""
+    """Flatten nested dicts to {"optim.lr": 0.1, …}; an empty dict is a value."""
     found: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
@@ -144,7 +144,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def differing_values(trees: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """{key: its value in each tree} for what isn't the same in all; None where a tree hasn't it."""
+    """{key: its value in each tree} for the keys that differ; None where a tree lacks the key."""
     flats = [flatten(tree) for tree in trees]
     keys = dict.fromkeys(key for each in flats for key in each)
     columns = {key: [each.get(key) for each in flats] for key in keys}
@@ -169,7 +169,7 @@ def _read_job_file(path: Path) -> dict[str, Any]:
 
 
 def _read_yaml(path: Path, kind: type) -> Any:
-    """What a file says, a `kind`; an empty one if there is no file."""
+    """The contents of a YAML file, of type `kind`; empty if there is no file."""
     try:
         found = yaml.safe_load(path.read_text("utf-8")) or kind()
         if not isinstance(found, kind):
@@ -183,15 +183,15 @@ def _read_yaml(path: Path, kind: type) -> Any:
 
 
 def read_jsonl(path: Path) -> list[Row]:
-    """The lines of a JSON lines file, without a last one that is cut off."""
+    """The rows of a JSON lines file, without an incomplete last one."""
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, ValueError):
         return []
-    return list(_parsed(lines))
+    return list(_parse_rows(lines))
 
 
-def _parsed(lines: Iterable[str]) -> Iterator[Row]:
+def _parse_rows(lines: Iterable[str]) -> Iterator[Row]:
     for line in lines:
         try:
             row = json.loads(line)

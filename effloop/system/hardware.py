@@ -1,4 +1,4 @@
-"""What this process may use of the machine."""
+"""The hardware that this process may use: cores, devices, memory, open files."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from effloop.errors import ConfigError
 
 
 def available_cores() -> int:
-    """Cores this process may use: its affinity, cut by its groups' CPU quotas; at least 1.
+    """Number of cores this process may use: its affinity, limited by the CPU quotas of its cgroups; at least 1.
 
-    Half a core over counts for nothing: a thread for it would wait for the others.
+    A quota is rounded down: a thread on half a core would delay the others.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([cores, *_cores_of_groups()]))
+    return max(1, min([cores, *_cgroup_cores()]))
 
 
 def set_reproducible(*, deterministic: bool, cudnn_benchmark: bool) -> None:
-    """Say, for the whole process, whether operations must give the same bits each time, and whether cuDNN may try out.
+    """Set, for the whole process, whether operations are deterministic, and whether cuDNN benchmarks its algorithms.
 
-    Both are set whatever they were, as a process may hold one trainer after another. It is to be called before the
-    first work on a GPU: cuBLAS reads how much memory it may take when it starts.
+    Both are always set, as a process may run several trainers in turn. Call it before the first work on a GPU: cuBLAS
+    reads its workspace size when it starts.
 
     Args:
-        deterministic: only operations that give the same bits each time; one that can't raises a RuntimeError that
-            names it when it is reached.
-        cudnn_benchmark: time cuDNN's ways to do a convolution at each new shape, and keep the fastest; which it
-            finds differs from run to run, and with it the last bits.
+        deterministic: allow only operations that give the same bits each time; others raise a RuntimeError with
+            their name when they are called.
+        cudnn_benchmark: time cuDNN's algorithms for each new shape of a convolution, and keep the fastest; the choice
+            differs from run to run, and with it the last bits.
     """
     if deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # one of the two that NVIDIA promises it for
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # one of two that NVIDIA documents as deterministic
     torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.deterministic = deterministic
     torch.backends.cudnn.benchmark = cudnn_benchmark
@@ -47,10 +47,10 @@ def set_reproducible(*, deterministic: bool, cudnn_benchmark: bool) -> None:
 
 @contextmanager
 def determinism_explained() -> Iterator[None]:
-    """Around a step: an operation that `deterministic` rules out is one line.
+    """Context of a training step that reports an operation without a deterministic implementation in one line.
 
     Raises:
-        ConfigError: the line names the operation.
+        ConfigError: the line has the operation's name.
     """
     try:
         yield
@@ -59,17 +59,17 @@ def determinism_explained() -> Iterator[None]:
         if not found:
             raise
         raise ConfigError(
-            f"deterministic: {name} gives other bits each time; set deterministic=false, or another model"
+            f"deterministic: {name} has no deterministic implementation; set deterministic=false, or another model"
         ) from error
 
 
 def set_own_threads(count: int) -> int:
-    """Have torch run its operations for this thread, and no other, on `count` threads; says how many they were.
+    """Set torch's intra-op threads for the calling thread alone; returns the previous number.
 
-    0.4 µs where that changes the number. `torch.set_num_threads` is no slower, but also sets what threads that start
-    later begin with. Where torch isn't built on OpenMP, nothing changes.
+    It takes 0.4 µs if the number changes. `torch.set_num_threads` is no slower, but also changes the number for
+    threads that start later. Has no effect if torch isn't built with OpenMP.
     """
-    before = torch.get_num_threads()  # a thread's first call takes torch's own number, which would undo this one
+    before = torch.get_num_threads()  # a thread's first call sets torch's own number, which would undo ours
     if before != count:
         _openmp()(count)
     return before
@@ -77,7 +77,7 @@ def set_own_threads(count: int) -> int:
 
 @functools.cache
 def _openmp() -> Callable[[int], Any]:
-    """The function behind it, of the library that torch computes with."""
+    """`omp_set_num_threads` of the OpenMP library that torch uses."""
     try:
         own = ctypes.CDLL(None).omp_set_num_threads
     except (AttributeError, OSError):
@@ -87,15 +87,15 @@ def _openmp() -> Callable[[int], Any]:
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's <malloc.h>
-_NEVER = 2**30  # bytes; a block or a free top of the heap of less than this stays with the process
+_NEVER = 2**30  # bytes; smaller blocks, or a smaller free top of the heap, are kept
 
 
 def keep_freed_memory() -> bool:
-    """Let glibc keep memory that is freed, for the next step to take; whether it could be told.
+    """Make glibc keep freed memory for the next step; returns whether that was possible.
 
-    By default it may hand a step's activations back to the kernel and fetch them again as zeroed
-    pages in the next: 4,600 to 6,500 page faults a step of `model=cnn` at batch 32, and 18-22 % of
-    its time on 2 cores. Whether it does so depends on the process's history, so runs differ.
+    By default glibc may return a step's activations to the kernel and get them back as zeroed pages
+    in the next: 4,600 to 6,500 page faults per step of `model=cnn` at batch 32, and 18-22 % of its
+    time on 2 cores. Whether it does so depends on the process's history, so runs differ.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -105,10 +105,10 @@ def keep_freed_memory() -> bool:
 
 
 def find_device(name: str) -> torch.device:
-    """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N` as a device that is there.
+    """The device for `auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`.
 
     Raises:
-        ConfigError: not such a name, or no such device.
+        ConfigError: another name, or a device that doesn't exist.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -124,14 +124,14 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-_OTHER_FILES = 256  # what the rest of a training keeps open: libraries, workers' pipes, logs
+_OTHER_FILES = 256  # kept open by the rest of a training: libraries, workers' pipes, logs
 
 
 def allow_open_files(count: int) -> None:
-    """Make sure that this process may keep `count` files open beside its own.
+    """Raise this process's limit of open files, if necessary, to keep `count` files open beside its own.
 
     Raises:
-        ConfigError: more than the system allows; the line has both numbers.
+        ConfigError: the hard limit is lower; the line has both numbers.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = count + _OTHER_FILES
@@ -146,32 +146,32 @@ def allow_open_files(count: int) -> None:
 
 
 MOUNTS = Path("/proc/self/mountinfo")
-"""What is mounted where, as in proc_pid_mountinfo(5)."""
+"""The list of mounts, see proc_pid_mountinfo(5)."""
 
 
 def file_system(path: Path) -> str:
-    """What `path` is on, as Linux calls it: ext4, nfs4, fuse.sshfs, ...; empty where no list of mounts says it."""
+    """Linux's name of the file system of `path`: ext4, nfs4, fuse.sshfs, ...; empty if it isn't known."""
     try:
         lines = MOUNTS.read_bytes().splitlines()
     except OSError:
         return ""
-    place, longest, kind = os.fsencode(os.path.realpath(path)) + b"/", 0, b""
+    real, longest, kind = os.fsencode(os.path.realpath(path)) + b"/", 0, b""
     for line in lines:
         mount, _, source = line.partition(b" - ")
         point = re.sub(rb"\\([0-3][0-7]{2})", lambda octal: bytes([int(octal[1], 8)]), mount.split()[4])
-        if place.startswith(point.rstrip(b"/") + b"/") and len(point) >= longest:  # the later one hides the earlier
+        if real.startswith(point.rstrip(b"/") + b"/") and len(point) >= longest:  # a later mount hides an earlier one
             longest, kind = len(point), source.split()[0]
     return kind.decode()
 
 
 MEMINFO, CGROUPS, CGROUP_ROOT = Path("/proc/meminfo"), Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-"""What the machine has free, which groups this process is in (cgroups(7)), and where their files are."""
+"""The machine's free memory, the cgroups of this process (see cgroups(7)), and the folder of their files."""
 
 
 def available_memory() -> int:
-    """Bytes that this process could still take: what the machine has free, cut by its groups' limits.
+    """Bytes that this process can still allocate: the machine's free memory, limited by the process's cgroups.
 
-    A container, a batch system's job and a systemd slice are all groups, and all above a group count, too.
+    A container, a job of a batch system and a systemd slice are all cgroups, and the limits of parents count, too.
     """
     for line in MEMINFO.read_text().splitlines():
         if line.startswith("MemAvailable:"):
@@ -179,36 +179,36 @@ def available_memory() -> int:
             break
     else:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min([free, *_free_in_groups()])
+    return min([free, *_cgroup_memory()])
 
 
-def _cores_of_groups() -> Iterator[int]:
-    """Whole cores that the quota of each group of this process comes to, where it has one."""
-    for version, group in _groups("cpu"):
-        with suppress(OSError, ValueError):  # ValueError: `max`, which is none
+def _cgroup_cores() -> Iterator[int]:
+    """The CPU quota, in whole cores, of each cgroup of this process that has one."""
+    for version, group in _cgroups("cpu"):
+        with suppress(OSError, ValueError):  # ValueError: `max`, no quota
             if version == 2:
                 quota, period = (group / "cpu.max").read_text().split()
             else:
                 quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-            if int(quota) > 0:  # -1 is none, too
+            if int(quota) > 0:  # -1: no quota
                 yield int(quota) // int(period)
 
 
-def _free_in_groups() -> Iterator[int]:
-    """Bytes below the limit of each group of this process that has one."""
-    for version, group in _groups("memory"):
+def _cgroup_memory() -> Iterator[int]:
+    """Bytes left below the memory limit of each cgroup of this process that has one."""
+    for version, group in _cgroups("memory"):
         if version == 2:
-            yield from _free_in(group, "memory.max", "memory.current", "inactive_file")
+            yield from _memory_left(group, "memory.max", "memory.current", "inactive_file")
         else:
-            yield from _free_in(group, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            yield from _memory_left(group, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
-def _groups(controller: str) -> Iterator[tuple[int, Path]]:
-    """The groups of this process and all above them that may limit it: version of cgroups, folder of their files."""
+def _cgroups(controller: str) -> Iterator[tuple[int, Path]]:
+    """Version and folder of each cgroup that may limit this process: its own and their parents."""
     try:
         lines = CGROUPS.read_text().splitlines()
     except OSError:
-        return  # no groups here: no limit
+        return  # no cgroups, no limit
     for line in lines:
         number, controllers, path = line.split(":", 2)
         if number == "0" and not controllers:
@@ -217,14 +217,14 @@ def _groups(controller: str) -> Iterator[tuple[int, Path]]:
             version, root = 1, CGROUP_ROOT / controller
         else:
             continue
-        group = Path(os.path.normpath("/" + path.lstrip("/")))  # outside of a container's view it begins with /..
-        for place in (group, *group.parents):  # in a container it may be shown as the root itself
-            yield version, root / place.relative_to("/")
+        group = Path(os.path.normpath("/" + path.lstrip("/")))  # it begins with /.. outside of a container's view
+        for folder in (group, *group.parents):  # in a container the group may be shown as the root itself
+            yield version, root / folder.relative_to("/")
 
 
-def _free_in(group: Path, limit: str, used: str, given_back: str) -> Iterator[int]:
-    """Bytes below this group's limit, if it is there and has one."""
-    with suppress(OSError, ValueError, KeyError):  # ValueError: `max`, which is none
+def _memory_left(group: Path, limit: str, used: str, reclaimable: str) -> Iterator[int]:
+    """Bytes left below this cgroup's limit, if it exists and has one."""
+    with suppress(OSError, ValueError, KeyError):  # ValueError: `max`, no limit
         most = int((group / limit).read_text())
         counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        yield max(0, most - int((group / used).read_text()) + int(counts[given_back]))
+        yield max(0, most - int((group / used).read_text()) + int(counts[reclaimable]))

@@ -110,10 +110,10 @@ def test_no_checkout(here: Path) -> None:
 
 def test_an_installed_effloop_is_of_nobodys_checkout(repo: Path) -> None:
     (repo / "sub/package.py").write_text("in a virtual environment")
-    assert find_checkout(repo / "sub", holds="package.py") is None
+    assert find_checkout(repo / "sub", tracked="package.py") is None
     git(repo, "add", ".")
     git(repo, "commit", "-m", "second")
-    assert find_checkout(repo / "sub", holds="package.py") is not None
+    assert find_checkout(repo / "sub", tracked="package.py") is not None
 
 
 def test_variables(monkeypatch: pytest.MonkeyPatch) -> None:
