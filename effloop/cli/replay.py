@@ -1,4 +1,4 @@
-"""A run done again: what differs is named before, and the numbers are compared after."""
+"""Replay a run: list what differs first, then train, then compare the metrics."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ from effloop.runs.folder import initial_files, read_overrides, read_resumes
 from effloop.runs.reader import RunRecord, read_run
 from effloop.system.hardware import available_cores, set_reproducible
 
-_LOOK_S = 20.0
-"""For all files of the data: 1.3 million would take 8 s where the kernel has their inodes in memory."""
-_NAMED = 5
+_CHECK_S = 20.0
+"""Limit for checking the data's files for changes: 1.3 million take 8 s if the kernel has their inodes in memory."""
+_MAX_NAMED = 5
 
 
 @command("replay", RunOptions)
 def replay(options: RunOptions, overrides: list[str]) -> int:
-    """Run a run again in a new folder, and compare the numbers to the bit.
+    """Repeat a run in a new folder, and compare the metrics bit by bit.
 
-    What differs in config, environment and data is listed before.
+    Differences in config, environment and data are listed first.
 
     Returns:
-        0; 1 if the numbers aren't the same though nothing is known to differ.
+        0; 1 if the metrics differ though no difference was found before.
 
     Raises:
-        EffLoopError: not a run folder, or what training raises.
+        EffLoopError: not a run folder, or the training failed.
     """
     folder = options.run
     original = read_run(folder)
     config = configs.load(folder / "config.yaml", overrides)
-    differences = [*differing(original, config)]
+    differences = [*find_differences(original, config)]
     print("\n  ".join([f"replay of {folder}{', what differs:' if differences else ': nothing differs'}", *differences]))
     sys.stdout.flush()  # before the ranks' own lines
-    config = _again(original, config, named=any(word.startswith("run=") for word in overrides))
-    typed = [word for word in read_overrides(folder) if not word.startswith("run=")]
-    run_dir = run(RunSpec(config, [*typed, *overrides], Path("outputs") / config.run, note=f"replay of {folder}"))
+    config = _replay_config(original, config, named=any(each.startswith("run=") for each in overrides))
+    saved = [each for each in read_overrides(folder) if not each.startswith("run=")]
+    run_dir = run(RunSpec(config, [*saved, *overrides], Path("outputs") / config.run, note=f"replay of {folder}"))
     if _compare(original, read_run(run_dir)) or differences:
         return 0
     if torch.cuda.is_available() and not config.deterministic:
@@ -62,18 +62,18 @@ def replay(options: RunOptions, overrides: list[str]) -> int:
     return 1
 
 
-def _again(original: RunRecord, config: Config, *, named: bool) -> Config:
-    """A config for another run folder, with as many ranks, whoever had started them."""
+def _replay_config(original: RunRecord, config: Config, *, named: bool) -> Config:
+    """The config with another run folder, and with the original's number of ranks."""
     if not named:
         config = replace(config, run=datetime.now().strftime("%Y-%m-%d/%H-%M-%S"))
     parallel: Any = config.parallel
-    return (
-        replace(config, parallel=replace(parallel, processes=_ranks(original, config))) if parallel.of_ranks else config
-    )
+    if not parallel.of_ranks:
+        return config
+    return replace(config, parallel=replace(parallel, processes=_num_ranks(original, config)))
 
 
-def _ranks(original: RunRecord, config: Config) -> int | None:
-    """How many processes are to train; None if this machine decides."""
+def _num_ranks(original: RunRecord, config: Config) -> int | None:
+    """The number of processes that train; None if it depends on this machine."""
     parallel: Any = config.parallel
     if not parallel.of_ranks:
         return 1
@@ -81,66 +81,65 @@ def _ranks(original: RunRecord, config: Config) -> int | None:
     return parallel.processes or (then if isinstance(then, int) else None)
 
 
-def differing(original: RunRecord, config: Config) -> Iterator[str]:
-    """A line for each thing that isn't as it was when a run began, as far as its numbers may hang on it.
+def find_differences(original: RunRecord, config: Config) -> Iterator[str]:
+    """A line for each difference from the original run that its metrics may depend on.
 
     Args:
         original: the run.
-        config: what it is to be done again with.
+        config: of the replay.
 
     Raises:
-        ConfigError, DataError: the data isn't there, or resumed.json is damaged.
+        ConfigError, DataError: the data doesn't exist, or resumed.json is damaged.
     """
     yield from compare.configs(original.config, configs.to_dict(config))
     for entry in read_resumes(original.path):
-        what = " ".join(entry["overrides"]), "; ".join(entry["differs"])
-        if what[0]:
-            yield f"it went on from epoch {entry['epoch']} with {what[0]}, which the replay has from its beginning"
-        if what[1]:
-            yield f"it went on from epoch {entry['epoch']} elsewhere: {what[1]}"
-    yield from compare.environments(original.environment, _environment(config, _ranks(original, config) or 1))
+        if overrides := " ".join(entry["overrides"]):
+            yield f"it was resumed at epoch {entry['epoch']} with {overrides}, which the replay uses from the start"
+        if differs := "; ".join(entry["differs"]):
+            yield f"it was resumed at epoch {entry['epoch']} in another environment: {differs}"
+    yield from compare.environments(original.environment, _environment(config, _num_ranks(original, config) or 1))
     names = {"train": config.data.train_split, "val": config.data.val_split}
     opened = {split: sources.build(config.data, name) for split, name in names.items()}
-    prints = {split: source.fingerprint() for split, source in opened.items()}
-    data = {"classes": list(opened["train"].classes), **prints, **initial_files(config)}
+    fingerprints = {split: source.fingerprint() for split, source in opened.items()}
+    data = {"classes": list(opened["train"].classes), **fingerprints, **initial_files(config)}
     yield from compare.inputs(original.data, data) if original.data else ["data: not recorded then"]
-    with suppress(ValueError):  # an older run doesn't say when it was
+    with suppress(ValueError):  # older runs have no start time
         since = datetime.fromisoformat(str(original.environment.get("started"))).timestamp()
         yield from _changed_files([*opened.values()], since, config.data.root)
 
 
 def _environment(config: Config, ranks: int) -> dict[str, Any]:
-    """What the run will find."""
+    """The environment of the replay."""
     if config.deterministic:
-        set_reproducible(deterministic=True, cudnn_benchmark=False)  # which sets a variable
+        set_reproducible(deterministic=True, cudnn_benchmark=False)  # it sets an environment variable
     found = describe_environment(find_checkouts(), ranks)
     if config.parallel.of_ranks and not os.environ.get("OMP_NUM_THREADS"):
-        found["hardware"]["torch_threads"] = max(1, available_cores() // ranks)  # of each of them
+        found["hardware"]["torch_threads"] = max(1, available_cores() // ranks)  # of each rank
     return found
 
 
 def _changed_files(opened: Sequence[Source], since: float, root: str | None) -> Iterator[str]:
-    """Lines for files that were changed after `since`, in seconds since 1970: a fingerprint doesn't read them.
+    """Lines for files changed after the Unix time `since`, as fingerprints don't cover contents.
 
-    The time of a file's change is its inode's, which copying with times, moving and renaming can't set back.
+    A file's time is its inode's ctime, which copying with times, moving and renaming can't set back.
     """
-    until = time.monotonic() + _LOOK_S
+    until = time.monotonic() + _CHECK_S
     prefix = os.fsencode(os.path.join(os.path.abspath(root), "")) if root else b""
-    names: dict[bytes, None] = {}  # packed files hold several splits
-    for looked, file in enumerate(file for source in opened for file in source.files()):
-        if not looked % 1000 and time.monotonic() > until:
-            yield f"data: only the first {looked:,} files were looked at for changes"
+    names: dict[bytes, None] = {}  # unique, as splits may share packed files
+    for checked, file in enumerate(file for source in opened for file in source.files()):
+        if not checked % 1000 and time.monotonic() > until:
+            yield f"data: only the first {checked:,} files were checked for changes"
             break
         if os.stat(file).st_ctime > since:
             names[file.removeprefix(prefix)] = None
     if names:
-        more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-        yield f"data: files changed since then: {', '.join(map(printable, islice(names, _NAMED)))}{more}"
+        more = f" and {len(names) - _MAX_NAMED:,} more" if len(names) > _MAX_NAMED else ""
+        yield f"data: files changed since then: {', '.join(map(printable, islice(names, _MAX_NAMED)))}{more}"
 
 
-def _compare(original: RunRecord, again: RunRecord) -> bool:
-    """Say whether two runs' metrics are equal to the bit, as far as both go; whether they are."""
-    then, now = original.metrics, again.metrics
+def _compare(original: RunRecord, replayed: RunRecord) -> bool:
+    """Print and return whether two runs' metrics are bit-identical, up to the end of the shorter one."""
+    then, now = original.metrics, replayed.metrics
     index = compare.first_difference(then, now)
     if index is not None:
         print(f"metrics.jsonl: line {index + 1} differs")
@@ -148,7 +147,7 @@ def _compare(original: RunRecord, again: RunRecord) -> bool:
         print(f"  now  {json.dumps(now[index])}")
         return False
     lines = min(len(then), len(now))
-    longer = original if len(then) > lines else again
+    longer = original if len(then) > lines else replayed
     more = f"; {longer.path} has {len(longer.metrics) - lines} more" if len(longer.metrics) > lines else ""
     print(
         f"metrics.jsonl: equal to the bit, {lines} lines{more}" if lines else f"metrics.jsonl: no lines in common{more}"

@@ -1,4 +1,4 @@
-"""How a config is composed, checked and kept."""
+"""Compose, check, save and load configs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from effloop.task import check_objective, meters_of
 def compose(overrides: Sequence[str] = ()) -> Config:
     """The config that `python -m effloop OVERRIDES` would use.
 
-    It is checked, and its short names are carried out, here: to change it, compose again.
+    It is checked, and its short names are resolved, here: to change it, compose again.
 
         cfg = effloop.compose(["data.root=/data/in1k", "batch_size=256"])
 
@@ -33,7 +33,7 @@ def compose(overrides: Sequence[str] = ()) -> Config:
         overrides: as on the command line: `group=choice`, `key=value`, `+key=value`.
 
     Raises:
-        ConfigError: an override, a YAML file or a value can't be taken; one line says why.
+        ConfigError: an override, a YAML file or a value is invalid; one line says why.
     """
     with messages.in_one_line(Config, overrides):
         tree = compose_tree(Config, list(overrides))
@@ -41,10 +41,10 @@ def compose(overrides: Sequence[str] = ()) -> Config:
 
 
 def finish(tree: DictConfig, overrides: Sequence[str] = ()) -> Config:
-    """A composed tree as plain dataclasses, checked, with the short names carried out.
+    """Convert a composed tree to dataclasses, check it, and resolve its short names.
 
     Raises:
-        ConfigError: a value is missing, wrong or contradicts another.
+        ConfigError: a value is missing, invalid or contradicts another.
     """
     with messages.in_one_line(Config, overrides):
         messages.refuse_unknown_keys(tree)
@@ -69,7 +69,7 @@ def _check_part(group: str, part: PartConfig | None) -> None:
 
 
 def _resolve_precision(config: Config) -> None:
-    """`amp` decides where `precision` is unset; the two must not contradict each other."""
+    """Set `precision` from `amp` if it is unset; the two must not contradict each other."""
     wanted = {True: "amp", False: "fp32", None: "fp32"}[config.amp]
     if config.precision is None:
         config.precision = cast("PrecisionConfig", precisions[wanted].config(name=wanted))
@@ -78,7 +78,7 @@ def _resolve_precision(config: Config) -> None:
 
 
 def _resolve_scores(config: Config) -> None:
-    """What runs are compared by, and which epoch is the best: the task's first score, where nobody has said."""
+    """Set `objective` and `checkpoint.best_by` to the task's first score if they are unset, and check them."""
     meters = meters_of(config.task.name)
     names = [meter.name for meter in meters]
     first = f"val/{names[0]}"
@@ -99,7 +99,7 @@ def save(config: Config, path: Path) -> None:
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """A config as plain dicts, lists and values, for a run folder or checkpoint; paths absolute."""
+    """A config as plain dicts, lists and values, for a run folder or checkpoint; paths are made absolute."""
     plain: Any = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
     for key in ("root", "index_dir"):
         if plain["data"].get(key):
@@ -107,18 +107,18 @@ def to_dict(config: Config) -> dict[str, Any]:
     if plain["resume"]:
         plain["resume"] = os.path.abspath(os.path.expanduser(plain["resume"]))
     weights = os.path.expanduser(plain["model"]["weights"] or "")
-    if os.path.exists(weights):  # else it is the name of some that are known
+    if os.path.exists(weights):  # else it is the name of pretrained weights
         plain["model"]["weights"] = os.path.abspath(weights)
     return {str(key): value for key, value in plain.items()}
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """A config that `save` wrote, with overrides.
+    """Load a config that `save` wrote, with overrides.
 
-    What is read is not trusted: plain YAML, no interpolation, parts only from the registries.
+    The file is not trusted: plain YAML, no interpolations, parts only from the registries.
 
     Raises:
-        ConfigError: not such a file, or an override can't be taken.
+        ConfigError: the file is no such config, or an override is invalid.
     """
     try:
         plain = yaml.safe_load(path.read_text())
@@ -130,10 +130,10 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def from_dict(plain: Any, overrides: Sequence[str], where: str) -> Config:
-    """A config from `to_dict`'s plain values, with overrides; `where` names it in errors.
+    """A config from the values of `to_dict`, with overrides; `where` names it in errors.
 
     Raises:
-        ConfigError: not such values, or an override can't be taken.
+        ConfigError: the values are no such config, or an override is invalid.
     """
     parts = [plain.get(group) for group in Config.GROUPS] if isinstance(plain, dict) else [None]
     if not all(isinstance(part, dict) and "name" in part for part in parts):
@@ -158,7 +158,7 @@ def from_dict(plain: Any, overrides: Sequence[str], where: str) -> Config:
                 _delete(tree, override)
             elif override not in choices:
                 OmegaConf.update(tree, override.key_or_group, override.value(), merge=True)
-            # The saved half of a pair must not speak against the new one.
+            # An override of one key of a pair unsets the saved other one, which might contradict it.
             for key, other in (("amp", "precision"), ("precision", "amp"), ("optim", "lr"), ("optim.lr", "lr")):
                 if override.key_or_group == key:
                     tree[other] = None
@@ -167,10 +167,10 @@ def from_dict(plain: Any, overrides: Sequence[str], where: str) -> Config:
 
 
 def _delete(tree: Any, override: Override) -> None:
-    """Carry out `~KEY`.
+    """Apply an override `~KEY`.
 
     Raises:
-        ConfigError: nothing is there.
+        ConfigError: there is no such entry.
     """
     parent, _, key = override.key_or_group.rpartition(".")
     node = OmegaConf.select(tree, parent)
@@ -180,7 +180,7 @@ def _delete(tree: Any, override: Override) -> None:
 
 
 def _chosen(choices: Sequence[Override]) -> dict[str, Any]:
-    """{group: its tree} by overrides `group=choice`; a preset (data=dali) chooses for other groups, too."""
+    """{group: its tree} for overrides `group=choice`; a preset such as data=dali sets other groups, too."""
     if not choices:
         return {}
     default, composed = compose_tree(Config, []), compose_tree(Config, [str(each.input_line) for each in choices])

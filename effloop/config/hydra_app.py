@@ -1,4 +1,4 @@
-"""Hydra's command line: its flags, and the runs that they and the overrides ask for."""
+"""Hydra's command line: parse its flags, and compose runs from flags and overrides."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from effloop.registry import choices
 from effloop.system.files import remove_if_empty
 
 MAX_JOBS = 1000
-"""More jobs than this in one sweep are taken for a slip."""
+"""A sweep of more jobs is refused as a probable mistake."""
 
 
 @dataclass(frozen=True)
 class Composed:
-    """What the command line asks for.
+    """A run composed from the command line.
 
     Attributes:
         config: of the run.
-        overrides: what it was composed from, without those of Hydra's own config.
-        folder: for the run, not made yet.
+        overrides: of the run, without those of Hydra's own config.
+        folder: the run folder, not created yet.
     """
 
     config: Config
@@ -47,16 +47,16 @@ class Composed:
 
 
 def compose_run(flags: Sequence[str], overrides: Sequence[str]) -> Composed:
-    """The run that flags and overrides ask for.
+    """Compose the run of flags and overrides.
 
     Raises:
-        ConfigError: they can't be taken, or the run folder can't be made.
+        ConfigError: they are invalid, or the run folder can't be made.
     """
     return _compose(flags, overrides, overrides, "run.dir")
 
 
 def compose_runs(args: list[str]) -> Iterator[Composed]:
-    """The runs that `args` ask for: with -m one for each combination of values; none if a flag prints something.
+    """Compose the runs of `args`: with -m one for each combination of values; none if a flag prints something.
 
     Raises:
         ConfigError: as `compose_run`.
@@ -76,14 +76,14 @@ def compose_runs(args: list[str]) -> Iterator[Composed]:
 
 
 def _values(override: Override) -> list[str]:
-    """An override for each of its values."""
+    """One override for each value of a sweep."""
     if not override.is_sweep_override():
         return [str(override.input_line)]
     return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
 
 
 def _compose(flags: Sequence[str], typed: Sequence[str], overrides: Sequence[str], *folder_keys: str) -> Composed:
-    """A run; its folder is what Hydra's config has under some keys, one below the other."""
+    """Compose a run; its folder's path is made of Hydra's values of `folder_keys`."""
     with messages.in_one_line(Config, typed):
         tree = hydra_setup.compose_tree(Config, [*overrides, *searchpath(flags)], with_hydra=True)
         with _hydra_config(tree):
@@ -97,7 +97,7 @@ def _compose(flags: Sequence[str], typed: Sequence[str], overrides: Sequence[str
 
 @contextmanager
 def _hydra_config(tree: DictConfig) -> Iterator[None]:
-    """Have `${hydra:KEY}` look into a composed tree."""
+    """Make `${hydra:KEY}` resolve from a composed tree."""
     current = HydraConfig.instance()
     before = current.cfg
     current.set_config(tree)
@@ -108,20 +108,20 @@ def _hydra_config(tree: DictConfig) -> Iterator[None]:
 
 
 def without_hydra(tree: DictConfig) -> DictConfig:
-    """The config without Hydra's own."""
-    rest = copy.deepcopy(tree)  # with what `now` has given
+    """A copy of the config without Hydra's own."""
+    rest = copy.deepcopy(tree)  # the cached results of `${now:}`, too
     with flag_override(rest, ["readonly", "struct"], False):
         del rest["hydra"]
     return rest
 
 
 def searchpath(flags: Sequence[str]) -> list[str]:
-    """The override that does what `--config-dir FOLDER` does.
+    """The override equivalent to `--config-dir FOLDER`, if it was given.
 
     Raises:
         ConfigError: there is no such folder.
     """
-    given = [word for flag, word in pairwise(flags) if flag in ("--config-dir", "-cd")]
+    given = [folder for flag, folder in pairwise(flags) if flag in ("--config-dir", "-cd")]
     if not given:
         return []
     if not Path(given[-1]).is_dir():
@@ -130,12 +130,12 @@ def searchpath(flags: Sequence[str]) -> list[str]:
 
 
 def quoted(text: str) -> str:
-    """As the value of an override, whatever is in it."""
+    """Quote any text for the value of an override."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _check_can_be_made(folder: Path) -> None:
-    """Find out now, and not when all is built.
+    """Check early, before models and data are built, that the run folder can be created.
 
     Raises:
         ConfigError: the folder can't be made.
@@ -150,10 +150,10 @@ def _check_can_be_made(folder: Path) -> None:
 
 
 def show(flags: Sequence[str], overrides: Sequence[str]) -> None:
-    """Print what a flag such as --cfg asks for.
+    """Print what a flag such as --cfg shows.
 
     Raises:
-        ConfigError: flags or overrides can't be taken.
+        ConfigError: flags or overrides are invalid.
     """
     with messages.in_one_line(Config, overrides):
         hydra_setup.prepare(Config, overrides)
@@ -166,59 +166,59 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "-c": ("job", "hydra", "all"),
     "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
     "-i": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
-    "--package": (),  # any word
+    "--package": (),
     "-p": (),
     "--config-dir": (),
     "-cd": (),
 }
-"""Of Hydra's flags, those that make sense here, with the words that they take. Not among them is
-`--experimental-rerun`, which unpickles a file."""
+"""Hydra's flags that are supported -> their allowed values, () for any. `--experimental-rerun` isn't: it unpickles a
+file."""
 
 
 def is_sweep(flags: Sequence[str]) -> bool:
-    """Whether each combination of values is asked for."""
+    """Whether flags ask for a sweep."""
     return "-m" in flags or "--multirun" in flags
 
 
 def only_shows(flags: Sequence[str]) -> bool:
-    """Whether Hydra is to print something instead of starting a job."""
+    """Whether flags make Hydra print something instead of starting a job."""
     return any(flag in ("--cfg", "-c", "--info", "-i", "--resolve") for flag in flags)
 
 
 def parse(args: list[str]) -> tuple[list[str], list[str]]:
-    """Hydra's flags with their words, and the rest.
+    """Split arguments into Hydra's flags with their values, and overrides.
 
     Raises:
-        ConfigError: not one of the flags, or not a word that it takes.
+        ConfigError: an unknown flag, or a value that it doesn't accept.
     """
     flags: list[str] = []
     overrides: list[str] = []
     rest = iter(args)
     for arg in rest:
-        flag, equals, word = arg.partition("=")
+        flag, equals, value = arg.partition("=")
         if not arg.startswith("-"):
             overrides.append(arg)
         elif arg in _SWITCHES:
             flags.append(arg)
         elif flag in _OPTIONS:
-            word = word if equals else next(rest, "")
-            if not word or (_OPTIONS[flag] and word not in _OPTIONS[flag]):
-                allowed = choices(word, _OPTIONS[flag]) if _OPTIONS[flag] else "give it a word"
-                raise ConfigError(f"{flag}: '{word}' is not allowed; {allowed}")
-            flags += [flag, word]
+            value = value if equals else next(rest, "")
+            if not value or (_OPTIONS[flag] and value not in _OPTIONS[flag]):
+                allowed = choices(value, _OPTIONS[flag]) if _OPTIONS[flag] else "give it a value"
+                raise ConfigError(f"{flag}: '{value}' is not allowed; {allowed}")
+            flags += [flag, value]
         else:
             raise ConfigError(f"'{arg}' is not a flag; {choices(arg, [*_SWITCHES, *_OPTIONS, '--debug', '--help'])}")
     return flags, overrides
 
 
 def count_jobs(overrides: Sequence[Override]) -> int:
-    """How many jobs a sweep of all combinations has.
+    """The number of jobs of a sweep, one for each combination of values.
 
     Raises:
-        ConfigError: none, or so many that it must be a slip.
+        ConfigError: there is none, or more than `MAX_JOBS`.
     """
     counts = []
-    for override in {each.get_key_element(): each for each in overrides}.values():  # of several with a key the last
+    for override in {each.get_key_element(): each for each in overrides}.values():  # the last of each key
         if not override.is_sweep_override():
             continue
         if not override.is_discrete_sweep():
@@ -232,14 +232,14 @@ def count_jobs(overrides: Sequence[Override]) -> int:
 
 
 def call_hydra(job: TaskFunction, flags: Sequence[str], overrides: Sequence[str]) -> None:
-    """Have Hydra call `job` as flags and overrides say, with its exceptions left to us."""
+    """Run `job` by `hydra.main` with flags and overrides; exceptions are raised here, not printed by Hydra."""
     decorate = hydra.main(
         version_base=hydra_setup.VERSION_BASE,
         config_path=str(hydra_setup.config_root()),
         config_name=hydra_setup.NAME,
     )
     saved_argv, saved_flag = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv = ["effloop", *overrides, *flags]  # argparse wants the overrides side by side
+    sys.argv = ["effloop", *overrides, *flags]  # argparse needs the overrides in one piece
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         decorate(job)()

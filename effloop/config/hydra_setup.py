@@ -1,4 +1,4 @@
-"""Where configs are found: EffLoop's own, the user's, those of plugins; and Hydra made to know them."""
+"""Hydra's search path and config store: EffLoop's configs, the user's and those of plugins."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ VERSION_BASE = "1.3"
 NAME = "train"
 """The primary config, `configs/train.yaml`."""
 EXPERIMENT = "experiment"
-"""The group of overlays; it has no part of its own."""
+"""The config group of overlays, which has no part."""
 
 
 def check_run_name(name: str) -> str:
-    """A run's name, if it is a relative path that stays below `outputs/`.
+    """Check and return a run's name, a relative path that stays below `outputs/`.
 
     Raises:
-        ConfigError: it is absolute, empty, or climbs out.
+        ConfigError: it is absolute or empty, or has `..`.
     """
     path = Path(name)
     if not path.parts or path.is_absolute() or ".." in path.parts:
@@ -41,19 +41,19 @@ def check_run_name(name: str) -> str:
 
 
 def config_root() -> Path:
-    """The folder of the packaged YAML files: inside a wheel, or beside the package in a checkout."""
+    """The folder of EffLoop's YAML files: inside the installed package, or next to it in a checkout."""
     installed = Path(str(files("effloop"))) / "configs"
     return installed if installed.is_dir() else Path(__file__).parents[2] / "configs"
 
 
 class EffLoopSearchPath(SearchPathPlugin):
-    """Adds the user's `./configs` and the plugins' configs behind EffLoop's own."""
+    """Appends the user's `./configs` and the plugins' configs to EffLoop's own."""
 
     plugin_modules: ClassVar[list[str]] = []
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        # Behind, not in front: many projects have a configs/train.yaml of their own, which has
-        # nothing to do with this one. On a clash of names EffLoop's file wins.
+        # Last, because many projects have an unrelated configs/train.yaml of their own: if names
+        # clash, EffLoop's file wins.
         user = Path.cwd() / "configs"
         if user.is_dir() and user.resolve() != config_root().resolve():
             search_path.append("user", f"file://{user}")
@@ -62,11 +62,11 @@ class EffLoopSearchPath(SearchPathPlugin):
 
 
 def prepare(root: type, overrides: Sequence[str] = ()) -> None:
-    """Make every part known to Hydra: plugins, schemas, search path, and names from the shelves.
+    """Register every part with Hydra: plugins, schemas, search path, and lazy names that overrides use.
 
     Args:
         root: the dataclass of the whole config.
-        overrides: what will be composed; it may have lazy names.
+        overrides: those that will be composed.
 
     Raises:
         ConfigError: a plugin doesn't import.
@@ -79,55 +79,54 @@ def prepare(root: type, overrides: Sequence[str] = ()) -> None:
     store.store(name="train_schema", node=root)
     for group, parts in registry.groups.items():
         for name in parts:
-            # `name_schema` is what a YAML file of the same name builds on; `name` serves where a
-            # part ships no YAML.
+            # A YAML file `name` builds on `name_schema`; `name` itself is stored for a part without a YAML file.
             _store(group, f"{name}_schema", name, parts[name].config)
             if not _has_yaml(group, name):
                 _store(group, name, name, parts[name].config)
-        for name in _asked_for(group, overrides):
+        for name in _chosen_names(group, overrides):
             if name not in parts and not _has_yaml(group, name) and name in parts.named_lazily():
                 store.store(group=group, name=name, node=OmegaConf.structured(parts.named_lazily()[name]))
 
 
 _stored: dict[tuple[str, str], type] = {}
-"""What Hydra knows already: to tell it again was a fifth of the time of composing."""
+"""Configs that are stored already: storing them again took a fifth of the time of composing."""
 
 
 def _store(group: str, key: str, name: str, config: type) -> None:
-    """Make a part's fields known as GROUP/KEY."""
+    """Store a part's config as GROUP/KEY."""
     if _stored.get((group, key)) is not config:
         node = OmegaConf.structured(config)
         node.name = name
-        _open(node)
+        _allow_new_keys(node)
         ConfigStore.instance().store(group=group, name=key, node=node)
         _stored[group, key] = config
 
 
-def _open(node: DictConfig) -> None:
-    """Let overrides add to what is a dict in a part's dataclass, such as the operations of a recipe, without a `+`."""
+def _allow_new_keys(node: DictConfig) -> None:
+    """Let overrides add keys without a `+` to the dicts of a part's config, such as a recipe's operations."""
     for key in node:
         child = node._get_node(key)
         if isinstance(child, DictConfig) and OmegaConf.get_type(child) is dict:
             OmegaConf.set_struct(child, False)
 
 
-def _asked_for(group: str, overrides: Sequence[str]) -> list[str]:
-    """Names that overrides, and the experiments among them, choose in a group; maybe a few words more."""
+def _chosen_names(group: str, overrides: Sequence[str]) -> list[str]:
+    """Names that overrides and their experiments choose in a group; may contain other words, too."""
     values = [o.partition("=")[2] for o in overrides if o.partition("=")[0].lstrip("+") == group]
     names = re.findall(r"[\w./-]+", " ".join(values))  # of a=b, a=b,c and a=choice(b,c)
     if group != EXPERIMENT:
-        for experiment in _asked_for(EXPERIMENT, overrides):
+        for experiment in _chosen_names(EXPERIMENT, overrides):
             names += _defaults_of(experiment, f"override /{group}")
     return names
 
 
 def _defaults_of(experiment: str, key: str) -> list[str]:
-    """What an experiment's list of defaults has under `key`."""
+    """The values of `key` in an experiment's defaults list."""
     for folder in config_folders():
         try:
             plain = yaml.safe_load((folder / EXPERIMENT / f"{experiment}.yaml").read_text("utf-8"))
         except (OSError, ValueError, yaml.YAMLError):
-            continue  # Hydra will say what is wrong with it
+            continue  # Hydra reports the error
         entries = plain.get("defaults") if isinstance(plain, dict) else None
         return [str(entry[key]) for entry in entries or () if isinstance(entry, dict) and key in entry]
     return []
@@ -138,24 +137,24 @@ def _has_yaml(group: str, name: str) -> bool:
 
 
 def config_folders() -> list[Traversable]:
-    """Where YAML files are looked for once plugins are loaded, the first having the last word."""
+    """The folders of YAML files, after plugins are loaded; earlier ones take precedence."""
     plugins = [files(module.partition(".")[0]) / "configs" for module in EffLoopSearchPath.plugin_modules]
     return [config_root(), Path.cwd() / "configs", *plugins]
 
 
 def compose_tree(root: type, overrides: list[str], *, with_hydra: bool = False) -> DictConfig:
-    """`configs/train.yaml` with overrides, as Hydra composes it, not yet checked.
+    """Compose `configs/train.yaml` and overrides by Hydra; the result is unchecked.
 
     Args:
         root: the dataclass of the whole config.
         overrides: none of them a sweep.
-        with_hydra: leave Hydra's own config in, as `hydra`.
+        with_hydra: keep Hydra's own config, as `hydra`.
     """
     prepare(root, overrides)
     current = GlobalHydra.instance()
-    callers, current.hydra = current.hydra, None  # the caller may be a Hydra application itself
+    callers_hydra, current.hydra = current.hydra, None  # the caller may be a Hydra application itself
     try:
         with hydra.initialize_config_dir(version_base=VERSION_BASE, config_dir=str(config_root())):
             return hydra.compose(NAME, overrides=overrides, return_hydra_config=with_hydra)
     finally:
-        current.hydra = callers
+        current.hydra = callers_hydra

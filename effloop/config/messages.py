@@ -1,4 +1,4 @@
-"""Hydra's and OmegaConf's errors as one line: what, got, allowed, fix."""
+"""One-line messages for the errors of Hydra and OmegaConf: what, got, allowed, fix."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _PLUGINS = {
     "hydra/launcher/ray": "ray",
     "hydra/sweeper/optuna": "optuna",
 }
-"""Choices that a package of Hydra's makes -> the extra that installs it."""
+"""Choices that need a plugin of Hydra -> the extra that installs it."""
 
 
 @contextmanager
 def in_one_line(root: type, overrides: Sequence[str] = ()) -> Iterator[None]:
-    """Turn what Hydra, OmegaConf and YAML raise inside the block into a `ConfigError` of one line.
+    """Turn errors of Hydra, OmegaConf and YAML inside the block into a `ConfigError` of one line.
 
     Args:
-        root: the dataclass of the whole config, to find the nearest name in.
-        overrides: what was asked for, to quote from.
+        root: the dataclass of the whole config, for suggestions of keys.
+        overrides: as typed, to be quoted in messages.
     """
     try:
         yield
@@ -51,7 +51,6 @@ def in_one_line(root: type, overrides: Sequence[str] = ()) -> Iterator[None]:
 
 
 def _explain(error: BaseException, root: type, overrides: Sequence[str]) -> str:
-    """One line for an error of the config's makers."""
     chain = list(_chain(error))
     for link in chain:
         if isinstance(link, ConfigError):
@@ -59,7 +58,7 @@ def _explain(error: BaseException, root: type, overrides: Sequence[str]) -> str:
     for link in chain:
         if isinstance(link, ConfigAttributeError | ConfigKeyError):
             return _unknown_key(str(link.full_key), root)
-        line = _known(link, overrides)
+        line = _explain_known(link, overrides)
         if line:
             return line
     return " ".join(str(error).split())
@@ -71,9 +70,9 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _known(error: BaseException, overrides: Sequence[str]) -> str | None:
-    """The line for one of the errors that users meet; None for any other."""
-    key = str(getattr(error, "full_key", None) or "").replace("hydra.run.dir", "run")  # where `run` ends up
+def _explain_known(error: BaseException, overrides: Sequence[str]) -> str | None:
+    """The line for a common error; None for any other."""
+    key = str(getattr(error, "full_key", None) or "").replace("hydra.run.dir", "run")  # it is made of `run`
     match error:
         case MissingConfigException():
             return _unknown_choice(str(error.missing_cfg_file), error.options or ())
@@ -88,7 +87,7 @@ def _known(error: BaseException, overrides: Sequence[str]) -> str | None:
         case UnsupportedInterpolationType():
             return f"{key}: {_first_line(error)}; use ${{KEY}} or ${{oc.env:VARIABLE}}"
         case InterpolationResolutionError() if "Recursive" in str(error):
-            return f"{key}: its interpolations run in a circle; set {key}=VALUE"
+            return f"{key}: its interpolations refer to each other in a circle; set {key}=VALUE"
         case InterpolationResolutionError():
             return f"{key}: {_first_line(error)}; set {key}=VALUE"
         case ValidationError() if key:
@@ -110,17 +109,17 @@ def _first_line(error: BaseException) -> str:
 
 
 def _unknown_choice(path: str, found: Sequence[str]) -> str:
-    """Of a group's choices, `found` are those that Hydra knows: YAML files, and parts that have none."""
+    """The line for an unknown choice; `found` are those that Hydra knows: YAML files, and parts without one."""
     group, _, name = path.rpartition("/")
     if path in _PLUGINS:
         return f"{group}={name} needs a package that isn't installed; pip install 'effloop[{_PLUGINS[path]}]'"
     parts = groups.get(group)
     names = {each for each in found if not each.endswith("_schema")} | (set(parts.named_lazily()) if parts else set())
-    first = parts.names() if parts else []  # before what is made of them, for the line may be cut
-    have = [*first, *sorted(names.difference(first))]
-    if not have:
-        return f"{group or path}: no choice '{name}'; python -m effloop list shows what there is"
-    return f"{group}: no choice '{name}'; {choices(name, have)}"
+    first = parts.names() if parts else []  # before presets and lazy names, as the line may be cut
+    known = [*first, *sorted(names.difference(first))]
+    if not known:
+        return f"{group or path}: no choice '{name}'; python -m effloop list shows all"
+    return f"{group}: no choice '{name}'; {choices(name, known)}"
 
 
 def _not_an_override(override: str, message: str) -> str:
@@ -128,7 +127,7 @@ def _not_an_override(override: str, message: str) -> str:
         return f"{override}: an empty sweep, 0 values; give at least one"
     if "=" in override:
         key, _, value = override.partition("=")
-        return f"""{override}: the value can't be read; quote what is special in it: '{key}="{value}"'"""
+        return f"""{override}: the value can't be parsed; quote special characters: '{key}="{value}"'"""
     return f"'{override}' is neither a command nor an override; write KEY=VALUE, see python -m effloop --help"
 
 
@@ -156,7 +155,7 @@ def _unknown_key(key: str, root: type) -> str:
 
 
 def _all_keys(root: type) -> list[str]:
-    """Every key that some choice of parts has."""
+    """Every key of the root and of any part."""
     keys = [field.name for field in fields(root)]
     keys += [f"{name}.{key}" for name, kind in _nested(root) for key in sorted(_fields(kind))]
     for group, parts in groups.items():
@@ -166,7 +165,7 @@ def _all_keys(root: type) -> list[str]:
 
 
 def _nested(root: type) -> list[tuple[str, type]]:
-    """Dataclasses of the root that are no parts."""
+    """Dataclass fields of the root that aren't parts."""
     kinds = [(name, kind) for name, kind in get_type_hints(root).items() if isinstance(kind, type)]
     return [(name, kind) for name, kind in kinds if is_dataclass(kind) and not issubclass(kind, PartConfig)]
 
@@ -176,10 +175,10 @@ def _fields(kind: type) -> set[str]:
 
 
 def refuse_unknown_keys(tree: DictConfig) -> None:
-    """Refuse what `+key=value` put where no dataclass has such a field.
+    """Check that `+key=value` added no key that no dataclass has.
 
     Raises:
-        ConfigError: an unknown key; the line has the nearest one.
+        ConfigError: an unknown key; the line suggests the nearest one.
     """
     root = OmegaConf.get_type(tree)
     assert root is not None

@@ -1,4 +1,4 @@
-"""The whole config as a typed tree, and what its values may be."""
+"""The whole config as dataclasses, and the checks of its values."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from effloop.task import TaskConfig
 
 @dataclass
 class SweepConfig:
-    """How the jobs of a sweep are treated; without meaning for a single run.
+    """Options of a sweep; a single run ignores them.
 
     Attributes:
-        resume: go on with the sweep in its folder: what is done is left alone, what was begun goes on.
-        prune: end a run early whose validation score is worse than the median of the others' at the same epoch.
+        resume: continue the sweep in its folder: finished jobs are kept, unfinished ones are resumed.
+        prune: end a run early if its validation score is worse than the median of the others' at the same epoch.
     """
 
     resume: bool = False
@@ -38,33 +38,33 @@ class SweepConfig:
 
 @dataclass
 class Config:
-    """The root: one field per config group, and short names for what is often swept.
+    """The root: one field per config group, and short names for values that are often swept.
 
     Attributes:
         batch_size: images per rank and step; the global batch size is printed.
         num_workers: threads or processes that load, per split in use; `auto` is the cores this
-            rank may use; 0 loads in the loop's own thread.
+            rank may use; 0 loads in the training thread.
         epochs: passes over the training split.
         lr: peak learning rate of the schedule; null takes `optim.lr`.
-        seed: of the order, of every sample's random numbers and of the weights.
-        amp: true is short for precision=amp, false for precision=fp32; null leaves it to `precision`.
+        seed: of the data order, augmentation and the initial weights.
+        amp: true is short for precision=amp, false for precision=fp32; null: `precision` decides.
         compile: compile the model with torch.compile; `auto` measures whether that is faster.
         channels_last: memory layout of images and weights; `auto` measures which is faster.
-        cudnn_benchmark: let cuDNN try its algorithms for each shape and keep the fastest; null is yes, unless
+        cudnn_benchmark: let cuDNN time its algorithms for each shape and keep the fastest; null is true, unless
             `deterministic`; `auto` measures whether that is faster.
         deterministic: only algorithms that give the same bits every time, which some GPU operations lack.
-        reuse_memory: keep freed memory for the next step and the next image instead of giving it back; from the
-            first loader or run that sets it, for as long as the process lives. Worker processes always do.
+        reuse_memory: keep freed memory for the next step and the next image instead of returning it to the system;
+            from the first loader or run that sets it until the process ends. Worker processes always do.
         accumulate: batches per optimizer update.
         max_grad_norm: L2 norm that an update's gradients are clipped to; null is no limit.
-        image_size: height and width of what the model sees, in pixels.
+        image_size: height and width of the model's input, in pixels.
         progressive: image sizes to train at, for equally many epochs each, in this order; empty is `image_size`
             throughout. Evaluation is always at `image_size`.
         device: auto, cpu, cuda or cuda:N.
         resume: a run folder or checkpoint file to continue from, in a new run folder.
         run: name of the run folder below `outputs/`.
-        objective: what the runs of a sweep are compared by, and what a search is for; null is the task's first score.
-        sweep: how the jobs of a sweep are treated.
+        objective: what the runs of a sweep are compared by, and a search optimizes; null is the task's first score.
+        sweep: options of a sweep.
     """
 
     data: DataConfig = MISSING
@@ -133,7 +133,7 @@ class Config:
         self._check_sizes()
 
     def _check_speed(self) -> None:
-        """Refuse words other than `auto` where true or false belongs, and wishes that contradict each other."""
+        """Check the keys that are true, false or `auto`."""
         for key in ("compile", "channels_last", "cudnn_benchmark"):
             if isinstance(getattr(self, key), str) and getattr(self, key) != "auto":
                 raise ConfigError(f"{key}: {getattr(self, key)!r} is not allowed; set true, false or auto")
@@ -144,7 +144,7 @@ class Config:
             )
 
     def _check_sizes(self) -> None:
-        """Refuse image sizes that can't be, or too many for the epochs."""
+        """Check the image sizes of `progressive`, and that there are enough epochs for them."""
         for size in self.progressive:
             if size < 1:
                 raise ConfigError(f"progressive: {size} is not a size in pixels; set whole numbers above 0")
@@ -155,5 +155,5 @@ class Config:
 
 
 def word(value: bool | str) -> str:
-    """A value as it is typed."""
+    """A value as users type it."""
     return str(value).lower()

@@ -94,8 +94,8 @@ def test_what_differs_is_named_before_the_start(run: Path, capsys: pytest.Captur
         f"replay of {run}, what differs:",
         "  task.label_smoothing: 0.1 then, 0.0 now",
         "  seed: 0 then, 1 now",
-        "  it went on from epoch 1 with lr=0.5, which the replay has from its beginning",
-        "  it went on from epoch 1 elsewhere: python: 1 then, 2 now",
+        "  it was resumed at epoch 1 with lr=0.5, which the replay uses from the start",
+        "  it was resumed at epoch 1 in another environment: python: 1 then, 2 now",
         f"  python: 3.12.0 then, {environment['python']} now",
         f"  torch: 2.14.0 then, {environment['packages']['torch']} now",
     ]
@@ -114,7 +114,7 @@ def test_a_changed_file_is_named_before_the_start(photos: Path, here: Path, caps
 
     for name in "01234567":
         shutil.copyfile(data / "train/a/000.jpg", data / f"train/a/{name}.jpg")
-    *_, counted, changed = replay.differing(
+    *_, counted, changed = replay.find_differences(
         read_run(Path("outputs/x")), configs.load(Path("outputs/x/config.yaml"), ["data.root=data"])
     )
     assert counted.startswith("train: 40 samples, 30,")
@@ -126,9 +126,9 @@ def test_packed_data(photos: Path, here: Path) -> None:
     root = write_as("memmap", photos, here / "set.effloop")
     assert train(root, "run=x", "epochs=1", "record=none", "checkpoint=none") == 0
     original, config = read_run(Path("outputs/x")), configs.load(Path("outputs/x/config.yaml"))
-    assert [*replay.differing(original, config)] == []
+    assert [*replay.find_differences(original, config)] == []
     root.touch()
-    assert [*replay.differing(original, config)] == [f"data: files changed since then: {root}"]
+    assert [*replay.find_differences(original, config)] == [f"data: files changed since then: {root}"]
 
 
 def test_what_a_run_began_from(original: Path, photos: Path, here: Path) -> None:
@@ -136,9 +136,9 @@ def test_what_a_run_began_from(original: Path, photos: Path, here: Path) -> None
     assert train(photos, "run=x", "resume=earlier", "epochs=2") == 0
     run, config = read_run(Path("outputs/x")), configs.load(Path("outputs/x/config.yaml"))
     assert run.data["resume"]["path"] == str(here / "earlier/checkpoints/last.ckpt")
-    assert [*replay.differing(run, config)] == []
+    assert [*replay.find_differences(run, config)] == []
     assert main(["resume", "earlier", "epochs=2"]) == 0
-    (line,) = replay.differing(run, config)
+    (line,) = replay.find_differences(run, config)
     assert line.startswith("resume: ")
 
 
