@@ -167,6 +167,7 @@ class TestRunFolder:
         assert "can't be made" in err
         assert err.count("\n") == 1
 
+    @pytest.mark.slow
     def test_beside_a_package_that_is_half_uninstalled(self, tmp_path: Path, photos: Path) -> None:
         (tmp_path / "site/~orch-1.0.dist-info").mkdir(parents=True)
         args = [f"data.root={photos}", *TINY, "epochs=1", "run=x"]
@@ -263,6 +264,7 @@ def test_nothing_that_runs_what_it_reads() -> None:
     assert not found
 
 
+@pytest.mark.slow
 def test_compose_inside_of_a_hydra_application(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(
         "import effloop, hydra\n"

@@ -188,14 +188,6 @@ def test_trains_a_task_of_its_own(tmp_path: Path) -> None:
     assert f"{last['mae']:.4f}" in out
 
 
-def test_mixing_is_for_classes(tmp_path: Path) -> None:
-    install(tmp_path / "site", "numbers_for_effloop", {"__init__.py": TASK})
-    args = ["data=greys", "task=numbers", "augment.mixup=0.4", *TINY]
-    code, _, err = call(*args, cwd=tmp_path, path=tmp_path / "site", forked=False)
-    assert (code, err.count("\n")) == (2, 1)
-    assert err.startswith("effloop: augment.mixup: 0.4 mixes classes, and task=numbers has none; ")
-
-
 def test_is_listed(site: Path, tmp_path: Path) -> None:
     out = call("list", cwd=tmp_path, path=site, forked=False)[1]
     lines = [line.split(maxsplit=2) for line in out.splitlines()]
@@ -209,7 +201,13 @@ def test_mistyped_key_of_a_plugin(site: Path, tmp_path: Path) -> None:
     assert err == "effloop: 'decode.whte' is not a key of the config; did you mean 'decode.white'?\n"
 
 
-@pytest.mark.parametrize("text", ["import nothing_of_this_name", "1 / 0", "def broken(:"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import nothing_of_this_name",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("1 / 0", "def broken(:")),
+    ],
+)
 def test_that_does_not_import(tmp_path: Path, text: str) -> None:
     install(tmp_path / "site", "broken_for_effloop", {"__init__.py": text})
     code, out, err = call("list", cwd=tmp_path, path=tmp_path / "site", forked=False)

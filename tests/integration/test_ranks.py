@@ -287,6 +287,7 @@ STOPS = """
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_stops_in_evaluation_is_named(photos: Path, tmp_path: Path) -> None:
     script = STOPS.format(overrides=[f"data.root={photos}", *DDP, "parallel.timeout_s=3"])
     (code, _, err), (killed, _, _) = run_script(script, tmp_path)

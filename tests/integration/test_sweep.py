@@ -115,6 +115,7 @@ class TestJobs:
         assert [row["step"] for row in rows(found[1].path) if row["split"] == "val"] == [5]
 
 
+@pytest.mark.slow
 def test_two_at_once(here: Path, photos: Path, capfd: pytest.CaptureFixture[str]) -> None:
     args = ["-m", f"data.root={photos}", *TINY, *QUIET, "epochs=500,501", "run=x"]
     with start(*args, cwd=here) as process:

@@ -196,6 +196,7 @@ def test_autocast_and_frozen_blocks() -> None:
     assert_same(run(checkpointed=True), run(checkpointed=False))
 
 
+@pytest.mark.slow
 def test_compiled() -> None:
     def run(*, checkpointed: bool) -> dict[str, Tensor]:
         torch.compiler.reset()

@@ -1,0 +1,21 @@
+"""What a loader is refused, before anything is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from runs import TINY
+
+import effloop
+from effloop.errors import ConfigError
+from effloop.task.classification import Classification
+
+
+@pytest.mark.parametrize("key", ["mixup", "cutmix"])
+def test_mixing_is_for_classes(photos: Path, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    config = effloop.compose([f"data.root={photos}", *TINY, f"augment.{key}=0.4"])
+    effloop.build_loader(config).close()
+    monkeypatch.setattr(Classification, "mixes", False)  # as of a task whose targets are numbers
+    with pytest.raises(ConfigError, match=rf"augment\.{key}: 0\.4 mixes classes, .* set augment\.{key}=0"):
+        effloop.build_loader(config)
