@@ -54,9 +54,9 @@ def resolve_auto(config: Config, task: Task, parallel: Parallel) -> tuple[Resolv
             # What cuDNN has found, by trying or not, holds for the life of a process.
             make = partial(_elsewhere, stack) if key == "cudnn_benchmark" else _trial
             steps = {word: make(each, task, num_outputs, parallel.device) for word, each in values.items()}
-            verdict = fastest(key, steps)
-        trial = values[parallel.on_rank0(lambda found=verdict: found.name)]  # type: ignore[misc]
-        lines.append(verdict.line)
+            winner = fastest(key, steps)
+        trial = values[parallel.on_rank0(lambda found=winner: found.name)]  # type: ignore[misc]
+        lines.append(winner.line)
     return trial, lines
 
 

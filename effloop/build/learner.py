@@ -87,7 +87,7 @@ def build_learner(environment: Environment, data: Data, start: Start, advise: Ad
     model = build_model(config, num_outputs, parallel.device)
     notes = _load(model, environment, data, start)
     found = None
-    if advise or parallel.world_size > 1 or config.model.freeze:  # who asks for neither doesn't pay for it
+    if advise or parallel.world_size > 1 or config.model.freeze:  # else nobody needs it
         with determinism_explained():
             found = probe(model, config.image_size, channels_last=config.channels_last)
     if advise and found:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import effloop
 from effloop import config as configs
+from effloop.build.resolve import num_workers
 from effloop.cli.command import command
-from effloop.cli.splits import num_threads, open_splits
+from effloop.cli.splits import open_splits
 from effloop.convert.convert import convert
 from effloop.convert.options import ConvertOptions
 from effloop.data.decode import decoders
@@ -20,5 +21,5 @@ def convert_data(options: ConvertOptions, overrides: list[str]) -> int:
     """
     config = configs.compose(overrides)
     opened = open_splits(config, options.splits)
-    convert(options, opened, decoders.build(config.decode), num_threads(config), effloop.__version__)
+    convert(options, opened, decoders.build(config.decode), num_workers(config), effloop.__version__)
     return 0

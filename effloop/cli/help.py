@@ -15,13 +15,20 @@ from effloop.cli.choices import GROUPS, choices_of
 from effloop.cli.command import Command, commands
 from effloop.cli.options import Option, options_of, sections
 from effloop.config import Config, hydra_setup
+from effloop.errors import ConfigError
+from effloop.registry import groups
 
 _WIDTH = 80  # letters
 
 
 def overview() -> str:
     """All commands, all parts, and the keys that are changed most."""
-    names = ((group, ", ".join(choices_of(group))) for group in GROUPS)
+    problem: list[str] = []
+    try:
+        names = [(group, ", ".join(choices_of(group))) for group in GROUPS]
+    except ConfigError as error:  # a plugin that doesn't import
+        names = [(group, ", ".join(parts)) for group, parts in groups.items()]
+        problem = ["", f"effloop: {error}"]
     keys = ", ".join(setting for setting, _ in _keys() if not {".", "$"} & {*setting})
     lines = [
         "EffLoop trains image models on PyTorch as fast as the machine allows.",
@@ -36,6 +43,7 @@ def overview() -> str:
         "  data.root=PATH has train/CLASS/*.jpg and val/CLASS/*.jpg, or is a dataset",
         "Flags: -m KEY=A,B (a run for each)  --cfg job (print the config)  --debug",
         "Runs land in ./outputs; configs of your own are ./configs/GROUP/NAME.yaml.",
+        *problem,
     ]
     return "\n".join(lines) + "\n"
 

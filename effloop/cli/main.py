@@ -10,7 +10,7 @@ from effloop import registry
 from effloop.cli import bench, choices, convert, diff, evaluate, replay, report, resume, show, train, verify  # noqa: F401
 from effloop.cli.command import commands
 from effloop.cli.help import of_command, overview
-from effloop.errors import ConfigError, EffLoopError
+from effloop.errors import ConfigError, EffLoopError, InterruptedRunError
 from effloop.parallel.rank_env import detect_launcher
 from effloop.system.processes import discard_output
 
@@ -25,15 +25,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(args)
     except EffLoopError as error:
-        if "--debug" in args:
+        if "--debug" in args and not isinstance(error, InterruptedRunError):
             raise
         print(f"effloop: {error}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:  # whoever read our output has gone
         discard_output()
         return 141
-    except KeyboardInterrupt as interrupt:
-        print(f"effloop: {interrupt.__cause__ or 'interrupted'}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("effloop: interrupted", file=sys.stderr)
         return 130
 
 
@@ -43,6 +43,8 @@ def entry() -> None:
 
 
 def _dispatch(args: list[str]) -> int:
+    debug = [word for word in args if word == "--debug"]
+    args = [word for word in args if word != "--debug"]
     name = args[0] if args and args[0] in commands else None
     if {"-h", "--help"} & {*args}:
         print(of_command(commands[name]) if name else overview(), end="")
@@ -59,4 +61,4 @@ def _dispatch(args: list[str]) -> int:
         raise ConfigError(
             f"{name}: this is one of {env.world_size} ranks, but a single process does it; leave torchrun or srun out"
         )
-    return command.run(args[1:] if name else args)
+    return command.run([*(args[1:] if name else args), *debug])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Annotated, Literal
 from effloop.build.loader import build_loader
 from effloop.cli.command import command
 from effloop.config import Config, hydra_app
-from effloop.errors import ConfigError
+from effloop.errors import ConfigError, EffLoopError
 from effloop.record import grid
 from effloop.runs.folder import RunInfo, claim_run_dir, write_run_info
 
@@ -40,8 +41,19 @@ def show(options: ShowOptions, overrides: list[str]) -> int:
     It has a column for each epoch and is samples.png in a run folder of its own; with -m there is one for each
     combination of values.
     """
-    for run in hydra_app.compose_runs(overrides):
-        _draw(options, run.config, run.overrides, run.folder)
+    failed: list[EffLoopError] = []
+    count = 0
+    for count, run in enumerate(hydra_app.compose_runs(overrides), start=1):
+        try:
+            _draw(options, run.config, run.overrides, run.folder)
+        except EffLoopError as error:
+            failed.append(error)
+            if {"-m", "--multirun"} & {*overrides}:
+                print(f"effloop: job {count - 1} ({' '.join(run.overrides)}): {error}", file=sys.stderr)
+    if len(failed) == count == 1:
+        raise failed[0]
+    if failed:
+        raise ConfigError(f"{len(failed)} of {count} pictures can't be drawn; each line above says why")
     return 0
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from effloop.config import Config
 from effloop.data.source import Source, sources
 from effloop.errors import DataError
-from effloop.system.hardware import available_cores
 
 
 def open_splits(config: Config, splits: Sequence[str]) -> dict[str, Source]:
@@ -29,8 +28,3 @@ def open_splits(config: Config, splits: Sequence[str]) -> dict[str, Source]:
     if failed:
         raise failed[0]
     return opened
-
-
-def num_threads(config: Config) -> int:
-    """How many threads work on samples: `num_workers`, or all cores that this process may use."""
-    return available_cores() if isinstance(config.num_workers, str) else config.num_workers

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from effloop import config as configs
+from effloop.build.resolve import num_workers
 from effloop.cli.command import command
-from effloop.cli.splits import num_threads, open_splits
+from effloop.cli.splits import open_splits
 from effloop.convert.options import Splits, split_names
 from effloop.convert.verify import Problems, show, verify
 from effloop.data.decode import decoders
@@ -35,6 +36,6 @@ def verify_data(options: VerifyOptions, overrides: list[str]) -> int:
     config = configs.compose(overrides)
     with Problems(options.out) as problems:
         opened = open_splits(config, split_names(options.split))
-        reports = verify(opened, decoders.build(config.decode), num_threads(config), problems)
+        reports = verify(opened, decoders.build(config.decode), num_workers(config), problems)
     show(reports, problems)
     return 1 if problems.count else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,6 @@ from effloop.config.compose import finish
 from effloop.config.schema import Config
 from effloop.errors import ConfigError
 from effloop.registry import choices
-from effloop.system.files import remove_if_empty
 
 MAX_JOBS = 1000
 """A sweep of more jobs is refused as a probable mistake."""
@@ -71,8 +71,12 @@ def compose_runs(args: list[str]) -> Iterator[Composed]:
             parsed = OverridesParser.create().parse_overrides(overrides)
         count_jobs(parsed)
         values = [_values(override) for override in {each.get_key_element(): each for each in parsed}.values()]
+        shared = ""
         for number, chosen in enumerate(product(*values)):
-            yield _compose(flags, overrides, [*chosen, f"hydra.job.num={number}"], "sweep.dir", "sweep.subdir")
+            words = [*chosen, f"hydra.job.num={number}", *[shared] * bool(shared)]
+            composed = _compose(flags, overrides, words, "sweep.dir", "sweep.subdir")
+            shared = f"hydra.sweep.dir={quoted(str(composed.folder.parent))}"  # the time in it is the first one's
+            yield composed
 
 
 def _values(override: Override) -> list[str]:
@@ -87,9 +91,12 @@ def _compose(flags: Sequence[str], typed: Sequence[str], overrides: Sequence[str
     with messages.in_one_line(Config, typed):
         tree = hydra_setup.compose_tree(Config, [*overrides, *searchpath(flags)], with_hydra=True)
         with _hydra_config(tree):
-            task: Any = OmegaConf.to_container(tree.hydra.overrides.task)  # as typed, interpolations and all
             folder = Path(*(str(OmegaConf.select(tree, f"hydra.{key}")) for key in folder_keys))
-            os.environ.update(OmegaConf.to_container(tree.hydra.job.env_set))  # type: ignore[arg-type]
+        with flag_override(tree.hydra, ["readonly", "struct"], False):
+            tree.hydra.runtime.output_dir = str(folder.absolute())
+        with _hydra_config(tree):
+            task: Any = OmegaConf.to_container(tree.hydra.overrides.task)  # as typed, interpolations and all
+            os.environ.update(OmegaConf.to_container(tree.hydra.job.env_set, resolve=True))  # type: ignore[arg-type]
             config = finish(without_hydra(tree), task)
     _check_can_be_made(folder)
     return Composed(config, task, Path(os.path.relpath(folder)))
@@ -135,18 +142,17 @@ def quoted(text: str) -> str:
 
 
 def _check_can_be_made(folder: Path) -> None:
-    """Check early, before models and data are built, that the run folder can be created.
+    """Check that the run folder can be made, before anything is built; nothing is made, as others may start meanwhile.
 
     Raises:
         ConfigError: the folder can't be made.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"run: '{error.filename}' can't be made in {Path.cwd()}: {error.strerror}; start from another folder"
-        ) from error
-    remove_if_empty(folder)
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
+    reason = "" if there.is_dir() else os.strerror(errno.ENOTDIR)
+    if not reason and not os.access(there, os.W_OK | os.X_OK):
+        reason = os.strerror(errno.EROFS if os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES)
+    if reason:
+        raise ConfigError(f"run: '{folder}' can't be made in {there}: {reason}; start from another folder")
 
 
 def show(flags: Sequence[str], overrides: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,8 @@ class RankSession:
     def fail(self) -> None:
         """Tell the other ranks that rank 0 has no run for them."""
         if self._group.env.rank == 0 and not self.shared:
-            self._publish("failed")
+            with suppress(RuntimeError):  # the store has gone
+                self._publish("failed")
 
     def run(self) -> None:
         """Carry out what rank 0 has shared.

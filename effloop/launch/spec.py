@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +44,3 @@ class RunSpec:
         """What `to_plain` gave."""
         config = configs.from_dict(plain["config"], (), "the config of this run")
         return cls(config, plain["overrides"], Path(plain["folder"]), plain["resume"], plain["note"])
-
-    def to_json(self) -> str:
-        """As text, for another process."""
-        return json.dumps(self.to_plain())

@@ -348,3 +348,8 @@ def test_a_launcher_that_is_not_installed(choice: str, extra: str) -> None:
     group = choice.partition("/")[0]
     line = f"hydra/{group}={extra} needs a package that isn't installed; pip install 'effloop[{extra}]'"
     assert str(caught.value) == line
+
+
+def test_debug_may_come_before_the_command(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--debug", "list", "decode"]) == 0
+    assert "pillow" in capsys.readouterr().out
