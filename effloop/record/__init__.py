@@ -1,4 +1,4 @@
-"""What a run leaves behind, and what it shows while it goes on."""
+"""Recorders: the files, progress and tracker entries of a run."""
 
 from effloop.record import run
 from effloop.record.base import Position, RecordConfig, Recorder, recorders

@@ -1,4 +1,4 @@
-"""Files that grow, and that a full disk leaves readable."""
+"""Append-only files that stay readable when the disk is full."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 
 
 class AppendFile:
-    """A file that grows by whole records: of one that can't be written nothing stays behind.
+    """A file that is appended to in whole records: one that can't be written completely is removed.
 
-    TensorBoard doesn't read on behind a part of a record, nor do most readers of JSON lines.
+    TensorBoard stops reading at an incomplete record, and so do most readers of JSON lines.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or make the file at `path`, to be written at its end.
+        """Open or create the file.
 
         Raises:
-            OSError: it can't be.
+            OSError: it can't be opened.
         """
-        self._file = path.open("ab", buffering=0)  # a buffer would break records where it is full
+        self._file = path.open("ab", buffering=0)  # a buffer would be flushed in the middle of a record
 
     def write(self, record: bytes) -> None:
         """Append a record.
@@ -31,12 +31,11 @@ class AppendFile:
         rest = memoryview(record)
         try:
             while rest:
-                rest = rest[self._file.write(rest) :]  # a disk that is nearly full takes a part
+                rest = rest[self._file.write(rest) :]  # a write may be partial if the disk is nearly full
         except OSError:
             with suppress(OSError):
                 self._file.truncate(end)
             raise
 
     def close(self) -> None:
-        """Close it."""
         self._file.close()

@@ -18,7 +18,7 @@ class RecordConfig(PartConfig):
     """Fields that every recorder has.
 
     Attributes:
-        log_every: updates between two lines of the log; only then does the host wait for the device.
+        log_every: updates between two lines of the log; the host waits for the device only to write one.
     """
 
     log_every: int = 10
@@ -37,11 +37,11 @@ class RecordConfig(PartConfig):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The position of a run.
+    """A run's progress.
 
     Attributes:
         epoch: counted from 0.
-        epochs: how many the run has.
+        epochs: number of epochs of the run.
         update: updates done in this epoch.
         updates: updates in an epoch.
         step: updates done in the run.
@@ -61,28 +61,28 @@ class Recorder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
-        """The run is over, or was stopped by `error`, which is of type `kind`."""
+        """The run has ended, or was stopped by `error` of type `kind`."""
 
     def note(self, line: str) -> None:
         """Write a line to the log."""
 
     def images(self, name: str, preview: Previews) -> None:
-        """Show samples; `preview` loads them, if they are shown."""
+        """Show samples; `preview` loads them, and is called only if they are shown."""
 
     def wait(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The same batches; the time spent waiting for each is measured."""
+        """Yield the same batches, and measure the time spent waiting for each."""
         yield from batches
 
     def step(self, position: Position, metrics: Metrics, lr: float) -> None:
-        """An update was done; `metrics` has this epoch's sums so far, on the device."""
+        """An optimizer update is done; `metrics` has this epoch's sums so far, on the device."""
 
     def span(self, name: str, position: Position) -> AbstractContextManager[None]:
-        """Time what isn't training: `evaluation`, `checkpoint`."""
+        """Measure the time of something besides training: `evaluation`, `checkpoint`."""
         del name, position
         return nullcontext()
 
     def epoch(self, position: Position, scores: Mapping[str, float]) -> None:
-        """An epoch was trained and evaluated."""
+        """An epoch has been trained and evaluated."""
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """The run has finished."""
@@ -93,6 +93,6 @@ recorders: Registry[Recorder] = Registry("record")
 
 @recorders.register("none", RecordConfig)
 def null_recorder(config: RecordConfig, **context: Any) -> Recorder:
-    """Nothing is recorded."""
+    """Records nothing."""
     del config, context
     return Recorder()

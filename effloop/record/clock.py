@@ -11,13 +11,13 @@ from effloop.batch import Batch
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A span of training.
+    """Timing of a span of training.
 
     Attributes:
-        seconds: how long it took, waiting for data included.
-        waited_s: how long of that was waiting for data.
-        samples: images that were trained on, of all ranks.
-        updates: updates done.
+        seconds: duration, including waiting for data.
+        waited_s: seconds of it spent waiting for data.
+        samples: images trained on by all ranks.
+        updates: optimizer updates.
     """
 
     seconds: float = 0.0
@@ -56,10 +56,10 @@ class Span:
 
 
 class Clock:
-    """Measures one epoch's training, from before the first batch is asked for.
+    """Measures the training of one epoch; started before the first batch is requested.
 
     Args:
-        world_size: ranks that train at the same pace, on as many images each.
+        world_size: number of ranks, which train on equally many images each.
     """
 
     def __init__(self, world_size: int = 1) -> None:
@@ -70,17 +70,17 @@ class Clock:
         self.updates = 0
 
     def wait(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The same batches, each wait timed."""
+        """Yield the same batches, and measure the wait for each."""
         iterator = iter(batches)
         while True:
-            asked = time.perf_counter()
+            requested = time.perf_counter()
             batch = next(iterator, None)
-            self._waited_s += time.perf_counter() - asked
+            self._waited_s += time.perf_counter() - requested
             if batch is None:
                 return
             self._samples += len(batch) * self._world_size
             yield batch
 
     def read(self) -> Span:
-        """From the epoch's beginning to now."""
+        """The span from the start of the epoch to now."""
         return Span(time.perf_counter() - self._start, self._waited_s, self._samples, self.updates)

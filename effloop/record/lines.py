@@ -1,4 +1,4 @@
-"""Lines of the log: log.txt, the standard output, a terminal."""
+"""Sinks that write log lines: to log.txt, to standard output, to a terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from effloop.task import Meter
 
 
 class LogSink(Sink):
-    """A line for each report; subclasses say where it goes."""
+    """Writes a line for each report; subclasses implement `note`."""
 
     def train(self, report: StepReport) -> None:
         self.note(report.line())
@@ -43,7 +43,7 @@ class LogFile(LogSink):
 
 
 class PlainOutput(LogSink):
-    """A standard output that isn't a terminal."""
+    """Standard output that isn't a terminal."""
 
     is_output = True
 
@@ -59,7 +59,7 @@ class PlainOutput(LogSink):
 
 
 class TerminalSink(Sink):
-    """A progress bar for the epoch under way, a line for each that is done."""
+    """A progress bar for the current epoch, and a line for each completed one."""
 
     is_output = True
 
@@ -102,7 +102,7 @@ class TerminalSink(Sink):
 
 
 def summary_table(summary: Mapping[str, Any], meters: Sequence[Meter]) -> Table:
-    """The best and the last scores of a run, side by side."""
+    """A table of the best and the last scores of a run."""
     table = Table(title="result")
     for heading in ("", "best", "last"):
         table.add_column(heading, justify="right" if heading else "left")

@@ -1,4 +1,4 @@
-"""A task's sums, on the device, read only when a line is logged."""
+"""A task's running sums on the device, read only when a line is logged."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class Metrics:
     """Running sums on one device. Counts are exact up to 2**53 samples; adding never waits for the device.
 
     Args:
-        num_sums: M, of the task.
-        device: where the sums are.
-        over_ranks: the sums of one rank -> those of all; every rank must then read at the same time.
+        num_sums: M, the number of the task's sums.
+        device: of the sums.
+        over_ranks: adds the sums of all ranks; if it is given, all ranks must read at the same time.
 
     Attributes:
-        sums: (M,) float64 as `Task.sums` gives them, of this rank.
+        sums: (M,) float64, this rank's total of what `Task.sums` returns.
     """
 
     def __init__(
@@ -30,10 +30,10 @@ class Metrics:
         self.sums.zero_()
 
     def add(self, sums: Tensor) -> None:
-        """Count a batch: (M,) float64."""
+        """Add a batch's sums: (M,) float64."""
         self.sums += sums
 
     def read(self) -> list[float]:
-        """The M sums so far, of all ranks, on the host; waits for the device."""
-        read: list[float] = self.over_ranks(self.sums).tolist()
-        return read
+        """The M sums so far over all ranks; waits for the device."""
+        total: list[float] = self.over_ranks(self.sums).tolist()
+        return total

@@ -1,4 +1,4 @@
-"""Files for programs: metrics.jsonl, perf.jsonl, metrics.csv, summary.json."""
+"""Machine-readable files of a run: metrics.jsonl, perf.jsonl, metrics.csv, summary.json."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from effloop.system.files import write_text
 
 
 class _Rows(Sink):
-    """A file of one row a line, each of an update."""
+    """A file with a row per line, each of which belongs to an update."""
 
     header = ""
     """The first line."""
 
     def __init__(self, path: Path, last_step: int) -> None:
-        """Go on in the file at `path`, without what it holds of updates after `last_step`."""
+        """Open the file to append, without its rows of updates after `last_step`."""
         kept = []
         if path.exists():
             lines = path.read_text("utf-8").splitlines(keepends=True)
@@ -33,7 +33,7 @@ class _Rows(Sink):
         self._file = AppendFile(path)
 
     def _step(self, line: str) -> float:
-        """The update that a line is of; infinity if it is no row."""
+        """The update of a line; infinity if it isn't a row."""
         raise NotImplementedError
 
     def _append(self, line: str) -> None:
@@ -44,7 +44,7 @@ class _Rows(Sink):
 
 
 class _JsonLines(_Rows):
-    """One JSON object a line; numbers that aren't finite are null."""
+    """A JSON object per line; numbers that aren't finite are null."""
 
     def _step(self, line: str) -> float:
         try:
@@ -59,7 +59,7 @@ class _JsonLines(_Rows):
 
 
 class MetricsFile(_JsonLines):
-    """`metrics.jsonl`: scores and learning rates, which are the same when a run is done again."""
+    """`metrics.jsonl`: scores and learning rates, which are the same when a run is repeated."""
 
     def train(self, report: StepReport) -> None:
         self._write("split", "train", report.position, {**report.now, "lr": report.lr})
@@ -69,7 +69,7 @@ class MetricsFile(_JsonLines):
 
 
 class PerfFile(_JsonLines):
-    """`perf.jsonl`: where the time went, which is never the same."""
+    """`perf.jsonl`: times, which differ when a run is repeated."""
 
     def train(self, report: StepReport) -> None:
         span = report.span
@@ -80,24 +80,24 @@ class PerfFile(_JsonLines):
         self._write("span", name, position, {"seconds": seconds})
 
 
-def spent(path: Path) -> tuple[Span, dict[str, float]]:
-    """What the rows of a perf.jsonl come to: the training, and seconds of all else by name; nothing without a file."""
+def read_times(path: Path) -> tuple[Span, dict[str, float]]:
+    """Totals of a perf.jsonl: of training, and the seconds of other spans by name; zero and {} without a file."""
     try:
         rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
         train = [row for row in rows if row["span"] == "train"]
         images = sum(row["images_per_s"] * row["seconds"] for row in train)
-        trained = Span(sum(r["seconds"] for r in train), sum(r["wait_s"] for r in train), round(images))
+        training = Span(sum(r["seconds"] for r in train), sum(r["wait_s"] for r in train), round(images))
         names = {row["span"] for row in rows} - {"train"}
-        return trained, {name: sum(row["seconds"] for row in rows if row["span"] == name) for name in names}
+        return training, {name: sum(row["seconds"] for row in rows if row["span"] == name) for name in names}
     except (OSError, ValueError, LookupError, TypeError):
         return Span(), {}
 
 
 class EpochTable(_Rows):
-    """`metrics.csv`: a row for each epoch; numbers that aren't finite are empty. The times are of the training."""
+    """`metrics.csv`: a row for each epoch; numbers that aren't finite are empty. Times are those of training."""
 
     def __init__(self, path: Path, last_step: int, names: Sequence[str]) -> None:
-        """As the parent's; `names` are those of the scores, in the order of columns."""
+        """Open the file as `_Rows` does; `names` are the scores' names, in the order of columns."""
         self._names = names
         scores = [f"{split}/{name}" for split in ("train", "val") for name in names]
         self.header = ",".join(["epoch", "step", "lr", *scores, "images_per_s", "wait", "seconds"]) + "\n"
@@ -119,7 +119,7 @@ class EpochTable(_Rows):
 
 
 class SummaryFile(Sink):
-    """`summary.json`, at the end: a run that goes on has none until then."""
+    """`summary.json`, written at the end; when a run is resumed, the old file is deleted."""
 
     def __init__(self, path: Path) -> None:
         path.unlink(missing_ok=True)
@@ -130,7 +130,7 @@ class SummaryFile(Sink):
 
 
 def finite(values: Any) -> Any:
-    """The same, with null for every number that is NaN or infinite: JSON has neither."""
+    """Replace NaN and infinity, which JSON lacks, by None in nested dicts."""
     if isinstance(values, Mapping):
         return {key: finite(value) for key, value in values.items()}
     return None if isinstance(values, float) and not math.isfinite(values) else values

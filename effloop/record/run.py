@@ -19,7 +19,7 @@ from effloop.record.base import Position, RecordConfig, Recorder, recorders
 from effloop.record.clock import Clock, Span
 from effloop.record.lines import LogFile, PlainOutput, TerminalSink
 from effloop.record.metrics import Metrics
-from effloop.record.rows import EpochTable, MetricsFile, PerfFile, SummaryFile, spent
+from effloop.record.rows import EpochTable, MetricsFile, PerfFile, SummaryFile, read_times
 from effloop.record.sinks import EpochReport, Sink, Sinks, StepReport
 from effloop.record.tensorboard import TensorBoardSink
 from effloop.record.trackers import MlflowSink, WandbSink, import_mlflow, import_wandb
@@ -32,10 +32,10 @@ class RunConfig(RecordConfig):
 
     Attributes:
         tensorboard: write curves to `tensorboard/` in the run folder.
-        console: show progress on the standard output.
-        samples: so many training samples, each in its first epochs, are a picture in TensorBoard; 0 is none.
-        mlflow, wandb: make this a run at MLflow, at Weights & Biases, too; where, their environment variables say.
-        project: what the experiment is called at MLflow, the project at Weights & Biases.
+        console: show progress on standard output.
+        samples: number of training samples shown in TensorBoard, each as in its first epochs; 0 is none.
+        mlflow, wandb: log to MLflow, to Weights & Biases; their environment variables set the server.
+        project: name of the experiment in MLflow and of the project in Weights & Biases.
     """
 
     tensorboard: bool = True
@@ -62,7 +62,7 @@ _PREVIEW_PIXELS = 8_000_000  # 100 images of 256 pixels; more take seconds, and 
 
 
 def _preview_rows(side: int) -> int:
-    """How many samples of so many pixels' height and width are shown at most; one at least."""
+    """The maximum number of samples to show, `side` pixels high and wide; at least 1."""
     return max(1, grid.rows_within(_PREVIEW_PIXELS, side, _PREVIEW_EPOCHS))
 
 
@@ -81,10 +81,10 @@ class RunRecorder(Recorder):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """Record to `run_dir`; a resumed run goes on after update `first_step`.
+        """Record to `run_dir`; a resumed run continues after update `first_step`.
 
-        Rank 0 alone writes. The others take part, because reading the metrics needs all ranks' sums.
-        `hyperparameters` are what to tell the run from others by: {"optim.lr": 0.1, …}.
+        Only rank 0 writes. The others run this, too, because reading the metrics needs all ranks' sums.
+        `hyperparameters` are for comparing runs: {"optim.lr": 0.1, …}.
         """
         self.config = config
         self.run_dir = run_dir
@@ -94,8 +94,8 @@ class RunRecorder(Recorder):
         self._hyperparameters = hyperparameters
         self._world_size = world_size
         self._clock = Clock()
-        self._trained = Span()
-        self._beside: dict[str, float] = defaultdict(float)
+        self._training = Span()
+        self._other_s: dict[str, float] = defaultdict(float)
         self._sinks = Sinks()
         if self._writes:
             self._sinks.open(f"{run_dir / 'log.txt'}", lambda: LogFile(run_dir / "log.txt"))
@@ -108,27 +108,27 @@ class RunRecorder(Recorder):
         self._started = time.perf_counter()
         if self._writes:
             self._open_sinks()
-            self._take_up()
+            self._restore_times()
         return self
 
-    def _take_up(self) -> None:
-        """Add the times that a run had before it was resumed."""
-        self._trained, beside = spent(self.run_dir / "perf.jsonl")
-        self._beside.update(beside)
-        self._started -= self._trained.seconds + sum(beside.values())
+    def _restore_times(self) -> None:
+        """Add the times from before the run was resumed."""
+        self._training, other_s = read_times(self.run_dir / "perf.jsonl")
+        self._other_s.update(other_s)
+        self._started -= self._training.seconds + sum(other_s.values())
 
     def _open_sinks(self) -> None:
-        first_step, about, names = self._first_step, self._hyperparameters, score_names(self.task.meters)
+        first_step, params, names = self._first_step, self._hyperparameters, score_names(self.task.meters)
         self._open("metrics.jsonl", lambda path: MetricsFile(path, first_step))
         self._open("perf.jsonl", lambda path: PerfFile(path, first_step))
         self._open("metrics.csv", lambda path: EpochTable(path, first_step, names))
         self._open("summary.json", SummaryFile)
         if self.config.tensorboard:
-            self._open("tensorboard", lambda path: TensorBoardSink(path, first_step, about, names))
+            self._open("tensorboard", lambda path: TensorBoardSink(path, first_step, params, names))
         if self.config.mlflow:
-            self._sinks.open("MLflow", lambda: MlflowSink(self.run_dir, self.config.project, about))
+            self._sinks.open("MLflow", lambda: MlflowSink(self.run_dir, self.config.project, params))
         if self.config.wandb:
-            self._sinks.open("Weights & Biases", lambda: WandbSink(self.run_dir, self.config.project, about))
+            self._sinks.open("Weights & Biases", lambda: WandbSink(self.run_dir, self.config.project, params))
 
     def _open(self, name: str, make: Callable[[Path], Sink]) -> None:
         path = self.run_dir / name
@@ -139,28 +139,28 @@ class RunRecorder(Recorder):
             if kind is not None:
                 self.note(f"stopped by {kind.__name__}: {error}".removesuffix(": "))
         finally:
-            self._sinks.tell(lambda sink: sink.end(error))
-            self._sinks.tell(lambda sink: sink.close())
+            self._sinks.for_each(lambda sink: sink.end(error))
+            self._sinks.for_each(lambda sink: sink.close())
 
     def note(self, line: str) -> None:
-        self._sinks.tell(lambda sink: sink.note(line))
+        self._sinks.for_each(lambda sink: sink.note(line))
 
     def images(self, name: str, preview: Previews) -> None:
         if not (self._writes and self.config.samples and self.config.tensorboard):
             return
-        found = preview(self.config.samples, _PREVIEW_EPOCHS, _preview_rows)
-        if not found.rows:
+        samples = preview(self.config.samples, _PREVIEW_EPOCHS, _preview_rows)
+        if not samples.rows:
             return
-        picture = grid.draw(found)
+        picture = grid.draw(samples)
 
         def show(sink: Sink) -> None:
             try:
                 sink.images(name, picture)
-            except OSError as error:  # curves are smaller
+            except OSError as error:  # keep the sink: curves are smaller, and may still fit on the disk
                 reason = error.strerror or error
-                self.note(f"{name}: the picture can't be written: {reason}; the run goes on without it")
+                self.note(f"{name}: the picture can't be written: {reason}; the run continues without it")
 
-        self._sinks.tell(show)
+        self._sinks.for_each(show)
 
     def wait(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         self._clock = Clock(self._world_size)
@@ -183,7 +183,7 @@ class RunRecorder(Recorder):
             epoch_span=span,
         )
         self._reported, self._reported_span = sums, span
-        self._sinks.tell(lambda sink: sink.train(report))
+        self._sinks.for_each(lambda sink: sink.train(report))
 
     @contextmanager
     def span(self, name: str, position: Position) -> Iterator[None]:
@@ -192,28 +192,28 @@ class RunRecorder(Recorder):
             yield
         finally:  # Ctrl-C during a checkpoint is raised when that is complete
             seconds = time.perf_counter() - began
-            self._beside[name] += seconds
-            self._sinks.tell(lambda sink: sink.span(name, position, seconds))
+            self._other_s[name] += seconds
+            self._sinks.for_each(lambda sink: sink.span(name, position, seconds))
 
     def epoch(self, position: Position, scores: Mapping[str, float]) -> None:
         last = self._report
-        self._trained += last.epoch_span
+        self._training += last.epoch_span
         report = EpochReport(position, last.lr, self.task.meters, train=last.mean, val=scores, span=last.epoch_span)
-        self._sinks.tell(lambda sink: sink.epoch(report))
+        self._sinks.for_each(lambda sink: sink.epoch(report))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         seconds = time.perf_counter() - self._started
-        spent = {
-            "wait": self._trained.waited_s,
-            "step": self._trained.seconds - self._trained.waited_s,
-            "evaluation": self._beside["evaluation"],
-            "checkpoint": self._beside["checkpoint"],
+        times = {
+            "wait": self._training.waited_s,
+            "step": self._training.seconds - self._training.waited_s,
+            "evaluation": self._other_s["evaluation"],
+            "checkpoint": self._other_s["checkpoint"],
         }
-        whole = {
+        full = {
             **summary,
             "seconds": seconds,
-            "images_per_s": self._trained.images_per_s,
-            "wait": self._trained.wait,
-            "time": {**spent, "other": seconds - sum(spent.values())},
+            "images_per_s": self._training.images_per_s,
+            "wait": self._training.wait,
+            "time": {**times, "other": seconds - sum(times.values())},
         }
-        self._sinks.tell(lambda sink: sink.finish(whole))
+        self._sinks.for_each(lambda sink: sink.finish(full))

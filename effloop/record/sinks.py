@@ -1,4 +1,4 @@
-"""Where a run's progress is written to, and how a sink that fails is dropped."""
+"""The base class of sinks, which write a run's progress, and a list of sinks that drops those that fail."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Scores = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What training did since the last report, and since the epoch began.
+    """Progress of training since the last report, and since the start of the epoch.
 
     Attributes:
-        position: where the run is.
+        position: of the run.
         lr: learning rate of the last update.
         meters: of the task.
-        now, mean: scores since the last report, and since the epoch began.
-        span, epoch_span: the same two stretches' time.
+        now, mean: scores since the last report, and since the start of the epoch.
+        span, epoch_span: times since the last report, and since the start of the epoch.
     """
 
     position: Position
@@ -40,22 +40,22 @@ class StepReport:
     epoch_span: Span
 
     def line(self) -> str:
-        """The line of the log, values since the last one and (since the epoch began)."""
-        position, span, whole = self.position, self.span, self.epoch_span
+        """The log line: values since the last one, and in parentheses since the start of the epoch."""
+        position, span, epoch = self.position, self.span, self.epoch_span
         scores = "  ".join(
             f"{meter.label} {meter.number(self.now[meter.name])} ({meter.number(self.mean[meter.name])})"
-            for meter in _in_lines(self.meters)
+            for meter in _loss_first(self.meters)
         )
         return (
             f"Epoch: [{position.epoch}][{position.update}/{position.updates}]  "
-            f"Time {span.seconds_per_update:.3f} ({whole.seconds_per_update:.3f})  "
-            f"Data {span.images_per_s:.1f} ({whole.images_per_s:.1f})  "
-            f"Wait {span.wait:.1%} ({whole.wait:.1%})  "
+            f"Time {span.seconds_per_update:.3f} ({epoch.seconds_per_update:.3f})  "
+            f"Data {span.images_per_s:.1f} ({epoch.images_per_s:.1f})  "
+            f"Wait {span.wait:.1%} ({epoch.wait:.1%})  "
             f"{scores}"
         )
 
     def curves(self) -> dict[str, float]:
-        """The same by the names of curves: train/*, perf/*."""
+        """{name of a curve: its value}: train/*, perf/*."""
         values = {f"train/{name}": value for name, value in self.now.items()}
         return {
             **values,
@@ -67,14 +67,14 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class EpochReport:
-    """An epoch that was trained and evaluated.
+    """Scores and times of a completed epoch.
 
     Attributes:
-        position: where the run is.
+        position: of the run.
         lr: learning rate of the epoch's last update.
         meters: of the task.
-        train, val: scores of all its training and of the validation.
-        span: the time of its training.
+        train, val: scores of the epoch's training and of the validation.
+        span: times of the epoch's training.
     """
 
     position: Position
@@ -85,88 +85,87 @@ class EpochReport:
     span: Span
 
     def line(self) -> str:
-        """The line of the log."""
-        scores = "  ".join(f"{meter.label} {meter.number(self.val[meter.name])}" for meter in _in_lines(self.meters))
+        """The log line."""
+        scores = "  ".join(f"{meter.label} {meter.number(self.val[meter.name])}" for meter in _loss_first(self.meters))
         return (
             f"Epoch: [{self.position.epoch}] validation  {scores}  "
             f"Data {self.span.images_per_s:.1f}  Wait {self.span.wait:.1%}"
         )
 
     def curves(self) -> dict[str, float]:
-        """The validation's scores by the names of curves: val/*."""
+        """{name of a curve: its value}: val/*."""
         return {f"val/{name}": value for name, value in self.val.items()}
 
 
-def _in_lines(meters: Sequence[Meter]) -> list[Meter]:
-    """In the order of a line: the loss first."""
+def _loss_first(meters: Sequence[Meter]) -> list[Meter]:
     return sorted(meters, key=lambda meter: meter != LOSS)
 
 
 class Sink:
     """Writes nothing; the base class of sinks.
 
-    Whatever a method raises, the run goes on without the sink. KeyboardInterrupt passes.
+    If a method raises any Exception, the run continues without the sink.
     """
 
     is_output: ClassVar[bool] = False
-    """Whether it writes to the standard output: a closed pipe there ends the command, as with any other."""
+    """Whether it writes to standard output: a closed pipe there ends the command, as usual."""
 
     def note(self, line: str) -> None:
-        """A line for the log."""
+        """Write a line to the log."""
 
     def warning(self, line: str) -> None:
-        """Another sink failed; standard error has the line already."""
+        """Write a warning that another sink failed, which standard error already has."""
 
     def images(self, name: str, picture: NDArray[np.uint8]) -> None:
-        """A picture of what is trained on; RGB.
+        """Write a picture of training samples: (H, W, 3) uint8 RGB.
 
         Raises:
-            OSError: it can't be written; all else still can.
+            OSError: it can't be written; the sink is kept.
         """
 
     def train(self, report: StepReport) -> None:
-        """Some updates were done."""
+        """Write a report of some updates."""
 
     def epoch(self, report: EpochReport) -> None:
-        """An epoch ended."""
+        """Write a report of an epoch."""
 
     def span(self, name: str, position: Position, seconds: float) -> None:
-        """Something beside training (`evaluation`, `checkpoint`) took so long."""
+        """Write the time of something besides training: `evaluation`, `checkpoint`."""
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """The run came to its end: what summary.json holds."""
+        """The run has finished; `summary` is for summary.json."""
 
     def end(self, error: BaseException | None) -> None:
-        """The run is over, or broken off by `error`."""
+        """The run has ended, or was stopped by `error`."""
 
     def close(self) -> None:
-        """Close files and connections, whether it has failed or not."""
+        """Close files and connections, also after a failure."""
 
 
 class Sinks:
-    """Several sinks as one. One that fails is dropped with a warning; the others go on."""
+    """A list of sinks. One that fails is dropped with a warning; the others continue."""
 
     def __init__(self) -> None:
         self._named: list[tuple[str, Sink]] = []
 
     def open(self, name: str, make: Callable[[], Sink]) -> None:
-        """Add the sink that `make` makes, if it can; `name` is for messages."""
+        """Add the sink that `make` returns, unless it raises; `name` is for messages."""
         try:
             self._named.append((name, make()))
         except Exception as error:
             self._warn(name, error)
 
-    def tell(self, act: Callable[[Sink], None]) -> None:
-        """Do something with each.
+    def for_each(self, call: Callable[[Sink], None]) -> None:
+        """Call a function with each sink.
 
         Raises:
-            BrokenPipeError: the reader of the standard output is gone.
+            BrokenPipeError: standard output is a closed pipe.
         """
         for each in list(self._named):
             name, sink = each
             try:
-                if each in self._named:  # else it failed while it was told of another's failure
-                    act(sink)
+                if each in self._named:  # else it failed to write the warning about another one's failure
+                    call(sink)
             except Exception as error:
                 self._named.remove(each)
                 with suppress(Exception):
@@ -180,7 +179,7 @@ class Sinks:
         if not reason:
             reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}".removesuffix(": ")
         reason = re.sub(r"://[^/\s]+@", "://…@", reason)  # a server's address may hold a password
-        line = f"record: {name} failed ({reason}); the run goes on without it"
-        with suppress(OSError):  # the same disk, where standard error goes to a file
+        line = f"record: {name} failed ({reason}); the run continues without it"
+        with suppress(OSError):  # standard error may be a file on the same full disk
             warn(line)
-        self.tell(lambda sink: sink.warning(line))
+        self.for_each(lambda sink: sink.warning(line))

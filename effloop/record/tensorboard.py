@@ -1,4 +1,4 @@
-"""Curves for TensorBoard."""
+"""TensorBoard event files."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from effloop.record.sinks import EpochReport, Scores, Sink, StepReport
 
 
 class TensorBoardSink(Sink):
-    """Curves for TensorBoard: train/*, val/*, perf/*; a picture of samples; hyperparameters and best scores (`names`).
+    """Writes the curves train/*, val/*, perf/*, a picture of samples, hyperparameters and best scores (`names`).
 
-    Written where it happens, all curves of a report as one event. TensorBoard's own SummaryWriter has a
-    thread for that, which takes a core from the step, and which Ctrl-C at the wrong moment leaves waiting.
+    Events are written by the calling thread, one for all curves of a report. TensorBoard's own SummaryWriter uses a
+    thread, which takes a core from the training step, and may hang after Ctrl-C.
     """
 
     def __init__(self, folder: Path, first_step: int, hyperparameters: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -32,7 +32,7 @@ class TensorBoardSink(Sink):
         self._file = AppendFile(folder / f"events.out.tfevents.{time.time_ns()}.effloop.{os.getpid()}")
         self._records = RecordWriter(self._file)
         self._write(0, file_version="brain.Event:2")
-        if first_step:  # curves of updates that a resumed run does again are hidden: from the next one on
+        if first_step:  # hides the points after `first_step`, whose updates a resumed run repeats
             self._write(first_step + 1, session_log=SessionLog(status=SessionLog.START))
         self._begin_session(hyperparameters)
 
@@ -54,26 +54,26 @@ class TensorBoardSink(Sink):
 
         best = {f"hparam/val/{name}": summary["best"][name] for name in self._names}
         self._curves({**best, "hparam/images_per_s": summary["images_per_s"]}, summary["step"])
-        done = plugin_data_pb2.SessionEndInfo(status=api_pb2.STATUS_SUCCESS, end_time_secs=time.time())
-        self._session(metadata.SESSION_END_INFO_TAG, session_end_info=done)
+        end = plugin_data_pb2.SessionEndInfo(status=api_pb2.STATUS_SUCCESS, end_time_secs=time.time())
+        self._session(metadata.SESSION_END_INFO_TAG, session_end_info=end)
 
     def _begin_session(self, hyperparameters: Mapping[str, Any]) -> None:
         """Write the hyperparameters.
 
-        torch's SummaryWriter also writes which of them and which metrics the table has. TensorBoard takes that from
-        whichever run it finds first, for all; without it the table has those of all runs.
+        torch's SummaryWriter also writes the table's columns, but TensorBoard uses those of the first run it finds for
+        all runs. Without them the table has the columns of all runs.
         """
         from tensorboard.plugins.hparams import metadata, plugin_data_pb2
 
-        begun = plugin_data_pb2.SessionStartInfo(start_time_secs=time.time())
+        start = plugin_data_pb2.SessionStartInfo(start_time_secs=time.time())
         for name, value in hyperparameters.items():
             if isinstance(value, bool):
-                begun.hparams[name].bool_value = value
+                start.hparams[name].bool_value = value
             elif isinstance(value, int | float):
-                begun.hparams[name].number_value = value
+                start.hparams[name].number_value = value
             elif isinstance(value, str):
-                begun.hparams[name].string_value = value
-        self._session(metadata.SESSION_START_INFO_TAG, session_start_info=begun)
+                start.hparams[name].string_value = value
+        self._session(metadata.SESSION_START_INFO_TAG, session_start_info=start)
 
     def _session(self, tag: str, **info: Any) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary

@@ -1,4 +1,4 @@
-"""Experiment trackers beside the run folder: MLflow and Weights & Biases."""
+"""Sinks for experiment trackers: MLflow and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from effloop.errors import ConfigError, optional_package
 from effloop.record.sinks import EpochReport, Scores, Sink, StepReport
 
 IDS = "loggers.json"
-"""In a run folder: the ids that the run has in trackers, so that it goes on under them when it is resumed."""
+"""File of a run folder: the run's ids in trackers, which a resumed run continues."""
 
 _MLFLOW = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "ERROR",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # 7: training stands still for 4 minutes when the server is gone
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",  # seconds; 120
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # MLflow's 7 stop training for 4 minutes if the server is unreachable
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",  # seconds; MLflow's default is 120
 }
-"""Environment variables that MLflow reads, where nobody has set them; behind #, its own defaults."""
+"""Defaults for MLflow's environment variables."""
 _FLUSH_S = 10.0
-_MAX_PARAMS, _MAX_PARAM, _MAX_METRICS = 100, 6000, 1000
-"""MLflow's limits: params of a request, characters of one, metrics of a request."""
+_MAX_PARAMS, _PARAM_CHARACTERS, _MAX_METRICS = 100, 6000, 1000
+"""MLflow's limits: params per request, characters of a param, metrics per request."""
 _FINISH_S = 60
-"""W&B's own default is to wait for its server for as long as that takes."""
+"""W&B's default is to wait for its server without a limit."""
 
 
 def import_mlflow() -> ModuleType:
-    """MLflow, quiet unless its environment variables say otherwise.
+    """Import MLflow, with little output and short timeouts unless its environment variables are set.
 
     Raises:
         ConfigError: it is not installed.
@@ -42,7 +42,7 @@ def import_mlflow() -> ModuleType:
 
 
 def import_wandb() -> ModuleType:
-    """Weights & Biases.
+    """Import Weights & Biases.
 
     Raises:
         ConfigError: it is not installed.
@@ -51,7 +51,7 @@ def import_wandb() -> ModuleType:
 
 
 class MlflowSink(Sink):
-    """A run of MLflow's: params, metrics by step, the state at the end.
+    """Logs to an MLflow run: params, metrics by step, the final status.
 
     Metrics are sent every ten seconds and after each epoch: a request takes 30 ms with a local file, and more over
     a network.
@@ -63,21 +63,20 @@ class MlflowSink(Sink):
         self._pending: list[Any] = []
         self._flushed = time.monotonic()
         self._client = mlflow.MlflowClient()
-        known = _ids(run_dir).get("mlflow")
-        if known:
-            self._client.update_run(known, status="RUNNING")
-            run = self._client.get_run(known)
-        else:  # named by us, because MLflow draws a name from Python's random numbers, and they are the run's
+        run_id = _read_ids(run_dir).get("mlflow")
+        if run_id:
+            self._client.update_run(run_id, status="RUNNING")
+            run = self._client.get_run(run_id)
+        else:  # the name is given, because MLflow would draw one from Python's random state, which is the run's
             tags = {"effloop.run_dir": str(run_dir.absolute())}
-            run = self._client.create_run(
-                _experiment(mlflow, self._client, project), tags=tags, run_name=_name(run_dir)
-            )
+            experiment = _experiment_id(mlflow, self._client, project)
+            run = self._client.create_run(experiment, tags=tags, run_name=_run_name(run_dir))
         self._run_id: str = run.info.run_id
-        _keep_id(run_dir, "mlflow", self._run_id)
+        _save_id(run_dir, "mlflow", self._run_id)
         params = [
-            mlflow.entities.Param(key, str(value)[:_MAX_PARAM])
+            mlflow.entities.Param(key, str(value)[:_PARAM_CHARACTERS])
             for key, value in hyperparameters.items()
-            if key not in run.data.params  # which can't be changed
+            if key not in run.data.params  # these can't be changed
         ]
         for first in range(0, len(params), _MAX_PARAMS):
             self._client.log_batch(self._run_id, params=params[first : first + _MAX_PARAMS])
@@ -92,7 +91,7 @@ class MlflowSink(Sink):
         self._flush()
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        self._add(_flat(summary), summary["step"])
+        self._add(_flatten(summary), summary["step"])
 
     def end(self, error: BaseException | None) -> None:
         self._flush()
@@ -110,21 +109,21 @@ class MlflowSink(Sink):
         self._flushed = time.monotonic()
 
 
-def _experiment(mlflow: ModuleType, client: Any, name: str) -> str:
-    """The id of MLflow's experiment of that name, which is made if it isn't there."""
-    found = client.get_experiment_by_name(name)
-    if found is None:
+def _experiment_id(mlflow: ModuleType, client: Any, name: str) -> str:
+    """The id of MLflow's experiment of that name, which is created if it doesn't exist."""
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
         try:
             return str(client.create_experiment(name))
         except mlflow.MlflowException:  # another job of a sweep was faster
-            found = client.get_experiment_by_name(name)
-            if found is None:
+            experiment = client.get_experiment_by_name(name)
+            if experiment is None:
                 raise
-    return str(found.experiment_id)
+    return str(experiment.experiment_id)
 
 
 class WandbSink(Sink):
-    """A run of Weights & Biases': config, metrics by step, summary, exit code. Its files are in the run folder."""
+    """Logs to a Weights & Biases run: config, metrics by step, summary, exit code. Its files are in the run folder."""
 
     def __init__(self, run_dir: Path, project: str, hyperparameters: Mapping[str, Any]) -> None:
         wandb = import_wandb()
@@ -135,15 +134,15 @@ class WandbSink(Sink):
             raise ConfigError("there is no login: run `wandb login`, or set WANDB_API_KEY or WANDB_MODE=offline")
         self._run = wandb.init(
             project=project,
-            name=_name(run_dir),
-            id=_ids(run_dir).get("wandb"),
+            name=_run_name(run_dir),
+            id=_read_ids(run_dir).get("wandb"),
             resume="allow",
             dir=os.environ.get("WANDB_DIR") or run_dir,
             config={**_nested(hyperparameters), "run_dir": str(run_dir.absolute())},
             allow_val_change=True,
             settings=quiet,
         )
-        _keep_id(run_dir, "wandb", self._run.id)
+        _save_id(run_dir, "wandb", self._run.id)
 
     def train(self, report: StepReport) -> None:
         self._run.log(report.curves(), step=report.position.step)
@@ -152,27 +151,27 @@ class WandbSink(Sink):
         self._run.log(report.curves(), step=report.position.step)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        self._run.summary.update(_flat(summary))
+        self._run.summary.update(_flatten(summary))
 
     def end(self, error: BaseException | None) -> None:
         self._run.finish(exit_code=1 if error else 0)
 
 
-def _name(run_dir: Path) -> str:
+def _run_name(run_dir: Path) -> str:
     return "/".join(run_dir.absolute().parts[-2:])
 
 
-def _ids(run_dir: Path) -> dict[str, str]:
+def _read_ids(run_dir: Path) -> dict[str, str]:
     path = run_dir / IDS
     return dict(json.loads(path.read_text("utf-8"))) if path.exists() else {}
 
 
-def _keep_id(run_dir: Path, logger: str, run_id: str) -> None:
-    (run_dir / IDS).write_text(json.dumps({**_ids(run_dir), logger: run_id}) + "\n", "utf-8")
+def _save_id(run_dir: Path, tracker: str, run_id: str) -> None:
+    (run_dir / IDS).write_text(json.dumps({**_read_ids(run_dir), tracker: run_id}) + "\n", "utf-8")
 
 
-def _flat(summary: Mapping[str, Any]) -> dict[str, float]:
-    """{"best/loss": …, "seconds": …} of what summary.json holds."""
+def _flatten(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Flatten the summary: {"best/loss": …, "seconds": …}."""
     found: dict[str, float] = {}
     for key, value in summary.items():
         found |= {f"{key}/{name}": each for name, each in value.items()} if isinstance(value, Mapping) else {key: value}
@@ -180,7 +179,7 @@ def _flat(summary: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """{"optim": {"lr": …}} of {"optim.lr": …}: dots in a name hide it from W&B's filters."""
+    """Nest {"optim.lr": …} as {"optim": {"lr": …}}: W&B's filters don't find names with dots."""
     tree: dict[str, Any] = {}
     for key, value in flat.items():
         *path, name = key.split(".")

@@ -67,7 +67,7 @@ class Filling:
 
 def warnings(err: str) -> list[str]:
     """The lines on standard error, without what every warning says."""
-    end = "; the run goes on without it"
+    end = "; the run continues without it"
     assert all(line.startswith("effloop: warning: record: ") and line.endswith(end) for line in err.splitlines()), err
     return [line.removeprefix("effloop: warning: record: ").removesuffix(end) for line in err.splitlines()]
 
@@ -134,7 +134,7 @@ def test_the_others_lose_nothing(here: Path, photos: Path, finished: Path, capsy
     (run / "tensorboard").write_text("a file")
     assert train(photos, "run=without", "epochs=3") == 0
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == (f"effloop: warning: record: {run}/tensorboard failed (File exists); the run goes on without it")
+    assert line == (f"effloop: warning: record: {run}/tensorboard failed (File exists); the run continues without it")
     log = (run / "log.txt").read_text().splitlines()
     assert log.count(line.removeprefix("effloop: ")) == 1
     assert rows(run) == rows(finished)

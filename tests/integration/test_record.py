@@ -278,7 +278,7 @@ def test_a_picture_that_cannot_be_written_stops_nothing(here: Path, photos: Path
         recorder.images("samples", trainer.train.preview)
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         trainer.train_epoch(trainer.train.epoch(0))
-    wanted = "samples: the picture can't be written: File too large; the run goes on without it\n"
+    wanted = "samples: the picture can't be written: File too large; the run continues without it\n"
     assert (here / "outputs/x/log.txt").read_text().startswith(wanted)
     assert pictures(here / "outputs/x") == []
     found = EventAccumulator(str(here / "outputs/x/tensorboard"))

@@ -112,7 +112,7 @@ def test_mlflow_whose_server_is_gone(
     assert line.startswith(
         "effloop: warning: record: MLflow failed (MlflowException: API request to http://…@127.0.0.1:9/"
     )
-    assert line.endswith("; the run goes on without it")
+    assert line.endswith("; the run continues without it")
     assert "secret" not in (here / "outputs/gone/log.txt").read_text()
     assert len(rows(here / "outputs/gone")) == 8
 
@@ -195,7 +195,7 @@ def test_wandb_without_a_login(
     assert train(photos, "run=alone", "record.wandb=true") == 0
     assert capfd.readouterr().err == (
         "effloop: warning: record: Weights & Biases failed (there is no login: run `wandb login`, or set WANDB_API_KEY "
-        "or WANDB_MODE=offline); the run goes on without it\n"
+        "or WANDB_MODE=offline); the run continues without it\n"
     )
     assert len(rows(here / "outputs/alone")) == 8
 

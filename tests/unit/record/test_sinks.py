@@ -40,7 +40,7 @@ class Heard(Sink):
 
 def tell(sinks: Sinks, *lines: str) -> None:
     for line in lines:
-        sinks.tell(lambda sink, line=line: sink.note(line))
+        sinks.for_each(lambda sink, line=line: sink.note(line))
 
 
 def test_one_that_fails_is_dropped_and_the_others_hear_all(capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,7 +48,7 @@ def test_one_that_fails_is_dropped_and_the_others_hear_all(capsys: pytest.Captur
     for name, sink in {"good": good, "one.jsonl": bad, "late": late}.items():
         sinks.open(name, lambda sink=sink: sink)
     tell(sinks, "a", "b", "c")
-    line = "record: one.jsonl failed (No space left on device); the run goes on without it"
+    line = "record: one.jsonl failed (No space left on device); the run continues without it"
     assert capsys.readouterr().err == f"effloop: warning: {line}\n"
     assert bad.lines == ["a"]
     assert bad.closed
@@ -63,8 +63,8 @@ def test_one_that_fails_at_the_news_of_another(capsys: pytest.CaptureFixture[str
     sinks.open("last", lambda: last)
     tell(sinks, "a", "b")
     assert sorted(capsys.readouterr().err.splitlines()) == [
-        "effloop: warning: record: three.jsonl failed (ValueError); the run goes on without it",
-        "effloop: warning: record: two.jsonl failed (ValueError: first); the run goes on without it",
+        "effloop: warning: record: three.jsonl failed (ValueError); the run continues without it",
+        "effloop: warning: record: two.jsonl failed (ValueError: first); the run continues without it",
     ]
     assert last.lines[0] == "a"
     assert last.lines[-1] == "b"
@@ -75,8 +75,8 @@ def test_one_that_cannot_be_opened(tmp_path: Path, capsys: pytest.CaptureFixture
     sinks = Sinks()
     sinks.open("log.txt", lambda: LogFile(tmp_path / "log.txt"))
     sinks.open("four.jsonl", lambda: MetricsFile(tmp_path / "no" / "four.jsonl", 0))
-    sinks.tell(lambda sink: sink.close())
-    line = "warning: record: four.jsonl failed (No such file or directory); the run goes on without it\n"
+    sinks.for_each(lambda sink: sink.close())
+    line = "warning: record: four.jsonl failed (No such file or directory); the run continues without it\n"
     assert capsys.readouterr().err == f"effloop: {line}"
     assert (tmp_path / "log.txt").read_text() == line
 
