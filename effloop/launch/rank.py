@@ -142,7 +142,7 @@ def _report(env: RankEnv, error: Exception, session: RankSession | None) -> None
     elif str(error):
         composing = session is not None and env.rank == 0 and not session.shared
         final = composing and kind == "failed"  # another start would compose the same
-        reporter.report(env.rank, str(error), "explained" if final else kind)
+        reporter.report(env.rank, str(error), "final" if final else kind)
     if session is not None:
         session.fail()
 

@@ -103,7 +103,7 @@ def _explained(folder: Path, error: ChildFailedError, spec: RunSpec) -> RankErro
     if found is None:
         line = f"rank {rank} on {socket.gethostname()} (pid {failure.pid}) {how_ended(failure.exitcode)}"
         return RankError(f"{line}; what it said is above")
-    if found.kind == "ours":
+    if found.kind == "common":
         return ConfigError(found.line)
     advice = "" if found.final else how_to_go_on(_run_dir(folder, spec))
     return RankError(f"{found.sentence}; {advice}" if advice else found.sentence)

@@ -1,4 +1,4 @@
-"""How ranks work together."""
+"""Parallel strategies: one process, DataParallel, or DistributedDataParallel over ranks."""
 
 from effloop.parallel import ddp, dp, single
 from effloop.parallel.base import Parallel, ParallelConfig, parallels

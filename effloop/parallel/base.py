@@ -1,4 +1,4 @@
-"""What every parallel strategy is."""
+"""The base class of parallel strategies."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ T = TypeVar("T")
 
 @dataclass
 class ParallelConfig(PartConfig):
-    """Fields that every strategy has: none so far.
+    """The base class of strategies' fields; there are no common ones.
 
     Attributes:
-        of_ranks: whether it is made of several processes, which have to be started first.
-        replicates: whether it copies the model in every step, which a compiled one can't be.
+        of_ranks: whether it runs in several processes, which have to be started first.
+        replicates: whether it copies the model in every step, which isn't possible for a compiled one.
     """
 
     of_ranks: ClassVar[bool] = False
@@ -37,14 +37,14 @@ class ParallelConfig(PartConfig):
 
 
 class Parallel(ABC):
-    """How many ranks there are, which one this is, and how they share a step.
+    """The rank of this process, and the operations that ranks do together.
 
-    A factory gets its config and the device that was asked for.
+    A factory gets its config and the requested device.
 
     Attributes:
-        rank, world_size: this rank's number, counted from 0, and how many there are.
-        local_world_size: how many of them are on this machine.
-        device: where this rank computes.
+        rank, world_size: this rank's number, counted from 0, and the number of ranks.
+        local_world_size: number of ranks on this machine.
+        device: this rank's device.
     """
 
     rank: int
@@ -54,12 +54,12 @@ class Parallel(ABC):
 
     @property
     def sharing(self) -> int:
-        """How many ranks share this one's cores, itself included: all on this machine, unless each is bound to some."""
+        """Number of ranks that share this rank's cores, itself included: all local ones, unless they are bound."""
         return self.local_world_size
 
     @abstractmethod
     def wrap(self, step: nn.Module, *, find_unused: bool) -> nn.Module:
-        """A training step as the loop calls it.
+        """Wrap a training step for this strategy.
 
         Args:
             step: (images, targets, valid) -> (loss (), sums (7,)), as `Step` does.
@@ -68,11 +68,11 @@ class Parallel(ABC):
 
     @abstractmethod
     def gradients(self, step: nn.Module, *, sync: bool) -> AbstractContextManager[None]:
-        """Around forward and backward; `sync` False keeps this step's gradients on the rank."""
+        """Context of forward and backward; with `sync` False gradients aren't averaged over ranks."""
 
     @abstractmethod
     def sum(self, values: Tensor) -> Tensor:
-        """The element-wise sum of `values` over all ranks, on every rank; `values` stay as they are."""
+        """The element-wise sum of `values` over all ranks, on every rank; `values` isn't changed."""
 
     @abstractmethod
     def average_buffers(self, model: nn.Module) -> None:
@@ -80,14 +80,14 @@ class Parallel(ABC):
 
     @abstractmethod
     def gather(self, value: T) -> list[T]:
-        """Every rank's value, on every rank, in the order of the ranks: tensors and plain values."""
+        """Every rank's value (tensors and plain values), by rank, on every rank."""
 
     @abstractmethod
     def on_rank0(self, call: Callable[[], T]) -> T:
-        """What `call` returns on rank 0, which alone calls it, on every rank: plain values.
+        """Call a function on rank 0 only, and return its result (plain values) on every rank.
 
         Raises:
-            EffLoopError: `call` raised one; so does every rank.
+            EffLoopError: `call` raised it; it is raised on every rank.
         """
 
     @abstractmethod
@@ -95,12 +95,12 @@ class Parallel(ABC):
         """Check that all ranks have the same value.
 
         Raises:
-            ConfigError: they don't; the line has `what`, and the values by rank and machine.
+            ConfigError: they differ; the line has `what`, and the values by rank and machine.
         """
 
     @abstractmethod
     def monitored(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The same batches, counted for the watchdog that finds a rank which hangs."""
+        """Yield the same batches, counted for the watchdog, which finds ranks that hang."""
 
     @abstractmethod
     def close(self) -> None:

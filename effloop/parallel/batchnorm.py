@@ -1,4 +1,4 @@
-"""BatchNorm over the images of all ranks, where torch's own is for GPUs only."""
+"""Synchronized BatchNorm for any device: torch's own is for GPUs only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class _Normalize(torch.autograd.Function):
-    """Normalising by the mean and variance of all ranks' images, which also depend on this rank's."""
+    """Normalise by mean and variance over all ranks; the gradient includes this rank's part in them."""
 
     @staticmethod
     def forward(ctx: Any, images: Tensor, weight: Tensor, bias: Tensor, stats: Tensor, eps: float) -> Tensor:
@@ -38,14 +38,14 @@ class _Normalize(torch.autograd.Function):
 
 
 class SyncBatchNorm(_BatchNorm):
-    """BatchNorm whose mean and variance in training are those of all ranks' images, on any device."""
+    """BatchNorm whose mean and variance in training are over all ranks' images, on any device."""
 
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002  the parent's name
         if input.ndim < 2:
             raise ValueError(f"expected at least 2 dimensions, got {input.ndim}")
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        """(N, C, ...) -> the same, normalised."""
+        """(N, C, ...) -> (N, C, ...), normalised."""
         self._check_input_dim(input)
         if not self.training and self.running_mean is not None:
             return F.batch_norm(
@@ -73,7 +73,8 @@ class SyncBatchNorm(_BatchNorm):
 def _stats(images: Tensor) -> Tensor:
     """(3, C) float64: mean, biased variance, and count of values, over all ranks.
 
-    One all-reduce. In float64 the mean's square can be taken off: float32 would lose a variance 1e7 times smaller.
+    It takes one all-reduce. The variance is a difference of squares, which needs float64: float32 would lose one that
+    is 1e7 times smaller than the square of the mean.
     """
     dims = [dim for dim in range(images.ndim) if dim != 1]
     var, mean = torch.var_mean(images.float(), dims, correction=0)
@@ -85,17 +86,15 @@ def _stats(images: Tensor) -> Tensor:
     return torch.stack([mean, (sums[1] / sums[2] - mean.square()).clamp(min=0), sums[2]])
 
 
-def synchronised(module: nn.Module) -> nn.Module:
-    """The module with every BatchNorm in it, in place, replaced by one that has the same parameters and statistics."""
+def convert_sync_batchnorm(module: nn.Module) -> nn.Module:
+    """Replace every BatchNorm in a module, in place, by a `SyncBatchNorm` with the same parameters and statistics."""
     if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm):
-        made = SyncBatchNorm(
-            module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats
-        )
-        made.weight, made.bias = module.weight, module.bias
-        made.running_mean, made.running_var = module.running_mean, module.running_var
-        made.num_batches_tracked = module.num_batches_tracked
-        made.training = module.training
-        return made
+        new = SyncBatchNorm(module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats)
+        new.weight, new.bias = module.weight, module.bias
+        new.running_mean, new.running_var = module.running_mean, module.running_var
+        new.num_batches_tracked = module.num_batches_tracked
+        new.training = module.training
+        return new
     for name, child in module.named_children():
-        setattr(module, name, synchronised(child))
+        setattr(module, name, convert_sync_batchnorm(child))
     return module

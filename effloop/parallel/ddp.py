@@ -1,4 +1,4 @@
-"""A process for each device, which average their gradients."""
+"""DistributedDataParallel: one process per device, which average their gradients."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class DdpConfig(ParallelConfig):
     """Fields of `parallel=ddp`.
 
     Attributes:
-        processes: ranks that are started on this machine; null is one for each GPU, and 2 on a CPU. Where torchrun or
-            Slurm has started them, it has decided that.
-        max_restarts: how often the ranks are started again when one of them died, from the last checkpoint. Under
-            torchrun its own --max-restarts counts.
-        timeout_s: a rank that others have waited for so long is taken to hang, which ends the run. Longer than the
-            slowest step, the first one of a compiled model included, and than what rank 0 does alone, such as writing
+        processes: ranks to start on this machine; null is one for each GPU, and 2 on a CPU. Ignored if torchrun or
+            Slurm starts the ranks.
+        max_restarts: how often the ranks are restarted from the last checkpoint when one of them dies. Ignored under
+            torchrun, which has its own --max-restarts.
+        timeout_s: a rank that others have waited for this long is considered hung, which ends the run. Longer than the
+            slowest step, including the first one of a compiled model, and than what rank 0 does alone, such as writing
             a checkpoint.
-        sync_batchnorm: BatchNorm's statistics are those of all ranks' images, at the cost of an all-reduce a layer.
+        sync_batchnorm: compute BatchNorm's statistics over all ranks' images, with an all-reduce per layer.
     """
 
     of_ranks = True
@@ -72,11 +72,11 @@ class DdpConfig(ParallelConfig):
 
 _BUFFERS = next(
     name
-    for name in ("forward_sync_buffers", "broadcast_buffers")  # its name now, and before torch 2.15
+    for name in ("forward_sync_buffers", "broadcast_buffers")  # the argument's name since torch 2.15, and before
     if name in inspect.signature(DistributedDataParallel).parameters
 )
 _group_numbers = itertools.count(1)
-"""Of the groups that this process opens: each has keys of its own in the store."""
+"""Numbers of the groups that this process opens: each has its own prefix in the store."""
 
 
 @parallels.register("ddp", DdpConfig)
@@ -84,14 +84,14 @@ class Ddp(Parallel):
     """A process for each GPU, or several on a CPU, which average their gradients.
 
     Raises:
-        ConfigError: nothing has started this process as one of several; or it can't have its GPU, or join.
+        ConfigError: this process wasn't started as a rank, has no GPU of its own, or can't reach the others.
     """
 
     def __init__(self, config: DdpConfig, device: torch.device) -> None:
         env = detect_launcher()
         if env is None:
             raise ConfigError(
-                f"parallel: ddp needs a process for each rank, and this is a single one; start with python -m effloop, "
+                f"parallel: ddp needs a process for each rank, but this is a single one; start with python -m effloop, "
                 f"or your own script with {TORCHRUN.replace('-m effloop ...', 'SCRIPT')}"
             )
         self.rank, self.world_size = env.rank, env.world_size
@@ -102,7 +102,7 @@ class Ddp(Parallel):
         store = PrefixStore(f"group/{next(_group_numbers)}", self._ranks.store)
         end = partial(end_all, partial(reporter.report, self.rank, kind="hang"))
         self._watchdog = Watchdog(store, self.rank, self.world_size, config.timeout_s, end)
-        self._watchdog.start()  # first: a rank may stop here, too
+        self._watchdog.start()  # before the group is opened, as a rank may hang there, too
         with self._watchdog.waiting("to open their group"):
             _open_group(env, store, self.device, config.timeout_s)
 
@@ -110,10 +110,10 @@ class Ddp(Parallel):
         if self._sync_batchnorm and self.device.type == "cuda":
             step = nn.SyncBatchNorm.convert_sync_batchnorm(step)  # type: ignore[no-untyped-call]
         elif self._sync_batchnorm:
-            step = batchnorm.synchronised(step)
+            step = batchnorm.convert_sync_batchnorm(step)
         if not any(parameter.requires_grad for parameter in step.parameters()):
             return step
-        options: dict[str, Any] = {_BUFFERS: False}  # each rank keeps its statistics, until `average_buffers`
+        options: dict[str, Any] = {_BUFFERS: False}  # each rank keeps its own statistics until `average_buffers`
         with self._watchdog.waiting("to begin with the same weights"):
             return DistributedDataParallel(
                 step,
@@ -149,13 +149,13 @@ class Ddp(Parallel):
             buffer.copy_(mean.view_as(buffer))
 
     def gather(self, value: T) -> list[T]:
-        """As the parent says. A value travels as `torch.save` writes it and is read without running code."""
+        """See `Parallel.gather`. Values are sent as `torch.save` writes them, and loaded with `weights_only`."""
         return self._gather(value, "for a value of each rank, such as a checkpoint's random state")
 
     def _gather(self, value: T, why: str) -> list[T]:
         file = io.BytesIO()
         torch.save(value, file)
-        own = torch.frombuffer(file.getbuffer(), dtype=torch.uint8)  # on the host, whatever the device: it is gloo's
+        own = torch.frombuffer(file.getbuffer(), dtype=torch.uint8)  # on the host, for gloo, whatever the device
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
         with self._watchdog.waiting(why):
             dist.all_gather(sizes, torch.tensor([len(own)]))
@@ -175,15 +175,15 @@ class Ddp(Parallel):
                 result = call()
             except EffLoopError as failure:
                 error = failure
-        said = {"value": result, "error": error and [type(error).__name__, str(error)]}
-        said = json.loads(self._gather(json.dumps(said), "for what rank 0 does alone")[0])
+        outcome = {"value": result, "error": error and [type(error).__name__, str(error)]}
+        outcome = json.loads(self._gather(json.dumps(outcome), "for what rank 0 does alone")[0])
         if error:
             raise error
-        if said["error"]:
+        if outcome["error"]:
             kinds = {kind.__name__: kind for kind in EffLoopError.__subclasses__()}
-            name, line = said["error"]
+            name, line = outcome["error"]
             raise kinds.get(name, EffLoopError)(line)
-        return result if self.rank == 0 else cast("T", said["value"])
+        return result if self.rank == 0 else cast("T", outcome["value"])
 
     def assert_equal(self, what: str, value: str) -> None:
         values = self._gather(value, f"to compare {what}")
@@ -194,26 +194,26 @@ class Ddp(Parallel):
         return self._watchdog.batches(batches)
 
     def close(self) -> None:
-        """Wait for the other ranks, whom this one's end would disturb, stop the watchdog, and leave the group."""
+        """Wait for the other ranks, which may still need this one, stop the watchdog, and leave the group."""
         if not dist.is_initialized():
             self._watchdog.close()
             return
-        with suppress(RuntimeError):  # another one has failed, and says so itself
+        with suppress(RuntimeError):  # another rank has failed, and reports it itself
             self._all_reduce(torch.zeros(1), "to end together")
             self._watchdog.close()
-            dist.all_reduce(torch.zeros(1))  # no watchdog asks the store any more, which may end with a rank
+            dist.all_reduce(torch.zeros(1))  # now no watchdog uses the store, which may end with its rank
         self._watchdog.close()
         dist.destroy_process_group()
 
     def _all_reduce(self, values: Tensor, why: str) -> None:
         with self._watchdog.waiting(why):
             dist.all_reduce(values)
-            if values.is_cuda:  # else the wait is wherever the host next asks the GPU, and can't be told from work
+            if values.is_cuda:  # else the host would wait at its next synchronization, as if it were working
                 torch.cuda.current_stream(values.device).synchronize()
 
 
 def _own_device(device: torch.device, env: RankEnv) -> torch.device:
-    """This rank's GPU, where GPUs are asked for: the one of its number, or the only one that it is shown."""
+    """This rank's device; for `cuda` the GPU of its local rank, or the only one that is visible."""
     if device.type != "cuda":
         return device
     count = torch.cuda.device_count()
@@ -222,26 +222,26 @@ def _own_device(device: torch.device, env: RankEnv) -> torch.device:
             f"device: '{device}' is one GPU, parallel=ddp takes one for each rank; set device=cuda, "
             "and CUDA_VISIBLE_DEVICES to choose among them"
         )
-    index = 0 if count == 1 else env.local_rank  # srun --gpus-per-task=1 shows each rank another one as cuda:0
+    index = 0 if count == 1 else env.local_rank  # srun --gpus-per-task=1 shows each rank another GPU as cuda:0
     own = str(torch.cuda.get_device_properties(index).uuid) if index < count else ""
     gpus = _gather_from_store(env, "gpu", own)
     if not all(gpus) or len(set(gpus)) < len(gpus):
         raise ConfigError(
-            f"parallel: {len(gpus)} ranks, which are shown {len(set(gpus) - {''})} GPUs; "
+            f"parallel: {len(gpus)} ranks, but {len(set(gpus) - {''})} visible GPUs; "
             "start one for each GPU or set device=cpu"
         )
     return torch.device("cuda", index)
 
 
 def _gather_from_store(env: RankEnv, what: str, value: str) -> list[str]:
-    """Every rank's value, in the order of the ranks, before there is a group."""
+    """Every rank's value, by rank, through the store; works before the group is open."""
     store = join(env).store
     store.set(f"{what}/{env.rank}", value)
     return [store.get(f"{what}/{rank}").decode() for rank in range(env.world_size)]
 
 
 def _open_group(env: RankEnv, store: Store, device: torch.device, timeout_s: float) -> None:
-    """Join torch's default group: gloo for what is on the host, and NCCL for what is on a GPU."""
+    """Join torch's default process group: gloo for tensors on the host, NCCL for those on a GPU."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
@@ -252,5 +252,5 @@ def _open_group(env: RankEnv, store: Store, device: torch.device, timeout_s: flo
         store=store,
         rank=env.rank,
         world_size=env.world_size,
-        timeout=timedelta(seconds=timeout_s + 60),  # the watchdog comes first, and names the rank
+        timeout=timedelta(seconds=timeout_s + 60),  # later than the watchdog, which names the rank
     )

@@ -15,20 +15,20 @@ from effloop.parallel.single import NoParallel
 
 @dataclass
 class DpConfig(ParallelConfig):
-    """Fields of `parallel=dp`: there are none."""
+    """`parallel=dp` has no fields."""
 
     replicates: ClassVar[bool] = True
 
 
 class ReplicaStep(nn.Module):
-    """A step as one of several devices does it: it returns scalars, so that no logits travel to the first device."""
+    """The step of one of several devices: it returns scalars, so that no logits are copied to the first device."""
 
     def __init__(self, step: nn.Module) -> None:
         super().__init__()
         self.step = step
 
     def forward(self, images: Tensor, targets: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-        """Some of the batch's images -> (1,) their summed loss, (1, 7) their sums."""
+        """Part of a batch -> its summed loss (1,), its sums (1, 7)."""
         loss, sums = self.step(images, targets, valid)
         return (loss * len(images))[None], sums[None]
 
@@ -37,16 +37,16 @@ class GatheredStep(nn.Module):
     """A step whose batch is split over devices.
 
     Args:
-        shares: (images, targets, valid) -> what `ReplicaStep` gives, of every device one below the other.
+        replicas: (images, targets, valid) -> the results of every device's `ReplicaStep`, concatenated.
     """
 
-    def __init__(self, shares: nn.Module) -> None:
+    def __init__(self, replicas: nn.Module) -> None:
         super().__init__()
-        self.shares = shares
+        self.replicas = replicas
 
     def forward(self, images: Tensor, targets: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-        """The whole batch -> (loss (), sums (7,)), as the step itself gives them."""
-        losses, sums = self.shares(images, targets, valid)
+        """A batch -> loss (), sums (7,), as the step itself returns them."""
+        losses, sums = self.replicas(images, targets, valid)
         return losses.sum() / len(images), sums.sum(0)
 
 
@@ -54,11 +54,11 @@ class GatheredStep(nn.Module):
 class Dp(NoParallel):
     """One process that splits each batch over the GPUs it sees; ddp is faster.
 
-    There is one rank: `batch_size` is the whole batch, and each GPU gets its part of it. The first GPU keeps the
-    weights and hands out copies in every step.
+    There is one rank: `batch_size` is the whole batch, and each GPU gets a part of it. The first GPU keeps the
+    weights and copies them to the others in every step.
 
     Raises:
-        ConfigError: the device is one of them.
+        ConfigError: the device is a single GPU, such as cuda:0.
     """
 
     def __init__(self, config: DpConfig, device: torch.device) -> None:

@@ -23,15 +23,14 @@ class RankFailure:
     """Why a rank ended.
 
     Attributes:
-        rank: which one says so.
+        rank: that reports it.
         line: for the terminal.
-        kind: `ours` for a line that is all, as it is the same on any rank; `explained` for what else would come
-            again; `failed` for what one line explains that need not, such as a worker's end; `crash` for what none
-            does; `hang` where a rank doesn't answer; `killed` where a signal ended one;
-            `terminated` where that may have come from the launcher; `lost` where the connection to
-            another rank broke, which says no more than that something is wrong elsewhere.
-        start: of the ranks, counted from 0.
-        host, pid: where.
+        kind: `common`: an error that any rank would have, such as a ConfigError; `final`: another error that a restart
+            would repeat; `failed`: an EffLoopError that a restart may avoid, such as a worker's end; `crash`: another
+            exception; `hang`: a rank doesn't answer; `killed`: a signal ended it; `terminated`: the signal may be the
+            launcher's; `lost`: the connection to another rank broke, whose failure is the cause.
+        start: number of this start of the ranks, from 0.
+        host, pid: of the process that reports it.
         at: Unix time, s.
     """
 
@@ -45,25 +44,23 @@ class RankFailure:
 
     @property
     def sentence(self) -> str:
-        """The line, with whose it is."""
-        return (
-            self.line
-            if self.kind in ("ours", "hang", "killed", "terminated")
-            else f"rank {self.rank} on {self.host}: {self.line}"
-        )
+        """The line, with rank and host unless it is common or has them."""
+        if self.kind in ("common", "hang", "killed", "terminated"):
+            return self.line
+        return f"rank {self.rank} on {self.host}: {self.line}"
 
     @property
     def final(self) -> bool:
-        """Whether another start would end the same way."""
-        return self.kind in ("ours", "explained")
+        """Whether a restart would fail the same way."""
+        return self.kind in ("common", "final")
 
 
 def failure_kind(error: BaseException) -> str:
-    """The kind of failure that an exception is."""
+    """The `RankFailure.kind` of an exception."""
     if isinstance(error, ConfigError):
-        return "ours"
+        return "common"
     if isinstance(error, DataError):
-        return "explained"
+        return "final"
     if isinstance(error, EffLoopError):
         return "failed"
     return "lost" if is_lost_connection(error) else "crash"
@@ -83,25 +80,25 @@ _BROKEN = (
 
 
 def is_lost_connection(error: BaseException) -> bool:
-    """Whether it says that another rank has gone: torch's own types for that, and gloo's RuntimeErrors."""
+    """Whether an error means that another rank has gone: torch's own types for that, and gloo's RuntimeErrors."""
     names = {kind.__name__ for kind in type(error).__mro__}
     text = str(error).lower()
     return "DistError" in names or (isinstance(error, RuntimeError) and any(word in text for word in _BROKEN))
 
 
 class FailureReporter:
-    """Reports a rank's failure to standard error, once where several ranks have the same line; or into a folder."""
+    """Reports a rank's failure to standard error, each line once for all ranks; or into a folder."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None
         self._start = 0
 
     def write_to(self, folder: Path, start: int) -> None:
-        """Report into a folder of the process that has started the ranks from now on."""
+        """From now on report into a folder of the process that started the ranks."""
         self._folder, self._start = folder, start
 
     def report(self, rank: int, line: str, kind: str) -> None:
-        """Say why this rank ends; or, of a kind `hang`, why another one has to."""
+        """Report why this rank ends or, for the kind `hang`, why another one has to."""
         failure = RankFailure(rank, line, kind, start=self._start)
         if self._folder:
             write(self._folder, failure)
@@ -109,22 +106,22 @@ class FailureReporter:
         if failure.final:
             _mark_final()
         if _is_first_to_report(line):
-            print(f"effloop: {failure.sentence}", file=sys.__stderr__, flush=True)  # without a prefix
+            print(f"effloop: {failure.sentence}", file=sys.__stderr__, flush=True)  # without the rank's prefix
 
 
 _FINAL = "effloop/final"
-"""A key of the store that outlasts a start of the ranks."""
+"""A key in the store that outlives a start of the ranks."""
 
 
 def _mark_final() -> None:
     group = RankGroup.current
     if group:
-        with suppress(RuntimeError):  # the store has gone with its rank
+        with suppress(RuntimeError):  # the store has ended with its rank
             group.base.set(_FINAL, "1")
 
 
 def failed_for_good(group: RankGroup) -> bool:
-    """Whether a rank has failed for a reason that would end another start, too."""
+    """Whether a rank has failed in a way that a restart would repeat."""
     return bool(group.base.check([_FINAL]))
 
 
@@ -132,33 +129,33 @@ def _is_first_to_report(line: str) -> bool:
     group = RankGroup.current
     if group is None:
         return True
-    with suppress(RuntimeError):  # the store has gone with its rank
+    with suppress(RuntimeError):  # the store has ended with its rank
         return int(group.store.add(f"said/{hashlib.sha256(line.encode()).hexdigest()}", 1)) == 1
     return True
 
 
 def write(folder: Path, failure: RankFailure) -> None:
-    """Put a rank's failure into a folder."""
+    """Write a rank's failure into a folder."""
     path = folder / f"failure-{failure.start}-{failure.rank}-{failure.kind}.json"
     write_text(path, json.dumps(asdict(failure)))
 
 
 def read(folder: Path) -> list[RankFailure]:
-    """All failures of a folder, the earliest first."""
+    """All failures in a folder, the earliest first."""
     found = [RankFailure(**json.loads(path.read_text())) for path in folder.glob("failure-*.json")]
     return sorted(found, key=lambda failure: failure.at)
 
 
 _CONSEQUENCES = {"terminated": 1, "lost": 2}
-"""Kinds that follow from another rank's failure, and count only where there is no other."""
+"""Kinds that may follow from another rank's failure, and so come after all others."""
 
 
 def root_cause(found: Iterable[RankFailure]) -> RankFailure | None:
-    """Why a start of the ranks ended: the first failure of the last start that isn't another one's consequence."""
+    """The first failure of the last start that isn't the consequence of another one; None without failures."""
     found = list(found)
     last = [failure for failure in found if failure.start == max(each.start for each in found)]
     return min(last, key=lambda failure: (_CONSEQUENCES.get(failure.kind, 0), failure.at), default=None)
 
 
 reporter = FailureReporter()
-"""This process's."""
+"""The reporter of this process."""

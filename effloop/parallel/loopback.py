@@ -1,4 +1,4 @@
-"""Where ranks of one machine meet: a port that only this machine reaches."""
+"""Rendezvous of ranks on one machine, at a port that only this machine can reach."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _HOST = "127.0.0.1"
 
 
 class Loopback(RendezvousHandler):
-    """The meeting of a single launcher with itself.
+    """The rendezvous of a single launcher.
 
-    torch's own (c10d) listens on every interface, looks the machine's name up, and unpickles what it is sent.
+    torch's own (c10d) listens on every interface, resolves the machine's name, and unpickles what it receives.
     """
 
     def __init__(self, run_id: str) -> None:
@@ -59,7 +59,7 @@ class Loopback(RendezvousHandler):
 
 
 def register() -> None:
-    """Make it known to torch's launcher."""
+    """Register it with torch's launcher."""
     rendezvous_handler_registry.register(NAME, _create)
 
 

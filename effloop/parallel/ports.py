@@ -1,4 +1,4 @@
-"""Which process listens on a port."""
+"""Find the process that listens on a port."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LISTENING = "0A"
 
 
 def listening_process(port: int) -> int | None:
-    """The process that listens on a TCP port of this machine; None where that can't be seen."""
+    """PID of the process that listens on a TCP port of this machine; None if it can't be found."""
     sockets = set()
     for name in ("tcp", "tcp6"):
         with suppress(OSError):
@@ -20,7 +20,7 @@ def listening_process(port: int) -> int | None:
                 if words[3] == _LISTENING and int(words[1].rpartition(":")[2], 16) == port:
                     sockets.add(f"socket:[{words[9]}]")
     for folder in PROC.glob("[0-9]*"):
-        with suppress(OSError):  # it has ended, or is another user's
+        with suppress(OSError):  # the process has ended, or is another user's
             for fd in (folder / "fd").iterdir():
                 if sockets and os.readlink(fd) in sockets:
                     return int(folder.name)

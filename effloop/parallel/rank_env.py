@@ -1,4 +1,4 @@
-"""Which rank a process is, where torchrun or Slurm has started it."""
+"""The rank of a process that torchrun or Slurm has started, from environment variables."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from effloop.errors import ConfigError
 
 TORCHRUN = "torchrun --nproc-per-node N -m effloop ..."
-_PORTS = range(15000, 32768)  # below those that Linux hands out by itself
+_PORTS = range(15000, 32768)  # below Linux's ephemeral ports
 
 
 @dataclass(frozen=True)
 class RankEnv:
-    """One rank among several, as its launcher has set it.
+    """A rank as set by its launcher.
 
     Attributes:
-        rank, world_size: its number, counted from 0, and how many there are.
+        rank, world_size: its number, counted from 0, and the number of ranks.
         local_rank, local_world_size: the same on this machine.
         address, port: of the rendezvous.
-        by: the launcher: torchrun, or slurm.
+        by: the launcher: torchrun or slurm.
     """
 
     rank: int
@@ -33,7 +33,7 @@ class RankEnv:
     by: str
 
     def publish(self) -> None:
-        """Set what torch reads from the environment."""
+        """Set the environment variables that torch reads."""
         os.environ.update(
             RANK=str(self.rank),
             WORLD_SIZE=str(self.world_size),
@@ -45,10 +45,10 @@ class RankEnv:
 
 
 def detect_launcher(env: Mapping[str, str] | None = None) -> RankEnv | None:
-    """What the environment variables say about this rank; None if no launcher has started this process.
+    """This process's rank, from the environment variables of its launcher; None if there is no launcher.
 
     Raises:
-        ConfigError: the environment says so, but contradicts itself or lacks something.
+        ConfigError: the variables contradict each other, or one is missing.
     """
     env = os.environ if env is None else env
     if "WORLD_SIZE" in env:
@@ -86,7 +86,7 @@ def _by_slurm(env: Mapping[str, str]) -> RankEnv:
     local_world_size = tasks[node] if node < len(tasks) else world_size
     if not nodes and not env.get("MASTER_ADDR"):
         raise ConfigError(
-            "SLURM_STEP_NODELIST is not set, which says where ranks meet; start with srun, or set MASTER_ADDR"
+            "SLURM_STEP_NODELIST, the hosts of the ranks, is not set; start with srun, or set MASTER_ADDR"
         )
     job = _number(env, "SLURM_JOB_ID", 0, 2**63, default=0) + _number(env, "SLURM_STEP_ID", 0, 2**63, default=0)
     return RankEnv(
@@ -101,7 +101,7 @@ def _by_slurm(env: Mapping[str, str]) -> RankEnv:
 
 
 def _number(env: Mapping[str, str], key: str, least: int, most: int, default: int | None = None) -> int:
-    """A whole number of the environment, within its range."""
+    """A whole number from an environment variable, checked to be in its range."""
     text = env.get(key, "")
     if not text and default is not None:
         return default
@@ -115,10 +115,10 @@ def _number(env: Mapping[str, str], key: str, least: int, most: int, default: in
 
 
 def first_host(nodes: str) -> str:
-    """The first of Slurm's list of nodes: `gpu[03-05,7],x` -> `gpu03`.
+    """The first host in a node list of Slurm: `gpu[03-05,7],x` -> `gpu03`.
 
     Raises:
-        ConfigError: not such a list.
+        ConfigError: it isn't such a list.
     """
     match = re.match(r"([^\[\],]*)(?:\[(\d+)[^\]]*\]([^\[\],]*))?(?=[,\[]|$)", nodes)
     if not match or not match[0]:
@@ -129,7 +129,7 @@ def first_host(nodes: str) -> str:
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """Slurm's tasks of each node: `2(x3),1` -> [2, 2, 2, 1]; empty if it isn't that."""
+    """The number of tasks on each node, in Slurm's syntax: `2(x3),1` -> [2, 2, 2, 1]; empty if it is invalid."""
     tasks: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)

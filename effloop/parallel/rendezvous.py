@@ -1,4 +1,4 @@
-"""How the ranks of a run find each other."""
+"""Rendezvous: the ranks of a run connect to a store and exchange who they are."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from effloop.parallel.ports import listening_process
 from effloop.parallel.rank_env import RankEnv
 
 _TIMEOUT = timedelta(seconds=300)
-"""For all ranks to come; a machine of a cluster may take minutes to load torch."""
+"""For all ranks to connect; a machine of a cluster may take minutes to load torch."""
 _POLL_S = 0.02
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A rank, as the others know it.
+    """What a rank publishes about itself.
 
     Attributes:
         host, pid: its machine and process.
-        facts: what has to be the same on all ranks: {what: value}.
-        cores: bit N is set where it may run on core N of its machine; 0 where the system doesn't say.
+        facts: {name: value} for values that have to be equal on all ranks.
+        cores: bit N is set if it may run on core N of its machine; 0 if the system doesn't tell.
     """
 
     host: str
@@ -49,12 +49,12 @@ class Peer:
 
 @dataclass(frozen=True)
 class RankGroup:
-    """The ranks of a run, which know each other.
+    """The ranks of a run, after rendezvous.
 
     Attributes:
         env: of this rank.
-        base: a store that lasts as long as the launcher of the ranks, restarts included.
-        store: of this start of the ranks alone.
+        base: a store that lasts as long as the ranks' launcher, including restarts.
+        store: for this start of the ranks only.
         peers: by rank.
     """
 
@@ -63,16 +63,16 @@ class RankGroup:
     store: Store
     peers: list[Peer]
     current: ClassVar[RankGroup | None] = None
-    """This process's, once it has joined one."""
+    """The group that this process has joined."""
 
     @property
     def sharing(self) -> int:
-        """How many ranks share this one's cores, itself included: all on this machine, but where each is bound."""
+        """Number of ranks that share this rank's cores, itself included: all local ones, unless they are bound."""
         own = self.peers[self.env.rank]
         if not own.cores:
             return self.env.local_world_size
         near = [peer for peer in self.peers if peer.host == own.host and peer.cores & own.cores]
-        return min(len(near), self.env.local_world_size)  # two machines may have one name
+        return min(len(near), self.env.local_world_size)  # several machines may have the same name
 
     @property
     def others(self) -> str:
@@ -82,14 +82,14 @@ class RankGroup:
 
 
 def join(env: RankEnv, facts: Mapping[str, str] | None = None) -> RankGroup:
-    """Meet the other ranks; a second call in a process returns the same group.
+    """Wait for the other ranks; a second call in a process returns the same group.
 
     Args:
         env: of this rank.
-        facts: what has to be the same on all ranks, beside the versions of torch and Python.
+        facts: {name: value} that have to be equal on all ranks, beside the versions of torch and Python.
 
     Raises:
-        ConfigError: on every rank, where facts differ; or the address is taken or not reached.
+        ConfigError: facts differ (raised on every rank), the port is taken, or rank 0 can't be reached.
     """
     group = RankGroup.current
     if group is None or group.env != env:
@@ -104,22 +104,22 @@ def join(env: RankEnv, facts: Mapping[str, str] | None = None) -> RankGroup:
 
 
 def describe_mismatch(what: str, values: list[str], peers: list[Peer]) -> str:
-    """One line for values that should be the same on all ranks: each with some of the ranks that have it."""
+    """One line for values that should be equal on all ranks: each value with up to 3 of its ranks."""
     by_value: dict[str, list[str]] = {}
     for rank, (value, peer) in enumerate(zip(values, peers, strict=True)):
         by_value.setdefault(value, []).append(f"{rank} on {peer.host}")
-    some = []
+    parts = []
     for value, ranks in by_value.items():
         named = ranks if len(ranks) <= 3 else [*ranks[:3], "…"]
-        some.append(f"'{value}' (rank {', '.join(named)})")
-    return f"{what}: not the same on all ranks: {'; '.join(some)}; make them equal"
+        parts.append(f"'{value}' (rank {', '.join(named)})")
+    return f"{what}: not the same on all ranks: {'; '.join(parts)}; make them equal"
 
 
 def open_store(env: RankEnv) -> Store:
     """The store that all ranks share; rank 0 serves it unless the launcher does.
 
     Raises:
-        ConfigError: the port is taken, or nobody answers there.
+        ConfigError: the port is taken, or no rank 0 answers there.
     """
     env.publish()
     where = f"{env.address}:{env.port}"
@@ -128,27 +128,26 @@ def open_store(env: RankEnv) -> Store:
     except (RuntimeError, OSError, ValueError) as error:
         if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
             pid = listening_process(env.port)
-            by = f"by process {pid}" if pid else "by a process that can't be seen"
+            by = f"by process {pid}" if pid else "by an unknown process"
             raise ConfigError(
                 f"MASTER_PORT: {env.port} is in use on {socket.gethostname()} {by}; "
                 "end it, or take another port (MASTER_PORT, torchrun --master-port)"
             ) from None
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(
-            f"MASTER_ADDR: the ranks can't meet at {where}: {reason}; "
+            f"MASTER_ADDR: can't connect to the ranks' store at {where}: {reason}; "
             "check that rank 0 runs there, and that the port is open"
         ) from None
-    while isinstance(store, PrefixStore):  # of one start; the restart state has to outlast it
+    while isinstance(store, PrefixStore):  # for one start; the restart state has to outlive it
         store = store.underlying_store
     return cast("Store", store)
 
 
 def _handshake(base: Store, env: RankEnv, peer: Peer) -> tuple[int, list[Peer]]:
-    """The number of this start of the ranks, the same on all, and who they are.
+    """Agree on the number of this start of the ranks, and on the list of peers.
 
-    The store may hold what ranks that have ended wrote, and only the launcher knows which start this is; on
-    several machines not even that. So each rank writes a random token, and a list of all ranks counts only if
-    it has one's own token in it.
+    The store may hold entries of earlier starts, and only the launcher knows which start this is, on several
+    machines not even that. So each rank writes a random token, and accepts a list of ranks only if it has that token.
     """
     own = {"token": secrets.token_hex(8), **asdict(peer)}
     base.set(f"effloop/hello/{env.rank}", json.dumps(own))
@@ -158,7 +157,7 @@ def _handshake(base: Store, env: RankEnv, peer: Peer) -> tuple[int, list[Peer]]:
 
 
 def _coordinate(base: Store, world_size: int) -> int:
-    """Rank 0's part: publish the list of ranks until each of them has found its own token in it."""
+    """Rank 0's part: publish the list of ranks until each has found its own token in it."""
     number = int(base.add("effloop/starts", 1))
     for _ in _polls(0, world_size):
         ranks = [_read_json(base, f"effloop/hello/{rank}") for rank in range(world_size)]
@@ -171,7 +170,7 @@ def _coordinate(base: Store, world_size: int) -> int:
 
 
 def _respond(base: Store, env: RankEnv, own: dict[str, Any]) -> int:
-    """Another rank's part."""
+    """The part of other ranks: wait for a list with the own token, and acknowledge it."""
     number = 0
     for _ in _polls(env.rank, env.world_size):
         published = _read_json(base, "effloop/ranks")
@@ -187,9 +186,9 @@ def _polls(rank: int, world_size: int) -> Iterator[None]:
     while time.monotonic() < until:
         yield
         time.sleep(_POLL_S)
-    raise ConfigError(f"rank {rank}: not all of {world_size} ranks came within {_TIMEOUT}; start every one of them")
+    raise ConfigError(f"rank {rank}: not all of {world_size} ranks connected within {_TIMEOUT}; start all of them")
 
 
 def _read_json(base: Store, key: str) -> Any:
-    """The JSON at a key; None if there is nothing."""
+    """The JSON value of a key; None if it isn't set."""
     return json.loads(base.get(key)) if base.check([key]) else None

@@ -1,4 +1,4 @@
-"""What one start of the ranks leaves to the next."""
+"""State that one start of the ranks leaves to the next: the run folder, and the reason of the restart."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from effloop.system.files import write_text
 
 
 class RestartState(Protocol):
-    """What outlasts a start of the ranks."""
+    """State that outlives a start of the ranks."""
 
     def remember(self, run_dir: Path) -> None:
-        """Keep the run folder, as soon as it is this run's."""
+        """Keep the run folder, as soon as this run owns it."""
 
     def run_dir(self) -> Path | None:
-        """The folder of an earlier start; None if this is the first one, or none got so far."""
+        """The run folder of an earlier start; None if there was none that got so far."""
 
     def reason(self) -> str:
-        """Why the ranks were started again, for messages."""
+        """Why the ranks were restarted, for messages."""
 
 
 class FolderRestartState:
-    """In a folder of the process that has started the ranks on this machine."""
+    """State in a folder of the process that started the ranks on this machine."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -45,7 +45,7 @@ class FolderRestartState:
 
 
 class StoreRestartState:
-    """In the store of torchrun."""
+    """State in torchrun's store."""
 
     def __init__(self, base: Store) -> None:
         self._base = base
@@ -57,12 +57,11 @@ class StoreRestartState:
         return Path(self._base.get("effloop/run_dir").decode()) if self._base.check(["effloop/run_dir"]) else None
 
     def reason(self) -> str:
-        """The store doesn't know more."""
         return "a rank ended"
 
 
 class NoRestartState:
-    """Nothing: a process that nobody starts again."""
+    """No state, for a process that isn't restarted."""
 
     def remember(self, run_dir: Path) -> None:
         pass

@@ -15,7 +15,7 @@ from effloop.parallel.base import Parallel, ParallelConfig, T, parallels
 
 @dataclass
 class NoneConfig(ParallelConfig):
-    """Fields of `parallel=none`: there are none."""
+    """`parallel=none` has no fields."""
 
 
 @parallels.register("none", NoneConfig)

@@ -16,8 +16,8 @@ def report(rank: int, kind: str, at: float, start: int = 0) -> RankFailure:
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (ConfigError("x"), "ours"),
-        (DataError("x"), "explained"),
+        (ConfigError("x"), "common"),
+        (DataError("x"), "final"),
         (WorkerError("x"), "failed"),
         (CheckpointError("x"), "failed"),
         (dist.DistNetworkError("x"), "lost"),
@@ -31,8 +31,8 @@ def test_kinds(error, kind):
 
 
 def test_what_another_start_would_end_with_again():
-    finals = [kind for kind in ("ours", "explained", "failed", "crash", "killed", "hang") if report(0, kind, 0).final]
-    assert finals == ["ours", "explained"]
+    finals = [kind for kind in ("common", "final", "failed", "crash", "killed", "hang") if report(0, kind, 0).final]
+    assert finals == ["common", "final"]
 
 
 def test_the_first_that_blames_nobody_is_the_cause():
@@ -46,7 +46,7 @@ def test_the_first_that_blames_nobody_is_the_cause():
 
 
 def test_whose_line_it_is():
-    assert report(1, "ours", 0).sentence == "ours of 1"
+    assert report(1, "common", 0).sentence == "common of 1"
     assert report(1, "crash", 0).sentence == "rank 1 on here: crash of 1"
 
 

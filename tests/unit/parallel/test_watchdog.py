@@ -29,7 +29,7 @@ def test_a_beat_that_stands_still_is_to_blame():
 
 
 def test_the_rank_furthest_behind_is_to_blame():
-    behind = replace(BEAT, steps=33, at="before training batch 17, for whose data it waits", pid=5)
+    behind = replace(BEAT, steps=33, at="before training batch 17, waiting for its data", pid=5)
     found = find_stalled_rank([BEAT, behind, BEAT], [after(BEAT), after(behind), after(BEAT)], 30)
     assert found.beat.pid == 5
     assert "before training batch 17" in found.line
@@ -47,7 +47,7 @@ def test_where_all_wait_nobody_is_to_blame():
     assert "network" in found.line
     summing = after(BEAT, waits=True, collective="for a sum", at="after training batch 17")
     assert (
-        "all 2 are after training batch 17, for a sum; look"
+        "all 2 are after training batch 17, for a sum; check"
         in find_stalled_rank([BEAT, BEAT], [summing, summing], 30).line
     )
     assert "rank 1" in find_stalled_rank([BEAT, None], [after(BEAT), None], 30).line
