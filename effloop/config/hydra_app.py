@@ -71,11 +71,11 @@ def compose_runs(args: list[str]) -> Iterator[Composed]:
             parsed = OverridesParser.create().parse_overrides(overrides)
         count_jobs(parsed)
         values = [_values(override) for override in {each.get_key_element(): each for each in parsed}.values()]
-        shared = ""
+        sweep_dir: list[str] = []
         for number, chosen in enumerate(product(*values)):
-            words = [*chosen, f"hydra.job.num={number}", *[shared] * bool(shared)]
+            words = [*chosen, f"hydra.job.num={number}", *sweep_dir]
             composed = _compose(flags, overrides, words, "sweep.dir", "sweep.subdir")
-            shared = f"hydra.sweep.dir={quoted(str(composed.folder.parent))}"  # the time in it is the first one's
+            sweep_dir = [f"hydra.sweep.dir={quoted(str(composed.folder.parent))}"]  # the first job's, with its time
             yield composed
 
 
@@ -142,17 +142,17 @@ def quoted(text: str) -> str:
 
 
 def _check_can_be_made(folder: Path) -> None:
-    """Check that the run folder can be made, before anything is built; nothing is made, as others may start meanwhile.
+    """Check early that the run folder can be created; it isn't created here, as other runs may start meanwhile.
 
     Raises:
-        ConfigError: the folder can't be made.
+        ConfigError: the folder can't be created.
     """
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
-    reason = "" if there.is_dir() else os.strerror(errno.ENOTDIR)
-    if not reason and not os.access(there, os.W_OK | os.X_OK):
-        reason = os.strerror(errno.EROFS if os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES)
+    parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
+    reason = "" if parent.is_dir() else os.strerror(errno.ENOTDIR)
+    if not reason and not os.access(parent, os.W_OK | os.X_OK):
+        reason = os.strerror(errno.EROFS if os.statvfs(parent).f_flag & os.ST_RDONLY else errno.EACCES)
     if reason:
-        raise ConfigError(f"run: '{folder}' can't be made in {there}: {reason}; start from another folder")
+        raise ConfigError(f"run: '{folder}' can't be made in {parent}: {reason}; start from another folder")
 
 
 def show(flags: Sequence[str], overrides: Sequence[str]) -> None:
