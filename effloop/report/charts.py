@@ -174,16 +174,16 @@ def _draw(axes: Axes, lines: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
 
 
 def _line(run: RunRecord, split: str, key: str, limit: int) -> tuple[np.ndarray, np.ndarray]:
-    """Epochs and values, float64, at most `limit` points, or 30 if that is less; NaN where there is no value."""
+    """Epochs and values, float64, at most max(limit, 30) points; NaN where there is no value."""
     rows: Sequence[Row] = [row for row in run.metrics if row.get("split") == split]
     if split == "perf":
         rows = [row for row in run.perf if row.get("span") == "train"]
     y = np.array([as_number(row.get(key)) for row in rows])
     x, y = _epochs(run, rows), np.where(np.isfinite(y), y, math.nan)
-    run_length = math.ceil(len(y) / max(limit, 30)) or 1
-    if run_length == 1:
+    stride = math.ceil(len(y) / max(limit, 30)) or 1
+    if stride == 1:
         return x, y
-    starts = np.arange(0, len(y), run_length)
+    starts = np.arange(0, len(y), stride)
     counts = np.diff([*starts, len(y)])
     return np.add.reduceat(x, starts) / counts, np.add.reduceat(y, starts) / counts
 
