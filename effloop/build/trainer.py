@@ -11,7 +11,7 @@ from effloop.build.checks import fitting
 from effloop.build.environment import Environment, build_environment
 from effloop.build.learner import Advise, Learner, Start, build_learner
 from effloop.build.loader import Data, build_data
-from effloop.checkpoint import Checkpoints, keepers
+from effloop.checkpoint import Checkpoints, checkpointers
 from effloop.config import Config
 from effloop.config.hydra_setup import check_run_name
 from effloop.errors import ConfigError
@@ -125,4 +125,4 @@ def _checkpoints(environment: Environment, data: Data, run_dir: Path) -> Checkpo
     meter = next(each for each in environment.task.meters if each.name == config.best_by)
     if environment.parallel.rank:
         return Checkpoints(config, meter, run_dir, facts)
-    return keepers.build(config, meter, run_dir, facts)
+    return checkpointers.build(config, meter, run_dir, facts)

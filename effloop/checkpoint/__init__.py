@@ -1,6 +1,6 @@
 """What a run can go on from."""
 
 from effloop.checkpoint import files, rng
-from effloop.checkpoint.keeper import CheckpointConfig, Checkpoints, keepers
+from effloop.checkpoint.checkpointer import CheckpointConfig, Checkpoints, checkpointers
 
-__all__ = ["CheckpointConfig", "Checkpoints", "files", "keepers", "rng"]
+__all__ = ["CheckpointConfig", "Checkpoints", "checkpointers", "files", "rng"]

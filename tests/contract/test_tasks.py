@@ -37,7 +37,7 @@ class TestTask:
         task = make(name)
         targets = task.example_targets(5, NUM_OUTPUTS, CPU)
         assert targets.dtype == task.target.dtype
-        assert len(targets) == 5
+        assert targets.shape == (5, *task.target.shape)
 
     def test_loss(self, name: str) -> None:
         task = make(name)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import effloop
-from effloop.checkpoint import CheckpointConfig, files, keepers
+from effloop.checkpoint import CheckpointConfig, checkpointers, files
 from effloop.errors import CheckpointError
 from effloop.task import LOSS, Meter
 
@@ -84,15 +84,17 @@ def test_a_place_that_is_no_folder(tmp_path: Path) -> None:
 
 
 def test_best_is_a_link_that_survives_the_next_save(tmp_path: Path) -> None:
-    keeper = keepers.build(CheckpointConfig(name="last_best"), LOSS, tmp_path, {"config": {}, "classes": ["a"]})
+    checkpointer = checkpointers.build(
+        CheckpointConfig(name="last_best"), LOSS, tmp_path, {"config": {}, "classes": ["a"]}
+    )
     last, best = (tmp_path / "checkpoints" / name for name in ("last.ckpt", "best.ckpt"))
-    keeper.save({"model": {"epoch": 0}, "progress": {}}, is_best=True)
+    checkpointer.save({"model": {"epoch": 0}, "progress": {}}, is_best=True)
     assert last.samefile(best)
-    keeper.save({"model": {"epoch": 1}, "progress": {}}, is_best=False)
+    checkpointer.save({"model": {"epoch": 1}, "progress": {}}, is_best=False)
     assert [files.read(path)["model"]["epoch"] for path in (last, best)] == [1, 0]
-    keeper.save({"model": {"epoch": 2}, "progress": {}}, is_best=True)
+    checkpointer.save({"model": {"epoch": 2}, "progress": {}}, is_best=True)
     assert files.read(best)["model"]["epoch"] == 2
-    assert sorted(os.listdir(keeper.folder)) == ["best.ckpt", "last.ckpt"]
+    assert sorted(os.listdir(checkpointer.folder)) == ["best.ckpt", "last.ckpt"]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +106,7 @@ def test_best_is_a_link_that_survives_the_next_save(tmp_path: Path) -> None:
     ],
 )
 def test_which_epoch_was_the_best(tmp_path: Path, score: Meter, values: list[float], best: list[bool]) -> None:
-    keeper = keepers.build(CheckpointConfig(name="none"), score, tmp_path, {})
-    found = [keeper.note(epoch, {score.name: value}) for epoch, value in enumerate(values)]
+    checkpointer = checkpointers.build(CheckpointConfig(name="none"), score, tmp_path, {})
+    found = [checkpointer.note(epoch, {score.name: value}) for epoch, value in enumerate(values)]
     assert found == best
-    assert keeper.best["epoch"] == max(epoch for epoch, is_best in enumerate(best) if is_best)
+    assert checkpointer.best["epoch"] == max(epoch for epoch, is_best in enumerate(best) if is_best)

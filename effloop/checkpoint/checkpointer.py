@@ -16,7 +16,7 @@ from effloop.task import Meter
 
 @dataclass
 class CheckpointConfig(PartConfig):
-    """Fields that every keeper has.
+    """Fields that every checkpointer has.
 
     Attributes:
         best_by: the validation score that decides which epoch was the best; null is the task's first one.
@@ -26,7 +26,7 @@ class CheckpointConfig(PartConfig):
 
 
 class Checkpoints:
-    """Knows the best scores and writes nothing; the parent of what does.
+    """Tracks the best scores and writes nothing; the base class of checkpointers that do.
 
     Args:
         config: of this part.
@@ -52,7 +52,7 @@ class Checkpoints:
         return True
 
     def save(self, state: dict[str, Any], *, is_best: bool) -> None:
-        """Keep a state, as this keeper sees fit."""
+        """Save a state, if this checkpointer does."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": dict(self.best)}
@@ -61,15 +61,15 @@ class Checkpoints:
         self.best = dict(state["best"])
 
 
-keepers: Registry[Checkpoints] = Registry("checkpoint")
+checkpointers: Registry[Checkpoints] = Registry("checkpoint")
 
 
-@keepers.register("none", CheckpointConfig)
+@checkpointers.register("none", CheckpointConfig)
 class NoCheckpoints(Checkpoints):
     """Nothing is written."""
 
 
-@keepers.register("last_best", CheckpointConfig)
+@checkpointers.register("last_best", CheckpointConfig)
 class LastAndBest(Checkpoints):
     """last.ckpt after every epoch, and best.ckpt."""
 
