@@ -89,8 +89,7 @@ def global_generators_untouched() -> Iterator[None]:
 ENGINES = sorted(set(engines) - {"inline"})  # which is what they are compared with
 
 
-@every_device
-@pytest.mark.parametrize(("recipe", "engine", "workers"), pairwise(RECIPES, ENGINES, [1, 2]))
+@pytest.mark.parametrize(("recipe", "engine", "device", "workers"), pairwise(RECIPES, ENGINES, ["cpu", "gpu"], [1, 2]))
 def test_the_same_samples_by_every_engine(root: Path, recipe: str, engine: str, device: str, workers: int) -> None:
     with global_generators_untouched():
         wanted = epoch(make(root, recipe, device))

@@ -56,7 +56,14 @@ ADDED = {"augment=pets"}
 REFUSED = {"amp=true precision=fp32", "deterministic=true cudnn_benchmark=true"}
 """Overrides which the pages say contradict each other."""
 
-pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+LONGEST = {"augmentation", "commands", "step"}
+"""Pages whose commands take seven seconds or more."""
+
+pages = pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.slow) if page.stem in LONGEST else page for page in PAGES],
+    ids=[page.stem for page in PAGES],
+)
 
 
 def blocks(page: Path, *languages: str) -> list[str]:

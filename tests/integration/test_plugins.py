@@ -170,6 +170,7 @@ def test_trains_with_a_source_and_a_decoder(site: Path, tmp_path: Path) -> None:
     assert (tmp_path / "outputs/x/checkpoints/best.ckpt").is_file()
 
 
+@pytest.mark.slow
 def test_trains_a_task_of_its_own(tmp_path: Path) -> None:
     """Targets that are no classes, and scores of other names, all the way to the report."""
     install(tmp_path / "site", "numbers_for_effloop", {"__init__.py": TASK})
