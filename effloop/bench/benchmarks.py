@@ -22,7 +22,6 @@ class Benchmark:
     """What `bench what=NAME` does.
 
     Attributes:
-        help: what is measured, in a few words.
         call: takes the config, the number of repeats and the options; prints a table, returns what goes to JSON.
         repeats: the default of `repeats=`.
         options: its own options, with their defaults.
@@ -30,7 +29,6 @@ class Benchmark:
         overrides: whether `call` also takes the overrides that the config was composed from.
     """
 
-    help: str
     call: Callable[..., dict[str, Any]]
     repeats: int
     options: Mapping[str, str] = field(default_factory=dict)
@@ -39,20 +37,13 @@ class Benchmark:
 
 
 BENCHMARKS = {
-    "loop": Benchmark("Trainer over a bare loop, on batches in memory", loop, 25),
-    "step": Benchmark(
-        "each option of the training step, off and on", step, 7, {"knobs": "all", "work": ""}, overrides=True
-    ),
-    "loader": Benchmark(
-        "the loader, compared with others", loader, 5, {"vs": "torchvision,pillow", "folder": "", "work": ""}
-    ),
-    "train": Benchmark("training, compared with a bare loop over ImageFolder", train, 5, {"folder": "", "work": ""}),
-    "storage": Benchmark("the storage formats", storage, 5, {"formats": "all", "work": ""}),
-    "scale": Benchmark(
-        "1, 10 and 100 million samples", scale, 3, {"samples": "1000000,10000000,100000000", "work": ""}
-    ),
+    "loop": Benchmark(loop, 25),
+    "step": Benchmark(step, 7, {"knobs": "all", "work": ""}, overrides=True),
+    "loader": Benchmark(loader, 5, {"vs": "torchvision,pillow", "folder": "", "work": ""}),
+    "train": Benchmark(train, 5, {"folder": "", "work": ""}),
+    "storage": Benchmark(storage, 5, {"formats": "all", "work": ""}),
+    "scale": Benchmark(scale, 3, {"samples": "1000000,10000000,100000000", "work": ""}),
     "augment": Benchmark(
-        "augmentation with each library, on the host and on the device",
         augment,
         3,
         {"table": "both", "limit": "all", "grid": GRID},
