@@ -147,7 +147,7 @@ def _run(args: list[str], cwd: str, env: dict[str, str], streams: list[int]) -> 
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
-    sys.path[:0] = [place for place in env["PYTHONPATH"].split(os.pathsep) if place not in sys.path]
+    sys.path[:0] = [place for place in env.get("PYTHONPATH", "").split(os.pathsep) if place and place not in sys.path]
     tempfile.tempdir = None
     util.spawnv_passfds = _spawn
     processes.end_with_parent = rank.end_with_parent = lambda parent: None
