@@ -24,6 +24,7 @@ from effloop.build.loader import build_loader
 from effloop.build.race import seconds_of
 from effloop.config import Config
 from effloop.convert.progress import Meter
+from effloop.convert.readback import READ_BY
 from effloop.convert.spool import Originals
 from effloop.data.random import Permutation
 from effloop.data.source import Cache, DataConfig, Source, sources
@@ -32,9 +33,6 @@ from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, writers
 from effloop.errors import ConfigError
 from effloop.registry import choices
 from effloop.system.memory import drop_from_cache, files_in, growth, memory_of, share_in_cache
-
-SOURCE_OF = {"zarr2": "zarr", "n5": "zarr"}
-"""Format -> the source that reads it, where that has a different name."""
 
 _MAX_READS = 10_000  # samples in a measurement of reading
 _MAX_BATCHES = 100  # batches in a measurement of loading
@@ -109,7 +107,7 @@ def _write_format(config: Config, original: dict[str, Source], name: str, folder
         records = {split: Originals(source, meter, f"{name} {split}") for split, source in original.items()}
         dataset = Dataset(classes, records, {"payload": "original"})
         seconds = seconds_of(lambda: writers[name](path, dataset, SHARD_BYTES))
-    stored = replace(config, data=data_config_for(config.data, SOURCE_OF.get(name, name), path, indexes))
+    stored = replace(config, data=data_config_for(config.data, READ_BY.get(name, name), path, indexes))
     for below in (path, *path.rglob("*")):
         if below.is_dir():
             os.utime(below, (0, 0))  # the scan of a folder that changed just now isn't kept for long

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources.abc import Traversable
 from typing import Annotated
 
 from effloop.cli.command import command
 from effloop.config import Config, hydra_setup
-from effloop.convert.readback import READ_BY
-from effloop.data.source import sources
-from effloop.data.source.storage.writing import writers
 from effloop.registry import Registry, groups
 
 GROUPS = (*Config.GROUPS, hydra_setup.EXPERIMENT)
@@ -24,19 +20,14 @@ class ListOptions:
 
     Attributes:
         group: the parts of this one, among them those that are known by name only, e.g. all models of torchvision.
-        markdown: as a table for a page in Markdown.
     """
 
     group: Annotated[str, GROUPS] | None = field(default=None, metadata={"positional": "GROUP"})
-    markdown: bool = False
 
 
 @command("list", ListOptions, overrides=False, of_ranks=True)
 def show_choices(options: ListOptions, _: list[str]) -> int:
     """All that can be chosen, or the choices of one group."""
-    if options.markdown:
-        print(group_table(options.group) if options.group else parts_table())
-        return 0
     chosen = (options.group,) if options.group else GROUPS
     found = {group: choices_of(group, lazy=bool(options.group)) for group in chosen}
     widest = max(map(len, chosen))
@@ -78,28 +69,3 @@ def _comment(path: Traversable) -> str:
         if line.startswith("#") and not line.startswith("# @package"):
             return line.lstrip("# ")
     return str(path)
-
-
-def parts_table() -> str:
-    """All groups and their choices, as a table in Markdown: what the documentation shows, and a test compares."""
-    return _table(("group", "choices"), {f"`{group}`": _code(choices_of(group)) for group in GROUPS})
-
-
-def group_table(group: str) -> str:
-    """The choices of a group as a table in Markdown; those of `data` with the `to=` by which `convert` writes them."""
-    names = choices_of(group)
-    if group != sources.group:
-        return _table((f"`{group}=`", ""), {f"`{name}`": summary for name, summary in names.items()})
-    written = {name: _code(to for to in writers if READ_BY.get(to, to) == name) for name in names}
-    rows = {f"`{name}` | {written[name]}": summary for name, summary in names.items()}
-    return _table(("`data=` | `to=`", ""), rows)
-
-
-def _code(words: Iterable[str]) -> str:
-    return " ".join(f"`{word}`" for word in words)
-
-
-def _table(head: tuple[str, str], rows: Mapping[str, str]) -> str:
-    rule = ["---"] * (head[0].count("|") + 2)
-    lines = map(" | ".join, [head, rule, *rows.items()])
-    return "\n".join(f"| {line} |" for line in lines)

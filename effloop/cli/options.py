@@ -1,16 +1,16 @@
 """Options of commands: a dataclass says which there are; parsing, errors and help follow from it.
 
-@dataclass(frozen=True)
-class ShowOptions:
-    \"\"\"Which samples are shown.
+    @dataclass(frozen=True)
+    class ShowOptions:
+        \"\"\"Which samples are shown.
 
 Attributes:
-        split: which split.
-        samples: how many, spread evenly over the split.
-    \"\"\"
+            split: which split.
+            samples: how many, spread evenly over the split.
+        \"\"\"
 
-    split: Literal["train", "val"] = "train"
-    samples: Annotated[int, range(1, 65)] = 8
+        split: Literal["train", "val"] = "train"
+        samples: Annotated[int, range(1, 65)] = 8
 
 A field with the metadata {"positional": NAME} is given without its name; help calls it NAME. If it is a tuple, it takes
 all words that are no options.

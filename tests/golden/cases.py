@@ -140,7 +140,7 @@ def composed(*overrides: str) -> effloop.Config:
 
 
 def loader(place: Path | None, split: str, *overrides: str) -> Any:
-    """The batches of some data; None are the photographs that come along."""
+    """The batches of some data; None takes the embedded photographs."""
     return effloop.build_loader(composed(f"data.root={place}" if place else "data=embedded", *overrides), split)
 
 
@@ -176,7 +176,7 @@ def metrics(*commands: tuple[str, ...], photos: bool = True, apart: bool = False
 
     Args:
         commands: of which all but `resume` get the run's name and the data.
-        photos: whether to train on the tiny ones, and not on those that come along.
+        photos: whether to train on the tiny ones instead of the embedded ones.
         apart: in a process of their own.
     """
 
@@ -224,7 +224,7 @@ def kinds(lab: Lab) -> Path:
 
 
 def nowhere(lab: Lab) -> None:
-    """The photographs that come along."""
+    """The embedded photographs."""
 
 
 def converted(to: str, *options: str) -> Callable[[Lab], Path]:

@@ -1,7 +1,7 @@
 """A training epoch in which the host waits for the device nowhere, with every knob of the step.
 
 torch's own check raises at what it knows to wait: reading a value, copies from and to pageable memory, and operations
-whose result's size hangs on values.
+whose result's size depends on values.
 """
 
 from __future__ import annotations

@@ -22,11 +22,9 @@ from effloop.cli.command import commands
 from effloop.cli.main import main
 from effloop.cli.options import options_of
 from effloop.config import Config
-from effloop.data.source.storage.writing import writers
 from effloop.optim import optimizers, schedules
 from effloop.parallel import parallels
 from effloop.precision import precisions
-from effloop.registry import groups
 
 
 def test_help_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,20 +58,6 @@ def test_help_of_train_has_the_keys_of_the_config(here: Path, capsys: pytest.Cap
 def test_options_of_bench_are_those_of_the_benchmarks() -> None:
     own = {key for benchmark in BENCHMARKS.values() for key in benchmark.options}
     assert {field.name for field in fields(BenchOptions)} == {"what", "repeats", "out", *own}
-
-
-@pytest.mark.parametrize("group", ["", *groups, "experiment"])
-def test_tables_for_the_documentation(group: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", "--markdown", *([group] if group else [])]) == 0
-    head, rule, *rows = capsys.readouterr().out.splitlines()
-    assert {line.count("|") for line in rows} == {head.count("|")} == {rule.count("|")}
-    names = [row.split("`")[1] for row in rows]
-    if group == "experiment":
-        assert "finetune" in names
-    else:
-        assert set(groups[group] if group else groups) <= set(names)
-    if group == "data":
-        assert set(writers) == {word for row in rows for word in row.split("|")[2].replace("`", "").split()}
 
 
 def test_version_and_the_module(tmp_path: Path) -> None:

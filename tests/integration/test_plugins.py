@@ -8,6 +8,22 @@ import pytest
 import yaml
 from runs import TINY, call, rows
 
+METHODS = """
+    def raw_key(self, index):
+        return b"%d" % index
+
+    def size(self, index):
+        return len(self.read(index))
+
+    @property
+    def where(self):
+        return f"{type(self).__name__.lower()}:{self.split}"
+
+    def fingerprint(self):
+        return {"samples": len(self), "bytes": 0, "sha256": "0"}
+"""
+"""What the sources below have in common."""
+
 SOURCE = '''
 """A source of made-up images."""
 import io
@@ -33,20 +49,7 @@ class Stripes(Source):
         pixels[::2] = index
         Image.fromarray(pixels if index % 2 else pixels.swapaxes(0, 1)).save(file, "BMP")
         return file.getvalue()
-
-    def raw_key(self, index):
-        return b"%d" % index
-
-    def size(self, index):
-        return len(self.read(index))
-
-    @property
-    def where(self):
-        return f"stripes:{self.split}"
-
-    def fingerprint(self):
-        return {"samples": len(self), "bytes": 0, "sha256": "0"}
-'''
+{methods}'''.replace("{methods}", METHODS)
 
 DECODER = '''
 """A decoder that turns colours around."""
@@ -95,20 +98,7 @@ class Greys(Source):
         file = io.BytesIO()
         Image.fromarray(np.full((20, 20, 3), self.grey[index], np.uint8)).save(file, "BMP")
         return file.getvalue()
-
-    def raw_key(self, index):
-        return b"%d" % index
-
-    def size(self, index):
-        return len(self.read(index))
-
-    @property
-    def where(self):
-        return f"greys:{self.split}"
-
-    def fingerprint(self):
-        return {"samples": len(self), "bytes": 0, "sha256": "0"}
-
+{methods}
 @tasks.register("numbers", TaskConfig)
 class Numbers(Task):
     """Numbers, by their squared error."""
@@ -134,7 +124,7 @@ class Numbers(Task):
 
     def example_targets(self, batch_size, num_outputs, device):
         return torch.rand(batch_size, num_outputs, device=device)
-'''
+'''.replace("{methods}", METHODS)
 
 
 def install(site: Path, package: str, modules: dict[str, str]) -> None:

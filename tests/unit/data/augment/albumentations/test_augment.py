@@ -68,7 +68,7 @@ def images(augment: Augment) -> np.ndarray:
     return np.stack([apply(augment, row, draws) for row in range(len(KEYS))])
 
 
-# The recipes that come along, in the library's own words
+# The shipped recipes, written with the library's own classes
 
 
 def crop_and_flip() -> list[Any]:
