@@ -26,7 +26,7 @@ from effloop.bench.tables import print_table
 from effloop.build.loader import build_loader
 from effloop.config import Config
 from effloop.convert.progress import Meter
-from effloop.convert.spool import Originals
+from effloop.convert.records import Originals
 from effloop.data.source import sources
 from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
 from effloop.data.source.storage.index import index_path

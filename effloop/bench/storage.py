@@ -25,7 +25,7 @@ from effloop.build.race import seconds_of
 from effloop.config import Config
 from effloop.convert.progress import Meter
 from effloop.convert.readback import READ_BY
-from effloop.convert.spool import Originals
+from effloop.convert.records import Originals
 from effloop.data.random import Permutation
 from effloop.data.source import Cache, DataConfig, Source, sources
 from effloop.data.source.storage.packed import PackedConfig

@@ -17,8 +17,8 @@ from rich.table import Table
 from effloop.convert.options import ConvertOptions
 from effloop.convert.progress import Meter, duration
 from effloop.convert.readback import compare
+from effloop.convert.records import FirstOfEachClass, Originals, Recoded, mean_size
 from effloop.convert.reencode import Recode
-from effloop.convert.spool import FirstOfEachClass, Originals, Recoded, mean_size
 from effloop.convert.workfolder import WorkFolder, check_free, is_disk_full, size, tree_size, unwritable
 from effloop.data.decode import Decoder
 from effloop.data.source.base import Source, check_same_classes

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from effloop import registry
 from effloop.checkpoint import files
 from effloop.errors import EffLoopError, InterruptedRunError
 from effloop.launch.spec import RunSpec
@@ -51,7 +50,6 @@ def run_rank(scratch: str, spec: dict[str, Any]) -> None:
     (folder / f"pid-{start}-{env.rank}").write_text(str(os.getpid()))
     reporter.write_to(folder, start)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are here; else gloo looks the machine's name up
-    registry.load_plugins()
     if any(failure.final for failure in read(folder)):  # of an earlier start: this one would end the same way
         os._exit(EffLoopError.exit_code)
     with rank_session(env, folder) as session:

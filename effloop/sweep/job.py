@@ -6,7 +6,6 @@ import json
 import sys
 import traceback
 
-from effloop import registry
 from effloop.errors import EffLoopError, InterruptedRunError
 from effloop.launch.execute import run
 from effloop.launch.spec import RunSpec
@@ -22,7 +21,6 @@ def main() -> int:
     sys.argv = ["effloop", *job["spec"]["overrides"]]  # what the run folder says it was started by
     try:
         unblock_interrupts()
-        registry.load_plugins()
         run(RunSpec.from_plain(job["spec"]))
     except (KeyboardInterrupt, InterruptedRunError):
         state.write("stopped", "interrupted")

@@ -53,6 +53,7 @@ class JobRunner:
         """Run a job in a process of its own and wait for it; None if it failed, and job.json says why."""
         if self.parent not in (0, os.getpid()):
             end_with_parent(self.parent)
+        registry.load_plugins()  # in a launcher's own process: a score of theirs may be the objective
         hydra = HydraConfig.get()
         task: Any = OmegaConf.to_container(hydra.overrides.task)  # as typed, interpolations and all
         own = [override for override in task if override.partition("=")[0] not in self.fixed]
@@ -113,7 +114,6 @@ class JobRunner:
             return RunSpec(configs.load(folder / "config.yaml"), [], folder, resume=True)
         for path in (folder / "config.yaml", *folder.glob("tensorboard/*")):
             path.unlink(missing_ok=True)  # of a start that came to no checkpoint
-        registry.load_plugins()  # in a worker of the launcher
         config = finish(tree, task)
         outputs = Path("outputs").absolute()
         if folder.is_relative_to(outputs):
