@@ -77,7 +77,7 @@ def _rows(comparison: Comparison, folder: Path) -> list[Row]:
         row |= {to_text(key): _field(values[index]) for key, values in differ.items() if key not in row}
         row |= {"best": int(index == comparison.best), "epochs done": done}
         row |= {name: _finite_or_none(metric_value(run, name)) for name in comparison.measures}
-        row |= {f"last val/{name}": last.get(name) for name in (meter.name for meter in comparison.meters)}
+        row |= {f"last val/{meter.name}": last.get(meter.name) for meter in comparison.meters}
         row |= {f"time/{part}": seconds.get(part) for part in TIME_PARTS}
         rows.append({**row, "path": to_text(os.path.relpath(run.path, folder))})
     return rows
