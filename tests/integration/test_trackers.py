@@ -121,6 +121,7 @@ def logged(folder: Path) -> list[Any]:
     """The records of a .wandb file: LevelDB's log format, blocks of 32 KiB behind a header of 7 bytes."""
     from wandb.proto.wandb_internal_pb2 import Record
 
+    import_wandb().teardown()  # waits for W&B's own process, which writes the file, to end
     (path,) = folder.glob("offline-run-*/run-*.wandb")
     data, at, parts, found = path.read_bytes(), 7, b"", []
     while at + 7 <= len(data):
