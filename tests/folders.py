@@ -36,7 +36,7 @@ def write_config(folder: Path, config: Mapping[str, Any], overrides: Sequence[st
     environment = {**its_own, "python": "3.11.9", "packages": {"torch": "2.11.0"}}
     (folder / "environment.json").write_text(json.dumps(environment))
     split = {"samples": 1280, "bytes": 1_000_000, "sha256": "ab" * 32}
-    (folder / "data.json").write_text(json.dumps({"classes": ["a", "b"], "train": split, "val": split}))
+    (folder / "data.json").write_text(json.dumps({"classes": [*"abcdef"], "train": split, "val": split}))
 
 
 def write_rows(

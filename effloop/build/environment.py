@@ -12,7 +12,7 @@ from effloop.errors import ConfigError
 from effloop.parallel import Parallel, parallels
 from effloop.precision import Precision, precisions
 from effloop.system.hardware import find_device, keep_freed_memory, set_reproducible
-from effloop.task import Task, tasks
+from effloop.task import Task, check_objective, tasks
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,19 @@ class Environment:
     parallel: Parallel
     precision: Precision
     notes: list[str]
+
+    def for_outputs(self, num_outputs: int) -> Environment:
+        """The same for a model of so many outputs.
+
+        Raises:
+            ConfigError: `checkpoint.best_by` or `objective` is a score that such a model hasn't.
+        """
+        task, best_by = self.task.for_outputs(num_outputs), self.config.checkpoint.best_by
+        assert self.config.objective is not None  # `compose` decided it
+        check_objective(self.config.objective, task.meters)
+        if best_by not in (names := [meter.name for meter in task.meters]):
+            raise ConfigError(f"checkpoint.best_by: no '{best_by}' of {num_outputs} classes; have {', '.join(names)}")
+        return replace(self, task=task)
 
 
 def build_environment(config: Config) -> Environment:

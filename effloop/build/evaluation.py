@@ -34,7 +34,8 @@ def evaluate_checkpoint(config: Config, state: Mapping[str, Any]) -> tuple[dict[
     val = build_loader(config, "val")
     check_trained_on(state, val.classes, val.plan.source.where)
     check_same_model(config, state)
-    model = build_model(found, task.num_outputs(val.plan.source), device)
+    num_outputs = task.num_outputs(val.plan.source)
+    model, task = build_model(found, num_outputs, device), task.for_outputs(num_outputs)
     with fitting("eval"):
         model.load_state_dict(state["average"].get("model", state["model"]))
     with closing(val):

@@ -50,6 +50,7 @@ def build_trainer(
         raise ConfigError("resume: goes on in the run's own folder; give run_dir, or set config.resume")
     environment = build_environment(config)
     data = build_data(environment)
+    environment = environment.for_outputs(environment.task.num_outputs(data.train.plan.source))
     start = Start.of(environment.config, resume)
     learner = build_learner(environment, data, start, advise)
     about = RunInfo(

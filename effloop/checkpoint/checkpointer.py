@@ -19,7 +19,8 @@ class CheckpointConfig(PartConfig):
     """Fields that every checkpointer has.
 
     Attributes:
-        best_by: the validation score that decides which epoch was the best; null is the task's first one.
+        best_by: the validation score that decides which epoch was the best; null is the objective's, or the task's
+            first one.
     """
 
     best_by: str | None = None

@@ -22,7 +22,7 @@ def evaluate(options: RunOptions, overrides: list[str]) -> int:
     scores, loader = evaluate_checkpoint(config, state)
     print(f"{checkpoint}, epoch {state['progress']['epoch'] - 1}, on {loader.describe()}")
     table = Table()
-    meters = meters_of(config.task.name)
+    meters = [meter for meter in meters_of(config.task.name) if meter.name in scores]
     for heading in ("samples", *(meter.name for meter in meters)):
         table.add_column(heading, justify="right")
     table.add_row(f"{len(loader.plan.source):,}", *(meter.text(scores[meter.name]) for meter in meters))

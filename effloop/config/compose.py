@@ -78,7 +78,7 @@ def _resolve_precision(config: Config) -> None:
 
 
 def _resolve_scores(config: Config) -> None:
-    """Set `objective` and `checkpoint.best_by` to the task's first score if they are unset, and check them."""
+    """Set `objective` to the task's first score and `checkpoint.best_by` to the objective's where unset; check them."""
     meters = meters_of(config.task.name)
     names = [meter.name for meter in meters]
     first = f"val/{names[0]}"
@@ -88,7 +88,8 @@ def _resolve_scores(config: Config) -> None:
             f"sweep.prune: runs are ended early by a validation score, not by objective={config.objective}; "
             f"set objective={first}"
         )
-    best_by = config.checkpoint.best_by = config.checkpoint.best_by or names[0]
+    wanted = config.objective.removeprefix("val/")
+    best_by = config.checkpoint.best_by = config.checkpoint.best_by or (wanted if wanted in names else names[0])
     if best_by not in names:
         raise ConfigError(f"checkpoint.best_by: no score '{best_by}'; {choices(best_by, names)}")
 

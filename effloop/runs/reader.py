@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import yaml
 
 from effloop.errors import ConfigError
-from effloop.task import Meter, meters_of, objectives, tasks
+from effloop.task import Meter, meters_of, tasks
 
 JOB = "job.json"
 """File in the folder of each job of a sweep: its number, overrides, state and reason."""
@@ -68,15 +68,27 @@ class RunRecord:
     def meters(self) -> tuple[Meter, ...]:
         """The scores of its task; of all tasks if it has no config yet."""
         names = [self.config["task"]["name"]] if "task" in self.config else tasks.names()
-        return tuple(dict.fromkeys(meter for name in names for meter in meters_of(name)))
+        num_classes = len(self.data.get("classes") or ()) or None
+        return tuple(dict.fromkeys(meter for name in names for meter in meters_of(name, num_classes)))
+
+    @property
+    def best(self) -> Mapping[str, Any]:
+        """Validation scores and `epoch` of the best epoch by `checkpoint.best_by`, as in the summary; {} before one."""
+        if isinstance(found := self.summary.get("best"), Mapping):
+            return found
+        by = self.config.get("checkpoint", {}).get("best_by")
+        meter = next((each for each in self.meters if each.name == by), self.meters[0])
+        rows = [row for row in self.metrics if row.get("split") == "val"]
+        known = [row for row in rows if row.get(meter.name) is not None] or rows[-1:]
+        sign = 1 if meter.higher_is_better else -1
+        return max(known, key=lambda row: sign * (row.get(meter.name) or 0), default={})
 
     def value(self, objective: str) -> float:
-        """The run's value of an objective; NaN if it isn't known."""
+        """The run's value of an objective, a score of its best epoch; NaN if it isn't known."""
         if objective.startswith("val/"):
-            key = objective.removeprefix("val/")
-            values = [row[key] for row in self.metrics if row.get("split") == "val" and row.get(key) is not None]
-            return float((max if objectives(self.meters).get(objective) else min)(values, default=math.nan))
-        found = self.summary.get({"images/s": "images_per_s"}.get(objective, objective))
+            found = self.best.get(objective.removeprefix("val/"))
+        else:
+            found = self.summary.get({"images/s": "images_per_s"}.get(objective, objective))
         return math.nan if found is None else float(found)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from numpy.typing import NDArray
@@ -23,20 +24,22 @@ class Meter:
         label: what it is called in lines of the log.
         higher_is_better: whether more of it is better.
         percent: whether it is a share from 0 to 1, shown in percent.
+        min_outputs: models of fewer outputs aren't scored by it: five of five classes are always right.
     """
 
     name: str
     label: str
     higher_is_better: bool = True
     percent: bool = True
+    min_outputs: int = 0
 
     def text(self, value: float) -> str:
         """A value for a table: `74.78%`, or `0.8165`."""
-        return f"{value:.2%}" if self.percent else f"{value:.4f}"
+        return f"{value:z.2%}" if self.percent else f"{value:z.4f}"
 
     def number(self, value: float) -> str:
         """A value for a line of the log, without a unit: `74.78`, or `0.8165`."""
-        return f"{100 * value:.2f}" if self.percent else f"{value:.4f}"
+        return f"{100 * value:z.2f}" if self.percent else f"{value:z.4f}"
 
 
 LOSS = Meter("loss", "Loss", higher_is_better=False, percent=False)
@@ -91,7 +94,7 @@ class Task(ABC):
         num_sums: M, how many numbers `sums` gives.
     """
 
-    meters: ClassVar[tuple[Meter, ...]]
+    meters: tuple[Meter, ...]
     mixes: ClassVar[bool] = False
     target: TargetSpec
     num_sums: int
@@ -103,6 +106,12 @@ class Task(ABC):
         Raises:
             DataError: the source's targets aren't of this task.
         """
+
+    def for_outputs(self, num_outputs: int) -> Self:
+        """This task with the meters that suit a model of so many outputs."""
+        task = copy.copy(self)
+        task.meters = _suiting(self.meters, num_outputs)
+        return task
 
     @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -139,9 +148,19 @@ class Task(ABC):
 tasks: Registry[Task] = Registry("task")
 
 
-def meters_of(name: str) -> tuple[Meter, ...]:
-    """The meters of the task that is registered as `name`; of a task that isn't installed here, the loss."""
-    return getattr(tasks[name].factory, "meters", (LOSS,)) if name in tasks else (LOSS,)
+def meters_of(name: str, num_outputs: int | None = None) -> tuple[Meter, ...]:
+    """The meters of the task that is registered as `name`; of a task that isn't installed here, the loss.
+
+    Args:
+        name: of the task.
+        num_outputs: of the model; None gives the meters of all models.
+    """
+    meters = getattr(tasks[name].factory, "meters", (LOSS,)) if name in tasks else (LOSS,)
+    return meters if num_outputs is None else _suiting(meters, num_outputs)
+
+
+def _suiting(meters: tuple[Meter, ...], num_outputs: int) -> tuple[Meter, ...]:
+    return tuple(meter for meter in meters if meter.min_outputs <= num_outputs)
 
 
 def score_names(meters: Sequence[Meter]) -> list[str]:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from effloop.errors import ConfigError, DataError
-from effloop.task.base import LOSS, Labelled, Meter, TargetSpec, Task, TaskConfig, tasks
+from effloop.task.base import LOSS, Labelled, Meter, TargetSpec, Task, TaskConfig, score_names, tasks
 
 _RANKS = 5
 
@@ -38,7 +38,7 @@ class ClassificationConfig(TaskConfig):
 class Classification(Task):
     """One class for each image: cross-entropy, top-1 and top-5 accuracy."""
 
-    meters: ClassVar[tuple[Meter, ...]] = (Meter("top1", "Top@1"), Meter("top5", "Top@5"), LOSS)
+    meters = (Meter("top1", "Top@1"), Meter("top5", "Top@5", min_outputs=_RANKS + 1), LOSS)
     mixes: ClassVar[bool] = True
 
     def __init__(self, config: ClassificationConfig) -> None:
@@ -49,6 +49,11 @@ class Classification(Task):
     def num_outputs(self, source: Labelled) -> int:
         if not source.classes:
             raise DataError(f"{source.where} has no classes, which task=classification needs; set another task or data")
+        if len(source.classes) == 1:
+            raise DataError(
+                f"{source.where} has one class, '{source.classes[0]}', and nothing to tell it from; "
+                "set data.root to data of two or more"
+            )
         return len(source.classes)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -79,7 +84,8 @@ class Classification(Task):
         before = _totals(since) if since else {}
         totals = {name: total - before.get(name, 0.0) for name, total in _totals(sums).items()}
         samples = totals.pop("samples")
-        return {name: total / samples if samples else float("nan") for name, total in totals.items()}
+        names = score_names(self.meters)
+        return {name: totals[name] / samples if samples else float("nan") for name in names}
 
     def example_targets(self, batch_size: int, num_outputs: int, device: torch.device) -> Tensor:
         """(N,) int64 class indices."""

@@ -92,6 +92,7 @@ def refused(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> Ref
         pytest.param("model=resnet51", "model: 'resnet51' did you mean 'resnet50'?", id="13-model"),
         pytest.param("experiment=nope", "experiment: 'nope' have cifar10_fast, digits", id="13-experiment"),
         pytest.param("data=dalli", "data: 'dalli' tfrecord, zarr, dali; did you mean 'dali'?", id="13-preset"),
+        pytest.param("objective=val/top5", "objective: 'val/top5' val/top1, val/loss", id="13-top5-of-3"),
         pytest.param("checkpoint.best_by=f1", "checkpoint.best_by: 'f1' top1, top5, loss", id="13-enum"),
         pytest.param("data.name=memmap", "data.name: 'memmap' by data=memmap", id="13-name-alone"),
         pytest.param("experiment=null", "experiment=null: GROUP=NAME", id="13-null-experiment"),

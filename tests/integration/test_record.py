@@ -39,7 +39,7 @@ from effloop.runs.reader import read_run
 NUMBER = r"-?\d+\.\d+"
 PAIR = rf"{NUMBER} \({NUMBER}\)"
 PERCENT = rf"{NUMBER}% \({NUMBER}%\)"
-LINE = rf"Epoch: \[\d+\]\[\d+/5\]  Time {PAIR}  Data {PAIR}  Wait {PERCENT}  Loss {PAIR}  Top@1 {PAIR}  Top@5 {PAIR}"
+LINE = rf"Epoch: \[\d+\]\[\d+/5\]  Time {PAIR}  Data {PAIR}  Wait {PERCENT}  Loss {PAIR}  Top@1 {PAIR}"
 
 
 def test_run_folder_is_complete(finished: Path) -> None:
@@ -89,8 +89,8 @@ def test_metrics(finished: Path) -> None:
         ("val", 0, 5),
         ("train", 1, 7),
     ]
-    assert set(found[0]) == {"split", "epoch", "step", "loss", "top1", "top5", "lr"}
-    assert set(found[3]) == {"split", "epoch", "step", "loss", "top1", "top5"}
+    assert set(found[0]) == {"split", "epoch", "step", "loss", "top1", "lr"}
+    assert set(found[3]) == {"split", "epoch", "step", "loss", "top1"}
 
 
 def test_where_the_time_went(finished: Path) -> None:
@@ -121,15 +121,13 @@ def test_where_the_time_went(finished: Path) -> None:
 def test_table_of_epochs(finished: Path) -> None:
     with (finished / "metrics.csv").open(newline="") as file:
         found = list(csv.DictReader(file))
-    assert ",".join(found[0]) == (
-        "epoch,step,lr,train/loss,train/top1,train/top5,val/loss,val/top1,val/top5,images_per_s,wait,seconds"
-    )
+    assert ",".join(found[0]) == ("epoch,step,lr,train/loss,train/top1,val/loss,val/top1,images_per_s,wait,seconds")
     assert [(row["epoch"], row["step"]) for row in found] == [("0", "5"), ("1", "10"), ("2", "15")]
     metrics, perf = rows(finished), rows(finished, "perf.jsonl")
     for epoch, row in enumerate(found):
         *train, val = [each for each in metrics if each["epoch"] == epoch]
         assert float(row["lr"]) == train[-1]["lr"]
-        for name in ("loss", "top1", "top5"):
+        for name in ("loss", "top1"):
             assert float(row[f"val/{name}"]) == val[name]
             mean = sum(each[name] * images for each, images in zip(train, (16, 16, 8), strict=True)) / 40
             assert float(row[f"train/{name}"]) == pytest.approx(mean)
@@ -154,10 +152,10 @@ def test_tensorboard(finished: Path) -> None:
     curves = EventAccumulator(str(finished / "tensorboard"))
     curves.Reload()
     assert set(curves.Tags()["scalars"]) == {
-        *("train/loss", "train/top1", "train/top5", "train/lr"),
-        *("val/loss", "val/top1", "val/top5"),
+        *("train/loss", "train/top1", "train/lr"),
+        *("val/loss", "val/top1"),
         *("perf/images_per_s", "perf/wait"),
-        *("hparam/val/loss", "hparam/val/top1", "hparam/val/top5", "hparam/images_per_s"),
+        *("hparam/val/loss", "hparam/val/top1", "hparam/images_per_s"),
     }
     validation = [row for row in rows(finished) if row["split"] == "val"]
     assert [(event.step, event.value) for event in curves.Scalars("val/top1")] == [
@@ -179,7 +177,7 @@ def test_hyperparameters_in_tensorboard(here: Path, photos: Path) -> None:
     differing = {name for name, info in columns.items() if info.differs}
     assert differing == {"run", "lr", "optim.lr", "optim.name", "optim.weight_decay"}
     assert "optim.momentum" in columns
-    assert {f"hparam/{name}" for name in ("val/loss", "val/top1", "val/top5", "images_per_s")} <= {
+    assert {f"hparam/{name}" for name in ("val/loss", "val/top1", "images_per_s")} <= {
         info.name.tag for info in table.metric_infos
     }
     finished = [Status.Value("STATUS_SUCCESS")]
@@ -306,7 +304,7 @@ def test_summary_has_best_and_last(finished: Path) -> None:
     validation = [row for row in rows(finished) if row["split"] == "val"]
     best = max(validation, key=lambda row: row["top1"])  # of equals the first, as the run has it
     for name, row in (("best", best), ("last", validation[-1])):
-        assert summary[name] == {key: row[key] for key in ("epoch", "loss", "top1", "top5")}
+        assert summary[name] == {key: row[key] for key in ("epoch", "loss", "top1")}
     assert summary["step"] == 15
     assert summary["seconds"] > 0
     assert 0 <= summary["wait"] <= 1

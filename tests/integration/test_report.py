@@ -128,6 +128,11 @@ class TestCommand:
         assert main(["report", str(finished), "out=x"]) == 0
         (row,) = rows_of(here / "x/summary.csv")
         assert (row["state"], row["epochs done"], row["best"]) == ("done", "3", "0")
+        best = read_run(finished).summary["best"]  # one epoch's
+        assert {f"val/{name}": float(row[f"val/{name}"]) for name in ("top1", "loss")} == {
+            f"val/{name}": best[name] for name in ("top1", "loss")
+        }
+        assert "val/top5" not in row  # of three classes
         assert "3/3" in capsys.readouterr().out
 
 

@@ -121,7 +121,7 @@ class TestSameProcess:
     def test_best_is_still_known(self, stopped: Path) -> None:
         best = files.read(stopped / "checkpoints/best.ckpt")
         state = files.read(stopped / "checkpoints/last.ckpt")
-        state["checkpoints"]["best"] = {"loss": 0.0, "top1": 1.0, "top5": 1.0, "epoch": 0}  # not to be beaten
+        state["checkpoints"]["best"] = {"loss": 0.0, "top1": 1.0, "epoch": 0}  # not to be beaten
         files.write(stopped / "checkpoints/last.ckpt", state)
         assert main(["resume", str(stopped)]) == 0
         assert_same(files.read(stopped / "checkpoints/best.ckpt")["model"], best["model"])

@@ -68,6 +68,18 @@ class TestSwept:
 
 
 class TestBest:
+    def test_all_scores_are_of_the_epoch_that_the_checkpoint_is_of(self) -> None:
+        """Before there is a summary, too."""
+        scores = [(0.5, 0.2), (0.7, 0.4), (0.7, 0.3), (None, 0.1)]
+        rows = [
+            {"split": "val", "epoch": epoch, "step": epoch, "top1": top1, "loss": loss}
+            for epoch, (top1, loss) in enumerate(scores)
+        ]
+        for by, best in (("top1", (1, 0.7, 0.4)), ("loss", (3, math.nan, 0.1))):
+            found = RunRecord(path=Path("/run"), config={"checkpoint": {"best_by": by}}, metrics=rows)
+            shown = (found.best["epoch"], found.value("val/top1"), found.value("val/loss"))
+            assert shown == pytest.approx(best, nan_ok=True)
+
     def test_of_those_that_count(self) -> None:
         states = ("done", "failed", "killed", "running", "pruned")
         jobs = [job(number, state=state, top1=0.1 * number) for number, state in enumerate(states)]

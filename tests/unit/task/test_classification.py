@@ -39,6 +39,14 @@ def test_metrics(classes: int) -> None:
     )
 
 
+def test_five_classes_have_no_top5() -> None:
+    """Nor a sign before a zero: the loss of a sure model is -0."""
+    assert [meter.name for meter in TASK.for_outputs(5).meters] == ["top1", "loss"]
+    assert TASK.for_outputs(6).meters == TASK.meters
+    assert TASK.for_outputs(5).scores([-0.0, 2, 1, 1, 0, 0, 0]) == {"loss": 0.0, "top1": 0.5}
+    assert [meter.text(-1e-9) for meter in TASK.meters] == ["0.00%", "0.00%", "0.0000"]
+
+
 def test_padding_cannot_spoil_the_sums() -> None:
     metrics = Metrics(TASK.num_sums, CPU)
     losses, valid = torch.tensor([0.5, float("nan")]), torch.tensor([True, False])
