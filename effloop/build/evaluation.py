@@ -37,6 +37,6 @@ def evaluate_checkpoint(config: Config, state: Mapping[str, Any]) -> tuple[dict[
     num_outputs = task.num_outputs(val.plan.source)
     model, task = build_model(found, num_outputs, device), task.for_outputs(num_outputs)
     with fitting("eval"):
-        model.load_state_dict(state["average"].get("model", state["model"]))
+        model.load_state_dict(state["model"])
     with closing(val):
         return evaluate(model, val.epoch(0), task, Metrics(task.num_sums, device), precision), val

@@ -117,7 +117,7 @@ def _load(model: nn.Module, environment: Environment, data: Data, start: Start) 
             check_resumable(config, start.state, world_size=world_size, in_place=start.in_place)
             check_trained_on(start.state, data.classes, data.train.plan.source.where)
             notes += check_same_data(start.state, data.fingerprints, in_place=start.in_place)
-            model.load_state_dict(start.state["model"])
+            model.load_state_dict(files.trained(start.state))
     elif config.model.weights:
         notes.append(load_weights(model, config.model.weights, config.model.torchvision_arch))
     if config.model.weights and config.resume:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ import torch
 from effloop.errors import CheckpointError
 from effloop.system.files import fsync, replacing
 
-FORMAT = 2
-"""Version of a checkpoint's contents."""
+FORMAT = 3
+"""Version of a checkpoint's contents. In format 2 `model` had the trained weights, also where an average was scored."""
 
 _ZIP = b"PK\x03\x04"
 """How a file by `torch.save` begins."""
@@ -59,6 +60,11 @@ def read(path: Path) -> dict[str, Any]:
     return _load(path, "cpu", mmap=False)
 
 
+def trained(state: Mapping[str, Any]) -> Any:
+    """The weights that training continues from: those of `model`, unless that has a moving average of them."""
+    return state.get("trained", state["model"])
+
+
 def position(path: Path) -> dict[str, int]:
     """How far a checkpoint is, `epoch` and `step`; its tensors are not read.
 
@@ -91,6 +97,11 @@ def _load(path: Path, device: str, *, mmap: bool) -> dict[str, Any]:
         raise CheckpointError(f"{path} can't be read ({size} bytes): {reason}; use another checkpoint") from None
     if not isinstance(state, dict) or not {"format", "config", "classes", "model", "progress"} <= set(state):
         raise CheckpointError(foreign)
+    if state["format"] == 2:
+        average = state.get("average")
+        state["format"] = FORMAT
+        if isinstance(average, dict) and "model" in average:
+            state |= {"trained": state["model"], "model": average["model"]}
     if state["format"] != FORMAT:
         raise CheckpointError(f"{path} has checkpoint format {state['format']}, this EffLoop reads {FORMAT}")
     return state

@@ -20,8 +20,8 @@ from effloop.registry import choices
 _ZIP = b"PK\x03\x04"
 """First bytes of a file by `torch.save` since torch 1.6; before that it wrote a plain pickle."""
 
-_HOLDERS = ("average", "model", "state_dict")
-"""Keys of weights in a checkpoint, the preferred first: EffLoop's EMA, EffLoop's own, and many others'."""
+_HOLDERS = ("model", "state_dict")
+"""Keys of weights in a checkpoint, the preferred first: EffLoop's own, and many others'."""
 
 _WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.)+")
 """Prefixes by DataParallel, DDP and torch.compile."""
@@ -168,8 +168,11 @@ def _tensors(content: Any, path: Path) -> Mapping[str, Tensor]:
     if isinstance(content, Mapping) and content:
         if all(isinstance(value, Tensor) for value in content.values()):
             return content
+        average = content.get("average")
+        if isinstance(average, Mapping) and "model" in average:  # EffLoop's checkpoints of format 2, with an EMA
+            return _tensors(average, path)
         for key in _HOLDERS:
-            if content.get(key):  # empty without an EMA
+            if key in content:
                 return _tensors(content[key], path)
     raise ConfigError(
         f"model.weights: {path} holds no state dict, by itself or as {', '.join(_HOLDERS)}; torch.save one"

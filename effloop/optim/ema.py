@@ -29,11 +29,16 @@ class NoEMA:
         """After each update of the weights."""
 
     def state_dict(self) -> dict[str, Any]:
-        """State for resuming: tensors and plain values; empty without an average."""
+        """State for resuming beside that of `model`: plain values; empty without an average."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+    def load_state_dict(self, state: Mapping[str, Any], weights: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned.
+
+        Args:
+            state: what `state_dict` returned, empty if that run had no average.
+            weights: the state dict of that run's `model`.
+        """
 
 
 class EMA(NoEMA):
@@ -79,14 +84,14 @@ class EMA(NoEMA):
         self.updates += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """`model`: the averaged model's own state, by the names of the model trained; `updates`: how many so far."""
-        return {"model": self.model.state_dict(), "updates": self.updates}
+        """`updates`: how many so far."""
+        return {"updates": self.updates}
 
     @torch.no_grad()
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned; start from the current weights if that run had no average."""
+    def load_state_dict(self, state: Mapping[str, Any], weights: Mapping[str, Any]) -> None:
+        """See `NoEMA`; the average starts from the current weights if that run had none."""
         if state:
-            self.model.load_state_dict(state["model"])
+            self.model.load_state_dict(weights)
         else:
             for own, new in (*self._averaged, *self._copied):
                 torch._foreach_copy_(own, new)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from effloop.batch import Batch, Preview
-from effloop.checkpoint import Checkpoints, rng
+from effloop.checkpoint import Checkpoints, files, rng
 from effloop.errors import ConfigError
 from effloop.optim import NoEMA, restore
 from effloop.parallel import Parallel
@@ -73,7 +73,7 @@ class Progress:
     step: int = 0
 
 
-_PARTS = ("model", "average", "precision", "checkpoints")
+_PARTS = ("precision", "checkpoints")
 """Parts whose state is saved and loaded as it is."""
 
 
@@ -195,10 +195,16 @@ class Trainer:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a run continues from: tensors and plain values. Every rank has to call this."""
-        states = {name: getattr(self, name).state_dict() for name in (*_PARTS, "optimizer", "schedule")}
+        """Everything that a run continues from: tensors and plain values. Every rank has to call this.
+
+        `model` has the weights that were evaluated; if they are an average, `trained` has those it is of.
+        """
+        states = {name: getattr(self, name).state_dict() for name in ("average", *_PARTS, "optimizer", "schedule")}
         sums = self.parallel.sum(self.metrics.sums).clone()
+        averaged = self.average.model is not self.model
         return {
+            "model": self.average.model.state_dict(),
+            **({"trained": self.model.state_dict()} if averaged else {}),
             **states,
             "progress": asdict(self.progress),
             "metrics": sums,
@@ -207,6 +213,8 @@ class Trainer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`, with the learning rate and other settings of this run."""
+        self.model.load_state_dict(files.trained(state))
+        self.average.load_state_dict(state["average"], state["model"])
         for name in _PARTS:
             getattr(self, name).load_state_dict(state[name])
         restore(self.optimizer, self.schedule, state["optimizer"], state["schedule"])

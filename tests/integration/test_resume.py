@@ -251,7 +251,7 @@ class TestUntrusted:
     def test_other_version(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         path = run / "checkpoints/best.ckpt"
         torch.save({**files.read(path), "format": 99}, path)
-        assert "format 99, this EffLoop reads 2" in self.refused(capsys, "eval", str(run))
+        assert "format 99, this EffLoop reads 3" in self.refused(capsys, "eval", str(run))
 
     def test_config_with_an_interpolation(
         self, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

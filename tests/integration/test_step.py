@@ -50,20 +50,28 @@ def test_the_average_is_evaluated_and_saved(photos: Path, here: Path) -> None:
     assert isinstance(trainer.average, EMA)
     averaged = trainer.evaluate(trainer.val.epoch(0))
     assert averaged["loss"] == pytest.approx(lines[-1]["loss"], abs=0)
+    assert all(torch.equal(value, state["model"][name]) for name, value in trainer.average.model.state_dict().items())
+    assert all(torch.equal(value, state["trained"][name]) for name, value in trainer.model.state_dict().items())
     trainer.average = NoEMA(trainer.model)
     assert trainer.evaluate(trainer.val.epoch(0)) != averaged
 
 
-def test_a_resumed_average_goes_on_to_the_bit(photos: Path, here: Path) -> None:
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_resumed_average_goes_on_to_the_bit(photos: Path, here: Path, version: int) -> None:
     assert train(photos, "optim.ema=0.9", "run=whole", "epochs=2", "schedule=constant") == 0
     assert train(photos, "optim.ema=0.9", "run=first", "epochs=1", "schedule=constant") == 0
+    path = Path("outputs/first/checkpoints/last.ckpt")
+    if version == 2:
+        state = torch.load(path, weights_only=True)
+        old = {"model": state.pop("trained"), "average": {**state["average"], "model": state["model"]}}
+        torch.save({**state, **old, "format": 2}, path)
     assert train(photos, "optim.ema=0.9", "run=second", "epochs=2", "schedule=constant", "resume=outputs/first") == 0
     whole, second = (
-        torch.load(f"outputs/{name}/checkpoints/last.ckpt", weights_only=True)["average"]
-        for name in ("whole", "second")
+        torch.load(f"outputs/{name}/checkpoints/last.ckpt", weights_only=True) for name in ("whole", "second")
     )
-    assert whole["updates"] == second["updates"]
-    assert all(torch.equal(whole["model"][name], second["model"][name]) for name in whole["model"])
+    assert whole["average"] == second["average"]
+    for key in ("model", "trained"):
+        assert all(torch.equal(whole[key][name], second[key][name]) for name in whole[key])
 
 
 def test_frozen_layers_stay(photos: Path, here: Path) -> None:

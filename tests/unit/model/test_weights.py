@@ -42,7 +42,8 @@ SAVED = {
     "both": lambda state: {"model": {f"module._orig_mod.{name}": each for name, each in state.items()}},
     "checkpoint": checkpoint,
     "no average": lambda state: checkpoint(state, average={}),
-    "average": lambda state: checkpoint(cnn(7).state_dict(), average={"model": state, "updates": 9}),
+    "the average": lambda state: checkpoint(state, average={"updates": 9}, trained=cnn(7).state_dict()),
+    "format 2": lambda state: checkpoint(cnn(7).state_dict(), average={"model": state, "updates": 9}),
 }
 
 

@@ -106,10 +106,11 @@ def test_going_on_is_equal_to_the_bit() -> None:
     first, resumed = start(), start()
     train(*first, range(4))
     file = io.BytesIO()
-    torch.save([part.state_dict() for part in first[:2]], file)
+    torch.save([first[0].state_dict(), first[1].state_dict(), first[1].model.state_dict()], file)
     file.seek(0)
-    for part, state in zip(resumed, torch.load(file, weights_only=True), strict=False):
-        part.load_state_dict(state)
+    trained, state, averaged = torch.load(file, weights_only=True)
+    resumed[0].load_state_dict(trained)
+    resumed[1].load_state_dict(state, averaged)
     train(*resumed, range(4, 10))
     assert resumed[1].updates == 10
     for name, value in straight[1].model.state_dict().items():
@@ -121,7 +122,7 @@ def test_going_on_from_a_run_without_an_average() -> None:
     average = EMA(model, 0.99)
     before = NoEMA(model)
     train(model, before, torch.optim.SGD(model.parameters(), lr=0.1), range(3))
-    average.load_state_dict(before.state_dict())
+    average.load_state_dict(before.state_dict(), model.state_dict())
     assert average.updates == 0
     torch.testing.assert_close(average.model.state_dict(), model.state_dict(), rtol=0, atol=0)
 
@@ -160,4 +161,4 @@ def test_no_average() -> None:
     average.update()
     assert average.model is model
     assert average.state_dict() == {}
-    average.load_state_dict({})
+    average.load_state_dict({}, model.state_dict())
