@@ -2,7 +2,7 @@
 
 import effloop
 cfg = effloop.compose(["data.root=/data/in1k"])
-for batch in effloop.build_loader(cfg, split="train").epoch(0):
+for batch in effloop.build_loader(cfg, split="train"):
     batch.images, batch.targets, batch.ids, batch.valid
 effloop.build_trainer(cfg).fit()
 """

@@ -9,7 +9,7 @@ from effloop.build.resolve import Resolved
 from effloop.checkpoint import rng
 from effloop.config import Config
 from effloop.errors import ConfigError
-from effloop.parallel import Parallel, parallels
+from effloop.parallel import Parallel, own_slice, parallels
 from effloop.precision import Precision, precisions
 from effloop.system.hardware import find_device, keep_freed_memory, set_reproducible
 from effloop.task import Task, check_objective, tasks
@@ -59,7 +59,13 @@ def build_environment(config: Config) -> Environment:
     assert config.precision is not None  # `compose` decided it
     rng.seed_all(config.seed)
     set_reproducible(deterministic=config.deterministic, cudnn_benchmark=not config.deterministic)
-    parallel = parallels.build(config.parallel, find_device(config.device))
+    device = find_device(config.device)
+    if not config.parallel.of_ranks and (count := own_slice(device).world_size) > 1:
+        raise ConfigError(
+            f"parallel: {config.parallel.name} would train {count} models, one in each of the {count} ranks; "
+            "set parallel=ddp, or leave torchrun or srun out"
+        )
+    parallel = parallels.build(config.parallel, device)
     parallel.on_rank0(config.record.require)
     precision = precisions.build(config.precision, parallel.device)
     task = tasks.build(config.task)

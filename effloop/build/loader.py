@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,23 +23,24 @@ from effloop.data.source import Cache, Source, Tail, sources
 from effloop.data.source.base import check_same_classes
 from effloop.data.transfer import Transfer
 from effloop.errors import ConfigError, EffLoopError, warn
-from effloop.parallel import Parallel
+from effloop.parallel import Slice, own_slice
 from effloop.system.hardware import find_device, keep_freed_memory
 from effloop.task import Task, tasks
 from effloop.train.trainer import BatchStream
 
 
-def build_loader(config: Config, split: str = "train", *, parallel: Parallel | None = None) -> Loader:
+def build_loader(config: Config, split: str = "train", *, parallel: Slice | None = None) -> Loader:
     """The batches of one split, for EffLoop's loop or anybody's.
 
-        for batch in effloop.build_loader(cfg, split="train").epoch(0):
+        for batch in effloop.build_loader(cfg, split="train"):
             batch.images, batch.targets, batch.ids, batch.valid
 
     Args:
         config: from `compose`.
-        split: `train` (shuffled, augmented, tail dropped or wrapped) or `val` (in order, centre
-            crops, tail padded and marked in `valid`).
-        parallel: whose slice of the batches; None is a single process.
+        split: `train` (shuffled, augmented, tail dropped or wrapped), `val` (in order, centre crops, tail padded and
+            marked in `valid`), or the name of any other split, which is loaded as `val` is.
+        parallel: whose slice of the batches, such as `trainer.parallel`; None is this process's, as
+            torch.distributed, torchrun or Slurm have it: of a single process all.
 
     Returns:
         A loader of `Batch`es on `config.device`: images (N, 3, S, S) float32, normalised with
@@ -48,16 +50,15 @@ def build_loader(config: Config, split: str = "train", *, parallel: Parallel | N
         ConfigError: a value that doesn't fit.
         DataError: the data isn't there or a sample of the first look can't be read.
     """
-    if split not in ("train", "val"):
-        raise ConfigError(f"split: '{split}' is not allowed; take train or val")
     if config.reuse_memory:
         keep_freed_memory()
+    parallel = parallel or own_slice(find_device(config.device))
     return _loader(resolved(config, parallel), tasks.build(config.task), split, parallel)
 
 
-def _loader(config: Resolved, task: Task, split: str, parallel: Parallel | None) -> Loader:
+def _loader(config: Resolved, task: Task, split: str, parallel: Slice) -> Loader:
     train = split == "train"
-    device = parallel.device if parallel else find_device(config.device)
+    device = parallel.device
     plan = _plan(config, split, parallel)
     if device.type == "cpu" and plan.augment.has_device_part:
         warn("augment.device=gpu: the model is on the CPU; batches are augmented there, in the loop's own thread")
@@ -92,17 +93,18 @@ def _mix(config: Resolved, task: Task, source: Source) -> Mix | None:
     return None
 
 
-def _plan(config: Resolved, split: str, parallel: Parallel | None) -> Plan:
+def _plan(config: Resolved, split: str, parallel: Slice) -> Plan:
     """Which samples are loaded when, and how."""
     train = split == "train"
-    source = sources.build(config.data, config.data.train_split if train else config.data.val_split)
+    splits = {"train": config.data.train_split, "val": config.data.val_split}
+    source = sources.build(config.data, splits.get(split, split))
     order = Order(
         num_samples=len(source),
         batch_per_rank=config.batch_size,
         seed=config.seed if train else None,
         tail=config.data.tail if train else Tail.pad,
-        rank=parallel.rank if parallel else 0,
-        world_size=parallel.world_size if parallel else 1,
+        rank=parallel.rank,
+        world_size=parallel.world_size,
     )
     if not len(order):
         raise ConfigError(
@@ -142,6 +144,7 @@ class Data:
         largest: the loader of the training split whose batches take most memory.
         val: the validation split.
         fingerprints: {split: its fingerprint}.
+        notes: lines for users.
     """
 
     train: Loader
@@ -149,6 +152,7 @@ class Data:
     largest: Loader
     val: Loader
     fingerprints: dict[str, Any]
+    notes: Sequence[str] = ()
 
     @property
     def classes(self) -> list[str]:
@@ -169,7 +173,14 @@ def build_data(environment: Environment) -> Data:
     fingerprints = {"train": train.plan.source.fingerprint(), "val": val.plan.source.fingerprint()}
     check_same_classes(train.plan.source, val.plan.source)
     parallel.assert_equal("the data", json.dumps(fingerprints, sort_keys=True))
-    return Data(train, batches, largest, val, fingerprints)
+    notes = []
+    if fingerprints["train"] == fingerprints["val"]:
+        notes.append(
+            f"validation uses the training images ({val.plan.source.where}): its scores say nothing about other "
+            "images; set data.val_split to a split of images that aren't trained on"
+        )
+        parallel.on_rank0(lambda: warn(notes[0]))
+    return Data(train, batches, largest, val, fingerprints, notes)
 
 
 def _stages(environment: Environment, train: Loader) -> tuple[BatchStream, Loader]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from effloop.config import Config
-from effloop.parallel import Parallel
+from effloop.parallel import Slice
 from effloop.precision import PrecisionConfig
 from effloop.system.hardware import available_cores
 
@@ -28,7 +28,7 @@ class Resolved(Config):
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
 
 
-def resolved(config: Config, parallel: Parallel | None = None, **measured: bool) -> Resolved:
+def resolved(config: Config, parallel: Slice | None = None, **measured: bool) -> Resolved:
     """A config with a value for whatever is `auto`.
 
     Args:
@@ -46,7 +46,7 @@ def resolved(config: Config, parallel: Parallel | None = None, **measured: bool)
     return Resolved(**{**values, **measured})
 
 
-def num_workers(config: Config, parallel: Parallel | None = None) -> int:
+def num_workers(config: Config, parallel: Slice | None = None) -> int:
     """Threads or processes that load for one rank: what was asked for, or its share of the cores."""
     if isinstance(config.num_workers, int):
         return config.num_workers

@@ -93,7 +93,7 @@ def _trainer(environment: Environment, data: Data, learner: Learner, start: Star
         checkpoints=_checkpoints(environment, data, run_dir),
         train=data.batches,
         val=data.val,
-        notes=[*environment.notes, *learner.notes],
+        notes=[*environment.notes, *data.notes, *learner.notes],
         loop=LoopConfig(epochs=config.epochs, accumulate=config.accumulate, max_grad_norm=config.max_grad_norm),
     )
     if start.state:

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from effloop import config as configs
 from effloop.cli.command import command
 from effloop.config import hydra_app
 from effloop.errors import ConfigError
@@ -64,14 +65,14 @@ def _spec_of_ranks(args: list[str]) -> RunSpec | None:
     """
     if {"-m", "--multirun"} & set(args):
         raise ConfigError("-m: a sweep starts its ranks itself, a run at a time; leave torchrun or srun out")
-    chosen = [arg for arg in args if arg.startswith("parallel=")]
-    flags, overrides = hydra_app.parse(args if chosen else [*args, "parallel=ddp"])
+    flags, overrides = hydra_app.parse(configs.for_ranks(args))
     if hydra_app.only_shows(flags):
         hydra_app.show(flags, overrides)
         return None
     spec = _spec(flags, overrides)
     if not spec.config.parallel.of_ranks:
         raise ConfigError(
-            f"{chosen[-1]}: this is one of several ranks; set parallel=ddp, or leave torchrun or srun out"
+            f"parallel={spec.config.parallel.name}: this is one of several ranks; set parallel=ddp, or leave torchrun "
+            "or srun out"
         )
     return RunSpec(spec.config, spec.overrides, Path(os.path.abspath(spec.folder)))

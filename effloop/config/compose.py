@@ -17,6 +17,7 @@ from effloop.config import messages
 from effloop.config.hydra_setup import compose_tree
 from effloop.config.schema import Config, word
 from effloop.errors import ConfigError
+from effloop.parallel.rank_env import detect_launcher
 from effloop.precision import PrecisionConfig, precisions
 from effloop.registry import PartConfig, choices
 from effloop.task import check_objective, meters_of
@@ -30,14 +31,23 @@ def compose(overrides: Sequence[str] = ()) -> Config:
         cfg = effloop.compose(["data.root=/data/in1k", "batch_size=256"])
 
     Args:
-        overrides: as on the command line: `group=choice`, `key=value`, `+key=value`.
+        overrides: as on the command line: `group=choice`, `key=value`, `+key=value`. In one of several ranks that
+            torchrun or Slurm has started, `parallel=ddp` is added unless a strategy is chosen.
 
     Raises:
         ConfigError: an override, a YAML file or a value is invalid; one line says why.
     """
+    overrides = for_ranks(overrides)
     with messages.in_one_line(Config, overrides):
         tree = compose_tree(Config, list(overrides))
     return finish(tree, overrides)
+
+
+def for_ranks(overrides: Sequence[str]) -> list[str]:
+    """The overrides, and `parallel=ddp` if this is one of several ranks and they choose no strategy."""
+    env = detect_launcher()
+    is_open = not any(word.startswith("parallel=") for word in overrides)
+    return [*overrides, "parallel=ddp"] if env and env.world_size > 1 and is_open else list(overrides)
 
 
 def finish(tree: DictConfig, overrides: Sequence[str] = ()) -> Config:

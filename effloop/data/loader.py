@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -20,8 +21,10 @@ from effloop.errors import ConfigError
 class Loader:
     """One split, batch by batch, for any training loop.
 
-        for batch in loader.epoch(0):
+        for batch in loader:
             batch.images, batch.targets, batch.ids, batch.valid
+
+    Each iteration is the next epoch, the first one epoch 0, as with PyTorch's DataLoader; `epoch` gives any.
 
     Attributes:
         plan: what is loaded, in which order.
@@ -33,6 +36,14 @@ class Loader:
         self.plan = plan
         self.engine = engine
         self.transfer = transfer
+        self._epochs = itertools.count()
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches of the next epoch; see `epoch`."""
+        return self.epoch(next(self._epochs))
+
+    def __repr__(self) -> str:
+        return f"Loader({self.describe()}, {len(self):,} batches of {self.plan.order.batch_per_rank})"
 
     def __len__(self) -> int:
         """Exact number of batches in an epoch."""

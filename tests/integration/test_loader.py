@@ -37,7 +37,7 @@ def ids(loader: Loader, epoch: int = 0, samples_seen: int = 0) -> list[int]:
 
 def test_the_snippet_of_the_readme() -> None:
     cfg = effloop.compose(["device=cpu", "image_size=32"])
-    for number, batch in enumerate(effloop.build_loader(cfg, split="train").epoch(0)):
+    for number, batch in enumerate(effloop.build_loader(cfg, split="train")):
         assert isinstance(batch, effloop.Batch)
         assert batch.images.shape == (32, 3, 32, 32)
         assert batch.images.dtype == torch.float32
@@ -254,9 +254,19 @@ def test_batch_larger_than_the_split(photos: Path) -> None:
     assert len(ids(loader(photos, "batch_size=41", split="val"))) == 41
 
 
-def test_unknown_split(photos: Path) -> None:
-    with pytest.raises(ConfigError, match=line("split: 'test' is not allowed; take train or val")):
-        loader(photos, split="test")
+def test_any_other_split_is_loaded_as_val_is(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "test").symlink_to(photos / "val")
+    test, val = loader(tmp_path, split="test"), loader(photos, split="val")
+    assert ids(test) == ids(val)
+    assert torch.equal(pixels(test), pixels(val))
+    with pytest.raises(DataError, match="has no folder 'best'; it has test: set"):
+        loader(tmp_path, split="best")
+
+
+def test_it_is_iterated_as_a_dataloader_is(photos: Path) -> None:
+    train = loader(photos)
+    assert [[i for batch in train for i in batch.ids.tolist()] for _ in range(2)] == [ids(train, 0), ids(train, 1)]
+    assert repr(train) == f"Loader(40 images in 3 classes, {photos}/train, 5 batches of 8)"
 
 
 def test_a_bad_sample_is_found_before_the_first_batch(tmp_path: Path, photos: Path) -> None:

@@ -17,7 +17,9 @@ import yaml
 from ranks import all_gone, done, environment, free_port, pids, run_script, started, wait_until
 from runs import TINY, rows, train
 
+import effloop
 from effloop.cli.main import main
+from effloop.errors import ConfigError
 
 RUN = [*TINY, "run=run", "device=cpu", "batch_size=4", "record.tensorboard=false", "record.samples=0"]
 DDP = [*RUN, "parallel=ddp", "parallel.sync_batchnorm=true"]
@@ -110,6 +112,49 @@ def test_a_script_of_ones_own_sees_each_sample_once(
         assert validated == list(range(13))  # which no number of ranks divides
         assert scores["top1"] == expected["top1"]
         assert scores["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+
+
+LOADS = """
+    import json, effloop, torch.distributed as dist
+    cfg = effloop.compose({overrides})
+    if {joined}:  # by the script itself
+        dist.init_process_group("gloo")
+    loader = effloop.build_loader(cfg)
+    print(json.dumps([sum((batch.ids.tolist() for batch in loader), []) for epoch in range(2)]))
+"""
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_loader_in_a_script_of_ones_own_has_its_ranks_part(photos: Path, tmp_path: Path, joined: bool) -> None:
+    overrides = [f"data.root={photos}", "image_size=16", "batch_size=4", "num_workers=1", "data.tail=wrap"]
+    ended = run_script(LOADS.format(overrides=overrides, joined=joined), tmp_path)
+    assert [code for code, _, _ in ended] == [0, 0], ended
+    first, second = (json.loads(out) for _, out, _ in ended)
+    for epoch in range(2):
+        assert sorted(first[epoch] + second[epoch]) == list(range(40))
+    assert first[0] != first[1]
+
+
+def test_a_trainer_in_a_script_of_ones_own_is_one_of_its_ranks(photos: Path, tmp_path: Path) -> None:
+    overrides = [f"data.root={photos}", *(word for word in DDP if word != "parallel=ddp")]
+    script = """
+        import effloop
+        trainer = effloop.build_trainer(effloop.compose({overrides}))
+        trainer.fit()
+        print(trainer.parallel.world_size)
+        trainer.parallel.close()
+    """
+    ended = run_script(script.format(overrides=overrides), tmp_path)
+    assert [(code, out.splitlines()[-1]) for code, out, _ in ended] == [(0, "2")] * 2, ended
+    assert [path.name for path in (tmp_path / "outputs").iterdir()] == ["run"]
+
+
+def test_a_rank_does_not_train_a_model_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment(0, 2, 29500).items():
+        monkeypatch.setenv(name, value)
+    config = effloop.compose(["parallel=none"])
+    with pytest.raises(ConfigError, match=r"parallel: none would train 2 models, .* of the 2 ranks; set parallel=ddp"):
+        effloop.build_trainer(config)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from runs import TINY, train
 import effloop
 from effloop.cli.main import main
 from effloop.diagnose.advice import advise
-from effloop.errors import ConfigError
+from effloop.errors import ConfigError, warn
 from effloop.optim import EMA, NoEMA
 from effloop.precision import Precision
 from effloop.train.trainer import Trainer
@@ -72,6 +72,17 @@ def test_a_resumed_average_goes_on_to_the_bit(photos: Path, here: Path, version:
     assert whole["average"] == second["average"]
     for key in ("model", "trained"):
         assert all(torch.equal(whole[key][name], second[key][name]) for name in whole[key])
+
+
+@pytest.mark.parametrize(("split", "warned"), [("train", True), ("val", False)])
+def test_validation_on_the_training_images_is_said(
+    photos: Path, here: Path, capsys: pytest.CaptureFixture[str], split: str, warned: bool
+) -> None:
+    warn.cache_clear()
+    trainer = build(photos, f"data.val_split={split}")
+    said = f"effloop: warning: validation uses the training images ({photos}/train)"
+    assert capsys.readouterr().err.startswith(said) is warned
+    assert any(note.startswith("validation uses") for note in trainer.notes) is warned
 
 
 def test_frozen_layers_stay(photos: Path, here: Path) -> None:

@@ -51,7 +51,7 @@ class FolderSource(Source):
         root = root_folder(config).absolute()
         self.root = root / split
         if not self.root.is_dir():
-            raise DataError(f"data.root: '{config.root}' has no folder '{split}'; {_listing(root)}")
+            raise DataError(f"data.root: '{config.root}' has no folder '{split}'; {_listing(root, split, config)}")
         self._open(_index(self.root, config))
 
     def _open(self, index: ColumnFile) -> None:
@@ -104,11 +104,17 @@ class FolderSource(Source):
         self.check_unchanged(state["fingerprint"])
 
 
-def _listing(root: Path) -> str:
+def _listing(root: Path, split: str, config: DataConfig) -> str:
+    """What `root` has instead of the folder of `split`, and what to do."""
     folders = sorted(printable(entry.name) for entry in _entries(os.fsencode(root)) if entry.is_dir())
     if not folders:
         return f"it has no folders at all, where SPLIT/CLASS/ with images should be ({_EXPECTED}): set data.root=PATH"
-    return f"it has {', '.join(folders[:8])}: set data.train_split or data.val_split"
+    key, other = ("val_split", config.train_split) if split == config.val_split else ("train_split", config.val_split)
+    free = [name for name in folders if name != other]
+    fix = f"set data.{key}={free[0] if len(free) == 1 else 'NAME'}"
+    if not free:
+        fix = "move some of its images, which are then not trained on, to a folder for validation"
+    return f"it has {', '.join(folders[:8])}: {fix}"
 
 
 def _index(root: Path, config: FolderConfig) -> ColumnFile:
