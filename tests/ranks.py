@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from forks import Forked
+from runs import once
 
 import effloop
 
@@ -68,8 +69,8 @@ def started(args: list[str], cwd: Path, **env: str) -> subprocess.Popen[str]:
     env = {**os.environ, "PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1", "TMPDIR": str(cwd), **env}
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     if args[0] == "effloop":
-        return Forked(args, cwd=cwd, env=env, **pipes)
-    return subprocess.Popen(args, cwd=cwd, env=env, start_new_session=True, **pipes)
+        return Forked(once(*args), cwd=cwd, env=env, **pipes)
+    return subprocess.Popen(once(*args), cwd=cwd, env=env, start_new_session=True, **pipes)
 
 
 def done(process: subprocess.Popen[str]) -> tuple[int, str, str]:

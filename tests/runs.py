@@ -33,7 +33,13 @@ def make_photos(root: Path, train: int = 40, val: int = 13, classes: int = 3) ->
 
 def train(photos: Path, *overrides: str) -> int:
     """Train a tiny run in this process; returns the exit code."""
-    return main(["train", f"data.root={photos}", *TINY, *overrides])
+    return main(once("train", f"data.root={photos}", *TINY, *overrides))
+
+
+def once(*words: str) -> list[str]:
+    """Words for the command line, of several `KEY=VALUE` with a key only the last: two would contradict each other."""
+    last = {word.partition("=")[0]: number for number, word in enumerate(words)}
+    return [word for number, word in enumerate(words) if "=" not in word or last[word.partition("=")[0]] == number]
 
 
 def start(*args: str, cwd: Path, path: Path | None = None, forked: bool = True) -> subprocess.Popen[str]:
@@ -45,8 +51,8 @@ def start(*args: str, cwd: Path, path: Path | None = None, forked: bool = True) 
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(places), "OMP_NUM_THREADS": "1"}
     options: Any = {"cwd": cwd, "env": env, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     if forked:
-        return Forked(["effloop", *args], **options)
-    return subprocess.Popen([sys.executable, "-m", "effloop", *args], start_new_session=True, **options)
+        return Forked(["effloop", *once(*args)], **options)
+    return subprocess.Popen([sys.executable, "-m", "effloop", *once(*args)], start_new_session=True, **options)
 
 
 def call(*args: str, cwd: Path, path: Path | None = None, forked: bool = True) -> tuple[int, str, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from effloop.cli.options import parse
-from effloop.config import Config
+from effloop.config import Config, messages, typed
 from effloop.config.hydra_setup import EXPERIMENT
 from effloop.errors import ConfigError
 
@@ -69,6 +69,8 @@ class Command:
         if overrides and not self.overrides:
             word = overrides[0]
             raise ConfigError(f"{self.name}: '{word}' is not an option; see python -m effloop {self.name} --help")
+        with messages.in_one_line(Config, overrides):
+            typed.refuse_contradictions([each for each in overrides if typed.key_of(each) and each[0] != "-"])
         return self.call(options, overrides)
 
 

@@ -189,7 +189,9 @@ def parse(described: type[T], command: str, words: Sequence[str], keys: Collecti
     for word in words:
         key, equals, value = word.partition("=")
         if key in named and value:
-            given[key] = named[key].value(value)
+            read = named[key].value(value)
+            if given.setdefault(key, read) != read:
+                raise ConfigError(f"{command}: {word} contradicts {key}={given[key]}; drop one of them")
         elif key in named:
             option = named[key]
             example = option.usage if option.default in (MISSING, None, (), "") else f"{key}={option.default}"

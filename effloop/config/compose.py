@@ -13,7 +13,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from effloop import registry
-from effloop.config import messages
+from effloop.config import messages, typed
 from effloop.config.hydra_setup import compose_tree
 from effloop.config.schema import Config, word
 from effloop.errors import ConfigError
@@ -57,6 +57,8 @@ def finish(tree: DictConfig, overrides: Sequence[str] = ()) -> Config:
         ConfigError: a value is missing, invalid or contradicts another.
     """
     with messages.in_one_line(Config, overrides):
+        typed.refuse_contradicting_names(overrides)
+        typed.unset_replaced(tree, overrides)
         messages.refuse_unknown_keys(tree)
         config: Any = OmegaConf.to_object(tree)
         assert isinstance(config, Config)
@@ -163,6 +165,8 @@ def from_dict(plain: Any, overrides: Sequence[str], where: str) -> Config:
         for group in Config.GROUPS:
             tree[group] = OmegaConf.structured(registry.groups[group][str(plain[group]["name"])].config)
         tree = OmegaConf.merge(tree, plain)
+        if "optim" in chosen:
+            tree.lr = None  # that of the saved optimizer
         for group, part in chosen.items():
             tree[group] = part
         for override in parsed:
@@ -170,10 +174,6 @@ def from_dict(plain: Any, overrides: Sequence[str], where: str) -> Config:
                 _delete(tree, override)
             elif override not in choices:
                 OmegaConf.update(tree, override.key_or_group, override.value(), merge=True)
-            # An override of one key of a pair unsets the saved other one, which might contradict it.
-            for key, other in (("amp", "precision"), ("precision", "amp"), ("optim", "lr"), ("optim.lr", "lr")):
-                if override.key_or_group == key:
-                    tree[other] = None
     assert isinstance(tree, DictConfig)
     return finish(tree, overrides)
 

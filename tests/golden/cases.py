@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from images import encode, exif, photo
-from runs import TINY, call, make_photos
+from runs import TINY, call, make_photos, once
 
 import effloop
 from effloop.__main__ import main
@@ -190,7 +190,7 @@ def metrics(*commands: tuple[str, ...], photos: bool = True, apart: bool = False
                 code, _, said = call(*words, cwd=folder)
             else:
                 with contextlib.chdir(folder), contextlib.redirect_stderr(io.StringIO()) as err:
-                    code, said = main(words), err.getvalue()
+                    code, said = main(once(*words)), err.getvalue()
             assert code == 0, said
         data = (folder / "outputs/x/metrics.jsonl").read_bytes()
         return {"sha256": _sha256(data), "end": data.decode().splitlines()[-1]}

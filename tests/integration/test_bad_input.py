@@ -13,7 +13,7 @@ import pytest
 from hydra.errors import MissingConfigException
 from images import encode, photo, png
 from PIL import Image
-from runs import TINY, call, make_photos, rows, train
+from runs import TINY, call, make_photos, once, rows, train
 
 from effloop.cli.main import main
 from effloop.config import Config
@@ -38,7 +38,7 @@ class Refusal:
 
     def of(self, *overrides: str) -> str:
         """The line for a tiny run with these overrides."""
-        return self(f"data.root={self.photos}", *TINY, *overrides)
+        return self(*once(f"data.root={self.photos}", *TINY, *overrides))
 
 
 @pytest.fixture
@@ -96,6 +96,7 @@ def refused(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> Ref
         pytest.param("checkpoint.best_by=f1", "checkpoint.best_by: 'f1' top1, top5, loss", id="13-enum"),
         pytest.param("data.name=memmap", "data.name: 'memmap' by data=memmap", id="13-name-alone"),
         pytest.param("experiment=null", "experiment=null: GROUP=NAME", id="13-null-experiment"),
+        pytest.param("lr=1 optim.lr=2", "optim.lr=2 contradicts lr=1; drop one of them", id="14-two-names"),
         pytest.param("optim=null", "optim=null: GROUP=NAME", id="13-null"),
         pytest.param("precision=fp16 device=cpu", "'fp16' supports fp32, bf16, amp", id="14-fp16"),
         pytest.param("precision=tf32 device=cpu", "'tf32' supports fp32, bf16, amp", id="14-tf32"),

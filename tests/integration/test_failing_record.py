@@ -105,13 +105,13 @@ def test_a_disk_that_fills_up(here: Path, photos: Path, capsys: pytest.CaptureFi
 
 
 def test_an_output_that_is_full(here: Path, photos: Path) -> None:
-    command = [sys.executable, "-m", "effloop", f"data.root={photos}", *TINY, "epochs=1", "run=x"]
+    command = [sys.executable, "-m", "effloop", f"data.root={photos}", *TINY, "run=x"]
     places = {"PYTHONPATH": str(Path(effloop.__file__).parents[1])}
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env={**os.environ, **places})
     assert warnings(done.stderr) == ["the standard output failed (No space left on device)"]
     assert done.returncode == 0
-    assert len(rows(here / "outputs/x")) == 4
+    assert len(rows(here / "outputs/x")) == 8
 
 
 def test_files_that_cannot_be_made(here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from runs import TINY, rows, start, train
+from runs import TINY, once, rows, start, train
 
 from effloop.checkpoint import files
 from effloop.cli.main import main
@@ -71,7 +71,7 @@ def interrupt(args: Sequence[str], cwd: Path, run: Path, validations: int) -> tu
 
 @pytest.mark.parametrize("engine", ["threads", "processes"])
 def test_interrupted_and_resumed(here: Path, photos: Path, engine: str) -> None:
-    args = [f"data.root={photos}", *TINY, "epochs=40", "num_workers=1", "optim=sgd", "schedule=step", "amp=true"]
+    args = once(f"data.root={photos}", *TINY, "epochs=40", "num_workers=1", "optim=sgd", "schedule=step", "amp=true")
     args.append(f"engine={engine}")
     run = here / "outputs/x"
     code, err = interrupt([*args, "run=x"], here, run, validations=2)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
-from runs import TINY, call, rows, start
+from runs import TINY, call, once, rows, start
 
 from effloop.cli.main import main
 from effloop.runs.reader import JOB, SWEEP, read_jobs, read_run
@@ -26,7 +26,7 @@ QUIET = ("record.console=false", "record.tensorboard=false")
 
 
 def sweep(photos: Path, *overrides: str) -> int:
-    return main(["-m", f"data.root={photos}", *TINY, *QUIET, *overrides])
+    return main(once("-m", f"data.root={photos}", *TINY, *QUIET, *overrides))
 
 
 def states(folder: Path) -> dict[str, str]:
@@ -71,7 +71,7 @@ class TestJobs:
 
     def test_a_failing_one_stops_no_other(self, here: Path, photos: Path, capfd: pytest.CaptureFixture[str]) -> None:
         # The flag stands between overrides, as people write it.
-        args = [f"data.root={photos}", "-m", *TINY, *QUIET, "epochs=1", "model.num_classes=3,7", "run=mine"]
+        args = once(f"data.root={photos}", "-m", *TINY, *QUIET, "epochs=1", "model.num_classes=3,7", "run=mine")
         assert main(args) == 2
         lines = capfd.readouterr().err.splitlines()
         assert len(lines) == 2
@@ -117,7 +117,7 @@ class TestJobs:
 
 @pytest.mark.slow
 def test_two_at_once(here: Path, photos: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    args = ["-m", f"data.root={photos}", *TINY, *QUIET, "epochs=500,501", "run=x"]
+    args = once("-m", f"data.root={photos}", *TINY, *QUIET, "epochs=500,501", "run=x")
     with start(*args, cwd=here) as process:
         pid = json.loads(wait_for(here / "outputs/multirun/x/0/job.json", '"pid"'))["pid"]
         assert main([*args, "sweep.resume=true"]) == 2

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from runs import TINY
+from runs import TINY, once
 
 import effloop
 from effloop.bench.baselines import Workload, check_comparable
@@ -21,7 +21,7 @@ def test_figures(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -
         *TINY,
         "num_workers=1",
     ]
-    assert main(["bench", "what=loader", *words]) == 0
+    assert main(once("bench", "what=loader", *words)) == 0
     result = json.loads((here / "result.json").read_text())
     assert (result["batch_size"], result["image_size"], result["num_workers"]) == (8, 16, 1)
     assert (result["augment"]["name"], result["augment"]["mixup"]) == ("native", 0)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from runs import TINY
+from runs import TINY, once
 from torch import nn
 
 import effloop
@@ -19,7 +19,7 @@ from effloop.config import from_dict, to_dict
 def bench(photos: Path, here: Path, *words: str) -> dict[str, dict[str, Any]]:
     """The rows of a small table, by knob."""
     tiny = (f"data.root={photos}", *TINY, "device=cpu", "out=result.json")
-    assert main(["bench", "what=step", *tiny, *words]) == 0
+    assert main(once("bench", "what=step", *tiny, *words)) == 0
     result = json.loads((here / "result.json").read_text())
     assert (result["what"], result["device"], result["batch_size"]) == ("step", "cpu", 8)
     assert list(here.iterdir()) == [here / "result.json"]  # run folders were elsewhere, and are gone

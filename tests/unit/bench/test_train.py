@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from runs import TINY
+from runs import TINY, once
 
 from effloop.bench.train import WaitTimer
 from effloop.cli.main import main
@@ -13,7 +13,7 @@ from effloop.cli.main import main
 @pytest.mark.slow
 def test_figures(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["repeats=2", "out=result.json", f"data.root={photos}", *TINY, "num_workers=1"]
-    assert main(["bench", "what=train", *words]) == 0
+    assert main(once("bench", "what=train", *words)) == 0
     result = json.loads((here / "result.json").read_text())
     assert (result["what"], result["num_workers"]) == ("train", 1)
     assert list(result["loaders"]) == ["effloop", "bare"]

@@ -58,8 +58,8 @@ def test_values(word: str, value: object) -> None:
     assert (options.run, rest) == (Path("x/y"), [])
 
 
-def test_the_last_of_several_counts() -> None:
-    assert parse(Options, "go", ["x", "size=3", "size=4"])[0].size == 4
+def test_the_same_twice() -> None:
+    assert parse(Options, "go", ["x", "size=3", "size=3"])[0].size == 3
 
 
 def test_other_words_are_left_over_in_their_order() -> None:
@@ -81,6 +81,7 @@ def test_other_words_are_left_over_in_their_order() -> None:
         (["x", "shares=1,1"], "shares: '1,1' is not allowed; set a number or several, each once, with commas between"),
         (["x", "level=high"], "level: 'high' is not allowed; set auto, none or a whole number from 0 to 9"),
         (["x", "split=no"], "split: 'no' is not allowed; set train or val; see data.train_split"),
+        (["x", "size=3", "size=4"], "go: size=4 contradicts size=3; drop one of them"),
         (["x", "force=yes"], "force: 'yes' is not allowed; set true or false"),
         (["x", "size="], "go: 'size=' has no value; set size=8 or drop it"),
         (["x", "size"], "go: 'size' has no value; set size=8 or drop it"),
