@@ -8,5 +8,5 @@ ENV PATH=/opt/venv/bin:$PATH
 WORKDIR /effloop
 COPY . .
 RUN pip install --no-cache-dir -e '.[test]'
-# The same two commands as in the README: python -m effloop, python -m pytest.
-CMD ["python", "-m", "effloop"]
+# The same two commands as in the README: effloop, python -m pytest.
+CMD ["effloop"]

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import functools
 import importlib
+import shutil
 import sys
 from types import ModuleType
+
+PROGRAM = "effloop" if shutil.which("effloop") else "python -m effloop"
+"""How a command line begins, in messages that say what to type."""
 
 
 class EffLoopError(Exception):

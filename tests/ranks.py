@@ -64,7 +64,7 @@ def run_script(script: str, cwd: Path, world_size: int = 2) -> list[tuple[int, s
 def started(args: list[str], cwd: Path, **env: str) -> subprocess.Popen[str]:
     """A process and group of its own that may start ranks; their scratch folder comes to be in `cwd`.
 
-    `effloop ...` is forked, and so are its ranks; `python -m effloop ...` is started.
+    `effloop ...` is forked, and so are its ranks; `effloop ...` is started.
     """
     env = {**os.environ, "PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1", "TMPDIR": str(cwd), **env}
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

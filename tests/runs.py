@@ -43,7 +43,7 @@ def once(*words: str) -> list[str]:
 
 
 def start(*args: str, cwd: Path, path: Path | None = None, forked: bool = True) -> subprocess.Popen[str]:
-    """`python -m effloop ARGS` in a process and a group of its own; `path` is put on its import path.
+    """`effloop ARGS` in a process and a group of its own; `path` is put on its import path.
 
     It is forked from a process that has imported torch, unless the test is about what happens before.
     """
@@ -56,7 +56,7 @@ def start(*args: str, cwd: Path, path: Path | None = None, forked: bool = True) 
 
 
 def call(*args: str, cwd: Path, path: Path | None = None, forked: bool = True) -> tuple[int, str, str]:
-    """`python -m effloop ARGS`: exit code, standard output and standard error."""
+    """`effloop ARGS`: exit code, standard output and standard error."""
     with start(*args, cwd=cwd, path=path, forked=forked) as process:
         out, err = process.communicate(timeout=120)
     return process.returncode, out, err

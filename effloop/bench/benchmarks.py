@@ -1,4 +1,4 @@
-"""The benchmarks of `python -m effloop bench what=NAME`."""
+"""The benchmarks of `effloop bench what=NAME`."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from effloop import config as configs
 from effloop.config import Config
-from effloop.errors import ConfigError, DataError
+from effloop.errors import PROGRAM, ConfigError, DataError
 from effloop.runs import compare
 
 _NOT_THE_NETWORK = {"num_classes", "weights", "freeze", "checkpointing"}
@@ -33,7 +33,7 @@ def check_resumable(config: Config, state: Mapping[str, Any], *, world_size: int
     """Refuse to go on in another way than a run began.
 
     Args:
-        config: of the run that is to go on.
+        config: of the run to continue.
         state: the checkpoint.
         world_size: ranks that go on.
         in_place: whether in the same run folder.
@@ -80,11 +80,11 @@ def _check_same_batch(config: Config, state: Mapping[str, Any], world_size: int)
 
 
 def check_same_data(state: Mapping[str, Any], data: Mapping[str, Any], *, in_place: bool) -> list[str]:
-    """Refuse to go on with other data in the same run folder; in a new one a line for each split says so.
+    """Refuse to continue with other data in the same run folder; in a new one a line for each split says so.
 
     Args:
         state: the checkpoint.
-        data: {split: its fingerprint} of the run that is to go on.
+        data: {split: its fingerprint} of the run to continue.
         in_place: whether in the same run folder.
 
     Raises:
@@ -94,7 +94,7 @@ def check_same_data(state: Mapping[str, Any], data: Mapping[str, Any], *, in_pla
     if lines and in_place:
         raise DataError(
             f"the data is not what the run was trained on: {'; '.join(lines)}; put it back, "
-            "or go on with it in a new run: python -m effloop resume=RUN OVERRIDE ..."
+            f"or continue with it in a new run: {PROGRAM} resume=RUN OVERRIDE ..."
         )
     return [f"data   not what the checkpoint was trained on: {line}" for line in lines]
 

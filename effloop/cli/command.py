@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from effloop.cli.options import parse
 from effloop.config import Config, messages, typed
 from effloop.config.hydra_setup import EXPERIMENT
-from effloop.errors import ConfigError
+from effloop.errors import PROGRAM, ConfigError
 
 F = TypeVar("F", bound=Callable[[Any, list[str]], int])
 
@@ -68,7 +68,7 @@ class Command:
         options, overrides = parse(self.options, self.name, words, _KEYS)
         if overrides and not self.overrides:
             word = overrides[0]
-            raise ConfigError(f"{self.name}: '{word}' is not an option; see python -m effloop {self.name} --help")
+            raise ConfigError(f"{self.name}: '{word}' is not an option; see {PROGRAM} {self.name} --help")
         with messages.in_one_line(Config, overrides):
             typed.refuse_contradictions([each for each in overrides if typed.key_of(each) and each[0] != "-"])
         return self.call(options, overrides)
@@ -79,7 +79,7 @@ commands: dict[str, Command] = {}
 
 
 def command(name: str, options: type, *, overrides: bool = True, of_ranks: bool = False) -> Callable[[F], F]:
-    """Decorator: the function below does what `python -m effloop NAME` asks for; its docstring is the help."""
+    """Decorator: the function below does what `effloop NAME` asks for; its docstring is the help."""
 
     def add(call: F) -> F:
         commands[name] = Command(name, call, options, overrides, of_ranks)

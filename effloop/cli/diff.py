@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from effloop.cli.command import command
-from effloop.errors import ConfigError
+from effloop.errors import PROGRAM, ConfigError
 from effloop.registry import load_plugins
 from effloop.runs import compare
 from effloop.runs.reader import find_runs
@@ -31,6 +31,6 @@ def diff_runs(options: DiffOptions, _: list[str]) -> int:
     load_plugins()  # which may have the runs' task
     found = find_runs(options.runs)
     if len(found) < 2:
-        raise ConfigError("diff needs two runs or more: python -m effloop diff RUN RUN [RUN ...]")
+        raise ConfigError(f"diff needs two runs or more: {PROGRAM} diff RUN RUN [RUN ...]")
     Console().print(*compare.difference_tables(found), sep="\n")
     return 0

@@ -32,7 +32,7 @@ def overview() -> str:
     keys = ", ".join(setting for setting, _ in _keys() if not {".", "$"} & {*setting})
     lines = [
         "EffLoop trains image models on PyTorch as fast as the machine allows.",
-        "  python -m effloop [COMMAND] [OPTION=VALUE ...] [OVERRIDE ...]",
+        "  effloop [COMMAND] [OPTION=VALUE ...] [OVERRIDE ...]",
         "",
         "Commands, of which COMMAND --help shows the options; train if there is none:",
         *_in_columns((each.name, each.summary) for each in _ordered()),
@@ -57,7 +57,7 @@ def of_command(command: Command) -> str:
     """How a command is called, and what its options mean."""
     options = options_of(command.options)
     words = [each.usage if each.default is MISSING else f"[{each.usage}]" for each in options]
-    usage = " ".join(["python -m effloop", command.name, *words, *["[OVERRIDE ...]"] * command.overrides])
+    usage = " ".join(["effloop", command.name, *words, *["[OVERRIDE ...]"] * command.overrides])
     lines = [*textwrap.wrap(usage, _WIDTH, subsequent_indent="    ", break_on_hyphens=False), ""]
     for paragraph in command.about.split("\n\n"):
         lines += [*textwrap.wrap(paragraph, _WIDTH), ""]

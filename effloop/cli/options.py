@@ -28,7 +28,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from effloop.errors import ConfigError
+from effloop.errors import PROGRAM, ConfigError
 
 T = TypeVar("T")
 
@@ -210,5 +210,5 @@ def parse(described: type[T], command: str, words: Sequence[str], keys: Collecti
         elif option.positional and rest and "=" not in rest[0] and not rest[0].startswith("-"):
             given[option.name] = option.value(rest.pop(0))
         if option.default is MISSING and option.name not in given:
-            raise ConfigError(f"{command} needs {option.usage}; see python -m effloop {command} --help")
+            raise ConfigError(f"{command} needs {option.usage}; see {PROGRAM} {command} --help")
     return described(**given), rest

@@ -24,7 +24,7 @@ from effloop.task import check_objective, meters_of
 
 
 def compose(overrides: Sequence[str] = ()) -> Config:
-    """The config that `python -m effloop OVERRIDES` would use.
+    """The config that `effloop OVERRIDES` would use.
 
     It is checked, and its short names are resolved, here: to change it, compose again.
 

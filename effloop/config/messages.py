@@ -23,7 +23,7 @@ from omegaconf.errors import (
 )
 from yaml import MarkedYAMLError, YAMLError
 
-from effloop.errors import ConfigError
+from effloop.errors import PROGRAM, ConfigError
 from effloop.registry import PartConfig, choices, groups
 
 _PLUGINS = {
@@ -118,7 +118,7 @@ def _unknown_choice(path: str, found: Sequence[str]) -> str:
     first = parts.names() if parts else []  # before presets and lazy names, as the line may be cut
     known = [*first, *sorted(names.difference(first))]
     if not known:
-        return f"{group or path}: no choice '{name}'; python -m effloop list shows all"
+        return f"{group or path}: no choice '{name}'; {PROGRAM} list shows all"
     return f"{group}: no choice '{name}'; {choices(name, known)}"
 
 
@@ -128,7 +128,7 @@ def _not_an_override(override: str, message: str) -> str:
     if "=" in override:
         key, _, value = override.partition("=")
         return f"""{override}: the value can't be parsed; quote special characters: '{key}="{value}"'"""
-    return f"'{override}' is neither a command nor an override; write KEY=VALUE, see python -m effloop --help"
+    return f"'{override}' is neither a command nor an override; write KEY=VALUE, see {PROGRAM} --help"
 
 
 def _bad_yaml(error: MarkedYAMLError) -> str:
@@ -150,7 +150,7 @@ def _unknown_key(key: str, root: type) -> str:
     tail = key.rpartition(".")[2]
     same_tail = [k for k in known if k.rpartition(".")[2] == tail and k != key]
     close = same_tail or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    hint = f"did you mean '{close[0]}'?" if close else "see python -m effloop --cfg job"
+    hint = f"did you mean '{close[0]}'?" if close else f"see {PROGRAM} --cfg job"
     return f"'{key}' is not a key of the config; {hint}"
 
 

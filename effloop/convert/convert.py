@@ -1,4 +1,4 @@
-"""A dataset in another storage format, its images as they are or re-encoded: `python -m effloop convert`."""
+"""A dataset in another storage format, its images as they are or re-encoded: `effloop convert`."""
 
 from __future__ import annotations
 

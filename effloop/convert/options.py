@@ -1,4 +1,4 @@
-"""What `python -m effloop convert` is asked for."""
+"""What `effloop convert` is asked for."""
 
 from __future__ import annotations
 

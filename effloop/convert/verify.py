@@ -1,4 +1,4 @@
-"""Checks every sample down to its pixels: `python -m effloop verify`."""
+"""Checks every sample down to its pixels: `effloop verify`."""
 
 from __future__ import annotations
 

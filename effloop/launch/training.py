@@ -10,7 +10,7 @@ from effloop.build.trainer import build_trainer
 from effloop.checkpoint import files
 from effloop.config import Config
 from effloop.diagnose.advice import advise
-from effloop.errors import InterruptedRunError
+from effloop.errors import PROGRAM, InterruptedRunError
 from effloop.launch.spec import RunSpec
 from effloop.parallel.restart_state import NoRestartState, RestartState
 from effloop.runs.pruning import build_pruner
@@ -71,10 +71,10 @@ def interrupted(run_dir: Path | None, how: str = "interrupted") -> str:
 
 
 def how_to_go_on(run_dir: Path | None) -> str:
-    """The command that goes on with a run; empty where it has no checkpoint."""
+    """The command that continues a run; empty where it has no checkpoint."""
     if run_dir is None or not (run_dir / "checkpoints" / "last.ckpt").is_file():
         return ""
-    return f"go on with: python -m effloop resume {shlex.quote(str(run_dir))}"
+    return f"resume with: {PROGRAM} resume {shlex.quote(str(run_dir))}"
 
 
 def _description(trainer: Trainer, config: Config, run_dir: Path) -> list[str]:
@@ -98,7 +98,7 @@ def _say_where(run_dir: Path) -> None:
     """Print the run folder, and what can be done with it."""
     name = shlex.quote(str(run_dir))  # to be pasted into a shell
     look = f"   look: tensorboard --logdir {name}" if (run_dir / "tensorboard").exists() else ""
-    score = f"   score: python -m effloop eval {name}" if (run_dir / "checkpoints" / "best.ckpt").exists() else ""
+    score = f"   score: {PROGRAM} eval {name}" if (run_dir / "checkpoints" / "best.ckpt").exists() else ""
     try:
         print(f"run: {run_dir}{look}{score}", flush=True)
     except BrokenPipeError:

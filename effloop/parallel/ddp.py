@@ -22,7 +22,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 from effloop.batch import Batch
-from effloop.errors import ConfigError, EffLoopError
+from effloop.errors import PROGRAM, ConfigError, EffLoopError
 from effloop.parallel import batchnorm
 from effloop.parallel.base import Parallel, ParallelConfig, T, parallels
 from effloop.parallel.failures import reporter
@@ -91,7 +91,7 @@ class Ddp(Parallel):
         env = detect_launcher()
         if env is None:
             raise ConfigError(
-                f"parallel: ddp needs a process for each rank, but this is a single one; start with python -m effloop, "
+                f"parallel: ddp needs a process for each rank, but this is a single one; start with {PROGRAM}, "
                 f"or your own script with {TORCHRUN.replace('-m effloop ...', 'SCRIPT')}"
             )
         self.rank, self.world_size = env.rank, env.world_size

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from effloop import config as configs
 from effloop.checkpoint import files
 from effloop.config import Config
-from effloop.errors import ConfigError
+from effloop.errors import PROGRAM, ConfigError
 from effloop.model import weights_file
 from effloop.runs import compare
 from effloop.runs.environment import Checkout, describe_environment, find_checkouts
@@ -48,8 +48,7 @@ def claim_run_dir(path: Path) -> Path:
         except FileExistsError:
             if not TIMESTAMP.search(path.as_posix()):
                 raise ConfigError(
-                    f"run: {path} holds a run already; continue it (python -m effloop resume {path}) "
-                    "or set run=ANOTHER_NAME"
+                    f"run: {path} holds a run already; continue it ({PROGRAM} resume {path}) or set run=ANOTHER_NAME"
                 ) from None
         except OSError as error:
             raise ConfigError(f"run: {candidate} can't be made: {error.strerror}; set run=NAME elsewhere") from None

@@ -35,7 +35,7 @@ class JobRunner:
         folder: of the sweep.
         fixed: keys of the overrides that all jobs share.
         objective: of which a search gets each job's value.
-        resume: whether to go on with the jobs of an earlier start.
+        resume: whether to continue the jobs of an earlier start.
         parallel: whether jobs run side by side, so that their lines need a prefix.
         debug: show tracebacks.
         parent: PID of the process whose end ends this one, which is its child; 0 is none.

@@ -17,7 +17,7 @@ from hydra.core.override_parser.types import Override
 from rich.console import Console
 
 from effloop.config import Config, finish, hydra_app, hydra_setup, messages
-from effloop.errors import ConfigError, EffLoopError, InterruptedRunError
+from effloop.errors import PROGRAM, ConfigError, EffLoopError, InterruptedRunError
 from effloop.report.files import report_table, write_report
 from effloop.runs.folder import TIMESTAMP
 from effloop.runs.reader import SWEEP, RunRecord, read_jobs
@@ -129,7 +129,7 @@ def _show(found: Sequence[RunRecord], folder: Path, objective: str) -> ConfigErr
     try:
         write_report(found, folder, objective, place)
     except ConfigError as error:
-        return ConfigError(f"{error} in: python -m effloop report {shlex.quote(place)}")
+        return ConfigError(f"{error} in: {PROGRAM} report {shlex.quote(place)}")
     print(f"sweep: {place}   look: {place}/report.html", flush=True)
     return None
 
@@ -163,11 +163,11 @@ _ABOUT_THE_SWEEP = ("run", "objective", "sweep.resume", "sweep.prune")
 
 
 def _how_to_go_on(flags: Sequence[str], overrides: Sequence[str], folder: Path) -> str:
-    """The command that goes on with a sweep."""
+    """The command that continues a sweep."""
     kept = [each for each in overrides if each.partition("=")[0] not in ("run", "sweep.resume")]
     outputs = Path("outputs", "multirun").absolute()
     name = [f"run={folder.relative_to(outputs)}"] if folder.is_relative_to(outputs) else []
-    return "go on with: " + shlex.join(["python", "-m", "effloop", *flags, *kept, *name, "sweep.resume=true"])
+    return f"resume with: {PROGRAM} {shlex.join([*flags, *kept, *name, 'sweep.resume=true'])}"
 
 
 @contextmanager
@@ -240,7 +240,7 @@ def _folder(planned: Path, config: Config) -> Path:
         except FileExistsError:
             if not stamped:
                 raise ConfigError(
-                    f"run: {place} holds a sweep already; go on with it by sweep.resume=true, or set run=ANOTHER_NAME"
+                    f"run: {place} holds a sweep already; continue it with sweep.resume=true, or set run=ANOTHER_NAME"
                 ) from None
         except OSError as error:
             raise ConfigError(f"run: {place} can't be made: {error.strerror}; start from another folder") from None
@@ -249,7 +249,7 @@ def _folder(planned: Path, config: Config) -> Path:
 
 
 def _check_same(earlier: Mapping[str, Any], shared: Mapping[str, str], folder: Path) -> None:
-    """Refuse to go on with other values of what all jobs share.
+    """Refuse to continue with other values of what all jobs share.
 
     Raises:
         ConfigError: they differ.

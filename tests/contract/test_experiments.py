@@ -66,7 +66,7 @@ def test_says_what_it_is_and_how_to_call_it(name: str) -> None:
     lines = (FOLDER / f"{name}.yaml").read_text().splitlines()
     assert lines[0] == "# @package _global_"
     assert re.fullmatch(r"# .{20,88}", lines[1])
-    assert lines[2].startswith(f"# python -m effloop experiment={name}")
+    assert lines[2].startswith(f"# effloop experiment={name}")
     assert max(map(len, lines)) <= 120
 
 

@@ -18,7 +18,7 @@ from runs import TINY, call, make_photos, once, rows, train
 from effloop.cli.main import main
 from effloop.config import Config
 from effloop.config.messages import in_one_line
-from effloop.errors import ConfigError
+from effloop.errors import PROGRAM, ConfigError
 
 
 class Refusal:
@@ -188,8 +188,8 @@ def _has(line: str, words: str) -> None:
         ("list parts", "group: 'parts' set data, decode"),
         ("bench what=nothing", "what: 'nothing' set loop"),
         ("bench repeats=0", "repeats: '0' a whole number from 1"),
-        ("eval", "eval needs RUN; see python -m effloop eval --help"),
-        ("resume seed=1", "resume needs RUN; see python -m effloop resume --help"),
+        ("eval", f"eval needs RUN; see {PROGRAM} eval --help"),
+        ("resume seed=1", f"resume needs RUN; see {PROGRAM} resume --help"),
         ("eval nope", "'nope' is not there; name a run folder or a .ckpt file"),
         ("resume nope", "'nope' is not a run folder"),
     ],

@@ -22,6 +22,7 @@ from effloop.cli.command import commands
 from effloop.cli.main import main
 from effloop.cli.options import options_of
 from effloop.config import Config
+from effloop.errors import PROGRAM
 from effloop.optim import optimizers, schedules
 from effloop.parallel import parallels
 from effloop.precision import precisions
@@ -40,7 +41,7 @@ def test_help_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_of_a_command(name: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--help"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith(f"python -m effloop {name}")
+    assert out.startswith(f"effloop {name}")
     assert max(map(len, out.splitlines())) <= 80
     assert commands[name].summary in out
     for option in options_of(commands[name].options):
@@ -141,7 +142,7 @@ class TestRunFolder:
     def test_name_for_a_shell(self, here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert train(photos, "run='my run'", "epochs=1") == 0
         last = capsys.readouterr().out.splitlines()[-1]
-        assert last.endswith("score: python -m effloop eval 'outputs/my run'")
+        assert last.endswith(f"score: {PROGRAM} eval 'outputs/my run'")
 
     def test_that_cannot_be_made(self, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (here / "outputs").write_text("a file")

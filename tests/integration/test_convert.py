@@ -1,4 +1,4 @@
-"""`python -m effloop convert`, from the command to the dataset."""
+"""`effloop convert`, from the command to the dataset."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def commands(page: Path) -> Iterator[list[str]]:
                 if words := shlex.split(command, comments=True):
                     yield words
     for span in spans(page):
-        if span.startswith("python -m effloop "):
+        if span.startswith("effloop "):
             words = span.replace("[train]", "train").split()
             yield [word for word in words if word not in ("OVERRIDE", "…", "[GROUP]", "COMMAND")]
 
@@ -163,11 +163,10 @@ def run(words: list[str], scratch: Path) -> None:
     effloop_at = words.index("effloop")
     args = [placed(word, scratch) for word in words[effloop_at + 1 :]]
     print("$", shlex.join(words))
-    assert words[effloop_at - 1] == "-m"
     if words[0] in COMPOSED or [each for each in reasons if each != "-m"] or "-m" in args:
         only_compose(args)
         return
-    assert words[:3] == ["python", "-m", "effloop"]
+    assert words[0] == "effloop"
     for option in ("out=", "run="):  # made again
         for word in args:
             if word.startswith(option):
@@ -334,4 +333,4 @@ def test_commands_are_mentioned() -> None:
     text = TEXTS[ROOT / "docs/commands.md"]
     assert {name for name in registered if f"effloop {name}" not in text.replace("[train]", "train")} == set()
     for name in BENCHMARKS:
-        assert f"`python -m effloop bench what={name}" in text
+        assert f"`effloop bench what={name}" in text

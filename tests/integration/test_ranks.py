@@ -19,7 +19,7 @@ from runs import TINY, rows, train
 
 import effloop
 from effloop.cli.main import main
-from effloop.errors import ConfigError
+from effloop.errors import PROGRAM, ConfigError
 
 RUN = [*TINY, "run=run", "device=cpu", "batch_size=4", "record.tensorboard=false", "record.samples=0"]
 DDP = [*RUN, "parallel=ddp", "parallel.sync_batchnorm=true"]
@@ -262,7 +262,7 @@ def test_a_killed_rank_takes_the_run_down_with_one_line(long: list[str], tmp_pat
     (line,) = err.splitlines()
     assert re.fullmatch(
         rf"effloop: rank 1 on \S+ \(pid {pid}\) was killed by SIGKILL \(out of memory\?\); "
-        r"go on with: python -m effloop resume outputs/run",
+        rf"resume with: {PROGRAM} resume outputs/run",
         line,
     )
     assert not list(tmp_path.glob("effloop-ranks-*"))
@@ -282,7 +282,7 @@ def test_ctrl_c(long: list[str], tmp_path: Path) -> None:
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does; the launcher sends its ranks another one
     code, _, err = done(process)
     assert code == 130
-    assert err == "effloop: interrupted; go on with: python -m effloop resume outputs/run\n"
+    assert err == f"effloop: interrupted; resume with: {PROGRAM} resume outputs/run\n"
     assert all_gone(process.pid)
 
 
@@ -292,7 +292,7 @@ def test_a_terminated_launcher(long: list[str], tmp_path: Path) -> None:
     process.terminate()
     code, _, err = done(process)
     assert code == 128 + signal.SIGTERM
-    assert err == "effloop: terminated; go on with: python -m effloop resume outputs/run\n"
+    assert err == f"effloop: terminated; resume with: {PROGRAM} resume outputs/run\n"
     assert all_gone(process.pid)
 
 
@@ -316,7 +316,7 @@ def test_a_stopped_rank_is_named(long: list[str], tmp_path: Path) -> None:
     assert code == 2
     (line,) = err.splitlines()
     assert f"(pid {pid}) has not answered for 3 s: the others wait for it" in line
-    assert line.endswith("go on with: python -m effloop resume outputs/run")
+    assert line.endswith(f"resume with: {PROGRAM} resume outputs/run")
     assert all_gone(process.pid)
 
 

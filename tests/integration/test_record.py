@@ -33,6 +33,7 @@ from effloop import config as configs
 from effloop.bench.loop import Preloaded
 from effloop.checkpoint import files
 from effloop.cli.main import main
+from effloop.errors import PROGRAM
 from effloop.record import grid
 from effloop.runs.reader import read_run
 
@@ -357,7 +358,7 @@ def test_output_without_a_terminal(here: Path, photos: Path, capsys: pytest.Capt
     assert "top1" in out
     assert "\x1b[" not in out
     assert out.splitlines()[-1] == (
-        "run: outputs/x   look: tensorboard --logdir outputs/x   score: python -m effloop eval outputs/x"
+        f"run: outputs/x   look: tensorboard --logdir outputs/x   score: {PROGRAM} eval outputs/x"
     )
 
 
@@ -368,11 +369,11 @@ def test_output_on_a_terminal(tmp_path: Path, photos: Path) -> None:
     assert "Epoch: [1] validation  Loss" in shown
     assert "Error@1" not in shown  # the log's lines are the log's
     assert "│ top1" in shown  # the table
-    assert shown.rstrip().endswith("python -m effloop eval outputs/x")
+    assert shown.rstrip().endswith(f"{PROGRAM} eval outputs/x")
 
 
 def _in_a_terminal(cwd: Path, *args: str) -> str:
-    """What `python -m effloop ARGS` shows on a terminal of 120 columns."""
+    """What `effloop ARGS` shows on a terminal of 120 columns."""
     ours, theirs = pty.openpty()
     places = {"PYTHONPATH": str(Path(effloop.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     environment = {**os.environ, **places, "TERM": "xterm-256color", "COLUMNS": "120"}

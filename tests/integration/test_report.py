@@ -13,6 +13,7 @@ from PIL import Image
 from rich.console import Console
 
 from effloop.cli.main import main
+from effloop.errors import PROGRAM
 from effloop.report.files import report_table, write_report
 from effloop.runs.reader import find_runs, read_jobs, read_run
 
@@ -158,7 +159,7 @@ def test_what_effloop_has_not_written(
 @pytest.mark.parametrize(
     ("args", "wanted"),
     [
-        ([], "report needs RUN [RUN ...]; see python -m effloop report --help"),
+        ([], f"report needs RUN [RUN ...]; see {PROGRAM} report --help"),
         (["nowhere"], "'nowhere' is not there; name a folder that holds config.yaml, or a sweep's"),
         (["."], "'.' is not a run folder; name a folder that holds config.yaml, or a sweep's"),
         (["{sweep}", "objective=top1"], "objective: 'top1' is not measured; have val/top1, "),

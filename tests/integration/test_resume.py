@@ -19,6 +19,7 @@ from runs import TINY, once, rows, start, train
 
 from effloop.checkpoint import files
 from effloop.cli.main import main
+from effloop.errors import PROGRAM
 
 EXACT = ("model", "optimizer", "schedule", "precision", "checkpoints", "progress", "metrics", "rng")
 
@@ -75,7 +76,7 @@ def test_interrupted_and_resumed(here: Path, photos: Path, engine: str) -> None:
     args.append(f"engine={engine}")
     run = here / "outputs/x"
     code, err = interrupt([*args, "run=x"], here, run, validations=2)
-    assert (code, err) == (130, "effloop: interrupted; go on with: python -m effloop resume outputs/x\n")
+    assert (code, err) == (130, f"effloop: interrupted; resume with: {PROGRAM} resume outputs/x\n")
     assert 2 <= len([row for row in rows(run) if row["split"] == "val"]) < 40
 
     assert main(["resume", "outputs/x"]) == 0

@@ -1,4 +1,4 @@
-"""`python -m effloop show`: a picture of what the model will see."""
+"""`effloop show`: a picture of what the model will see."""
 
 from __future__ import annotations
 

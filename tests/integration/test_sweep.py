@@ -18,6 +18,7 @@ import yaml
 from runs import TINY, call, once, rows, start
 
 from effloop.cli.main import main
+from effloop.errors import PROGRAM
 from effloop.runs.reader import JOB, SWEEP, read_jobs, read_run
 
 pytestmark = pytest.mark.usefixtures("forked_jobs")
@@ -79,7 +80,7 @@ class TestJobs:
             "effloop: job 1 (model.num_classes=7): model.num_classes: 7, but the data has 3 classes"
         )
         assert lines[1].startswith("effloop: 1 of 2 jobs of the sweep failed: job 1 (model.num_classes=7); ")
-        command = re.search(r"go on with: python -m effloop (.*)$", lines[1])
+        command = re.search(rf"resume with: {PROGRAM} (.*)$", lines[1])
         assert command
         assert command[1].endswith("model.num_classes=3,7 run=mine sweep.resume=true")
         folder = here / "outputs/multirun/mine"
@@ -87,7 +88,7 @@ class TestJobs:
         assert "7, but the data has 3 classes" in (folder / "summary.csv").read_text()
 
         assert sweep(photos, "epochs=1", "model.num_classes=3,7", "run=mine") == 2  # as typed before
-        assert "mine holds a sweep already; go on with it by sweep.resume=true" in capfd.readouterr().err
+        assert "mine holds a sweep already; continue it with sweep.resume=true" in capfd.readouterr().err
         assert sweep(photos, "epochs=2", "model.num_classes=3,7", "run=mine", "sweep.resume=true") == 2
         assert "was started with epochs=1, now it is epochs=2" in capfd.readouterr().err
         assert states(folder) == {"0": "done", "1": "failed"}
@@ -126,7 +127,7 @@ def test_two_at_once(here: Path, photos: Path, capfd: pytest.CaptureFixture[str]
         process.send_signal(signal.SIGINT)  # to this one alone; from a terminal, all hear it
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert err.startswith("effloop: interrupted; go on with: python -m effloop -m data.root=")
+    assert err.startswith(f"effloop: interrupted; resume with: {PROGRAM} -m data.root=")
     assert err.count("\n") == 1
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -167,7 +168,7 @@ def test_ctrl_c_before_a_job_can_answer(here: Path, photos: Path) -> None:
         os.killpg(process.pid, signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert err.startswith("effloop: interrupted; go on with: ")
+    assert err.startswith("effloop: interrupted; resume with: ")
     assert err.count("\n") == 1
     assert states(here / "outputs/multirun/x") == {"0": "stopped"}
 
@@ -180,7 +181,7 @@ def test_nobody_reads_the_output(here: Path, photos: Path) -> None:
         process.stdout.close()
         err = process.stderr.read()
     assert process.returncode == 130
-    assert err.startswith("effloop: interrupted; go on with: ")
+    assert err.startswith("effloop: interrupted; resume with: ")
     assert err.count("\n") == 1
 
 

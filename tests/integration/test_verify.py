@@ -1,4 +1,4 @@
-"""`python -m effloop verify`, as a user calls it."""
+"""`effloop verify`, as a user calls it."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from effloop.data.augment.base import RecipeConfig
 from effloop.data.augment.operation import BadParameterError
 from effloop.data.random import stream
-from effloop.errors import ConfigError
+from effloop.errors import PROGRAM, ConfigError
 from effloop.registry import choices
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ def build_steps(config: RecipeConfig, operations: Mapping[str, Callable[..., T]]
             )
     if not steps:
         raise ConfigError(
-            "augment.ops: the recipe is empty; choose an existing one (python -m effloop list augment), or set "
+            f"augment.ops: the recipe is empty; choose an existing one ({PROGRAM} list augment), or set "
             "augment.ops.crop={op:RandomResizedCrop}"
         )
     return [steps[label] for label in labels if label in steps]

@@ -10,7 +10,7 @@ import pytest
 from plans import line
 
 from effloop.cli.options import options_of, parse
-from effloop.errors import ConfigError
+from effloop.errors import PROGRAM, ConfigError
 
 SIDES = {"left": 1, "right": 2}
 
@@ -72,9 +72,9 @@ def test_other_words_are_left_over_in_their_order() -> None:
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
-        ([], "go needs RUN; see python -m effloop go --help"),
-        (["size=3"], "go needs RUN; see python -m effloop go --help"),
-        (["-m", "x"], "go needs RUN; see python -m effloop go --help"),
+        ([], f"go needs RUN; see {PROGRAM} go --help"),
+        (["size=3"], f"go needs RUN; see {PROGRAM} go --help"),
+        (["-m", "x"], f"go needs RUN; see {PROGRAM} go --help"),
         (["x", "side=rigth"], "side: 'rigth' is not allowed; set left or right; did you mean 'right'?"),
         (["x", "size=65"], "size: '65' is not allowed; set a whole number from 1 to 64"),
         (["x", "size=2.5"], "size: '2.5' is not allowed; set a whole number from 1 to 64"),

@@ -11,7 +11,7 @@ from effloop.cli.options import parse as parse_words
 from effloop.convert.options import ConvertOptions
 from effloop.convert.reencode import Recipe
 from effloop.data.source.storage.writing import SHARD_BYTES, writers
-from effloop.errors import ConfigError
+from effloop.errors import PROGRAM, ConfigError
 
 KEYS = ("data", "decode", "num_workers", "seed")
 
@@ -84,8 +84,8 @@ NUMBER, SEVERAL = "a whole number from 1 to 65,500", "several, each once, with c
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
-        (["out=x"], "convert needs to=NAME; see python -m effloop convert --help"),
-        (["to=memmap"], "convert needs out=PATH; see python -m effloop convert --help"),
+        (["out=x"], f"convert needs to=NAME; see {PROGRAM} convert --help"),
+        (["to=memmap"], f"convert needs out=PATH; see {PROGRAM} convert --help"),
         (["to=", "out=x"], "convert: 'to=' has no value; set to=NAME or drop it"),
         (
             ["to=memmap", "out=x", "quality"],

@@ -28,7 +28,7 @@ from effloop.data.source.storage.indexed import IndexedConfig, IndexedSource
 from effloop.data.source.storage.mapped import MappedFiles
 from effloop.data.source.storage.packed import check_header
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, Records, SplitColumns, register_writer
-from effloop.errors import DataError, warn
+from effloop.errors import PROGRAM, DataError, warn
 from effloop.system.hardware import file_system
 
 HEADER_KEY = b"effloop"  # sorts behind all digits
@@ -90,7 +90,7 @@ class LmdbSource(IndexedSource):
         return _entries(_tree(files[0]))
 
 
-_CONVERT = "convert the images again: python -m effloop convert data.root=FOLDER to=lmdb out=PATH"
+_CONVERT = f"convert the images again: {PROGRAM} convert data.root=FOLDER to=lmdb out=PATH"
 
 
 def _tree(file: Path) -> Tree:

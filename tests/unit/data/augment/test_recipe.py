@@ -9,7 +9,7 @@ from plans import line
 from effloop.data.augment import recipe
 from effloop.data.augment.base import RecipeConfig
 from effloop.data.augment.operation import BadParameterError
-from effloop.errors import ConfigError
+from effloop.errors import PROGRAM, ConfigError
 
 
 class Grow:
@@ -107,7 +107,7 @@ def test_random_numbers_are_an_operations_own_wherever_it_stands() -> None:
         (
             {"a": None},
             None,
-            "augment.ops: the recipe is empty; choose an existing one (python -m effloop list augment), or set "
+            f"augment.ops: the recipe is empty; choose an existing one ({PROGRAM} list augment), or set "
             "augment.ops.crop={op:RandomResizedCrop}",
         ),
     ],

@@ -19,7 +19,7 @@ from plans import line, open_source, read_bytes, write_records
 from effloop.data.source.formats.lmdb import LmdbSource
 from effloop.data.source.storage.checksum import crc32c
 from effloop.data.source.storage.writing import Dataset, Record, writers
-from effloop.errors import ConfigError, DataError, warn
+from effloop.errors import PROGRAM, ConfigError, DataError, warn
 from effloop.system import hardware
 
 CLASSES = ["a", "b"]
@@ -27,7 +27,7 @@ TRAIN: list[tuple[bytes, int, bytes]] = [  # within a page, in one of its own, a
     (b"%d/\xff\n" % i, i % 2, bytes([i]) * (i * 1234 % 6000)) for i in range(40)
 ]
 VAL: list[tuple[bytes, int, bytes]] = [(b"a/9", 0, b"nine")]
-CONVERT = "convert the images again: python -m effloop convert data.root=FOLDER to=lmdb out=PATH"
+CONVERT = f"convert the images again: {PROGRAM} convert data.root=FOLDER to=lmdb out=PATH"
 
 
 @pytest.fixture
