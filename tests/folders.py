@@ -13,6 +13,7 @@ import yaml
 
 import effloop
 from effloop import config as configs
+from effloop.system.processes import describe_process
 
 EPOCHS = 8
 HOSTILE = "</script><script>document.title = 'taken'</script><img src=x onerror=document.title='taken'>"
@@ -73,6 +74,7 @@ def job(folder: Path, number: int, overrides: Sequence[str], state: str = "done"
     """Say that a folder is a sweep's job."""
     folder.mkdir(parents=True, exist_ok=True)
     told = {"number": number, "overrides": list(overrides), "state": state, "reason": reason, "seconds": 3.5}
+    told |= describe_process() if state == "running" else {}
     (folder / "job.json").write_text(json.dumps(told))
     return folder
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from effloop.launch.execute import run
 from effloop.launch.rank import rank_session
 from effloop.launch.spec import RunSpec
 from effloop.parallel.rank_env import detect_launcher
+from effloop.runs.reader import read_run
+from effloop.system.processes import is_alive
 
 
 @command("resume", RunOptions, of_ranks=True)
@@ -41,4 +44,7 @@ def resume(options: RunOptions, overrides: list[str]) -> int:
 def _spec(folder: Path, overrides: Sequence[str]) -> RunSpec:
     config = configs.load(folder / "config.yaml", overrides)
     files.find(folder, "last")
+    process = read_run(folder).process
+    if process.get("state") == "running" and process["pid"] != os.getpid() and is_alive(process):
+        raise ConfigError(f"resume: {folder} is being trained by process {process['pid']}; wait for its end, or end it")
     return RunSpec(config, overrides, folder, resume=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import nullcontext
 from pathlib import Path
 
 from effloop.build.resolve import num_workers
@@ -13,6 +14,7 @@ from effloop.diagnose.advice import advise
 from effloop.errors import PROGRAM, InterruptedRunError
 from effloop.launch.spec import RunSpec
 from effloop.parallel.restart_state import NoRestartState, RestartState
+from effloop.runs.folder import state_recorded
 from effloop.runs.pruning import build_pruner
 from effloop.system.hardware import determinism_explained
 from effloop.system.processes import discard_output
@@ -47,7 +49,8 @@ def train(spec: RunSpec, state: RestartState | None = None) -> Path:
     for line in _description(trainer, spec.config, run_dir):
         trainer.recorder.note(line)
     try:
-        with determinism_explained():
+        recorded = nullcontext() if trainer.parallel.rank else state_recorded(run_dir)
+        with recorded, determinism_explained():
             trainer.fit()
     except KeyboardInterrupt:
         raise InterruptedRunError(interrupted(run_dir)) from None

@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ from omegaconf import OmegaConf
 from effloop import config as configs
 from effloop.checkpoint import files
 from effloop.config import Config
-from effloop.errors import PROGRAM, ConfigError
+from effloop.errors import PROGRAM, ConfigError, EffLoopError
 from effloop.model import weights_file
 from effloop.runs import compare
 from effloop.runs.environment import Checkout, describe_environment, find_checkouts
-from effloop.system.files import numbered
+from effloop.runs.reader import STATE
+from effloop.system.files import numbered, write_text
+from effloop.system.processes import describe_process
 
 TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(/\d+)?$")  # the number is a sweep job's
 
@@ -74,11 +77,12 @@ class RunInfo:
 
 
 def write_run_info(run_dir: Path, info: RunInfo) -> None:
-    """Write config.yaml, overrides.yaml, environment.json and data.json.
+    """Write config.yaml, overrides.yaml, environment.json, data.json and state.json.
 
     Uncommitted changes of the working directory's checkout go to changes.diff; those of EffLoop's, if it is another
     one, to effloop.diff.
     """
+    _write_state(run_dir, "running")
     checkouts = find_checkouts()
     configs.save(info.config, run_dir / "config.yaml")
     _write_overrides(run_dir, info.overrides)
@@ -96,6 +100,7 @@ def record_resume(run_dir: Path, info: RunInfo, epoch: int) -> None:
     Overrides are added to config.yaml and overrides.yaml. If they or the environment may change the rest of the run,
     resumed.json gets an entry: the `epoch`, the `overrides`, and how the environment `differs`.
     """
+    _write_state(run_dir, "running")
     try:
         then = json.loads((run_dir / "environment.json").read_text("utf-8"))
     except (OSError, ValueError):  # no reason to refuse
@@ -107,6 +112,28 @@ def record_resume(run_dir: Path, info: RunInfo, epoch: int) -> None:
     if info.overrides or differs:
         entry = {"epoch": epoch, "overrides": list(info.overrides), "differs": differs}
         _write_json(run_dir / RESUMED, [*read_resumes(run_dir), entry])
+
+
+@contextmanager
+def state_recorded(run_dir: Path) -> Iterator[None]:
+    """Around the training: write to state.json how it ended."""
+    state, reason = "done", ""
+    try:
+        yield
+    except KeyboardInterrupt:
+        state, reason = "stopped", "interrupted"
+        raise
+    except BaseException as error:
+        state, reason = "failed", str(error) if isinstance(error, EffLoopError) else f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        with suppress(OSError):  # a full disk, of which there is another line
+            _write_state(run_dir, state, reason.partition("\n")[0])
+
+
+def _write_state(run_dir: Path, state: str, reason: str = "") -> None:
+    facts = {"state": state, "reason": reason, **describe_process()}
+    write_text(run_dir / STATE, json.dumps(facts, indent=2) + "\n")
 
 
 def read_overrides(run_dir: Path) -> list[str]:

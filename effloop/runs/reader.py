@@ -12,14 +12,19 @@ from typing import Any, TypeAlias
 import yaml
 
 from effloop.errors import ConfigError
+from effloop.system.processes import is_alive
 from effloop.task import Meter, meters_of, tasks
 
 JOB = "job.json"
 """File in the folder of each job of a sweep: its number, overrides, state and reason."""
+STATE = "state.json"
+"""File in a run folder: the state, the reason if it failed, and the process that trains, or trained."""
 SWEEP = "sweep.json"
 """File in the folder of a sweep: overrides and objective. The process that creates it owns the folder."""
 
 Row: TypeAlias = dict[str, Any]
+
+_UNDER_WAY = ("running", "waiting")
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,7 @@ class RunRecord:
         perf: rows of perf.jsonl, in the order of their ends: `span` (train, evaluation, checkpoint), `epoch`, `step`,
             `seconds`; train, for a number of updates: `wait_s`, `images_per_s`, `wait`.
         job: job.json; {} for a run outside of a sweep.
+        process: state.json, which has the state of a run outside of a sweep.
     """
 
     path: Path
@@ -46,6 +52,7 @@ class RunRecord:
     metrics: Sequence[Row] = ()
     perf: Sequence[Row] = ()
     job: Mapping[str, Any] = field(default_factory=dict)
+    process: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -54,15 +61,27 @@ class RunRecord:
 
     @property
     def state(self) -> str:
-        """done, pruned, failed, killed, stopped; running (or ended with its sweep); begun: without a result so far."""
+        """done, pruned, failed, killed, stopped, running, waiting; begun: an old run without a result.
+
+        A question mark follows where it can't be seen from here whether the process still runs.
+        """
         if self.summary.get("pruned"):
             return "pruned"
-        return str(self.job["state"]) if self.job else "done" if self.summary else "begun"
+        if self.summary and not self.job:
+            return "done"
+        told = self.job or self.process
+        state = str(told.get("state", "begun"))
+        if state not in _UNDER_WAY:
+            return state
+        return {True: state, False: "killed", None: f"{state}?"}[is_alive(told)]
 
     @property
     def reason(self) -> str:
         """Why the run failed; else empty."""
-        return str(self.job.get("reason", ""))
+        told = self.job or self.process
+        if told.get("state") in _UNDER_WAY and self.state == "killed":
+            return f"its process (pid {told['pid']}) has ended without saying why"
+        return str(told.get("reason", ""))
 
     @property
     def meters(self) -> tuple[Meter, ...]:
@@ -118,6 +137,7 @@ def read_run(path: Path) -> RunRecord:
         metrics=read_jsonl(path / "metrics.jsonl"),
         perf=read_jsonl(path / "perf.jsonl"),
         job=job,
+        process=_read_json(path / STATE),
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -24,7 +23,14 @@ from effloop.launch.spec import RunSpec
 from effloop.runs.reader import JOB, RunRecord, read_job_files, read_run
 from effloop.sweep.state import JobState
 from effloop.system.files import numbered, remove_if_empty, try_lock
-from effloop.system.processes import end_with_parent, ended_on_error, how_ended, interrupts_blocked, output_prefixed
+from effloop.system.processes import (
+    describe_process,
+    end_with_parent,
+    ended_on_error,
+    how_ended,
+    interrupts_blocked,
+    output_prefixed,
+)
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,7 @@ class JobRunner:
         folder = next(each for each in numbered(planned) if not (each / JOB).exists())  # an earlier start's
         folder.mkdir(parents=True, exist_ok=True)
         state = JobState(str(folder), number, own)
-        state.write("waiting")
+        state.write("waiting", **describe_process())
         return state
 
     def _run(self, tree: DictConfig, task: list[str], state: JobState) -> RunRecord:
@@ -128,7 +134,7 @@ class JobRunner:
         with interrupts_blocked():
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=streams, stderr=streams, text=True)
         with process:
-            state.write("running", pid=process.pid, host=socket.gethostname())
+            state.write("running", **describe_process(process.pid))
             assert process.stdin is not None
             with suppress(BrokenPipeError):  # it has ended already
                 process.stdin.write(json.dumps(job))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import IO, Any, TextIO, cast
 
@@ -50,6 +52,47 @@ def end_with_parent(parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def describe_process(pid: int | None = None) -> dict[str, Any]:
+    """What tells a process on this machine from all others, for JSON: `pid`, `host`, and when it `started`.
+
+    Args:
+        pid: of the process; None is this one.
+    """
+    return {"pid": (pid := pid or os.getpid()), "host": socket.gethostname(), "started": [*_this_system(), _start(pid)]}
+
+
+def is_alive(process: Mapping[str, Any]) -> bool | None:
+    """Whether a process that `describe_process` described still runs.
+
+    Returns:
+        None if it can't be known: it was on another machine or in another container, or wasn't described.
+    """
+    *system, start = process.get("started") or [None]
+    if start is None or process.get("host") != socket.gethostname():
+        return None
+    boot, namespace = _this_system()
+    if system[0] != boot:  # the machine was started again
+        return False
+    return start == _start(process["pid"]) if system[1] == namespace else None
+
+
+def _this_system() -> tuple[str, str]:
+    """The IDs of the machine's boot, and of the PID namespace (the container); empty if they aren't known."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return "", ""
+
+
+def _start(pid: int) -> int | None:
+    """When a process started, in clock ticks since the boot: a PID may be used again. None if it has ended."""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if state in "ZX" else int(fields[18])
 
 
 def discard_output() -> None:

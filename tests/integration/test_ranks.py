@@ -20,6 +20,7 @@ from runs import TINY, rows, train
 import effloop
 from effloop.cli.main import main
 from effloop.errors import PROGRAM, ConfigError
+from effloop.runs.reader import read_run
 
 RUN = [*TINY, "run=run", "device=cpu", "batch_size=4", "record.tensorboard=false", "record.samples=0"]
 DDP = [*RUN, "parallel=ddp", "parallel.sync_batchnorm=true"]
@@ -268,12 +269,18 @@ def test_a_killed_rank_takes_the_run_down_with_one_line(long: list[str], tmp_pat
     assert not list(tmp_path.glob("effloop-ranks-*"))
 
 
-def test_a_killed_launcher_takes_its_ranks_along(long: list[str], tmp_path: Path) -> None:
+def test_a_killed_launcher_takes_its_ranks_along(
+    long: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     process = started([*long, "engine=processes", "num_workers=1"], tmp_path)
     wait_until(lambda: epochs_done(tmp_path, 1), process)
+    assert read_run(tmp_path / "outputs/run").state == "running"
+    assert main(["resume", str(tmp_path / "outputs/run")]) == 2
+    assert "is being trained by process" in capsys.readouterr().err
     os.kill(process.pid, signal.SIGKILL)
     done(process)
     assert all_gone(process.pid)
+    assert read_run(tmp_path / "outputs/run").state in ("killed", "stopped")  # one that ends first breaks the other off
 
 
 def test_ctrl_c(long: list[str], tmp_path: Path) -> None:

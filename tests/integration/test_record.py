@@ -59,6 +59,7 @@ def test_run_folder_is_complete(finished: Path) -> None:
         "perf.jsonl",
         "checkpoints/last.ckpt",
         "checkpoints/best.ckpt",
+        "state.json",
         "summary.json",
     }
 
@@ -253,7 +254,7 @@ def test_a_run_that_goes_on_has_no_result_yet(here: Path, finished: Path) -> Non
         configs.load(run / "config.yaml", ["epochs=4"]), run_dir=run, resume=run / "checkpoints/last.ckpt"
     )
     with trainer.recorder:
-        assert read_run(run).state == "begun"
+        assert read_run(run).state == "running"
     trainer.train.close()
     trainer.val.close()
 
@@ -347,6 +348,7 @@ def test_without_a_record(here: Path, photos: Path, capsys: pytest.CaptureFixtur
         "data.json",
         "environment.json",
         "overrides.yaml",
+        "state.json",
     ]
     assert capsys.readouterr().out.startswith("run: outputs/x")
 

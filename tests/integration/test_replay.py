@@ -201,6 +201,7 @@ class TestDiff:
         edit(run / "environment.json", python="3.12.0", command=["other"])
         edit(run / "data.json", classes=["a", "b"])
         (run / "summary.json").unlink()
+        edit(run / "state.json", state="failed")
         (run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text().splitlines()[0] + "\n")
         found = self.of(capsys, original, run)
         assert found["config"]["amp"] == ["null", "true"]
@@ -210,7 +211,7 @@ class TestDiff:
             "python": [json.loads((original / "environment.json").read_text())["python"], "3.12.0"]
         }
         assert found["data"] == {"classes": ["[a,b,c]", "[a,b]"]}
-        assert found["result"]["state"] == ["done", "begun"]
+        assert found["result"]["state"] == ["done", "failed"]
         assert found["result"]["metrics.jsonl"] == ["4 lines", "1 lines"]
 
     def test_what_one_has_not_recorded(self, original: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ from runs import TINY, once, rows, start, train
 from effloop.checkpoint import files
 from effloop.cli.main import main
 from effloop.errors import PROGRAM
+from effloop.runs.reader import read_run
 
 EXACT = ("model", "optimizer", "schedule", "precision", "checkpoints", "progress", "metrics", "rng")
 
@@ -78,6 +79,7 @@ def test_interrupted_and_resumed(here: Path, photos: Path, engine: str) -> None:
     code, err = interrupt([*args, "run=x"], here, run, validations=2)
     assert (code, err) == (130, f"effloop: interrupted; resume with: {PROGRAM} resume outputs/x\n")
     assert 2 <= len([row for row in rows(run) if row["split"] == "val"]) < 40
+    assert (read_run(run).state, read_run(run).reason) == ("stopped", "interrupted")
 
     assert main(["resume", "outputs/x"]) == 0
     assert main([*args, "run=reference"]) == 0

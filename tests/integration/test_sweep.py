@@ -124,6 +124,7 @@ def test_two_at_once(here: Path, photos: Path, capfd: pytest.CaptureFixture[str]
         assert main([*args, "sweep.resume=true"]) == 2
         assert f"x is being worked on by process {process.pid} on " in capfd.readouterr().err
         wait_for(here / "outputs/multirun/x/0/metrics.jsonl", "val")
+        assert states(here / "outputs/multirun/x") == {"0": "running"}
         process.send_signal(signal.SIGINT)  # to this one alone; from a terminal, all hear it
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -222,6 +223,7 @@ def test_none_goes_on_without_the_sweep(here: Path, photos: Path) -> None:
         else:
             raise AssertionError("joblib's process goes on")
         os.close(place)
+    assert set(states(here / "outputs/multirun/x").values()) == {"killed"}
 
 
 def test_search(here: Path, photos: Path, capfd: pytest.CaptureFixture[str]) -> None:

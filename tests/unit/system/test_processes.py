@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -23,6 +24,23 @@ from effloop.system.processes import PrefixedStream
 )
 def test_how_a_child_ended(code: int, line: str) -> None:
     assert processes.how_ended(code) == line
+
+
+def test_a_process_is_told_from_a_later_one_of_its_number() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    facts = processes.describe_process(child.pid)
+    boot, namespace, start = facts["started"]
+    assert processes.is_alive(facts) is True
+    assert processes.is_alive({**facts, "started": [boot, namespace, start - 1]}) is False
+    assert processes.is_alive({**facts, "started": ["another boot", namespace, start]}) is False
+    assert processes.is_alive({**facts, "started": [boot, "another container", start]}) is None
+    assert processes.is_alive({**facts, "host": "elsewhere"}) is None
+    assert processes.is_alive({"pid": child.pid}) is None
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert processes.is_alive(facts) is False  # a zombie, too
+    child.communicate()
+    assert processes.is_alive(facts) is False
 
 
 def test_ctrl_c_waits_for_the_end_of_a_write() -> None:
