@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
+OTHERS = ("GIF", "TIFF", "AVIF", "JPEG2000", "TGA", "PCX", "DDS", "SGI", "QOI", "DIB")
+"""Formats that Pillow writes, and EffLoop reads by Pillow alone."""
 
 
 def photo(height: int = 67, width: int = 53, seed: int = 0) -> NDArray[np.uint8]:

@@ -65,9 +65,9 @@ def write_as(name: str, root: Path, path: Path, shard_bytes: int = SHARD_BYTES) 
     return path
 
 
-def make_decoder(name: str = "auto", *, region: bool = False) -> Decoder:
-    """The decoder that `decode=NAME decode.region=REGION` gives."""
-    return decoders.build(decoders[name].config(name=name, region=region))
+def make_decoder(name: str = "auto", *, region: bool = False, exif: bool = False) -> Decoder:
+    """The decoder that `decode=NAME decode.region=REGION decode.exif=EXIF` gives."""
+    return decoders.build(decoders[name].config(name=name, region=region, exif=exif))
 
 
 def make_plan(

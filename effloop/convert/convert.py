@@ -81,7 +81,7 @@ def _job(options: ConvertOptions, splits: Mapping[str, Source], decoder: Decoder
         "to": options.to,
         "outputs": {str(out): recipe and recipe.about() for out, recipe in options.outputs.items()},
         "shard_bytes": options.shard_bytes,
-        "decoder": type(decoder).__qualname__,
+        "decoder": f"{type(decoder).__qualname__}, exif={decoder.exif}",
         "splits": {name: source.identity() for name, source in splits.items()},
     }
 

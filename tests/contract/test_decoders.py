@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from images import FORMATS, chunk, encode, exif, photo, png, ycck
-from PIL import Image
+from images import FORMATS, OTHERS, chunk, encode, exif, photo, png, ycck
+from PIL import Image, ImageOps
 
 from effloop.data.decode import Decoder, decoders
 from effloop.errors import ConfigError, DataError
@@ -98,6 +98,42 @@ def test_jpeg_kinds(decoder: Decoder, size: tuple[int, int], subsampling: str, o
 def test_webp_kinds(decoder: Decoder, options: dict[str, int]) -> None:
     data = encode(PHOTO, "WEBP", exif=exif(6), **options)  # EXIF makes it an extended file
     assert_close(decoder.decode(data), reference(data))
+
+
+@pytest.mark.parametrize("fmt", OTHERS)
+def test_what_only_pillow_reads(decoder: Decoder, fmt: str) -> None:
+    data = encode(PHOTO, fmt)
+    wanted = reference(data)
+    np.testing.assert_array_equal(decoder.decode(data), wanted)
+    np.testing.assert_array_equal(decoder.decode(memoryview(data), (3, 5, 20, 30)), wanted[3:23, 5:35])
+    assert decoder.size(data) == PHOTO.shape[:2]
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGBA", "CMYK", "LAB", "F"])
+def test_modes_of_tiff(decoder: Decoder, mode: str) -> None:
+    data = encode(PHOTO, "TIFF", mode)
+    np.testing.assert_array_equal(decoder.decode(data), reference(data))
+
+
+@pytest.mark.parametrize("name", decoders.names())
+@pytest.mark.parametrize("fmt", ["JPEG", "PNG", "WEBP", "AVIF", "TIFF"])
+def test_orientation_is_obeyed(name: str, fmt: str) -> None:
+    decoder, stored = build(name, exif=True), build(name)
+    for orientation in range(1, 9):
+        data = encode(PHOTO, fmt, exif=exif(orientation))
+        with Image.open(io.BytesIO(data)) as image:
+            wanted = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+        got = decoder.decode(data)
+        assert_close(got, wanted)
+        assert decoder.size(data) == got.shape[:2]
+        np.testing.assert_array_equal(decoder.decode(data, (9, 8, 30, 40)), got[9:39, 8:48])
+        np.testing.assert_array_equal(np.sort(got, None), np.sort(stored.decode(data), None))  # turned, and no more
+
+
+@pytest.mark.parametrize("block", [b"", b"II*\0", b"MM\0*\0\0\0\x08\xff\xff", b"\xff" * 40])
+def test_damaged_orientation_is_none(block: bytes) -> None:
+    data = encode(PHOTO, "JPEG", exif=b"Exif\0\0" + block)
+    np.testing.assert_array_equal(build("auto", exif=True).decode(data), build("auto").decode(data))
 
 
 @pytest.mark.parametrize("orientation", [3, 6])  # 3 keeps the size, so that only pixels tell
@@ -221,12 +257,14 @@ def test_every_kind_of_buffer(decoder: Decoder, fmt: str) -> None:
         (b"", r"is empty \(0 bytes\)"),
         (
             b"a text file\nof two lines",
-            r"is not a JPEG, PNG, WebP, BMP or PNM image; starts with b'a text file\\n'",
+            r"is not an image that Pillow reads; starts with b'a text file\\n'",
         ),
-        (b"BMore than a text, and long enough for a header", "is not a JPEG, PNG, WebP, BMP or PNM image"),
-        (b"GIF89a" + bytes(40), "is not a JPEG, PNG, WebP, BMP or PNM image"),
-        (b"RIFF" + bytes(40), "is not a JPEG, PNG, WebP, BMP or PNM image"),
-        (bytes(100), "is not a JPEG, PNG, WebP, BMP or PNM image"),
+        (b"BMore than a text, and long enough for a header", "is not an image that Pillow reads"),
+        (b"GIF89a" + bytes(40), "is an image in GIF format that can't be read: "),
+        (encode(PHOTO, "GIF")[:900], r"is an image in GIF format that can't be decoded: image file is truncated"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "is not an image"),  # would run Ghostscript
+        (b"RIFF" + bytes(40), "is not an image that Pillow reads"),
+        (bytes(100), "is not an image that Pillow reads"),
         (encode(PHOTO, "JPEG")[:20], "is a truncated JPEG: ends after 20 bytes, within its header"),
         (
             encode(PHOTO, "JPEG")[:-300],
@@ -272,7 +310,8 @@ def test_bytes_behind_the_end_do_no_harm(decoder: Decoder) -> None:
 @pytest.mark.parametrize(
     ("fmt", "mode"),
     [("JPEG", "L"), ("JPEG", "RGB"), ("JPEG", "CMYK")]
-    + [(fmt, mode) for fmt in ("PNG", "WEBP", "BMP") for mode in ("L", "RGB", "P", "RGBA")],
+    + [(fmt, mode) for fmt in ("PNG", "WEBP", "BMP") for mode in ("L", "RGB", "P", "RGBA")]
+    + [("GIF", "P"), ("TIFF", "RGB")],
 )
 def test_damage_has_the_same_outcome_everywhere(decoder: Decoder, pillow: Decoder, fmt: str, mode: str) -> None:
     whole = encode(photo(24, 31), fmt, mode)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from images import encode, photo
+from images import encode, exif, photo
 from plans import READ_BY, make_decoder, make_engine, make_plan, open_source, pairwise, write_as
 
 from effloop.batch import Batch
@@ -28,6 +28,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "grey.jpg": {"fmt": "JPEG", "mode": "L"},
     "progressive.jpg": {"fmt": "JPEG", "progressive": True},
     "some.png": {"fmt": "PNG"},
+    "some.gif": {"fmt": "GIF"},
+    "turned.jpg": {"fmt": "JPEG", "exif": exif(6)},
+    "some.tif": {"fmt": "TIFF", "exif": exif(6)},
 }
 SPLITS = {"train": 45, "val": 11}  # samples; neither is a multiple of the batch
 LEVELS = 2.0  # of 255, mean over an image: what decoders may differ by
@@ -159,6 +162,15 @@ def test_regions_are_cut_from_the_whole(
     for split, batches in wanted(decode).items():
         got, exact = one_epoch(engine, opened("folder", split), decoder_of(decode, region=True), split)
         assert_same(got, batches, exact=exact)
+
+
+@every_engine
+@every_decoder
+def test_turned_images_are_the_same_everywhere(decode: str, engine: str, opened: Opened) -> None:
+    for split in SPLITS:
+        wanted, _ = one_epoch("inline", opened("folder", split), decoder_of(decode, exif=True), split)
+        got, exact = one_epoch(engine, opened("memmap", split), decoder_of(decode, exif=True, region=True), split)
+        assert_same(got, wanted, exact=exact)
 
 
 @every_engine

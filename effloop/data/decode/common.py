@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from PIL import BmpImagePlugin, Image, ImageFile, JpegImagePlugin, PngImagePlugi
 from effloop.data.decode.base import Box, DecodeConfig, Decoder
 from effloop.data.image.header import Encoded, Header, expected_size, pnm_pixels, read_header
 from effloop.data.image.jpeg import Part, crop_bottom, crop_intervals, read_layout
+from effloop.data.image.orientation import read_orientation, stored_box, upright, upright_size
+from effloop.data.image.other import open_other
 from effloop.errors import DataError
 
 MIN_BYTES_SAVED = 4096
@@ -32,6 +35,7 @@ class PlainDecoder(Decoder):
 
     def __init__(self, config: DecodeConfig) -> None:
         self.config = config
+        self.exif = config.exif
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (
@@ -53,6 +57,8 @@ class PlainDecoder(Decoder):
         header = info
         if box is not None:
             check_box(box, header)
+        if header.orientation != 1:
+            return self._turned(data, header, box, at_least)
         if header.format == "PNM" and header.plain and header.complete:
             return _raw_pixels(data, header, box)
         if box is not None and header.format == "JPEG" and header.plain and header.complete:
@@ -63,6 +69,17 @@ class PlainDecoder(Decoder):
         if pixels is None or pixels.shape != (header.height, header.width, 3):
             pixels = decode_with_pillow(data, header)
         return pixels if box is None else _crop(pixels, box)
+
+    def _turned(
+        self, data: Encoded, header: Header, box: Box | None, at_least: tuple[int, int] | None
+    ) -> NDArray[np.uint8]:
+        """Pixels of an image, or of a box of it, that its EXIF orientation turns."""
+        turn = header.orientation
+        height, width = upright_size(header.height, header.width, turn)
+        stored = replace(header, height=height, width=width, orientation=1)
+        wanted = None if box is None else stored_box(box, turn, header.height, header.width)
+        small = None if at_least is None else upright_size(*at_least, turn)
+        return upright(self.decode_with_info(data, stored, wanted, small), turn)
 
     def fast_truncated(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
         """Like `fast`, for a JPEG with data after its last row."""
@@ -102,6 +119,9 @@ class PlainDecoder(Decoder):
                 f"is too large: {header.height} x {header.width} (height x width) are {pixels:,} pixels; "
                 f"allowed are {limit:,}; if that is intended, set decode.max_pixels={pixels}"
             )
+        if self.exif and (turn := read_orientation(data, header)) != 1:
+            height, width = upright_size(header.height, header.width, turn)
+            return replace(header, height=height, width=width, orientation=turn)
         return header
 
 
@@ -161,7 +181,7 @@ def decode_with_pillow(data: Encoded, header: Header) -> NDArray[np.uint8]:
         DataError: truncated or damaged.
     """
     try:
-        with _PLUGINS[header.format](io.BytesIO(data)) as image:
+        with _PLUGINS[header.format](io.BytesIO(data)) if header.format in _PLUGINS else open_other(data) as image:
             pixels = _to_rgb(image)
     except MemoryError:
         raise  # about the machine, not about the image
@@ -197,8 +217,8 @@ def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
     image.load()
     if image.mode == "RGB":
         return np.asarray(image)
-    if image.mode.startswith("I"):  # 16-bit grey
-        grey = (np.asarray(image) >> 8).astype(np.uint8)
+    if image.mode.startswith("I"):  # 16-bit grey; a TIFF may have 32
+        grey = (np.asarray(image) >> 8).clip(0, 255).astype(np.uint8)
         return np.repeat(grey[:, :, None], 3, axis=2)
     image.info.pop("transparency", None)  # dropped anyway, and convert() warns about some kinds of it
     return np.asarray(image.convert("RGB"))
@@ -206,10 +226,11 @@ def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
 
 def describe_damage(data: Encoded, header: Header, error: Exception) -> str:
     """One line on what is wrong with an image that Pillow could not decode: damaged or truncated, and how."""
-    expected = expected_size(data, header)
+    expected, reason = expected_size(data, header), " ".join(str(error).split()) or type(error).__name__
     if header.complete or (expected is not None and expected <= len(data)):
-        reason = " ".join(str(error).split()) or type(error).__name__
         return f"is a damaged {header.format}: {reason}"
+    if header.format not in _PLUGINS:
+        return f"is an image in {header.format} format that can't be decoded: {reason}"
     ends = f"is a truncated {header.format}: ends after {len(data):,}"
     if expected is None:
         return f"{ends} bytes without its end marker"

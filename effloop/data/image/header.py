@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from effloop.data.image.other import EXTENSIONS, not_an_image, open_other
 from effloop.errors import DataError
 
 Encoded = bytes | bytearray | memoryview
@@ -20,14 +21,14 @@ class Header:
     """What an image's header says.
 
     Attributes:
-        format: "JPEG", "PNG", "WEBP", "BMP" or "PNM" (raw pixels), by content.
-        height: rows of the stored image, at least 1.
-        width: columns of the stored image, at least 1.
+        format: "JPEG", "PNG", "WEBP", "BMP" or "PNM" (raw pixels), by content; others ("GIF") as Pillow names them.
+        height, width: rows and columns of the stored image, at least 1; of the upright one, where a decoder turns it.
         plain: 8-bit grey or RGB/YCbCr, without alpha, palette, animation or metadata that libraries
             disagree on; only such images go to the fast decoders.
         complete: the file ends with its format's end marker, or has the length that its header states. False also for
-            a whole file with bytes after its end; only decoding tells.
+            a whole file with bytes after its end, and for other formats; only decoding tells.
         sof_at: offset of a JPEG's frame header (SOFn); 0 for other formats.
+        orientation: 2 to 8 where a decoder turns the image as its EXIF data says.
     """
 
     format: str
@@ -36,13 +37,14 @@ class Header:
     plain: bool
     complete: bool
     sof_at: int = field(default=0, compare=False)
+    orientation: int = 1
 
 
 def read_header(data: Encoded) -> Header:
     """Read format, size and kind of an image; 1.9 µs for a photograph's JPEG, 2 µs with EXIF.
 
     Raises:
-        DataError: empty, not an image of these formats, or damaged or truncated before its size is known.
+        DataError: empty, not an image, or damaged or truncated before its size is known.
             The message begins with "is ..."; the caller, who knows the sample's name, prepends it.
     """
     if not data:
@@ -50,11 +52,12 @@ def read_header(data: Encoded) -> Header:
     for signature, read in _FORMATS:
         if data[: len(signature)] == signature:
             return read(data)
-    raise _not_an_image(data)
+    image = open_other(data)
+    return _header(str(image.format), image.height, image.width, plain=False, complete=False)
 
 
 def expected_size(data: Encoded, header: Header) -> int | None:
-    """The file's length in bytes according to its header, a lower bound for PNG; None for JPEG, which has none."""
+    """The file's length in bytes according to its header, a lower bound for PNG; None where it has none."""
     read = {"WEBP": _webp_end, "BMP": _bmp_end, "PNM": lambda data: _pnm_layout(data)[-1], "PNG": _png_end}.get(
         header.format
     )
@@ -62,25 +65,21 @@ def expected_size(data: Encoded, header: Header) -> int | None:
 
 
 def extension(data: Encoded) -> str:
-    """File name extension by content: `jpg`, `png`, `webp`, `bmp`, `ppm` or `pgm`.
+    """File name extension by content: `jpg`, `png`, `webp`, `bmp`, `ppm`, `pgm`, `gif`, `tif` and so on.
 
     Raises:
-        DataError: the content is none of these.
+        DataError: the content is no image.
     """
     found = read_header(data).format
-    if found == "PNM":
-        return "ppm" if data[1:2] == b"6" else "pgm"
-    return "jpg" if found == "JPEG" else found.lower()
+    if found == "PNM" and data[1:2] == b"5":
+        return "pgm"
+    return next((name[1:] for name, usual in EXTENSIONS.items() if usual == found), found.lower())
 
 
 def _header(fmt: str, height: int, width: int, plain: bool, complete: bool, sof_at: int = 0) -> Header:
     if height < 1 or width < 1:
         raise DataError(f"is a damaged {fmt}: its header says {height} x {width} pixels (height x width)")
     return Header(fmt, height, width, plain, complete, sof_at)
-
-
-def _not_an_image(data: Encoded) -> DataError:
-    return DataError(f"is not a JPEG, PNG, WebP, BMP or PNM image; starts with {bytes(data[:12])!r}")
 
 
 def _truncated(fmt: str, data: Encoded) -> DataError:
@@ -200,7 +199,7 @@ _WEBP_ALPHA, _WEBP_ANIMATION = 0x10, 0x02
 
 def _read_webp(data: Encoded) -> Header:
     if data[8:12] != b"WEBP":
-        raise _not_an_image(data)
+        raise not_an_image(data)
     if len(data) < 30:
         raise _truncated("WEBP", data)
     end, (kind, length) = _webp_end(data), _WEBP_CHUNK.unpack_from(data, 12)
@@ -232,7 +231,7 @@ def _read_bmp(data: Encoded) -> Header:
         raise _truncated("BMP", data)
     pixels_at, info = struct.unpack_from("<II", data, 10)
     if info not in _BMP_INFO_LENGTHS:
-        raise _not_an_image(data)
+        raise not_an_image(data)
     if len(data) < 14 + info:
         raise _truncated("BMP", data)
     width, height, bits, coding = _bmp_layout(data)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from effloop.data.image import other
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import DataConfig, Source, printable, sources
 from effloop.data.source.root import root_folder
@@ -22,10 +23,12 @@ from effloop.data.source.storage.kept import open_kept
 from effloop.data.source.storage.writing import SplitColumns
 from effloop.errors import DataError
 
-EXTENSIONS = (b".jpg", b".jpeg", b".png", b".webp", b".bmp", b".ppm", b".pgm")
+EXTENSIONS = tuple(map(str.encode, other.EXTENSIONS))
 """Of the files that are read as images; their format is detected from their content."""
 
-_EXPECTED = "looked for " + ", ".join(extension.decode() for extension in EXTENSIONS)
+SOUGHT = "looked for .jpg, .png, .webp, .gif, .tif and the like"
+"""For messages; all of them would be too many."""
+_ENDINGS = frozenset(EXTENSIONS)
 
 # A folder that changed less than this before it was scanned may change again without a newer timestamp (the kernel's
 # clock ticks every 1-10 ms, that of some file systems every 2 s).
@@ -108,7 +111,7 @@ def _listing(root: Path, split: str, config: DataConfig) -> str:
     """What `root` has instead of the folder of `split`, and what to do."""
     folders = sorted(printable(entry.name) for entry in _entries(os.fsencode(root)) if entry.is_dir())
     if not folders:
-        return f"it has no folders at all, where SPLIT/CLASS/ with images should be ({_EXPECTED}): set data.root=PATH"
+        return f"it has no folders at all, where SPLIT/CLASS/ with images should be ({SOUGHT}): set data.root=PATH"
     key, other = ("val_split", config.train_split) if split == config.val_split else ("train_split", config.val_split)
     free = [name for name in folders if name != other]
     fix = f"set data.{key}={free[0] if len(free) == 1 else 'NAME'}"
@@ -137,7 +140,7 @@ def _is_current(root: Path, index: ColumnFile) -> bool:
     Adding, removing or renaming a file changes the time of its folder, so 1.3 million files in a thousand folders are
     checked by a thousand calls. A file overwritten in place isn't noticed; its pixels are read from the file anyway.
     """
-    if index.meta.get("root") != str(root) or index.meta.get("extensions") != [e.decode() for e in EXTENSIONS]:
+    if index.meta.get("root") != str(root) or index.meta.get("extensions") != [*other.EXTENSIONS]:
         return False
     folders, times = index.blobs("folder"), index["folder_mtime_ns"]
     try:
@@ -169,11 +172,11 @@ class _Scan:
             if len(self.files) == before:
                 raise DataError(
                     f"{printable(self.root)}: the class folder '{printable(name)}' has no images "
-                    f"({_EXPECTED}); remove it or fill it"
+                    f"({SOUGHT}); remove it or fill it"
                 )
         if not classes:
             raise DataError(
-                f"{printable(self.root)} has no class folders with images ({_EXPECTED}); "
+                f"{printable(self.root)} has no class folders with images ({SOUGHT}); "
                 "it should hold one folder per class: set data.root=PATH"
             )
         return classes
@@ -182,7 +185,7 @@ class _Scan:
         """Write the index to `path`."""
         meta = {
             "root": os.fsdecode(self.root),
-            "extensions": [extension.decode() for extension in EXTENSIONS],
+            "extensions": [*other.EXTENSIONS],
             "classes": [printable(name) for name in self.classes],
             "scanned_ns": self.started_ns,
             "fingerprint": self.files.fingerprint(),
@@ -197,7 +200,7 @@ class _Scan:
 
     def _add_files(self, folder: bytes, label: int) -> None:
         self._add_folder(folder)
-        found = [e for e in _entries(folder) if e.name.lower().endswith(EXTENSIONS) and not e.is_dir()]
+        found = [e for e in _entries(folder) if e.name[e.name.rfind(b".") :].lower() in _ENDINGS and not e.is_dir()]
         for entry in sorted(found, key=lambda entry: os.fsdecode(entry.name)):
             key, size = entry.path[len(self.root) + 1 :], entry.stat().st_size
             if size == 0:

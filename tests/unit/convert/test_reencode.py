@@ -22,9 +22,11 @@ from plans import line
 from effloop.convert.reencode import Recipe, Recode, auto_interval, is_grey, shrink
 from effloop.data.decode import decoders
 from effloop.data.image.header import read_header
+from effloop.data.image.jpeg import read_layout
 from effloop.errors import ConfigError, DataError
 
 DECODER = decoders.build(decoders["auto"].config(name="auto"))
+UPRIGHT = decoders.build(decoders["auto"].config(name="auto", exif=True))
 LARGE = photo(333, 250)
 GREY = LARGE[:, :, 0]
 
@@ -114,10 +116,24 @@ class TestJpeg:
         assert opened(jpeg).mode == "RGB"
         assert psnr(jpeg, cmyk) > 28
 
-    def test_orientation_is_not_applied_and_metadata_is_dropped(self) -> None:
-        jpeg = recode(encode(LARGE, "JPEG", exif=exif(6)))
+    @pytest.mark.parametrize("quality", [90, "source"])
+    def test_metadata_is_dropped_but_for_the_orientation(self, quality: int | str) -> None:
+        block = Image.Exif()
+        block[0x0112], block[0x010F] = 6, "a maker"
+        jpeg = recode(encode(LARGE, "JPEG", exif=block), quality=quality)
         assert opened(jpeg).size == (250, 333)
-        assert not opened(jpeg).getexif()
+        assert dict(opened(jpeg).getexif()) == {0x0112: 6}
+        layout = read_layout(jpeg, read_header(jpeg).sof_at)
+        assert layout is not None
+        assert layout.lengths
+        assert dict(opened(recode(encode(LARGE, "JPEG"))).getexif()) == {}
+
+    @pytest.mark.parametrize("payload", ["jpeg", "raw"])
+    def test_what_is_turned_is_not_turned_again(self, payload: str) -> None:
+        data = encode(LARGE, "JPEG", exif=exif(6), quality=99)
+        again = Recode(Recipe(payload=payload, quality=99), UPRIGHT)(data)
+        assert DECODER.size(again) == UPRIGHT.size(again) == UPRIGHT.size(data) == (250, 333)
+        assert np.abs(UPRIGHT.decode(again).astype(int) - UPRIGHT.decode(data)).mean() < 2
 
     def test_too_large(self) -> None:
         wide = encode(np.zeros((1, 65_501, 3), np.uint8), "PNG")

@@ -36,7 +36,7 @@ def test_truncated(plan: Plan, num_threads: int) -> None:
 
 def test_a_text_called_an_image(plan: Plan) -> None:
     file(plan, 0).write_text("<html>")
-    wanted = f"{file(plan, 0)} is not a JPEG, PNG, WebP, BMP or PNM image; starts with b'<html>'"
+    wanted = f"{file(plan, 0)} is not an image that Pillow reads; starts with b'<html>'"
     with pytest.raises(DataError, match=line(wanted)):
         check_samples(plan, 40, 2)
 

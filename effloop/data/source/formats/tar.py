@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from effloop.data.source.base import printable, sources
-from effloop.data.source.folder import EXTENSIONS
+from effloop.data.source.folder import EXTENSIONS, SOUGHT
 from effloop.data.source.formats import ustar
 from effloop.data.source.storage.index import Entry
 from effloop.data.source.storage.indexed import IndexedConfig, IndexedSource
@@ -122,9 +122,9 @@ class TarSource(IndexedSource):
         """A sample's image and label, both of which must be there."""
         if image is not None and label is not None:
             return image, label
-        what, ends = ("image", self._image_ends()) if image is None else ("label", (self._label_end(),))
+        what, end = ("image", self.config.image) if image is None else ("label", self.config.label)
         raise DataError(
-            f"{where}: the sample '{printable(key)}' has no {what} (looked for {b', '.join(ends).decode()}); "
+            f"{where}: the sample '{printable(key)}' has no {what} ({f'looked for .{end}' if end else SOUGHT}); "
             f"its members must stand together: set data=tar data.{what}=EXTENSION or write the archive again"
         )
 

@@ -8,6 +8,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO
 
+from effloop.data.image import other
 from effloop.data.image.header import Encoded, extension
 from effloop.data.source.base import printable
 from effloop.data.source.folder import EXTENSIONS
@@ -136,7 +137,8 @@ def _extension(record: Record) -> bytes:
     dot = record.key.rfind(b".")
     own = record.key[dot:] if record.key.lower().endswith(EXTENSIONS) else b""
     try:
-        found = b"." + extension(record.data).encode()
+        found = f".{extension(record.data)}"
     except DataError:
         return own or b".jpg"
-    return own if own.lower().replace(b"jpeg", b"jpg") == found else found
+    fits = own and other.EXTENSIONS[own.lower().decode()] == other.EXTENSIONS.get(found)
+    return own if fits else found.encode()

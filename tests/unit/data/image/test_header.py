@@ -144,8 +144,11 @@ def test_cut_header(fmt: str) -> None:
     [
         (b"", r"is empty \(0 bytes\)"),
         (memoryview(b""), r"is empty \(0 bytes\)"),
-        (b"<html>\n", r"is not a JPEG, PNG, WebP, BMP or PNM image; starts with b'<html>\\n'"),
-        (b"RIFF\0\0\0\0WAVEfmt ", r"is not a JPEG, .* starts with b'RIFF\\x00\\x00\\x00\\x00WAVE'"),
+        (
+            b"<html>\n",
+            r"is not an image that Pillow reads; starts with b'<html>\\n'",
+        ),
+        (b"RIFF\0\0\0\0WAVEfmt ", r"is not an image .* starts with b'RIFF\\x00\\x00\\x00\\x00WAVE'"),
         (frame(0xC0, height=0), "is a damaged JPEG: its header says 0 x 7 pixels"),
         (JPEG[:2] + b"\xff\xd9", "is a truncated JPEG: ends after 4 bytes"),
         (JPEG[:2] + b"\xff\xda" + bytes(30), r"is a damaged JPEG: no frame header \(SOFn\)"),
