@@ -250,7 +250,7 @@ def test_root_is_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("split", ["validation", "no/where"])
 def test_missing_split(root: Path, split: str) -> None:
     got = refusal(root, split=split)
-    fix = "set data.train_split or data.val_split"
+    fix = "set data.train_split=train"
     assert got == f"data.root: '{root}' has no folder '{split}'; it has train: {fix}"
 
 
