@@ -11,7 +11,7 @@ from effloop.config import Config
 from effloop.errors import ConfigError
 from effloop.parallel import Parallel, own_slice, parallels
 from effloop.precision import Precision, precisions
-from effloop.system.hardware import find_device, keep_freed_memory, set_reproducible
+from effloop.system.hardware import find_device, keep_freed_memory, set_reproducible, set_threads
 from effloop.task import Task, check_objective, tasks
 
 
@@ -58,6 +58,7 @@ def build_environment(config: Config) -> Environment:
         raise ConfigError("data.mean: null leaves the images uint8, which no model takes; set data.mean and data.std")
     assert config.precision is not None  # `compose` decided it
     rng.seed_all(config.seed)
+    set_threads(config.threads)
     set_reproducible(deterministic=config.deterministic, cudnn_benchmark=not config.deterministic)
     device = find_device(config.device)
     if not config.parallel.of_ranks and (count := own_slice(device).world_size) > 1:

@@ -15,7 +15,7 @@ from effloop.config import Config
 from effloop.data.loader import Loader
 from effloop.precision import precisions
 from effloop.record import Metrics
-from effloop.system.hardware import find_device, set_reproducible
+from effloop.system.hardware import find_device, set_reproducible, set_threads
 from effloop.task import tasks
 from effloop.train.trainer import evaluate
 
@@ -27,6 +27,7 @@ def evaluate_checkpoint(config: Config, state: Mapping[str, Any]) -> tuple[dict[
         ConfigError, DataError: the data or the model doesn't fit the checkpoint.
     """
     found = resolved(replace(config, compile=False))  # compiling takes longer than one pass
+    set_threads(config.threads)
     set_reproducible(deterministic=config.deterministic, cudnn_benchmark=not config.deterministic)
     device = find_device(config.device)
     precision = precisions.build(found.precision, device)

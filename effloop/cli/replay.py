@@ -27,7 +27,7 @@ from effloop.runs import compare
 from effloop.runs.environment import describe_environment, find_checkouts
 from effloop.runs.folder import initial_files, read_overrides, read_resumes
 from effloop.runs.reader import RunRecord, read_run
-from effloop.system.hardware import available_cores, set_reproducible
+from effloop.system.hardware import available_cores, set_reproducible, set_threads
 
 _CHECK_S = 20.0
 """Limit for checking the data's files for changes: 1.3 million take 8 s if the kernel has their inodes in memory."""
@@ -49,6 +49,7 @@ def replay(options: RunOptions, overrides: list[str]) -> int:
     folder = options.run
     original = read_run(folder)
     config = configs.load(folder / "config.yaml", overrides)
+    config = replace(config, threads=_threads(original, config))
     differences = [*find_differences(original, config)]
     print("\n  ".join([f"replay of {folder}{', what differs:' if differences else ': nothing differs'}", *differences]))
     sys.stdout.flush()  # before the ranks' own lines
@@ -60,6 +61,16 @@ def replay(options: RunOptions, overrides: list[str]) -> int:
     if torch.cuda.is_available() and not config.deterministic:
         print("a GPU gives the same bits each time with deterministic=true only")
     return 1
+
+
+def _threads(original: RunRecord, config: Config) -> int | str:
+    """The original's number of threads, where this process would take another one by itself."""
+    then = original.environment.get("hardware", {}).get("torch_threads")
+    set_threads(config.threads)
+    if config.threads != "auto" or config.parallel.of_ranks or then in (None, torch.get_num_threads()):
+        return config.threads
+    set_threads(then)
+    return int(then)
 
 
 def _replay_config(original: RunRecord, config: Config, *, named: bool) -> Config:
@@ -113,7 +124,9 @@ def _environment(config: Config, ranks: int) -> dict[str, Any]:
     if config.deterministic:
         set_reproducible(deterministic=True, cudnn_benchmark=False)  # it sets an environment variable
     found = describe_environment(find_checkouts(), ranks)
-    if config.parallel.of_ranks and not os.environ.get("OMP_NUM_THREADS"):
+    if config.parallel.of_ranks and isinstance(config.threads, int):
+        found["hardware"]["torch_threads"] = config.threads
+    elif config.parallel.of_ranks and not os.environ.get("OMP_NUM_THREADS"):
         found["hardware"]["torch_threads"] = max(1, available_cores() // ranks)  # of each rank
     return found
 

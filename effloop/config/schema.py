@@ -44,6 +44,8 @@ class Config:
         batch_size: images per rank and step; the global batch size is printed.
         num_workers: threads or processes that load, per split in use; `auto` is the cores this
             rank may use; 0 loads in the training thread.
+        threads: threads that one operation of torch computes on, on the CPU, in each rank; `auto` is OMP_NUM_THREADS,
+            or else the cores this rank may use. Sums are divided among them: their number changes the last digits.
         epochs: passes over the training split.
         lr: peak learning rate of the schedule; null takes `optim.lr`.
         seed: of the data order, augmentation and the initial weights.
@@ -81,6 +83,7 @@ class Config:
     checkpoint: CheckpointConfig = MISSING
     batch_size: int = 32
     num_workers: int | str = "auto"
+    threads: int | str = "auto"
     epochs: int = 1
     lr: float | None = None
     seed: int = 0
@@ -126,6 +129,8 @@ class Config:
         workers = self.num_workers
         if workers != "auto" and (not isinstance(workers, int) or workers < 0):
             raise ConfigError(f"num_workers: {workers!r} is not allowed; set auto, 0 or a whole number above it")
+        if self.threads != "auto" and (not isinstance(self.threads, int) or self.threads < 1):
+            raise ConfigError(f"threads: {self.threads!r} is not allowed; set auto or a whole number above 0")
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed: {self.seed} is not allowed; set a whole number from 0 to 2**63 - 1")
         check_run_name(self.run)

@@ -202,8 +202,8 @@ def _check_threads(config: Config, facts: RunFacts) -> Iterator[str]:
         yield f"num_workers: {workers}{each} are more than the {_cores(cores)}; set num_workers={share}, or auto"
     if facts.device == "cpu" and facts.torch_threads * ranks > cores:
         yield (
-            f"OMP_NUM_THREADS: torch computes on {facts.torch_threads} threads{each}, more than the {_cores(cores)}, "
-            f"and they wait for each other; set OMP_NUM_THREADS={share} in the environment"
+            f"threads: torch computes on {facts.torch_threads} threads{each}, more than the {_cores(cores)}, "
+            f"and they wait for each other; set threads={share}"
         )
 
 

@@ -22,8 +22,8 @@ _PACKAGES = "packages."
 _MAX_PACKAGES, _MAX_ITEMS, _HASH_CHARS = 10, 12, 12
 PER_RUN_KEYS = ("started", "command")
 """Keys of environment.json that differ in every run."""
-_IRRELEVANT_KEYS = (*PER_RUN_KEYS, "hardware.cores", "hardware.memory_gb")
-"""Keys that no result depends on: torch computes on `hardware.torch_threads`, whatever the cores."""
+_IRRELEVANT_KEYS = (*PER_RUN_KEYS, "hardware.cores", "hardware.memory_gb", "variables.OMP_NUM_THREADS")
+"""Keys that no result depends on: torch computes on `hardware.torch_threads`, whatever the cores and the variable."""
 
 
 def environments(then: Tree, now: Tree) -> list[str]:
@@ -63,8 +63,8 @@ def describe_fingerprint(fingerprint: Tree) -> str:
 
 
 def configs(then: Tree, now: Tree) -> list[str]:
-    """A line for each config key that differs, except the run's name."""
-    return [*_then_now(_without(then, ("run",)), _without(now, ("run",))).values()]
+    """A line for each config key that differs, except the run's name and `threads`: the environment has their number."""
+    return [*_then_now(*(_without(tree, ("run", "threads")) for tree in (then, now))).values()]
 
 
 def first_difference(then: Sequence[Row], now: Sequence[Row]) -> int | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -32,6 +33,9 @@ from effloop.system.processes import (
     output_prefixed,
 )
 
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "BLIS_NUM_THREADS")
+"""Environment variables that launchers set for their processes."""
+
 
 @dataclass(frozen=True)
 class JobRunner:
@@ -41,19 +45,25 @@ class JobRunner:
         folder: of the sweep.
         fixed: keys of the overrides that all jobs share.
         objective: of which a search gets each job's value.
+        count: how many jobs the sweep has; 0 is not known.
         resume: whether to continue the jobs of an earlier start.
         parallel: whether jobs run side by side, so that their lines need a prefix.
         debug: show tracebacks.
         parent: PID of the process whose end ends this one, which is its child; 0 is none.
+        host: where the sweep was started.
+        threads: what its environment says there about threads; joblib and ray set variables of their own.
     """
 
     folder: str
     fixed: frozenset[str]
     objective: str
+    count: int
     resume: bool
     parallel: bool
     debug: bool
     parent: int
+    host: str
+    threads: Mapping[str, str]
 
     def __call__(self, tree: DictConfig) -> float | None:
         """Run a job in a process of its own and wait for it; None if it failed, and job.json says why."""
@@ -70,7 +80,7 @@ class JobRunner:
             _say(f"{name}: {earlier.state} already")
             remove_if_empty(Path(hydra.runtime.output_dir))
             return earlier.value(self.objective)
-        _say(f"\n{name}")
+        _say(f"\n{name}{f', {number + 1} of {self.count}' if self.count else ''}")
         state = self._claim(number, own, Path(hydra.runtime.output_dir), earlier)
         with _locked(Path(state.folder)) as locked:
             if not locked:
@@ -132,7 +142,9 @@ class JobRunner:
         streams = subprocess.PIPE if self.parallel else None
         command = [sys.executable, "-m", "effloop.sweep.job"]
         with interrupts_blocked():
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=streams, stderr=streams, text=True)
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=streams, stderr=streams, text=True, env=self.environment()
+            )
         with process:
             state.write("running", **describe_process(process.pid))
             assert process.stdin is not None
@@ -143,6 +155,14 @@ class JobRunner:
                 code = process.wait()
         if read_run(Path(state.folder)).job["state"] == "running":  # it couldn't say itself how it ended
             state.write("killed", f"it {how_ended(code)}")
+
+    def environment(self) -> dict[str, str]:
+        """A job's environment: with as many threads under any launcher, as their number changes results."""
+        if socket.gethostname() != self.host:  # a cluster's node has its own
+            return {**os.environ}
+        waiting = {"OMP_WAIT_POLICY": "passive"} if self.parallel else {}  # threads that spin would take others' cores
+        kept = {name: value for name, value in os.environ.items() if name not in THREAD_VARIABLES}
+        return {**waiting, **kept, **self.threads}
 
 
 def _say(line: str) -> None:

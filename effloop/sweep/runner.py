@@ -14,6 +14,7 @@ from typing import Any, TextIO
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from omegaconf import OmegaConf
 from rich.console import Console
 
 from effloop.config import Config, finish, hydra_app, hydra_setup, messages
@@ -21,7 +22,7 @@ from effloop.errors import PROGRAM, ConfigError, EffLoopError, InterruptedRunErr
 from effloop.report.files import report_table, write_report
 from effloop.runs.folder import TIMESTAMP
 from effloop.runs.reader import SWEEP, RunRecord, read_jobs
-from effloop.sweep.job_runner import JobRunner
+from effloop.sweep.job_runner import THREAD_VARIABLES, JobRunner
 from effloop.system.files import numbered, remove_if_empty, try_lock
 from effloop.task import meters_of, objectives
 
@@ -50,16 +51,20 @@ def sweep(flags: list[str], overrides: list[str], *, debug: bool = False) -> Non
         choices = hydra.runtime.choices
         grid = choices["hydra/sweeper"] == "basic"  # a search decides itself how many jobs it has
         count = hydra_app.count_jobs(parsed) if grid else 0
+        trials = count if grid else OmegaConf.select(hydra, "sweeper.n_trials") or 0
         planned = Path(str(hydra.sweep.dir)).absolute()
     with _owned(planned, overrides, shared, config) as folder:
         job = JobRunner(
             folder=str(folder),
             fixed=frozenset(shared),
             objective=config.objective,
+            count=trials,
             resume=config.sweep.resume,
             parallel=choices["hydra/launcher"] != "basic",
             debug=debug,
             parent=os.getpid() if choices["hydra/launcher"] == "joblib" else 0,  # whose processes would go on alone
+            host=socket.gethostname(),
+            threads={name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
         )
         maximize = objectives(meters_of(config.task.name))[config.objective]
         added = _added(choices, shared, maximize=maximize, folder=folder)

@@ -63,6 +63,19 @@ def determinism_explained() -> Iterator[None]:
         ) from error
 
 
+def set_threads(count: int | str) -> None:
+    """Set the threads that one operation of torch computes on, for the whole process.
+
+    Args:
+        count: a number; `auto` is what torch takes by itself, but no more than `available_cores`, unless
+            OMP_NUM_THREADS says otherwise: torch knows nothing of CPU quotas.
+    """
+    if isinstance(count, int):
+        torch.set_num_threads(count)
+    elif "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > available_cores():
+        torch.set_num_threads(available_cores())
+
+
 def set_own_threads(count: int) -> int:
     """Set torch's intra-op threads for the calling thread alone; returns the previous number.
 

@@ -74,6 +74,7 @@ def refused(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> Ref
         pytest.param("accumulate=6", "accumulate: 6 the 5 batches set accumulate=5", id="10-accumulate"),
         pytest.param("epochs=0", "epochs: 0 set a whole number above 0", id="10-epochs"),
         pytest.param("image_size=8", "image_size: 8 set 16 or more", id="10-image-size"),
+        pytest.param("threads=0", "threads: 0 set auto or a whole number above 0", id="10-threads"),
         pytest.param("num_workers=-1", "num_workers: -1 set auto, 0 or", id="10-workers"),
         pytest.param("lr=-1", "lr: -1.0 set a finite number above 0", id="11-negative"),
         pytest.param("lr=nan", "lr: nan set a finite number above 0", id="11-nan"),

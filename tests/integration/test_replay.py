@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from plans import write_as
 from runs import rows, train
@@ -55,6 +56,19 @@ def test_equal_to_the_bit(original: Path, here: Path, capsys: pytest.CaptureFixt
     assert read_run(run).config == {**read_run(original).config, "run": str(run.relative_to("outputs"))}
     typed = yaml.safe_load((original / "overrides.yaml").read_text())
     assert yaml.safe_load((run / "overrides.yaml").read_text()) == [word for word in typed if word != "run=run"]
+
+
+def test_on_as_many_threads(run: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever the number of this process would be."""
+    environment = json.loads((run / "environment.json").read_text())
+    edit(run / "environment.json", hardware={**environment["hardware"], "torch_threads": 2})
+    try:
+        main(["replay", str(run), "run=new"])
+        assert capsys.readouterr().out.startswith(f"replay of {run}: nothing differs\n")
+        new = read_run(here / "outputs/new")
+        assert (new.config["threads"], new.environment["hardware"]["torch_threads"]) == (2, 2)
+    finally:
+        torch.set_num_threads(1)
 
 
 def test_other_numbers_without_a_reason(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,9 +7,11 @@ import json
 import os
 import re
 import signal
+import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from runs import TINY, call, once, rows, start
 from effloop.cli.main import main
 from effloop.errors import PROGRAM
 from effloop.runs.reader import JOB, SWEEP, read_jobs, read_run
+from effloop.sweep.job_runner import JobRunner
 
 pytestmark = pytest.mark.usefixtures("forked_jobs")
 
@@ -224,6 +227,18 @@ def test_none_goes_on_without_the_sweep(here: Path, photos: Path) -> None:
             raise AssertionError("joblib's process goes on")
         os.close(place)
     assert set(states(here / "outputs/multirun/x").values()) == {"killed"}
+
+
+def test_jobs_have_the_threads_of_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not those that a launcher's process has been given."""
+    values: dict[str, Any] = {"folder": "", "fixed": frozenset(), "objective": "", "count": 0, "parent": 0}
+    flags = {"resume": False, "parallel": True, "debug": False}
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
+    runner = JobRunner(**values, **flags, host=socket.gethostname(), threads={"OMP_NUM_THREADS": "3"})
+    found = runner.environment()
+    assert (found["OMP_NUM_THREADS"], found.get("MKL_NUM_THREADS"), found["OMP_WAIT_POLICY"]) == ("3", None, "passive")
+    assert replace(runner, host="a login node").environment()["MKL_NUM_THREADS"] == "1"
 
 
 def test_search(here: Path, photos: Path, capfd: pytest.CaptureFixture[str]) -> None:

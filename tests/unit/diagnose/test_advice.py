@@ -180,8 +180,8 @@ def test_more_loading_threads_than_cores(photos: Path) -> None:
 
 def test_more_computing_threads_than_cores(photos: Path) -> None:
     (line,) = said(photos, torch_threads=2, cores=1)
-    assert line.startswith("OMP_NUM_THREADS: torch computes on 2 threads, more than the 1 core that")
-    assert line.endswith("set OMP_NUM_THREADS=1 in the environment")
+    assert line.startswith("threads: torch computes on 2 threads, more than the 1 core that")
+    assert line.endswith("set threads=1")
     assert said(photos, torch_threads=2, cores=1, device="cuda") == []  # the CPU has little to compute
     assert len(said(photos, "batch_size=16", torch_threads=2, **RANKS)) == 1
 
