@@ -119,7 +119,7 @@ def _load(model: nn.Module, environment: Environment, data: Data, start: Start) 
             notes += check_same_data(start.state, data.fingerprints, in_place=start.in_place)
             model.load_state_dict(files.trained(start.state))
     elif config.model.weights:
-        notes.append(load_weights(model, config.model.weights, config.model.torchvision_arch))
+        notes.append(load_weights(model, config.model.weights, config.model.zoo, config.image_size))
     if config.model.weights and config.resume:
         notes.append(f"weights: those of {start.checkpoint}; model.weights is not read")
     return notes

@@ -2,12 +2,44 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from effloop.errors import ConfigError
 from effloop.registry import PartConfig, Registry
+
+
+@dataclass(frozen=True)
+class Zoo(ABC):
+    """A package that has pretrained weights for a model, by name.
+
+    Attributes:
+        package: its name.
+        arch: the model's name there.
+    """
+
+    arch: str
+    package: ClassVar[str]
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """The names of its weights, DEFAULT among them if there are any."""
+
+    @abstractmethod
+    def tensors(self, name: str, image_size: int) -> Mapping[str, Tensor]:
+        """The state dict of some weights, downloaded unless it is on this machine.
+
+        Raises:
+            ConfigError: it can't be downloaded.
+        """
+
+    @abstractmethod
+    def normalisation(self, name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and std by which the images were normalised that some weights were trained on."""
 
 
 @dataclass
@@ -21,7 +53,7 @@ class ModelConfig(PartConfig):
         freeze: names or glob patterns of modules and parameters to freeze, e.g. [features] or
             ["layer[12]", "*.bn1"].
         weights: initial weights: a run folder or .ckpt of EffLoop, a state dict by torch.save or safetensors, or, for
-            a torchvision model, the name of its weights there, e.g. DEFAULT.
+            a model of torchvision or timm, the name of its weights there, e.g. DEFAULT.
     """
 
     num_classes: int | None = None
@@ -30,8 +62,8 @@ class ModelConfig(PartConfig):
     weights: str | None = None
 
     @property
-    def torchvision_arch(self) -> str | None:
-        """The model's name in torchvision, if that is where it comes from."""
+    def zoo(self) -> Zoo | None:
+        """The package that has weights for this model, if one has."""
         return None
 
     def __post_init__(self) -> None:

@@ -1,20 +1,19 @@
-"""Initial weights: of an earlier run, of a file, or of torchvision."""
+"""Initial weights: of an earlier run, of a file, of torchvision or timm."""
 
 from __future__ import annotations
 
-import os
 import pickle
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
 
 import torch
 from torch import Tensor, nn
 
 from effloop.errors import ConfigError, optional_package
+from effloop.model.base import Zoo
 from effloop.registry import choices
 
 _ZIP = b"PK\x03\x04"
@@ -23,17 +22,17 @@ _ZIP = b"PK\x03\x04"
 _HOLDERS = ("model", "state_dict")
 """Keys of weights in a checkpoint, the preferred first: EffLoop's own, and many others'."""
 
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+"""The defaults of `data.mean` and `data.std`."""
+
 _WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.)+")
 """Prefixes by DataParallel, DDP and torch.compile."""
 
 _OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
 """`norm.1.weight` in torchvision's own files is `norm1.weight` in its DenseNets."""
 
-_AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
-"""Auxiliary outputs of torchvision's GoogLeNet and Inception v3, which EffLoop builds without."""
 
-
-def load_weights(model: nn.Module, weights: str, arch: str | None = None) -> str:
+def load_weights(model: nn.Module, weights: str, zoo: Zoo | None = None, image_size: int = 224) -> str:
     """Load weights into a model; the head stays as initialised if its number of classes differs.
 
     The head is the last layers, if only the first dimension of their weights and biases differs.
@@ -41,8 +40,9 @@ def load_weights(model: nn.Module, weights: str, arch: str | None = None) -> str
     Args:
         model: changed in place.
         weights: a run folder of EffLoop (its best checkpoint, else the last), a .ckpt file, a file by `torch.save`
-            or safetensors that holds a state dict, or the name of torchvision's weights for `arch`.
-        arch: the model's name in torchvision, if it is one of its models.
+            or safetensors that holds a state dict, or the name of weights of `zoo`.
+        zoo: the package that has weights for this model, if one has.
+        image_size: pixels, to which timm resamples position embeddings.
 
     Returns:
         A line of text: source, number of tensors, and what stays as initialised.
@@ -50,19 +50,21 @@ def load_weights(model: nn.Module, weights: str, arch: str | None = None) -> str
     Raises:
         ConfigError: there are no such weights, they can't be downloaded or read, or they are of another model.
     """
-    path = weights_file(weights)
-    names = _torchvision_names(arch) if arch and path is None else []
-    if weights in names:
-        assert arch is not None
-        where, found = f"torchvision's {weights}", _from_torchvision(model, arch, weights)
+    path, expects = weights_file(weights), ""
+    names = zoo.names() if zoo and path is None else []
+    if zoo and weights in names:
+        where, found = f"{zoo.package}'s {weights}", zoo.tensors(weights, image_size)
+        if (normalisation := zoo.normalisation(weights)) != _IMAGENET:
+            mean, std = (f"[{','.join(map(str, values))}]" for values in normalisation)
+            expects = f"; they expect data.mean={mean} data.std={std}"
     elif path is not None:
         where, found = str(path), _tensors(_read(path), path)
     else:
-        known = f"; or a name that torchvision has for {arch}: {choices(weights, names)}" if names else ""
+        known = f"; or a name that {zoo.package} has for {zoo.arch}: {choices(weights, names)}" if zoo and names else ""
         raise ConfigError(f"model.weights: '{weights}' is not there; name a run folder or a file{known}")
     left = _load(model, _renamed(found, model), where)
     head = f"; {', '.join(left)} stay as initialised, for another number of classes" if left else ""
-    return f"weights: {len(model.state_dict()) - len(left)} tensors from {where}{head}"
+    return f"weights: {len(model.state_dict()) - len(left)} tensors from {where}{head}{expects}"
 
 
 def weights_file(weights: str) -> Path | None:
@@ -177,32 +179,6 @@ def _tensors(content: Any, path: Path) -> Mapping[str, Tensor]:
     raise ConfigError(
         f"model.weights: {path} holds no state dict, by itself or as {', '.join(_HOLDERS)}; torch.save one"
     )
-
-
-def _torchvision_names(arch: str) -> list[str]:
-    import torchvision.models as zoo
-
-    return [*zoo.get_model_weights(arch).__members__] if arch in zoo.list_models(module=zoo) else []
-
-
-def _from_torchvision(model: nn.Module, arch: str, name: str) -> Mapping[str, Tensor]:
-    """Weights of torchvision, from torch hub's folder or downloaded to it.
-
-    Raises:
-        ConfigError: they can't be downloaded.
-    """
-    import torchvision.models as zoo
-
-    weights = zoo.get_model_weights(arch)[name]
-    try:
-        found = weights.get_state_dict(progress=True, check_hash=True, map_location="cpu", weights_only=True)
-    except (URLError, OSError, RuntimeError, EOFError, LookupError, ValueError, pickle.UnpicklingError) as error:
-        place = os.path.join(torch.hub.get_dir(), "checkpoints")
-        raise ConfigError(
-            f"model.weights: {name} of {arch} can't be downloaded from {weights.url}: {_reason(error)}; "
-            f"put that file into {place}, or set model.weights=FILE"
-        ) from None
-    return {key: value for key, value in found.items() if not key.startswith(_AUXILIARY)}
 
 
 def _reason(error: BaseException) -> str:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.error import URLError
 
+import torch
 from omegaconf import MISSING
-from torch import nn
+from torch import Tensor, nn
 
 from effloop.errors import ConfigError, optional_package
-from effloop.model.base import ModelConfig, models
+from effloop.model.base import ModelConfig, Zoo, models
 from effloop.registry import PartConfig, choices
+
+_AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
+"""Auxiliary outputs of torchvision's GoogLeNet and Inception v3, which EffLoop builds without."""
 
 
 @dataclass
@@ -20,9 +27,18 @@ class ArchConfig(ModelConfig):
 
     Attributes:
         arch: the model's name there.
+        pretrained: short for `weights: DEFAULT`.
     """
 
     arch: str = MISSING
+    pretrained: bool = False
+
+    def __post_init__(self) -> None:
+        if self.pretrained and self.weights not in (None, "", "DEFAULT"):
+            raise ConfigError(f"model.pretrained: true contradicts model.weights={self.weights}; drop one of them")
+        if self.pretrained:
+            self.weights, self.pretrained = "DEFAULT", False
+        super().__post_init__()
 
 
 @dataclass
@@ -30,13 +46,100 @@ class TorchvisionConfig(ArchConfig):
     """Fields of `model=torchvision`; `model=resnet50` is short for it with `arch` set."""
 
     @property
-    def torchvision_arch(self) -> str | None:
-        return self.arch
+    def zoo(self) -> Zoo:
+        return TorchvisionZoo(self.arch)
 
 
 @dataclass
 class TimmConfig(ArchConfig):
-    """Fields of `model=timm`."""
+    """Fields of `model=timm`; `arch` may have the tag of its weights, as `resnet18.a1_in1k`."""
+
+    @property
+    def zoo(self) -> Zoo:
+        return TimmZoo(self.arch)
+
+
+class TorchvisionZoo(Zoo):
+    """Weights of torchvision."""
+
+    package = "torchvision"
+
+    def names(self) -> list[str]:
+        import torchvision.models as zoo
+
+        return [*zoo.get_model_weights(self.arch).__members__] if self.arch in zoo.list_models(module=zoo) else []
+
+    def tensors(self, name: str, image_size: int) -> Mapping[str, Tensor]:
+        del image_size
+        weights = self._weights(name)
+        try:
+            found = weights.get_state_dict(progress=True, check_hash=True, map_location="cpu", weights_only=True)
+        except (URLError, OSError, RuntimeError, EOFError, LookupError, ValueError, pickle.UnpicklingError) as error:
+            place = os.path.join(torch.hub.get_dir(), "checkpoints")
+            raise ConfigError(
+                f"model.weights: {name} of {self.arch} could not be downloaded from {weights.url}: {_reason(error)}; "
+                f"put that file into {place}, or set model.weights=FILE"
+            ) from None
+        return {key: value for key, value in found.items() if not key.startswith(_AUXILIARY)}
+
+    def normalisation(self, name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        preset = self._weights(name).transforms()
+        return tuple(preset.mean), tuple(preset.std)
+
+    def _weights(self, name: str) -> Any:
+        import torchvision.models as zoo
+
+        return zoo.get_model_weights(self.arch)[name]
+
+
+class TimmZoo(Zoo):
+    """Weights of timm, by their tag or as DEFAULT."""
+
+    package = "timm"
+
+    def names(self) -> list[str]:
+        import timm
+
+        base, _, tag = self.arch.partition(".")
+        tags = [tag] if tag else [name.partition(".")[2] for name in timm.list_pretrained(f"{base}.*")]
+        return ["DEFAULT", *tags] if timm.is_model_pretrained(self.arch) else []
+
+    def tensors(self, name: str, image_size: int) -> Mapping[str, Tensor]:
+        import timm
+
+        arch = self._tagged(name)
+        try:
+            model: nn.Module = timm.create_model(arch, pretrained=True, **_timm_options(arch, image_size))
+        except Exception as error:  # of several packages for downloading
+            raise ConfigError(
+                f"model.weights: {arch} could not be downloaded from huggingface.co/{_timm_entry(arch).hf_hub_id}: "
+                f"{_reason(error)}; "
+                "download it where there is a network, or set model.weights=FILE"
+            ) from None
+        return model.state_dict()
+
+    def normalisation(self, name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        found = _timm_entry(self._tagged(name))
+        return found.mean, found.std
+
+    def _tagged(self, name: str) -> str:
+        return self.arch if name == "DEFAULT" or "." in self.arch else f"{self.arch}.{name}"
+
+
+def _timm_options(arch: str, image_size: int) -> dict[str, Any]:
+    """Arguments of timm's models for images of this size: some are built for one."""
+    return {"img_size": image_size} if getattr(_timm_entry(arch), "fixed_input_size", False) else {}
+
+
+def _timm_entry(arch: str) -> Any:
+    """What timm knows of a model's weights; None if there are none."""
+    import timm
+
+    return timm.get_pretrained_cfg(arch)
+
+
+def _reason(error: BaseException) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 @models.lazy_names
@@ -49,7 +152,9 @@ def torchvision_names() -> Mapping[str, PartConfig]:
 
 @models.register("torchvision", TorchvisionConfig)
 def torchvision_model(config: TorchvisionConfig, *, num_classes: int, image_size: int) -> nn.Module:
-    """Any classification model of torchvision, by model.arch or as model=NAME; untrained."""
+    """Any classification model of torchvision, by model.arch or as model=NAME; untrained, unless
+    model.weights=DEFAULT.
+    """
     import torchvision.models as zoo
 
     names = zoo.list_models(module=zoo)
@@ -65,11 +170,10 @@ def torchvision_model(config: TorchvisionConfig, *, num_classes: int, image_size
 
 @models.register("timm", TimmConfig)
 def timm_model(config: TimmConfig, *, num_classes: int, image_size: int) -> nn.Module:
-    """Any model of timm, by model.arch; untrained."""
+    """Any model of timm, by model.arch; untrained, unless model.weights=DEFAULT."""
     timm = optional_package("timm", "model=timm", "effloop[timm]")
-    if config.arch not in timm.list_models():
+    if not timm.is_model(config.arch):
         raise ConfigError(f"model.arch: no model '{config.arch}' in timm; {choices(config.arch, timm.list_models())}")
-    fixed_size = getattr(timm.get_pretrained_cfg(config.arch), "fixed_input_size", False)
-    options = {"img_size": image_size} if fixed_size else {}
+    options = _timm_options(config.arch, image_size)
     model: nn.Module = timm.create_model(config.arch, pretrained=False, num_classes=num_classes, **options)
     return model

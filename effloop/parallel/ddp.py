@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import io
 import itertools
@@ -254,3 +255,11 @@ def _open_group(env: RankEnv, store: Store, device: torch.device, timeout_s: flo
         world_size=env.world_size,
         timeout=timedelta(seconds=timeout_s + 60),  # later than the watchdog, which names the rank
     )
+    if device.type != "cuda":
+        atexit.register(_leave_group)
+
+
+def _leave_group() -> None:
+    """Leave the process group of a script that doesn't: with gloo's threads a process may abort at its end."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 import torchvision.models as zoo
 from safetensors.torch import save_file
@@ -13,8 +14,9 @@ from torch import Tensor, nn
 
 from effloop.errors import ConfigError
 from effloop.model import load_weights, models
+from effloop.model.base import Zoo
 from effloop.model.cnn import Cnn, CnnConfig
-from effloop.model.zoo import TorchvisionConfig
+from effloop.model.zoo import TimmConfig, TimmZoo, TorchvisionConfig, TorchvisionZoo
 
 HEAD = {"head.weight", "head.bias"}
 
@@ -156,9 +158,9 @@ def test_files_that_do_not_fit(content, words: str, tmp_path: Path) -> None:
     refused(str(path), words)
 
 
-def refused(weights: str, words: str, arch: str | None = None, model: nn.Module | None = None) -> None:
+def refused(weights: str, words: str, zoo: Zoo | None = None, model: nn.Module | None = None) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
-        load_weights(model or cnn(2), weights, arch)
+        load_weights(model or cnn(2), weights, zoo)
     assert str(caught.value).startswith("model.weights: ")
     assert "\n" not in str(caught.value)
 
@@ -183,8 +185,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     refused(str(path.with_suffix(".safetensors")), "can't be read")
     refused(str(tmp_path), "has no checkpoints/best.ckpt or last.ckpt")
     refused(str(tmp_path / "none.pt"), r"none.pt' is not there; name a run folder or a file$")
-    refused("IMAGENET1K_V7", "is not there; .* torchvision has for resnet18: have IMAGENET1K_V1, DEFAULT; ", "resnet18")
-    refused("DEFAULT", r"'DEFAULT' is not there; name a run folder or a file$", "an_arch_of_timm")
+    words = "is not there; .* torchvision has for resnet18: have IMAGENET1K_V1, DEFAULT; "
+    refused("IMAGENET1K_V7", words, TorchvisionZoo("resnet18"))
+    refused("DEFAULT", r"'DEFAULT' is not there; name a run folder or a file$")
 
 
 @pytest.fixture
@@ -204,7 +207,7 @@ def test_torchvisions_weights_by_name(name: str, zipped: bool, hub: Path) -> Non
     given = zoo.mobilenet_v3_small().state_dict()
     torch.save(given, hub / "mobilenet_v3_small-047dcff4.pth", _use_new_zipfile_serialization=zipped)
     model = zoo.mobilenet_v3_small(num_classes=10)
-    line = load_weights(model, name, "mobilenet_v3_small")
+    line = load_weights(model, name, TorchvisionZoo("mobilenet_v3_small"))
     assert line.startswith(
         f"weights: 242 tensors from torchvision's {name}; classifier.3.weight, classifier.3.bias stay"
     )
@@ -224,7 +227,7 @@ def test_densenets_old_names(hub: Path) -> None:
     kept = {name: each for name, each in given.items() if "num_batches_tracked" not in name}  # torch 0.4 has it first
     torch.save({renamed(name): each for name, each in kept.items()}, hub / "densenet121-a639ec97.pth")
     fresh = zoo.densenet121(num_classes=3)
-    load_weights(fresh, "DEFAULT", "densenet121")
+    load_weights(fresh, "DEFAULT", TorchvisionZoo("densenet121"))
     assert differing(fresh, given) == set()
 
 
@@ -232,7 +235,7 @@ def test_googlenets_second_outputs_and_inputs(hub: Path) -> None:
     given = zoo.googlenet(init_weights=False, aux_logits=True).state_dict()
     torch.save(given, hub / "googlenet-1378be20.pth")
     model = models.build(TorchvisionConfig(name="torchvision", arch="googlenet"), num_classes=3, image_size=64)
-    load_weights(model, "DEFAULT", "googlenet")
+    load_weights(model, "DEFAULT", TorchvisionZoo("googlenet"))
     assert model.transform_input  # which the weights want, and no state dict says
     assert torch.equal(model.conv1.conv.weight, given["conv1.conv.weight"])
 
@@ -240,12 +243,71 @@ def test_googlenets_second_outputs_and_inputs(hub: Path) -> None:
 def test_without_network_or_with_a_damaged_download(hub: Path) -> None:
     model = zoo.resnet18(num_classes=3)
     words = (
-        rf"DEFAULT of resnet18 can't be downloaded from https://\S+: .*; "
+        rf"DEFAULT of resnet18 could not be downloaded from https://\S+: .*; "
         rf"put that file into {hub}, or set model.weights=FILE"
     )
-    refused("DEFAULT", words, "resnet18", model)
+    refused("DEFAULT", words, TorchvisionZoo("resnet18"), model)
     (hub / "resnet18-f37072fd.pth").write_text("hello")
-    refused("DEFAULT", words, "resnet18", model)
+    refused("DEFAULT", words, TorchvisionZoo("resnet18"), model)
     torch.save({"model": Evil()}, hub / "resnet18-f37072fd.pth")
-    refused("DEFAULT", words, "resnet18", model)
+    refused("DEFAULT", words, TorchvisionZoo("resnet18"), model)
     assert list(hub.glob("*.partial")) == []
+
+
+@pytest.fixture
+def huggingface(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of Hugging Face's downloads, and no network."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return tmp_path
+
+
+def download(folder: Path, repository: str, state: dict[str, Tensor]) -> None:
+    """Lay a model's file down where huggingface_hub has it after a download."""
+    kept = folder / f"models--{repository.replace('/', '--')}"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs/main").write_text("0" * 40)
+    (kept / "snapshots" / ("0" * 40)).mkdir(parents=True)
+    save_file(
+        {name: each.contiguous() for name, each in state.items()}, kept / f"snapshots/{'0' * 40}/model.safetensors"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arch", "name", "repository", "expects"),
+    [
+        ("test_resnet", "DEFAULT", "timm/test_resnet.r160_in1k", ""),
+        ("test_resnet.r160_in1k", "DEFAULT", "timm/test_resnet.r160_in1k", ""),
+        ("test_vit", "r160_in1k", "timm/test_vit.r160_in1k", "; they expect data.mean=[0.5,0.5,0.5] data.std="),
+    ],
+)
+def test_timms_weights_by_name(arch: str, name: str, repository: str, expects: str, huggingface: Path) -> None:
+    given = timm.create_model(arch.partition(".")[0]).state_dict()
+    download(huggingface, repository, given)
+    config = TimmConfig(name="timm", arch=arch)
+    model = models.build(config, num_classes=3, image_size=96)
+    line = load_weights(model, name, config.zoo, 96)
+    assert f"tensors from timm's {name}; " in line
+    assert ".weight" in line.partition("; ")[2]
+    assert expects in line
+    own = model.state_dict()
+    differ = {key for key, each in given.items() if own[key].shape != each.shape or not torch.equal(own[key], each)}
+    resampled = {"pos_embed"} if arch == "test_vit" else set()  # for another number of patches
+    assert differ == {key for key in given if key.startswith(("head.", "fc."))} | resampled
+
+
+def test_timms_weights_without_network(huggingface: Path) -> None:
+    words = (
+        r"test_resnet could not be downloaded from huggingface.co/timm/test_resnet.r160_in1k: .*; .* model.weights=FILE"
+    )
+    refused("DEFAULT", words, TimmZoo("test_resnet"), timm.create_model("test_resnet", num_classes=3))
+    refused("a1_in1k", "not there; .* that timm has for test_resnet: have DEFAULT, r160_in1k", TimmZoo("test_resnet"))
+
+
+def test_pretrained_is_short_for_default() -> None:
+    for weights in (None, "", "DEFAULT"):  # "" is what an experiment has where weights are required
+        assert TimmConfig(name="timm", arch="test_vit", pretrained=True, weights=weights).weights == "DEFAULT"
+    with pytest.raises(ConfigError, match=r"model.pretrained: true contradicts model.weights=a1_in1k"):
+        TorchvisionConfig(name="torchvision", arch="resnet18", pretrained=True, weights="a1_in1k")
