@@ -17,7 +17,7 @@ from effloop.build.model import build_model
 from effloop.build.race import fastest, seconds_of, state_preserved
 from effloop.build.resolve import Resolved, resolved
 from effloop.config import Config
-from effloop.data.source import sources
+from effloop.data.source.wrapped import open_split
 from effloop.errors import ConfigError
 from effloop.optim import optimizers
 from effloop.parallel import Parallel
@@ -42,7 +42,7 @@ def resolve_auto(config: Config, task: Task, parallel: Parallel) -> tuple[Resolv
         return trial, []
     lines = []
     set_reproducible(deterministic=config.deterministic, cudnn_benchmark=trial.cudnn_benchmark)
-    num_outputs = task.num_outputs(sources.build(config.data, config.data.train_split))
+    num_outputs = task.num_outputs(open_split(config.data, config.data.train_split))
     for key in asked:
         if key == "cudnn_benchmark" and parallel.device.type != "cuda":
             lines.append("cudnn_benchmark: auto took true; without a GPU it changes nothing")

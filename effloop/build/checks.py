@@ -26,6 +26,8 @@ def check_trained_on(state: Mapping[str, Any], classes: Sequence[str], where: st
             f"{where} has the classes {', '.join(classes[:8])}, "
             f"the checkpoint was trained on {', '.join(state['classes'][:8])}; "
             "set data.root to data of the same classes"
+            + ", or data.allow_missing_classes=true"
+            * (set(classes) < set(state["classes"]))
         )
 
 

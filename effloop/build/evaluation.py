@@ -32,7 +32,7 @@ def evaluate_checkpoint(config: Config, state: Mapping[str, Any]) -> tuple[dict[
     device = find_device(config.device)
     precision = precisions.build(found.precision, device)
     task = tasks.build(config.task)
-    val = build_loader(config, "val")
+    val = build_loader(config, "val", classes=state["classes"])
     check_trained_on(state, val.classes, val.plan.source.where)
     check_same_model(config, state)
     num_outputs = task.num_outputs(val.plan.source)

@@ -20,7 +20,7 @@ from effloop.data.loader import Loader
 from effloop.data.plan import Order, Plan
 from effloop.data.progressive import Stages
 from effloop.data.source import Cache, Source, Tail, sources
-from effloop.data.source.base import check_same_classes
+from effloop.data.source.wrapped import check_same_classes, classes_without_samples, open_split
 from effloop.data.transfer import Transfer
 from effloop.errors import ConfigError, EffLoopError, warn
 from effloop.parallel import Slice, own_slice
@@ -29,7 +29,9 @@ from effloop.task import Task, tasks
 from effloop.train.trainer import BatchStream
 
 
-def build_loader(config: Config, split: str = "train", *, parallel: Slice | None = None) -> Loader:
+def build_loader(
+    config: Config, split: str = "train", *, parallel: Slice | None = None, classes: Sequence[str] | None = None
+) -> Loader:
     """The batches of one split, for EffLoop's loop or anybody's.
 
         for batch in effloop.build_loader(cfg, split="train"):
@@ -41,6 +43,8 @@ def build_loader(config: Config, split: str = "train", *, parallel: Slice | None
             marked in `valid`), or the name of any other split, which is loaded as `val` is.
         parallel: whose slice of the batches, such as `trainer.parallel`; None is this process's, as
             torch.distributed, torchrun or Slurm have it: of a single process all.
+        classes: with `data.allow_missing_classes`, the names that labels count, such as those of a checkpoint; None is
+            those of the training split, then others of the validation split.
 
     Returns:
         A loader of `Batch`es on `config.device`: images (N, 3, S, S) float32, normalised with
@@ -53,13 +57,13 @@ def build_loader(config: Config, split: str = "train", *, parallel: Slice | None
     if config.reuse_memory:
         keep_freed_memory()
     parallel = parallel or own_slice(find_device(config.device))
-    return _loader(resolved(config, parallel), tasks.build(config.task), split, parallel)
+    return _loader(resolved(config, parallel), tasks.build(config.task), split, parallel, classes)
 
 
-def _loader(config: Resolved, task: Task, split: str, parallel: Slice) -> Loader:
+def _loader(config: Resolved, task: Task, split: str, parallel: Slice, classes: Sequence[str] | None = None) -> Loader:
     train = split == "train"
     device = parallel.device
-    plan = _plan(config, split, parallel)
+    plan = _plan(config, split, parallel, classes)
     if device.type == "cpu" and plan.augment.has_device_part:
         warn("augment.device=gpu: the model is on the CPU; batches are augmented there, in the loop's own thread")
     check_samples(plan, config.data.check, config.num_workers)
@@ -93,11 +97,14 @@ def _mix(config: Resolved, task: Task, source: Source) -> Mix | None:
     return None
 
 
-def _plan(config: Resolved, split: str, parallel: Slice) -> Plan:
+def _plan(config: Resolved, split: str, parallel: Slice, classes: Sequence[str] | None) -> Plan:
     """Which samples are loaded when, and how."""
     train = split == "train"
     splits = {"train": config.data.train_split, "val": config.data.val_split}
-    source = sources.build(config.data, splits.get(split, split))
+    source = open_split(config.data, splits.get(split, split), classes)
+    if config.data.allow_missing_classes and not parallel.rank and (lacking := classes_without_samples(source)):
+        of = f"{len(lacking)} of {len(source.classes)} classes"
+        warn(f"data.allow_missing_classes: {source.where} has no samples of {of}: {', '.join(lacking[:8])}")
     order = Order(
         num_samples=len(source),
         batch_per_rank=config.batch_size,

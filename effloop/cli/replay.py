@@ -19,8 +19,9 @@ import torch
 from effloop import config as configs
 from effloop.cli.command import RunOptions, command
 from effloop.config import Config
-from effloop.data.source import Source, sources
+from effloop.data.source import Source
 from effloop.data.source.base import printable
+from effloop.data.source.wrapped import open_split
 from effloop.launch.execute import run
 from effloop.launch.spec import RunSpec
 from effloop.runs import compare
@@ -110,7 +111,7 @@ def find_differences(original: RunRecord, config: Config) -> Iterator[str]:
             yield f"it was resumed at epoch {entry['epoch']} in another environment: {differs}"
     yield from compare.environments(original.environment, _environment(config, _num_ranks(original, config) or 1))
     names = {"train": config.data.train_split, "val": config.data.val_split}
-    opened = {split: sources.build(config.data, name) for split, name in names.items()}
+    opened = {split: open_split(config.data, name) for split, name in names.items()}
     fingerprints = {split: source.fingerprint() for split, source in opened.items()}
     data = {"classes": list(opened["train"].classes), **fingerprints, **initial_files(config)}
     yield from compare.inputs(original.data, data) if original.data else ["data: not recorded then"]

@@ -35,7 +35,7 @@ def verify_data(options: VerifyOptions, overrides: list[str]) -> int:
     """
     config = configs.compose(overrides)
     with Problems(options.out) as problems:
-        opened = open_splits(config, split_names(options.split))
+        opened = open_splits(config, split_names(options.split), problems.add)
         reports = verify(opened, decoders.build(config.decode), num_workers(config), problems)
     show(reports, problems)
     return 1 if problems.count else 0

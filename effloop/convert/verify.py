@@ -8,18 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from effloop.convert.progress import Meter, in_order
 from effloop.data.decode import Decoder
-from effloop.data.source.base import Source, check_same_classes
+from effloop.data.source.base import Source
+from effloop.data.source.wrapped import check_same_classes, classes_without_samples
 from effloop.errors import ConfigError, DataError
 
 _RUN = 32  # samples that a thread takes at a time
 _AHEAD = 4  # runs per thread that are queued, so that memory stays bounded
-_LABELS = 1 << 20  # labels counted at a time
 
 
 class Problems:
@@ -128,7 +127,7 @@ def verify_split(
     source: Source, decoder: Decoder, num_threads: int, problems: Problems, advance: Callable[[int], None]
 ) -> SplitReport:
     """Check the index and every sample of one split; `advance` is told how many samples are done."""
-    before, report = problems.count, SplitReport(source, empty=_classes_without_samples(source))
+    before, report = problems.count, SplitReport(source, empty=classes_without_samples(source))
     try:
         source.verify_index()
     except DataError as error:
@@ -170,14 +169,6 @@ def _check(source: Source, decoder: Decoder, sample: int) -> _Checked:
     except DataError as error:
         wrong.append(str(error))
     return _Checked(size, decoded, wrong)
-
-
-def _classes_without_samples(source: Source) -> list[str]:
-    counts = np.zeros(len(source.classes) + 1, np.int64)  # the last one: labels that no class has
-    for start in range(0, len(source), _LABELS):
-        labels = np.minimum(source.labels[start : start + _LABELS], len(source.classes))
-        counts += np.bincount(labels, minlength=len(counts))
-    return [name for name, count in zip(source.classes, counts, strict=False) if not count]
 
 
 def show(reports: Mapping[str, SplitReport], problems: Problems) -> None:

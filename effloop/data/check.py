@@ -2,44 +2,74 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from effloop.data.image.header import read_header
+from effloop.data.decode import Decoder
+from effloop.data.image.header import Encoded, read_header
 from effloop.data.plan import Plan
+from effloop.errors import PROGRAM, DataError
+
+_NAMED = 20
 
 
 def check_samples(plan: Plan, limit: int, num_threads: int) -> None:
-    """Check the checksum, header and end of up to `limit` samples, evenly spread over the split.
-
-    A file without its format's end marker is decoded, because it may still be complete.
+    """Check the checksum, header and end of up to `limit` samples, evenly spread over the split, and of empty ones.
 
     Args:
         plan: its source and decoder are used.
-        limit: how many samples at most; 0 is none.
+        limit: how many samples at most, besides those that the index says are empty; 0 checks none.
         num_threads: how many are checked at the same time.
 
     Raises:
-        DataError: a sample can't be used; the message names it. With several bad samples, the first.
+        DataError: samples can't be used; the message names the first 20, and says how many there are.
         ConfigError: an image is too small for the augmentation recipe.
     """
     count = len(plan.source)
     ids = np.unique(np.linspace(0, count - 1, min(limit, count)).astype(np.int64))
+    if limit:
+        ids = np.union1d(ids, plan.source.empty_samples())
 
-    def check(sample: int) -> tuple[int, int]:
-        with plan.error_context(sample):
-            data = plan.source.read(sample)
-            plan.source.verify(sample)
-            size = plan.decoder.size(data)
-            if not read_header(data).complete:
-                plan.decoder.decode(data)
-            return size
+    def check(sample: int) -> tuple[int, int] | str:
+        try:
+            with plan.error_context(sample):
+                data = plan.source.read(sample)
+                plan.source.verify(sample)
+                return check_image(data, plan.decoder)
+        except DataError as error:
+            return str(error)
 
     with ThreadPoolExecutor(max(1, num_threads), thread_name_prefix="effloop-check") as pool:
         try:
-            sizes = list(pool.map(check, ids.tolist()))
+            found = list(pool.map(check, ids.tolist()))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-    if sizes:
-        plan.augment.check(np.unique(np.array(sizes, np.int64), axis=0))
+    if bad := [each for each in found if isinstance(each, str)]:
+        of = f"{len(bad):,} of the {len(ids):,} samples looked at in {plan.source.where} can't be used"
+        raise DataError(listed(of, bad, f"{PROGRAM} verify data.root=PATH checks every sample"))
+    if found:
+        plan.augment.check(np.unique(np.array(found, np.int64), axis=0))
+
+
+def check_image(data: Encoded, decoder: Decoder) -> tuple[int, int]:
+    """(height, width) of an image whose header and end are in order.
+
+    A file without its format's end marker is decoded, because it may still be complete.
+
+    Raises:
+        DataError: they aren't, or it can't be decoded; the message doesn't name the sample.
+    """
+    size = decoder.size(data)
+    if not read_header(data).complete:
+        decoder.decode(data)
+    return size
+
+
+def listed(what: str, lines: Sequence[str], fix: str) -> str:
+    """A message about bad samples: a single one in one line, several in a line each, up to 20 of them."""
+    if len(lines) == 1:
+        return f"{lines[0]}; {fix}"
+    more = [f"and {len(lines) - _NAMED:,} more"] if len(lines) > _NAMED else []
+    return "\n  ".join([f"{what}; {fix}:", *lines[:_NAMED], *more])

@@ -237,12 +237,12 @@ def test_17_missing_root(refused: Refusal) -> None:
 
 def test_18_empty_root(refused: Refusal) -> None:
     (refused.here / "data").mkdir()
-    _has(refused.of("data.root=data"), "'data' has no folder 'train' .jpg, .jpeg, .png, .webp, .bmp data.root=PATH")
+    _has(refused.of("data.root=data"), "'data' has no folder 'train' .jpg, .png, .webp, .gif, .tif data.root=PATH")
 
 
 def test_18_empty_split(refused: Refusal) -> None:
     (refused.here / "data/train").mkdir(parents=True)
-    _has(refused.of("data.root=data"), f"{refused.here}/data/train .jpg, .jpeg, .png, .webp, .bmp")
+    _has(refused.of("data.root=data"), f"{refused.here}/data/train .jpg, .png, .webp, .gif, .tif")
 
 
 def test_18_no_such_split(refused: Refusal) -> None:

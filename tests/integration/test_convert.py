@@ -179,7 +179,7 @@ class TestFailures:
         os.rename(mixed / "val" / "b", mixed / "val" / "c")
         wanted = (
             f"train and val have different classes ({mixed}/train, {mixed}/val): only in train: b; only in val: c; "
-            "give both the same class folders"
+            "give both the same classes, or set data.allow_missing_classes=true"
         )
         assert failure(capsys, f"data.root={mixed}", "to=memmap", "out=set") == wanted
         assert not list(here.iterdir())

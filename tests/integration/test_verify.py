@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
 
 import pytest
+from images import encode, photo
 from plans import write_as
-from runs import call
+from runs import TINY, call
 
 from effloop.cli.main import main
 from effloop.data.source.storage.columns import ColumnFile
@@ -148,8 +150,8 @@ def test_both_splits(split: str, photos: Path, here: Path, capsys: pytest.Captur
 def test_one_split_of_two(copy: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (copy / "val").rename(copy / "validation")
     said = (
-        f"effloop: data.root: '{copy}' has no folder 'val'; it has train, validation: set data.train_split or "
-        "data.val_split; or take 'train' alone: set split=train\n"
+        f"effloop: data.root: '{copy}' has no folder 'val'; it has train, validation: set data.val_split=validation; "
+        "or take 'train' alone: set split=train\n"
     )
     for command in (["verify"], ["convert", "to=memmap", "out=set"]):
         assert main([*command, f"data.root={copy}"]) == 2
@@ -157,7 +159,35 @@ def test_one_split_of_two(copy: Path, here: Path, capsys: pytest.CaptureFixture[
     assert main(["verify", f"data.root={copy}", "split=train"]) == 0
 
 
-def test_empty_file(copy: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (copy / "train/a/003.jpg").write_bytes(b"")
-    assert main(["verify", f"data.root={copy}"]) == 2
-    assert capsys.readouterr().err.startswith(f"effloop: {copy}/train/a/003.jpg is empty (0 bytes); ")
+def test_everything_is_listed(copy: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a/000.jpg", "a/003.jpg", "b/004.jpg"):
+        (copy / "train" / name).write_bytes(b"")
+    (copy / "val/a/000.jpg").write_text("<html>")
+    (copy / "val/a/nothing.gif").symlink_to("nowhere")
+    (copy / "val/b/cut.gif").write_bytes(encode(photo(), "GIF")[:-500])
+    (copy / "val/empty").mkdir()
+    assert main(["verify", f"data.root={copy}"]) == 1
+    out, err = capsys.readouterr()
+    assert ([row[-2:] for row in rows(out)], err) == ([["37", "3"], ["12", "3"]], "")
+    wanted = ["of note: ", "class folder 'empty'", "different classes", "a/000.jpg is empty (0 bytes)"]
+    wanted += ["a/003.jpg is empty", "b/004.jpg is empty", "a/000.jpg is not an image", "nothing.gif can't be read"]
+    for line, words in zip(said(out), [*wanted, "cut.gif is an image in GIF format", "problems: 8"], strict=True):
+        assert words in line
+
+
+def test_classes_that_one_split_lacks(copy: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(copy / "val/b")
+    (copy / "val/d").mkdir()
+    for command in (["train", *TINY], ["convert", "to=lmdb", "out=set"]):
+        assert main([*command, f"data.root={copy}"]) == 2
+        assert "set data.allow_missing_classes=true" in capsys.readouterr().err
+    words = (f"data.root={copy}", "data.allow_missing_classes=true")
+    assert main(["verify", *words]) == 0
+    assert main(["train", *TINY, *words, "run=x"]) == 0
+    warnings = [line.partition("missing_classes: ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert [line.partition("samples of ")[2] for line in warnings] == ["1 of 4 classes: d", "2 of 4 classes: b, d"]
+    data = json.loads((here / "outputs/x/data.json").read_text())
+    assert data["classes"] == ["a", "b", "c", "d"]
+    assert main(["convert", *words, "to=lmdb", "out=set"]) == 0
+    assert main(["verify", "data.root=set"]) == 0
+    assert main(["eval", "outputs/x", "data.root=set"]) == 0

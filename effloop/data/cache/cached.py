@@ -13,18 +13,18 @@ from typing import Any
 
 import numpy as np
 import PIL
-from numpy.typing import NDArray
 from rich.filesize import decimal
 
 from effloop.data.cache.shared_memory import FOLDER, Region, table_bytes
 from effloop.data.decode import DecodeConfig, Decoder
 from effloop.data.image.header import Encoded, pnm_header
 from effloop.data.source import Cache, Source
+from effloop.data.source.wrapped import Wrapped
 from effloop.errors import ConfigError, DataError
 from effloop.system.hardware import available_memory
 
 
-class CachedSource(Source):
+class CachedSource(Wrapped):
     """A source that reads each sample once per machine, as long as there is memory for it.
 
     Args:
@@ -39,21 +39,14 @@ class CachedSource(Source):
     def __init__(
         self, source: Source, kind: Cache, decoder: Decoder, capacity: Callable[[], int], folder: Path = FOLDER
     ) -> None:
-        self.source, self.kind, self.decoder, self.folder = source, kind, decoder, folder
+        super().__init__(source)
+        self.kind, self.decoder, self.folder = kind, decoder, folder
         self._name = _name(source, kind, decoder)
         self._open(capacity)
 
     def _open(self, capacity: Callable[[], int]) -> None:
         self.classes = self.source.classes
         self.region = Region(self._name, len(self.source), capacity, self.folder)
-
-    @property
-    def labels(self) -> NDArray[Any]:  # type: ignore[override]  # read when used: not every source has labels
-        return self.source.labels
-
-    @property
-    def targets(self) -> NDArray[Any]:
-        return self.source.targets
 
     def read(self, index: int) -> Encoded:
         kept = self.region.get(index)
@@ -73,34 +66,8 @@ class CachedSource(Source):
         """One line: what is kept, and in how much memory."""
         return f"{self.kind.value}, room for {decimal(self.region.num_bytes)} in {self.folder}"
 
-    def raw_key(self, index: int) -> bytes:
-        return self.source.raw_key(index)
-
-    def size(self, index: int) -> int:
-        return self.source.size(index)
-
     def will_need(self, indices: Sequence[int]) -> None:
         self.source.will_need([index for index in indices if self.region.get(index) is None])
-
-    @property
-    def where(self) -> str:
-        return self.source.where
-
-    def fingerprint(self) -> dict[str, Any]:
-        return self.source.fingerprint()
-
-    def identity(self) -> dict[str, Any]:
-        return self.source.identity()
-
-    @property
-    def has_checksums(self) -> bool:
-        return self.source.has_checksums
-
-    def verify(self, index: int) -> None:
-        self.source.verify(index)
-
-    def verify_index(self) -> None:
-        self.source.verify_index()
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: getattr(self, name) for name in ("source", "kind", "decoder", "folder", "_name")}

@@ -11,6 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 from omegaconf import MISSING
 
@@ -46,6 +47,8 @@ class DataConfig(PartConfig):
         check: number of samples per split, evenly spaced, whose header and end of file are checked before the
             first step; 0 checks none.
         cache: what is kept in memory, one copy per machine: none, bytes (encoded) or pixels (decoded).
+        allow_missing_classes: a split may lack classes that the other one has, or have empty class folders. Labels then
+            follow the training split; classes that only the validation split has come after.
         cache_gb: GB (10^9 bytes) for the cache of both splits; what doesn't fit is read from disk. null is half of
             the free memory.
         mean, std: (R, G, B) in units of 0-1, used to normalize on the device. If both are null, images stay uint8.
@@ -56,6 +59,7 @@ class DataConfig(PartConfig):
     val_split: str = "val"
     tail: Tail = Tail.drop
     check: int = 2000  # 1,856 photographs of 27 KB take 0.1 s
+    allow_missing_classes: bool = False
     cache: Cache = Cache.none
     cache_gb: float | None = None
     mean: list[float] | None = field(default_factory=lambda: [0.485, 0.456, 0.406])  # ImageNet's
@@ -134,6 +138,10 @@ class Source(ABC):
     def size(self, index: int) -> int:
         """Bytes of the encoded image of sample `index`, from the index: the image isn't read."""
 
+    def empty_samples(self) -> NDArray[np.int64]:
+        """(n,) samples without a single byte, as far as the index tells."""
+        return np.empty(0, np.int64)
+
     def will_need(self, indices: Sequence[int]) -> None:  # noqa: B027  a hint
         """Announce which samples are read next, so that the kernel can fetch them concurrently."""
 
@@ -204,25 +212,6 @@ class Fingerprint:
 
 
 sources: Registry[Source] = Registry("data")
-
-
-def check_same_classes(train: Source, val: Source) -> None:
-    """Refuse splits with different classes or another order of them: every score would be wrong.
-
-    Raises:
-        DataError: they differ; the message lists the classes that only one split has.
-    """
-    if train.classes == val.classes:
-        return
-    only = {
-        "train": sorted(set(train.classes) - set(val.classes)),
-        "val": sorted(set(val.classes) - set(train.classes)),
-    }
-    differences = "; ".join(f"only in {split}: {', '.join(names[:8])}" for split, names in only.items() if names)
-    raise DataError(
-        f"train and val have different classes ({train.where}, {val.where}): "
-        f"{differences or 'same names, other order'}; give both the same class folders"
-    )
 
 
 def printable(key: bytes) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from effloop.data.image import other
 from effloop.data.image.header import Encoded
@@ -56,6 +57,13 @@ class FolderSource(Source):
         if not self.root.is_dir():
             raise DataError(f"data.root: '{config.root}' has no folder '{split}'; {_listing(root, split, config)}")
         self._open(_index(self.root, config))
+        if not len(self.labels):
+            raise DataError(f"{self.where} has no images in its class folders ({SOUGHT}); set data.root=PATH")
+        if (empty := self._index.meta["empty"]) and not config.allow_missing_classes:
+            raise DataError(
+                f"{self.where}: the class folder '{empty[0]}' has no images ({SOUGHT}); remove it, fill it, or set "
+                "data.allow_missing_classes=true"
+            )
 
     def _open(self, index: ColumnFile) -> None:
         self._index = index
@@ -82,6 +90,10 @@ class FolderSource(Source):
     def size(self, index: int) -> int:
         start, end = span(self._ends, index)
         return end - start
+
+    def empty_samples(self) -> NDArray[np.int64]:
+        starts = np.concatenate([[0], self._ends[:-1]]).astype(self._ends.dtype)
+        return np.flatnonzero(starts == self._ends)
 
     @property
     def where(self) -> str:
@@ -126,7 +138,7 @@ def _index(root: Path, config: FolderConfig) -> ColumnFile:
     def write(path: Path) -> None:
         try:
             scan = _Scan(root)
-        except OSError as error:  # a folder without permission, a link to nothing or to itself
+        except OSError as error:  # a folder without permission, a link to itself
             raise DataError(f"{printable(os.fsencode(error.filename))} can't be read: {error.strerror}") from None
         scan.write(path)
 
@@ -158,6 +170,7 @@ class _Scan:
         self.started_ns = time.time_ns()
         self.files = SplitColumns()
         self.folders: list[bytes] = []
+        self.empty: list[str] = []
         self.mtimes = array("q")
         self.classes = self._scan()
 
@@ -170,10 +183,7 @@ class _Scan:
             for folder in sorted(_folders(os.path.join(self.root, name), ()), key=os.fsdecode):
                 self._add_files(folder, label)
             if len(self.files) == before:
-                raise DataError(
-                    f"{printable(self.root)}: the class folder '{printable(name)}' has no images "
-                    f"({SOUGHT}); remove it or fill it"
-                )
+                self.empty.append(printable(name))
         if not classes:
             raise DataError(
                 f"{printable(self.root)} has no class folders with images ({SOUGHT}); "
@@ -187,6 +197,7 @@ class _Scan:
             "root": os.fsdecode(self.root),
             "extensions": [*other.EXTENSIONS],
             "classes": [printable(name) for name in self.classes],
+            "empty": self.empty,
             "scanned_ns": self.started_ns,
             "fingerprint": self.files.fingerprint(),
         }
@@ -202,10 +213,11 @@ class _Scan:
         self._add_folder(folder)
         found = [e for e in _entries(folder) if e.name[e.name.rfind(b".") :].lower() in _ENDINGS and not e.is_dir()]
         for entry in sorted(found, key=lambda entry: os.fsdecode(entry.name)):
-            key, size = entry.path[len(self.root) + 1 :], entry.stat().st_size
-            if size == 0:
-                raise DataError(f"{printable(entry.path)} is empty (0 bytes); remove it or replace it")
-            self.files.add(key, label, size)
+            try:
+                size = entry.stat().st_size
+            except OSError:
+                size = 0  # a link to nothing: reading it says so
+            self.files.add(entry.path[len(self.root) + 1 :], label, size)
 
     def _add_folder(self, folder: bytes) -> None:
         self.folders.append(folder)

@@ -10,9 +10,9 @@ from plans import line, open_source, read_bytes, write_as, write_records
 from effloop.convert.verify import Problems, SplitReport, verify, verify_split
 from effloop.data.decode import Decoder, decoders
 from effloop.data.source import Source, sources
-from effloop.data.source.base import check_same_classes
 from effloop.data.source.storage.columns import ColumnFile
 from effloop.data.source.storage.writing import writers
+from effloop.data.source.wrapped import check_same_classes
 from effloop.errors import ConfigError, DataError
 
 
@@ -125,7 +125,7 @@ def test_other_classes(photos: Path, tmp_path: Path, decoder: Decoder) -> None:
     splits = {"train": open_source("folder", photos), "val": open_source("folder", other, "val")}
     wanted = (
         f"train and val have different classes ({photos}/train, {other}/val): only in train: a, b, c; "
-        "only in val: z; give both the same class folders"
+        "only in val: z; give both the same classes, or set data.allow_missing_classes=true"
     )
     with pytest.raises(DataError, match=line(wanted)):
         check_same_classes(splits["train"], splits["val"])

@@ -8,7 +8,9 @@ from plans import line, make_plan, open_source
 
 from effloop.data.check import check_samples
 from effloop.data.plan import Plan
-from effloop.errors import DataError
+from effloop.errors import PROGRAM, DataError
+
+FIX = f"{PROGRAM} verify data.root=PATH checks every sample"
 
 
 @pytest.fixture
@@ -29,27 +31,27 @@ def test_nothing_wrong(plan: Plan) -> None:
 def test_truncated(plan: Plan, num_threads: int) -> None:
     bad = file(plan, 39)  # the last one
     bad.write_bytes(bad.read_bytes()[:-9])
-    wanted = f"{bad} is a truncated JPEG: ends after {bad.stat().st_size:,} bytes without its end marker"
+    wanted = f"{bad} is a truncated JPEG: ends after {bad.stat().st_size:,} bytes without its end marker; {FIX}"
     with pytest.raises(DataError, match=line(wanted)):
         check_samples(plan, 40, num_threads)
 
 
 def test_a_text_called_an_image(plan: Plan) -> None:
     file(plan, 0).write_text("<html>")
-    wanted = f"{file(plan, 0)} is not an image that Pillow reads; starts with b'<html>'"
+    wanted = f"{file(plan, 0)} is not an image that Pillow reads; starts with b'<html>'; {FIX}"
     with pytest.raises(DataError, match=line(wanted)):
         check_samples(plan, 40, 2)
 
 
 def test_emptied_since_the_scan(plan: Plan) -> None:
     file(plan, 20).write_bytes(b"")
-    with pytest.raises(DataError, match=line(f"{file(plan, 20)} is empty (0 bytes)")):
+    with pytest.raises(DataError, match=line(f"{file(plan, 20)} is empty (0 bytes); {FIX}")):
         check_samples(plan, 40, 2)
 
 
 def test_gone_since_the_scan(plan: Plan) -> None:
     file(plan, 20).unlink()
-    with pytest.raises(DataError, match=line(f"{file(plan, 20)} can't be read: No such file or directory")):
+    with pytest.raises(DataError, match=line(f"{file(plan, 20)} can't be read: No such file or directory; {FIX}")):
         check_samples(plan, 40, 2)
 
 
@@ -59,12 +61,36 @@ def test_bytes_behind_the_end_are_no_damage(plan: Plan) -> None:
     check_samples(plan, 40, 2)
 
 
-def test_the_first_of_several_is_reported(plan: Plan) -> None:
+def test_several_are_named_in_order(plan: Plan) -> None:
     for index in (31, 17, 18):
         file(plan, index).write_text("not an image")
+    why = "is not an image that Pillow reads; starts with b'not an image'"
+    wanted = [f"3 of the 40 samples looked at in {plan.source.where} can't be used; {FIX}:"]
+    wanted += [f"  {file(plan, index)} {why}" for index in (17, 18, 31)]
     for _ in range(5):
-        with pytest.raises(DataError, match=f"^{file(plan, 17)} is not"):
+        with pytest.raises(DataError) as caught:
             check_samples(plan, 40, 4)
+        assert str(caught.value).splitlines() == wanted
+
+
+def test_twenty_are_named(plan: Plan) -> None:
+    for index in range(30):
+        file(plan, index).unlink()
+    with pytest.raises(DataError) as caught:
+        check_samples(plan, 40, 2)
+    lines = str(caught.value).splitlines()
+    assert lines[0].startswith("30 of the 40 samples looked at in ")
+    assert (len(lines), lines[20].split()[0], lines[-1]) == (22, str(file(plan, 19)), "  and 10 more")
+
+
+def test_empty_ones_are_found_wherever_they_are(photos: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(photos, tmp_path / "copy")
+    for name in ("a/003.jpg", "b/004.jpg"):
+        (root / "train" / name).write_bytes(b"")
+    plan = make_plan(open_source("folder", root))
+    with pytest.raises(DataError, match=r"^2 of the 4 samples .*\n.*a/003.jpg is empty .*\n.*b/004.jpg is empty "):
+        check_samples(plan, 2, 2)
+    check_samples(plan, 0, 2)
 
 
 def test_no_more_than_the_limit_is_looked_at(plan: Plan) -> None:

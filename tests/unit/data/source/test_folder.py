@@ -15,6 +15,7 @@ from torchvision.datasets import ImageFolder
 from effloop.data.image.header import pnm_header
 from effloop.data.source import printable
 from effloop.data.source.storage.writing import Dataset, writers
+from effloop.data.source.wrapped import classes_without_samples
 from effloop.errors import ConfigError, DataError
 
 JPEG = encode(photo(8, 9), "JPEG")
@@ -272,18 +273,20 @@ def test_no_class_folders(tmp_path: Path) -> None:
 def test_empty_class_folder(root: Path) -> None:
     (root / "train" / "empty" / "inner").mkdir(parents=True)
     (root / "train" / "empty" / "note.txt").write_text("text")
-    wanted = f"{root}/train: the class folder 'empty' has no images ({SOUGHT}); remove it or fill it"
-    assert refusal(root) == wanted
+    wanted = f"{root}/train: the class folder 'empty' has no images ({SOUGHT}); remove it, fill it, or set "
+    assert refusal(root) == f"{wanted}data.allow_missing_classes=true"
+    source = open_source("folder", root, allow_missing_classes=True)
+    assert "empty" in source.classes
+    assert classes_without_samples(source) == ["empty"]
 
 
-def test_zero_byte_file(root: Path) -> None:
+def test_files_without_a_byte_are_known(root: Path) -> None:
     (root / "train" / "cat" / "b" / "1.png").write_bytes(b"")
-    assert refusal(root) == f"{root}/train/cat/b/1.png is empty (0 bytes); remove it or replace it"
-
-
-def test_link_that_leads_nowhere(root: Path) -> None:
     (root / "train" / "cat" / "link.jpg").symlink_to("nowhere")
-    assert refusal(root) == f"{root}/train/cat/link.jpg can't be read: No such file or directory"
+    source = open_source("folder", root)
+    assert [source.key(index) for index in source.empty_samples().tolist()] == ["cat/link.jpg", "cat/b/1.png"]
+    with pytest.raises(DataError, match=r"^can't be read: No such file or directory$"):
+        source.read(source.empty_samples()[0])
 
 
 def test_link_to_itself(root: Path) -> None:
