@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.console import Console
-
 from effloop.cli.command import command
 from effloop.registry import load_plugins
-from effloop.report.files import PLOT, REPORT, SUMMARY, report_table, write_report
+from effloop.report.files import PLOT, REPORT, SUMMARY, print_tables, write_report
 from effloop.runs.reader import SWEEP, RunRecord, find_runs, meters_of_runs
 from effloop.task import check_objective
 
@@ -45,7 +43,7 @@ def report(options: ReportOptions, _: list[str]) -> int:
     folder = options.out or (Path("outputs/reports") / time.strftime("%Y-%m-%d/%H-%M-%S") if others else first)
     kind = "Sweep" if (first / SWEEP).is_file() else "Run"
     write_report(runs, folder, objective, f"{len(runs)} runs" if others else f"{kind} {first}")
-    Console().print(report_table(runs, objective))
+    print_tables(runs, objective)
     print(f"report: {folder / REPORT}   beside it: {PLOT}, {SUMMARY}")
     return 0
 

@@ -6,14 +6,14 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from effloop.report.comparison import Comparison, are_numbers, as_number
+from effloop.report.comparison import Comparison, are_numbers, as_number, finite_values
 from effloop.runs.reader import Row, RunRecord
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ _STYLE = {
     "ytick.color": INK,
 }
 _MAX_POINTS = 8_000  # of all lines in a plot: 100 runs of 100 epochs make a page of 0.7 MB
-_LOG_RATIO = 50  # largest to smallest loss; above it the axis is logarithmic, so that one run that diverges is no harm
+_LOG_RATIO = 50  # largest to smallest loss; above it the axis is logarithmic
+_OUTLIER = 5  # times the median run's largest loss; a run that goes beyond has diverged
 
 
 def colours(count: int) -> list[str]:
@@ -120,6 +121,30 @@ def format_axis(axis: Any, name: str, *, percent: bool) -> None:
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
 
 
+def leave_out_outliers(axes: Axes, lines: Sequence[Iterable[float]], *, horizontal: bool = False) -> float:
+    """End the axis of values where most lines do, so that one that diverged doesn't flatten the others.
+
+    Args:
+        axes: with the lines drawn.
+        lines: the values of each.
+        horizontal: whether values are on the x-axis.
+
+    Returns:
+        The largest value that is shown.
+    """
+    known = [finite for values in lines if (finite := finite_values(values))]
+    tops = sorted(map(max, known))
+    usual = [top for top in tops if top <= _OUTLIER * tops[(len(tops) - 1) // 2]]
+    if not usual or len(usual) == len(tops) or usual[-1] <= 0:
+        return tops[-1] if tops else 0
+    count, low = len(tops) - len(usual), min(map(min, known))
+    margin = 0.06 * (usual[-1] - low) or 0.1 * usual[-1]
+    axes.set(**{"xlim" if horizontal else "ylim": (low - min(margin, low / 2) if low > 0 else low, usual[-1] + margin)})
+    text = f"{count} {'run goes' if count == 1 else 'runs go'} beyond, to {tops[-1]:.3g}"
+    axes.text(0.99, 0.97, text, transform=axes.transAxes, ha="right", va="top", fontsize=8, fontstyle="italic")
+    return usual[-1]
+
+
 def log_scale(axes: Axes) -> None:
     """Make the y-axis logarithmic with plain numbers: powers of ten need math text, which `style` turns off."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
@@ -152,8 +177,8 @@ def plot_curves(comparison: Comparison) -> dict[str, Figure]:
             continue
         figures[name] = Figure(figsize=(5.6, 3.0), layout="constrained")
         axes = figures[name].subplots()
-        _draw(axes, lines)
-        axes.set(title=name, xlabel="epoch")
+        _draw(axes, lines, comparison, is_loss=key == "loss")
+        axes.set(title=name + _smoothing(runs) * (name == "train/loss"), xlabel="epoch")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         format_axis(axes.yaxis, name, percent=comparison.is_percent(name))
         if name == "images/s":
@@ -161,16 +186,47 @@ def plot_curves(comparison: Comparison) -> dict[str, Figure]:
     return figures
 
 
-def _draw(axes: Axes, lines: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+def _smoothing(runs: Sequence[RunRecord]) -> str:
+    """A note that training's loss, unlike that of validation, is one of smoothed labels."""
+    shares = {as_number(run.config.get("task", {}).get("label_smoothing")) for run in runs if run.config}
+    found = sorted(share for share in shares if share > 0)
+    return f" (of labels smoothed by {', '.join(f'{share:g}' for share in found)}; val/loss isn't)" if found else ""
+
+
+def run_colours(comparison: Comparison) -> list[str]:
+    """A colour for each run; runs that differ in their seed alone share one."""
+    first = sorted(comparison.series, key=min)
+    found = dict.fromkeys(range(len(comparison.runs)), "")
+    for runs, colour in zip(first, colours(len(first)), strict=True):
+        found.update(dict.fromkeys(runs, colour))
+    return [*found.values()]
+
+
+def _draw(axes: Axes, lines: Sequence[tuple[np.ndarray, np.ndarray]], comparison: Comparison, *, is_loss: bool) -> None:
     width, alpha = (1.6, 1.0) if len(lines) <= 12 else (1.0, 0.75)
-    for index, ((x, y), colour) in enumerate(zip(lines, colours(len(lines)), strict=True)):
+    if comparison.seeded:
+        width, alpha = 0.8, 0.5  # beside their means
+    for index, ((x, y), colour) in enumerate(zip(lines, run_colours(comparison), strict=True)):
         if np.isfinite(y).any():
             marker = "o" if np.isfinite(y).sum() <= 12 else ""
             axes.plot(x, y, color=colour, linewidth=width, alpha=alpha, marker=marker, markersize=3, gid=f"run-{index}")
-    known = np.concatenate([y[np.isfinite(y)] for _, y in lines])
-    if known.min() > 0 and known.max() / known.min() > _LOG_RATIO:
-        log_scale(axes)
+    for runs in comparison.seeded:
+        _draw_mean(axes, [lines[index] for index in runs], run_colours(comparison)[runs[0]])
+    if is_loss:
+        top = leave_out_outliers(axes, [y for _, y in lines])
+        lowest = min(y[np.isfinite(y)].min(initial=math.inf) for _, y in lines)
+        if lowest > 0 and top / lowest > _LOG_RATIO:
+            log_scale(axes)
     axes.set_xlim(left=0)
+
+
+def _draw_mean(axes: Axes, lines: Sequence[tuple[np.ndarray, np.ndarray]], colour: str) -> None:
+    """The mean of several lines over the same epochs, and a band of one standard deviation."""
+    x, heights = lines[0][0], [y for _, y in lines if np.isfinite(y).any()]
+    if len(heights) > 1 and len(x) and all(len(y) == len(x) for y in heights):
+        mean, spread = np.mean(heights, axis=0), np.std(heights, axis=0, ddof=1)
+        axes.plot(x, mean, color=colour, linewidth=2)
+        axes.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
 
 
 def _line(run: RunRecord, split: str, key: str, limit: int) -> tuple[np.ndarray, np.ndarray]:

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 from typing import Any
 
 from effloop.data.source.base import printable
@@ -38,6 +39,9 @@ class Comparison:
         swept: {key: its value in each run, or None} for the keys that were varied.
         values: the objective's value in each run; NaN if it is unknown, or the run failed.
         best: index of the best of several runs; None if there is none.
+        order: the runs, the best first, those without a value last.
+        series: runs that differ in their seed alone, in the order of their means.
+        same_data: whether all were validated on the same data; otherwise none is the best by a score.
     """
 
     runs: Sequence[RunRecord]
@@ -47,6 +51,30 @@ class Comparison:
     swept: Mapping[str, Sequence[Any]]
     values: Sequence[float]
     best: int | None
+    order: Sequence[int]
+    series: Sequence[Sequence[int]]
+    same_data: bool
+
+    @property
+    def seeded(self) -> list[Sequence[int]]:
+        """The series; empty where no setting was run with several seeds."""
+        return [*self.series] if any(len(runs) > 1 for runs in self.series) else []
+
+    def setting(self, runs: Sequence[int]) -> str:
+        """What the runs of a series have in common: `lr=0.1 weight_decay=0.05`."""
+        keys = short_names(self.swept)
+        pairs = {keys[key]: values[runs[0]] for key, values in self.swept.items() if key != "seed"}
+        return " ".join(f"{key}={to_short_text(value)}" for key, value in pairs.items()) or "all"
+
+    def spread(self, name: str, runs: Sequence[int]) -> str:
+        """Mean and standard deviation of a measurement over runs: `92.10% ± 0.41%`."""
+        values = finite_values(metric_value(self.runs[index], name) for index in runs if self.counts_in(index))
+        deviation = f" ± {self.format(name, stdev(values))}" if len(values) > 1 else ""
+        return (self.format(name, fmean(values)) if values else "-") + deviation
+
+    def counts_in(self, index: int) -> bool:
+        """Whether a run's scores count."""
+        return self.runs[index].state not in FAILED_STATES
 
     def label(self, index: int) -> str:
         """A run's name and its swept values: `3: lr=0.1 weight_decay=0.05`."""
@@ -100,11 +128,28 @@ def compare_runs(runs: Sequence[RunRecord], objective: str) -> Comparison:
     check_objective(objective, meters)
     values = [math.nan if run.state in FAILED_STATES else metric_value(run, objective) for run in runs]
     known = [(value, index) for index, value in enumerate(values) if math.isfinite(value)]
-    best = None
-    if len(known) > 1:
-        sign = -1 if objectives(meters)[objective] else 1
-        best = min(known, key=lambda each: (sign * each[0], each[1]))[1]
-    return Comparison(runs, meters, objective, _names(runs), swept_values(runs), values, best)
+    sign = -1 if objectives(meters)[objective] else 1
+    order = [index for _, index in sorted((sign * value, index) for value, index in known)]
+    order += [index for index, value in enumerate(values) if not math.isfinite(value)]
+    hashes = {str(run.data["val"].get("sha256")) for run in runs if isinstance(run.data.get("val"), Mapping)}
+    same_data = len(hashes) < 2
+    best = order[0] if len(known) > 1 and (same_data or not objective.startswith("val/")) else None
+    swept = swept_values(runs)
+    series = _series(swept, order)
+    means = [fmean(finite_values(values[index] for index in each) or [math.inf * sign]) for each in series]
+    series = [each for _, each in sorted(zip(means, series, strict=True), key=lambda pair: sign * pair[0])]
+    return Comparison(runs, meters, objective, _names(runs), swept, values, best, order, series, same_data)
+
+
+def _series(swept: Mapping[str, Sequence[Any]], order: Sequence[int]) -> list[Sequence[int]]:
+    """Runs that differ in their seed alone."""
+    if "seed" not in swept:
+        return [[index] for index in order]
+    found: dict[tuple[str, ...], list[int]] = {}
+    for index in order:
+        setting = tuple(to_text(values[index]) for key, values in swept.items() if key != "seed")
+        found.setdefault(setting, []).append(index)
+    return [*found.values()]
 
 
 def metric_value(run: RunRecord, name: str) -> float:
@@ -187,6 +232,11 @@ def epochs_done(run: RunRecord) -> tuple[int, Any]:
     return max(done, default=0), run.config.get("epochs")
 
 
+def finite_values(values: Iterable[float]) -> list[float]:
+    """Those that are finite."""
+    return [value for value in values if math.isfinite(value)]
+
+
 def as_number(value: Any) -> float:
     """A value read from a file as a float; NaN if it isn't a number."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
@@ -205,6 +255,11 @@ def to_text(value: Any) -> str:
 def to_short_text(value: Any) -> str:
     """As `to_text`, but with six digits of a float that a search has drawn."""
     return f"{value:.6g}" if isinstance(value, float) and len(str(value)) > 8 else to_text(value)
+
+
+def shorten(name: str, width: int) -> str:
+    """A name of at most `width` characters, its middle left out."""
+    return name if len(name) <= width else f"{name[: (width - 1) // 2]}…{name[len(name) - width // 2 :]}"
 
 
 def _names(runs: Sequence[RunRecord]) -> list[str]:

@@ -26,6 +26,7 @@ from effloop.report.comparison import (
     failure_reason,
     metric_value,
     short_names,
+    shorten,
     time_by_part,
     to_short_text,
     to_text,
@@ -37,6 +38,7 @@ from effloop.runs.reader import Row, RunRecord
 
 SUMMARY, PLOT, REPORT = "summary.csv", "plot.png", "report.html"
 _MAX_SWEPT = 4  # columns for swept keys in the terminal's table
+_MAX_NAME, _MIN_NAME = 32, 8  # characters of a run's name there
 
 
 def write_report(runs: Sequence[RunRecord], folder: Path, objective: str, title: str) -> None:
@@ -91,8 +93,30 @@ def _finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def print_tables(runs: Sequence[RunRecord], objective: str) -> None:
+    """Print a table of the means over seeds, if there are several, and that of all runs."""
+    console, comparison = Console(), compare_runs(runs, objective)
+    if comparison.seeded:
+        console.print(_seeds_table(comparison))
+    console.print(report_table(runs, objective))
+
+
+def _seeds_table(comparison: Comparison) -> Table:
+    """Mean and standard deviation of each setting's runs."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("over seeds", overflow="fold")
+    names = list(dict.fromkeys([comparison.objective, comparison.first, "val/loss"]))
+    for name in ("runs", *names):
+        table.add_column(name, justify="right", no_wrap=True)
+    for runs in comparison.seeded:
+        counted = sum(comparison.counts_in(index) for index in runs)
+        cells = [comparison.setting(runs), f"{counted}/{len(runs)}" if counted < len(runs) else str(counted)]
+        table.add_row(*map(Text, cells), *(comparison.spread(name, runs) for name in names))
+    return table
+
+
 def report_table(runs: Sequence[RunRecord], objective: str) -> Table:
-    """A table with a row for each run, as wide as the terminal; the keys left out and failures are listed below.
+    """A table with a row for each run, the best first, as wide as the terminal; failures and left out keys are below.
 
     Raises:
         ConfigError: there is no such objective.
@@ -100,18 +124,20 @@ def report_table(runs: Sequence[RunRecord], objective: str) -> Table:
     comparison, console = compare_runs(runs, objective), Console()
     for num_keys in range(_MAX_SWEPT, 0, -1):
         table = _table(comparison, num_keys)
-        if console.measure(table, options=console.options.update(width=1000)).maximum <= console.width:
-            break
-    return table
+        excess = console.measure(table, options=console.options.update(width=1000)).maximum - console.width
+        if excess <= 0:
+            return table
+    longest = min(_MAX_NAME, max(len(to_text(name)) for name in comparison.names))
+    return _table(comparison, num_keys, max(_MIN_NAME, longest - excess))
 
 
-def _table(comparison: Comparison, num_keys: int) -> Table:
-    """The table with columns for the first `num_keys` swept keys."""
+def _table(comparison: Comparison, num_keys: int, name_width: int = _MAX_NAME) -> Table:
+    """The table with columns for the first `num_keys` swept keys, and names of runs no longer than `name_width`."""
     keys = list(comparison.swept)[:num_keys]
     names = list(dict.fromkeys([comparison.objective, comparison.first, "val/loss", "images/s", "wait", "seconds"]))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), caption_justify="left")
     table.caption = _caption(comparison, num_keys)
-    table.add_column("run", overflow="fold", max_width=32)  # names are wrapped, results aren't
+    table.add_column("run", no_wrap=True)
     headings = short_names(comparison.swept)
     for key in keys:
         numeric = are_numbers(comparison.swept[key])
@@ -125,10 +151,12 @@ def _table(comparison: Comparison, num_keys: int) -> Table:
     table.add_column("state", no_wrap=True)
     for name in ("epochs", *names):
         table.add_column(name.replace("val/", "val/\n"), justify="right", no_wrap=True)
-    for index, run in enumerate(comparison.runs):
+    for index in comparison.order:
+        run = comparison.runs[index]
         done, total = epochs_done(run)
         best = index == comparison.best
-        cells = [comparison.names[index], *(to_short_text(comparison.swept[key][index]) for key in keys)]
+        name = shorten(to_text(comparison.names[index]), name_width)
+        cells = [name, *(to_short_text(comparison.swept[key][index]) for key in keys)]
         state = "best" if best and run.state == "done" else f"{run.state}, best" if best else run.state
         cells += [state, f"{done}/{total}" if total else str(done)]
         cells += [comparison.format(name, metric_value(run, name)) for name in names]
@@ -139,7 +167,7 @@ def _table(comparison: Comparison, num_keys: int) -> Table:
 
 def _caption(comparison: Comparison, num_keys: int) -> Text:
     """The swept keys that have no column, and why runs failed."""
-    lines = []
+    lines = [] if comparison.same_data else ["no best: the runs were validated on different data"]
     if more := list(comparison.swept)[num_keys:]:
         lines.append(f"+{len(more)} more in {SUMMARY}: {', '.join(map(to_text, more))}")
     for name, run in zip(comparison.names, comparison.runs, strict=True):

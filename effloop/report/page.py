@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
+from effloop.errors import PROGRAM
 from effloop.report import charts
 from effloop.report.comparison import (
     FAILED_STATES,
@@ -56,7 +58,7 @@ def render_page(comparison: Comparison, title: str) -> str:
         now=time.strftime("%Y-%m-%d %H:%M"),
         version=effloop_version(),
         comparison=comparison,
-        colours=charts.colours(len(runs)),
+        colours=charts.run_colours(comparison),
         metrics=list(dict.fromkeys([comparison.objective, *comparison.measures])),
         short_names=short_names(comparison.swept),
         failed_states=FAILED_STATES,
@@ -68,6 +70,11 @@ def render_page(comparison: Comparison, title: str) -> str:
         max_labels=_MAX_LABELS,
         time_parts=TIME_PARTS,
         bars=_bars(comparison),
+        commands=[
+            f"{PROGRAM} eval {shlex.quote(to_text(run.path))}"
+            for run in runs
+            if (run.path / "checkpoints/best.ckpt").is_file()
+        ],
         **_pictures(comparison),
         **_config(comparison),
         data=_differing(comparison, [run.data for run in runs]),

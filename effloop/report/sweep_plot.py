@@ -7,14 +7,18 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
+from statistics import fmean, pstdev, stdev
 from typing import TYPE_CHECKING, Any
 
-from effloop.report.charts import INK, colours, format_axis
+from effloop.report.charts import INK, colours, format_axis, leave_out_outliers
 from effloop.report.comparison import (
     FAILED_STATES,
     Comparison,
     are_numbers,
+    finite_values,
     metric_value,
+    shorten,
     to_short_text,
     to_text,
 )
@@ -27,7 +31,7 @@ _MAX_LINES = 12  # in the legend, one for each combination; with more, each run 
 _MAX_ROWS = 40  # with names; with more, runs are numbered along the x-axis
 _MAX_NAME = 48  # characters of a row's name
 _DIGIT_WIDTH = 1 / 65  # as a share of the panel beside a legend
-_LOG_RATIO = 30  # largest to smallest value; above it the axis is logarithmic
+_MIN_RATIO, _LOG_RATIO = 3, 30  # largest to smallest value: below, the axis is linear; above, logarithmic
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,8 @@ def plot_sweep(comparison: Comparison, title: str = "") -> Figure:
         if name == comparison.objective and best is not None:
             point = _xy(layout, layout.positions[best], values[best])
             axes.plot(*point, "o", markersize=11, markerfacecolor="none", markeredgecolor=INK)
+        if not comparison.is_percent(name) and name.startswith("val/"):
+            leave_out_outliers(axes, [[values[index]] for index in drawn], horizontal=bool(layout.rows))
         _format_axes(axes, layout, drawn, name, percent=comparison.is_percent(name))
     if layout.legend and drawn:
         figure.legend(
@@ -96,6 +102,8 @@ def _subtitle(comparison: Comparison, num_drawn: int) -> str:
 
 def _layout(comparison: Comparison, drawn: Sequence[int]) -> _Layout:
     swept = comparison.swept
+    if len(swept) > 1 and comparison.seeded:  # one point for each setting
+        swept = {key: values for key, values in swept.items() if key != "seed"}
     axis = _axis(swept)
     others = [key for key in swept if key != axis and len({to_text(swept[key][index]) for index in drawn}) > 1]
     lines: dict[str, list[int]] = {}
@@ -131,15 +139,29 @@ def _draw(axes: Axes, layout: _Layout, values: Sequence[float], format_value: Ca
     line = "none" if layout.rows or layout.label == "run" else "-"
     for (label, runs), colour in zip(layout.lines.items(), colours(len(layout.lines)), strict=True):
         points = sorted((layout.positions[run], values[run], run) for run in runs)
-        positions, heights = [point[0] for point in points], [point[1] for point in points]
-        x, y = (heights, positions) if layout.rows else (positions, heights)
-        axes.plot(x, y, linestyle=line, color=colour, linewidth=1.5)
+        groups = {key: [point[1] for point in group] for key, group in itertools.groupby(points, itemgetter(0))}
+        several = len(points) > len(groups)
+        _draw_means(axes, layout, groups, line, colour)
         axes.plot([], [], marker="o", linestyle=line, color=colour, linewidth=1.5, label=_shorten(label))  # for legend
         for position, value, run in points:
-            axes.plot(*_xy(layout, position, value), "o", color=colour, markersize=6, gid=f"run-{run}")
-            if layout.rows and not layout.legend and math.isfinite(value):
+            size, alpha = (4, 0.5) if several else (6, 1)
+            axes.plot(*_xy(layout, position, value), "o", color=colour, markersize=size, alpha=alpha, gid=f"run-{run}")
+            if layout.rows and not several and not layout.legend and math.isfinite(value):
                 xy, unit = (value, position), "offset points"
                 axes.annotate(format_value(value), xy, (9, 0), textcoords=unit, va="center", fontsize=8)
+
+
+def _draw_means(axes: Axes, layout: _Layout, groups: Mapping[float, Sequence[float]], line: str, colour: str) -> None:
+    """A line through the means at each position, with the standard deviation of several runs there."""
+    known = {position: finite_values(values) for position, values in groups.items()}
+    positions = [position for position, values in known.items() if values]
+    means = [fmean(known[position]) for position in positions]
+    x, y = (means, positions) if layout.rows else (positions, means)
+    axes.plot(x, y, linestyle=line, color=colour, linewidth=1.5)
+    if any(len(values) > 1 for values in known.values()):
+        spread = [stdev(known[position]) if len(known[position]) > 1 else 0 for position in positions]
+        errors: dict[str, Any] = {"xerr" if layout.rows else "yerr": spread}
+        axes.errorbar(x, y, **errors, fmt="D", color=colour, markersize=6, capsize=3)
 
 
 def _format_axes(axes: Axes, layout: _Layout, drawn: Sequence[int], name: str, *, percent: bool) -> None:
@@ -158,7 +180,7 @@ def _format_axes(axes: Axes, layout: _Layout, drawn: Sequence[int], name: str, *
     ticks = sorted({layout.positions[run] for run in drawn})
     if len(ticks) < 2 or layout.label == "run":
         return
-    if ticks[0] > 0 and ticks[-1] / ticks[0] > _LOG_RATIO:
+    if _is_geometric(ticks):
         axes.set_xscale("log")
     scaled = [math.log(tick) for tick in ticks] if axes.get_xscale() == "log" else ticks
     labels = [to_short_text(tick) for tick in ticks]
@@ -168,6 +190,16 @@ def _format_axes(axes: Axes, layout: _Layout, drawn: Sequence[int], name: str, *
         axes.minorticks_off()
 
 
+def _is_geometric(ticks: Sequence[float]) -> bool:
+    """Whether values are spaced by factors, as 0.001, 0.003, 0.01, rather than by differences."""
+    if ticks[0] <= 0 or ticks[-1] / ticks[0] < _MIN_RATIO:
+        return False
+    if ticks[-1] / ticks[0] > _LOG_RATIO:
+        return True
+    gaps = [after - before for before, after in itertools.pairwise(ticks)]
+    factors = [math.log(after / before) for before, after in itertools.pairwise(ticks)]
+    return pstdev(factors) / fmean(factors) < pstdev(gaps) / fmean(gaps)
+
+
 def _shorten(name: str) -> str:
-    half = _MAX_NAME // 2
-    return name if len(name) <= _MAX_NAME else f"{name[:half]}…{name[1 - half :]}"
+    return shorten(name, _MAX_NAME)

@@ -63,7 +63,7 @@ def describe_fingerprint(fingerprint: Tree) -> str:
 
 
 def configs(then: Tree, now: Tree) -> list[str]:
-    """A line for each config key that differs, except the run's name and `threads`: the environment has their number."""
+    """A line for each config key that differs, except the run's name and `threads`, which the environment has."""
     return [*_then_now(*(_without(tree, ("run", "threads")) for tree in (then, now))).values()]
 
 

@@ -15,11 +15,10 @@ from typing import Any, TextIO
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
-from rich.console import Console
 
 from effloop.config import Config, finish, hydra_app, hydra_setup, messages
 from effloop.errors import PROGRAM, ConfigError, EffLoopError, InterruptedRunError
-from effloop.report.files import report_table, write_report
+from effloop.report.files import print_tables, write_report
 from effloop.runs.folder import TIMESTAMP
 from effloop.runs.reader import SWEEP, RunRecord, read_jobs
 from effloop.sweep.job_runner import THREAD_VARIABLES, JobRunner
@@ -128,9 +127,8 @@ def _launch(job: JobRunner, flags: list[str], overrides: list[str], go_on: str) 
 def _show(found: Sequence[RunRecord], folder: Path, objective: str) -> ConfigError | None:
     """The table on the terminal; summary.csv, plot.png and report.html in the sweep's folder, or why they aren't."""
     place = os.path.relpath(folder)
-    console = Console()
-    console.print()
-    console.print(report_table(found, objective))
+    print()
+    print_tables(found, objective)
     try:
         write_report(found, folder, objective, place)
     except ConfigError as error:

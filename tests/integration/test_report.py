@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import shutil
 from pathlib import Path
@@ -88,6 +89,28 @@ class TestTable:
         assert lines[-1] == "report: elsewhere/report.html   beside it: plot.png, summary.csv"
         assert "…" not in "".join(lines)
 
+    def test_means_over_seeds(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        folder = make_sweep(tmp_path / "x", {"lr": [0.01, 0.03], "seed": [1, 2, 3]})
+        assert main(["report", str(folder)]) == 0
+        lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+        assert ["lr=0.03", "3", *["61.63%", "±", "17.90%", "1.0674", "±", "0.3579"]] in lines
+        text = (folder / "report.html").read_text("utf-8")
+        assert "<h2>Over seeds" in text
+        assert "61.63% ± 17.90%" in text
+
+    def test_no_best_of_different_data(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        made = [make_run(tmp_path / name, height=0.5 + index / 10) for index, name in enumerate("ab")]
+        split = {"samples": 1, "sha256": "cd" * 32}
+        (made[1] / "data.json").write_text(json.dumps({"classes": [*"abcdef"], "train": split, "val": split}))
+        for objective, best in (
+            ("val/top1", "no best: the runs were validated on different data"),
+            ("seconds", "best"),
+        ):
+            assert main(["report", *map(str, made), f"out={tmp_path / 'out'}", f"objective={objective}"]) == 0
+            lines = capsys.readouterr().out
+            assert best in lines
+            assert (" best " in lines) == (objective == "seconds")
+
     def test_names_give_way_to_results(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         names = [f"a_rather_long_name_of_an_experiment_{number}" for number in range(2)]
         made = [make_run(tmp_path / name, f"lr=0.001{name[-1]}3456789012345") for name in names]
@@ -96,7 +119,8 @@ class TestTable:
         with console.capture() as captured:
             console.print(report_table(find_runs(made), "val/top1"))
         text = captured.get()
-        assert "…" not in text
+        assert [text.count(f"…nt_{number}") for number in range(2)] == [1, 1]  # shortened in the middle
+        assert text.count("…") == 2
         assert all(text.count(result) == 2 for result in ("68.72%", "0.9256", "11.6%", "14.1", "8/8"))
 
     def test_what_finds_no_room(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,7 +103,7 @@ def test_policy_forbids_the_network_and_other_scripts(opened: Any) -> None:
 
 
 def test_sorts_numbers_both_ways_and_what_is_unknown_last(opened: Any) -> None:
-    assert column(opened, "lr") == ["0.003", "0.01", "0.1", "-", "20.0", "0.5"]
+    assert column(opened, "lr") == ["0.003", "0.01", "0.5", "20.0", "0.1", "-"]  # the best first
     head(opened, "lr").click()
     assert head(opened, "lr").get_attribute("aria-sort") == "ascending"
     assert column(opened, "lr") == ["0.003", "0.01", "0.1", "0.5", "20.0", "-"]

@@ -58,6 +58,22 @@ class TestAgainst:
         line = left.lines[0]
         assert (line.get_linestyle(), list(line.get_xdata())) == ("-", [0.01, 0.1, 1.0])
 
+    @pytest.mark.parametrize(
+        ("values", "scale"),
+        [("0.001 0.003 0.01", "log"), ("16 32 64", "log"), ("1 2 3 4", "linear"), ("0 1 2 4", "linear")],
+    )
+    def test_what_grows_by_factors_has_a_logarithmic_axis(self, values: str, scale: str) -> None:
+        axes = plot_sweep(compare_runs(jobs(*(f"lr={value}" for value in values.split())), "val/top1")).axes[0]
+        assert axes.get_xscale() == scale
+        assert [text.get_text() for text in axes.get_xticklabels()] == values.split()
+
+    def test_seeds_are_one_point(self) -> None:
+        words = [f"lr={lr} seed={seed}" for lr in (0.1, 0.2) for seed in (1, 2)]
+        figure = plot_sweep(compare_runs(jobs(*words, top1=[0.1, 0.3, 0.2, 0.6]), "val/top1"))
+        axes = figure.axes[0]
+        assert (axes.get_xlabel(), legend(figure), len(points(axes))) == ("lr", [], 4)
+        assert list(axes.lines[0].get_ydata()) == [pytest.approx(0.2), pytest.approx(0.4)]
+
     def test_ticks_have_room(self) -> None:
         axes = plot_sweep(compare_runs(jobs(*(f"lr={number / 1000}" for number in range(1, 21))), "val/top1")).axes[0]
         assert len(axes.get_xticks()) < 15
@@ -146,6 +162,25 @@ class TestCurves:
         assert len(line.get_xdata()) <= 8000
         assert math.isnan(line.get_ydata()[0])
         assert line.get_ydata()[-1] == pytest.approx(1 / 20000, rel=1e-3)
+
+    @pytest.mark.filterwarnings("error")
+    @pytest.mark.parametrize("worst", [1e28, math.inf])
+    def test_one_that_diverges_flattens_no_other(self, tmp_path: Path, worst: float) -> None:
+        """Neither in the curves, nor against what was swept; and matplotlib warns of nothing."""
+        runs = [trained(3, 5, job={"number": n, "overrides": [f"lr={n + 1}"], "state": "done"}) for n in range(3)]
+        rows = [{**row, "loss": worst} if row["step"] > 9 else row for row in runs[2].metrics]
+        speed = [{"span": "train", "epoch": 0, "step": step, "images_per_s": 10.0**step} for step in (1, 2, 3)]
+        diverged = RunRecord(path=Path("/run"), metrics=rows, perf=speed, job=runs[2].job)
+        comparison = compare_runs([*runs[:2], diverged], "val/loss")
+        for figure in (plot_sweep(comparison), *plot_curves(comparison).values()):
+            save_png(figure, tmp_path / "a.png")
+        assert plot_curves(comparison)["val/loss"].axes[0].get_ylim()[1] < 1.2
+        assert plot_curves(comparison)["train/loss"].axes[0].get_ylim()[1] < 1.2
+
+    def test_smoothed_labels_are_said(self) -> None:
+        run = trained(2, 5, config={"task": {"name": "classification", "label_smoothing": 0.1}})
+        title = curves_of([run])["train/loss"].axes[0].get_title(loc="left")
+        assert title == "train/loss (of labels smoothed by 0.1; val/loss isn't)"
 
 
 class TestSvg:

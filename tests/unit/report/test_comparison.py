@@ -89,6 +89,17 @@ class TestBest:
         assert compare_runs(jobs[:3], "val/top1").best is None  # of one
         assert compare_runs(jobs, "images/s").best is None
 
+    def test_order_and_series(self) -> None:
+        jobs = [
+            job(n, f"lr={lr}", f"seed={n}", top1=top1) for n, (lr, top1) in enumerate([(1, 0.2), (2, 0.9), (1, 0.4)])
+        ]
+        jobs += [job(3, "lr=2", "seed=9", state="failed", top1=1.0)]
+        found = compare_runs(jobs, "val/top1")
+        assert (found.order, found.series) == ([1, 2, 0, 3], [[1, 3], [2, 0]])
+        assert [found.setting(runs) for runs in found.series] == ["lr=2", "lr=1"]
+        assert [found.spread("val/top1", runs) for runs in found.series] == ["90.00%", "30.00% ± 14.14%"]
+        assert compare_runs(jobs, "val/loss").order == [1, 2, 0, 3]
+
     def test_less_is_better(self) -> None:
         runs = [run(summary={"wait": wait}) for wait in (0.2, None, 0.1, 0.1)]
         assert compare_runs(runs, "wait").best == 2
