@@ -93,10 +93,10 @@ class TestTable:
         folder = make_sweep(tmp_path / "x", {"lr": [0.01, 0.03], "seed": [1, 2, 3]})
         assert main(["report", str(folder)]) == 0
         lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-        assert ["lr=0.03", "3", *["61.63%", "±", "17.90%", "1.0674", "±", "0.3579"]] in lines
+        assert ["lr=0.03", "3", *["65.49%", "±", "19.90%", "0.9902", "±", "0.3981"]] in lines
         text = (folder / "report.html").read_text("utf-8")
         assert "<h2>Over seeds" in text
-        assert "61.63% ± 17.90%" in text
+        assert "65.49% ± 19.90%" in text
 
     def test_no_best_of_different_data(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         made = [make_run(tmp_path / name, height=0.5 + index / 10) for index, name in enumerate("ab")]
