@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import importlib
+import importlib.util
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from omegaconf import MISSING
@@ -19,6 +24,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 Names = TypeVar("Names", bound=Callable[[], Mapping[str, "PartConfig"]])
 
 PLUGIN_GROUP = "effloop.plugins"
+_FILES = "EFFLOOP_PLUGINS"
+"""Environment variable with the plugin files of a command, for the processes that it starts."""
 
 groups: dict[str, Registry[Any]] = {}
 """Config group -> its registry, filled as the packages of the parts are imported."""
@@ -115,15 +122,51 @@ def choices(got: str, allowed: Iterable[str]) -> str:
     return f"have {have}" + (f"; did you mean '{close[0]}'?" if close else "")
 
 
+def use_plugin_files(names: Sequence[str]) -> None:
+    """Have `load_plugins` import some Python files, here and in all processes that are started from here.
+
+    Their folders come last on the path, so that worker processes can import what they are sent.
+
+    Raises:
+        ConfigError: a file isn't there, or has the name of another module.
+    """
+    paths = [Path(name).expanduser().absolute() for name in names]
+    for name, path in zip(names, paths, strict=True):
+        if path.suffix != ".py" or not path.is_file():
+            raise ConfigError(f"plugins: '{name}' is not a Python file that is there; name one, e.g. plugins=[mine.py]")
+        if str(path.parent) not in sys.path:
+            sys.path.append(str(path.parent))
+        found = importlib.util.find_spec(path.stem) if path.stem.isidentifier() else None
+        if found is None or not found.origin or Path(found.origin).absolute() != path:
+            raise ConfigError(
+                f"plugins: '{name}' can't be imported as '{path.stem}', which is another module; rename it"
+            )
+    known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    folders = dict.fromkeys([*filter(None, known), *(str(path.parent) for path in paths)])
+    os.environ |= {_FILES: os.pathsep.join(map(str, paths)), "PYTHONPATH": os.pathsep.join(folders)}
+
+
+def plugin_files() -> list[Path]:
+    """The files that `use_plugin_files` was given, here or in the process that has started this one."""
+    return [Path(name) for name in os.environ.get(_FILES, "").split(os.pathsep) if name]
+
+
 def load_plugins() -> list[str]:
-    """Import every package that declares the entry point `effloop.plugins`, so that it registers.
+    """Import the plugin files, and every package that declares the entry point `effloop.plugins`: they register parts.
 
     Returns:
-        The modules' import names, in order.
+        The packages' import names, in order.
 
     Raises:
         ConfigError: a plugin doesn't import; the line names it.
     """
+    for path in plugin_files():
+        try:
+            importlib.import_module(path.stem)
+        except Exception as error:
+            raise ConfigError(
+                f"plugins: {path.name} does not import: {type(error).__name__}: {error}; fix it"
+            ) from error
     modules = []
     for point in sorted(entry_points(group=PLUGIN_GROUP), key=lambda point: point.name):
         try:

@@ -44,7 +44,7 @@ def entry() -> None:
 
 def _dispatch(args: list[str]) -> int:
     debug = [word for word in args if word == "--debug"]
-    args = [word for word in args if word != "--debug"]
+    args = _without_plugins([word for word in args if word != "--debug"])
     name = args[0] if args and args[0] in commands else None
     if {"-h", "--help"} & {*args}:
         print(of_command(commands[name]) if name else overview(), end="")
@@ -62,3 +62,17 @@ def _dispatch(args: list[str]) -> int:
             f"{name}: this is one of {env.world_size} ranks, but a single process does it; leave torchrun or srun out"
         )
     return command.run([*(args[1:] if name else args), *debug])
+
+
+def _without_plugins(args: list[str]) -> list[str]:
+    """The arguments but `plugins=[FILE,...]`, whose files are used: a config, which may be somebody else's, has no such
+    key.
+
+    Raises:
+        ConfigError: a file can't be used.
+    """
+    typed = [word for word in args if word.startswith("plugins=")]
+    names = [name.strip(" '\"") for word in typed for name in word.removeprefix("plugins=").strip("[]").split(",")]
+    if typed:
+        registry.use_plugin_files([name for name in names if name])
+    return [word for word in args if word not in typed]

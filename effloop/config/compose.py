@@ -163,7 +163,7 @@ def from_dict(plain: Any, overrides: Sequence[str], where: str) -> Config:
         chosen = _chosen(choices)
         tree: Any = OmegaConf.structured(Config)
         for group in Config.GROUPS:
-            tree[group] = OmegaConf.structured(registry.groups[group][str(plain[group]["name"])].config)
+            tree[group] = OmegaConf.structured(_part_of_saved(group, str(plain[group]["name"])))
         tree = OmegaConf.merge(tree, plain)
         if "optim" in chosen:
             tree.lr = None  # that of the saved optimizer
@@ -176,6 +176,20 @@ def from_dict(plain: Any, overrides: Sequence[str], where: str) -> Config:
                 OmegaConf.update(tree, override.key_or_group, override.value(), merge=True)
     assert isinstance(tree, DictConfig)
     return finish(tree, overrides)
+
+
+def _part_of_saved(group: str, name: str) -> type[PartConfig]:
+    """The config class of a part that a saved config names.
+
+    Raises:
+        ConfigError: there is no such part here.
+    """
+    if name not in registry.groups[group]:
+        raise ConfigError(
+            f"{group}: the run's '{name}' is not here; install the package that it is of, or add plugins=[FILE.py] "
+            "if it is in a file"
+        )
+    return registry.groups[group][name].config
 
 
 def _delete(tree: Any, override: Override) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -90,4 +91,34 @@ NORMS = (*CHANNEL_NORMS, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 """All normalisations."""
 
 
-models: Registry[nn.Module] = Registry("model")
+class Models(Registry[nn.Module]):
+    """Models by name: classes or functions that return one.
+
+    They take by their names what they need of `num_classes`, `image_size`, `config` and the fields of their config.
+    """
+
+    def build(self, config: PartConfig, /, *args: Any, **kwargs: Any) -> nn.Module:
+        """See `Registry.build`.
+
+        Raises:
+            ConfigError: the model takes something else; the line has its signature.
+        """
+        factory = self[config.name].factory
+        own = {each.name for each in fields(config)} - {each.name for each in fields(ModelConfig)}
+        offered = {"config": config, **{name: getattr(config, name) for name in own}, **kwargs}
+        signature = inspect.signature(factory)
+        taken: list[str] = []
+        for parameter in signature.parameters.values():
+            if parameter.name in offered:
+                taken.append(parameter.name)
+            elif parameter.default is parameter.empty and parameter.kind not in _VARIABLE:
+                raise ConfigError(
+                    f"model: {config.name}{signature} needs '{parameter.name}', and is given "
+                    f"{', '.join(sorted(offered))}; take these by name, or give '{parameter.name}' a default"
+                )
+        return factory(**{name: offered[name] for name in taken})
+
+
+_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+models = Models("model")

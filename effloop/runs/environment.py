@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from effloop.registry import plugin_files
 from effloop.system.hardware import available_cores
 
 RECORDED_VARIABLES = (
@@ -138,7 +139,12 @@ def describe_environment(checkouts: Mapping[str, Checkout | None], ranks: int = 
         },
         "variables": {name: os.environ[name] for name in RECORDED_VARIABLES if name in os.environ},
         "packages": _packages(),
+        **({"plugins": {path.name: _sha256(path) for path in plugin_files()}} if plugin_files() else {}),
     }
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def effloop_version() -> str:

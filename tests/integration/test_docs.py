@@ -6,6 +6,7 @@ What a block does not run is listed here with its reason: those commands are onl
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import shlex
 import shutil
@@ -30,7 +31,7 @@ from effloop.cli.main import main
 from effloop.config import Config
 from effloop.data.source.storage.writing import writers
 from effloop.errors import ConfigError
-from effloop.registry import groups
+from effloop.registry import groups, use_plugin_files
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -100,6 +101,9 @@ def scratch(here: Path, photos: Path, finished: Path, monkeypatch: pytest.Monkey
     make_sweep(here / "outputs/multirun/2026-11-21/10-52-00", {"lr": [0.001, 0.01]})
     for registry in groups.values():  # parts of these pages are gone afterwards
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for variable in ("EFFLOOP_PLUGINS", "PYTHONPATH"):
+        monkeypatch.setenv(variable, os.environ.get(variable, ""))
     for name, benchmark in BENCHMARKS.items():
         idle = dataclasses.replace(benchmark, call=lambda *_, **__: {}, files=None)
         monkeypatch.setitem(BENCHMARKS, name, idle)
@@ -118,7 +122,10 @@ def test_every_command_and_block_runs(page: Path, scratch: Path, monkeypatch: py
         file.write_text(text.replace("/data/", f"{scratch}/data/"))
     with monkeypatch.context() as patch:
         for text in blocks(page, "python"):
-            run_python(text, scratch, patch)
+            if file := re.match(r"# (\w+\.py)\n", text):
+                (scratch / file[1]).write_text(text)
+            else:
+                run_python(text, scratch, patch)
     for words in commands(page):
         line = " ".join(words)
         if line not in RAN and not any(line.startswith(each) for each in ELSEWHERE):
@@ -167,6 +174,9 @@ def run(words: list[str], scratch: Path) -> None:
         only_compose(args)
         return
     assert words[0] == "effloop"
+    files = [word for word in args if word.startswith("plugins=")]
+    use_plugin_files([word.removeprefix("plugins=").strip("[]") for word in files])
+    args = [word for word in args if word not in files]
     for option in ("out=", "run="):  # made again
         for word in args:
             if word.startswith(option):

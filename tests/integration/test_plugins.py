@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -155,7 +157,7 @@ def test_trains_with_a_source_and_a_decoder(site: Path, tmp_path: Path) -> None:
     assert "32 images in 2 classes, stripes:train" in out
     config = yaml.safe_load((tmp_path / "outputs/x/config.yaml").read_text())
     assert config["data"]["count"] == 32
-    common = {"region": True, "dct_scaling": False, "max_pixels": 178_956_970}
+    common = {"region": True, "dct_scaling": False, "max_pixels": 178_956_970, "exif": False}
     assert config["decode"] == {"name": "negative", "white": 254, **common}
     assert (tmp_path / "outputs/x/checkpoints/best.ckpt").is_file()
 
@@ -206,3 +208,122 @@ def test_that_does_not_import(tmp_path: Path, text: str) -> None:
     assert (code, out) == (2, "")
     assert err.startswith("effloop: plugin 'broken_for_effloop' (broken_for_effloop) does not import: ")
     assert err.count("\n") == 1
+
+
+MINE = '''
+"""A model, a loss and an operation in one file."""
+from dataclasses import dataclass
+import torch
+import torch.nn.functional as F
+from effloop.data.augment.operation import PixelOperation, bernoulli, operation
+from effloop.model import ModelConfig, models
+from effloop.task import Classification, ClassificationConfig, tasks
+
+@dataclass
+class NetConfig(ModelConfig):
+    hidden: int = 8
+
+@models.register("net", NetConfig)
+class Net(torch.nn.Sequential):
+    """One hidden layer."""
+    def __init__(self, num_classes=10, hidden=8):
+        super().__init__(
+            torch.nn.AdaptiveAvgPool2d(4), torch.nn.Flatten(), torch.nn.Linear(48, hidden), torch.nn.ReLU(),
+            torch.nn.Linear(hidden, num_classes),
+        )
+
+@models.register("needy", ModelConfig)
+def needy(num_classes, depth):
+    """A model of something that nobody gives."""
+
+@dataclass
+class FocalConfig(ClassificationConfig):
+    gamma: float = 2.0
+
+@tasks.register("focal", FocalConfig)
+class Focal(Classification):
+    """Classification with the focal loss."""
+    def __init__(self, config):
+        super().__init__(config)
+        self.gamma = config.gamma
+
+    def loss(self, outputs, targets):
+        losses = F.cross_entropy(outputs, targets, reduction="none")
+        return ((1 - (-losses).exp()) ** self.gamma * losses).mean()
+
+@operation
+class Negative(PixelOperation):
+    """Turns colours around."""
+    def __init__(self, p: float = 0.5) -> None:
+        self.p = p
+
+    def draw(self, keys, sizes):
+        return bernoulli(keys, self.p)
+
+    def apply_inplace(self, image, drawn, row):
+        if drawn[row]:
+            image ^= 255
+
+    def apply_batch(self, images, drawn):
+        on = torch.from_numpy(drawn).to(images.device)[:, None, None, None]
+        return torch.where(on, images ^ 255, images)
+'''
+
+
+@pytest.fixture
+def mine(tmp_path: Path, photos: Path) -> list[str]:
+    """Words that use the parts of ./parts/mine.py."""
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts/mine.py").write_text(MINE)
+    tiny = [word for word in TINY if not word.startswith("model.")]
+    operation = "+augment.ops.negative={op: Negative, p: 0.5}"
+    parts = ["model=net", "model.hidden=4", "task=focal", "task.gamma=1.5", operation]
+    return [f"data.root={photos}", *tiny, "plugins=[parts/mine.py]", *parts]
+
+
+def test_parts_in_a_file(mine: list[str], tmp_path: Path) -> None:
+    """Used where it is typed, in all processes; a saved config doesn't have it."""
+    args = [*mine, "run=x", "epochs=1", "parallel=ddp", "engine=processes", "num_workers=1"]
+    code, _, err = call(*args, cwd=tmp_path)
+    assert (code, err) == (0, "")
+    run = tmp_path / "outputs/x"
+    assert "plugins" not in (run / "config.yaml").read_text() + (run / "overrides.yaml").read_text()
+    assert list(json.loads((run / "environment.json").read_text())["plugins"]) == ["mine.py"]
+    code, _, err = call("resume", "outputs/x", "epochs=2", cwd=tmp_path)
+    assert code == 2
+    assert re.fullmatch(
+        r"effloop: model: the run's 'net' is not here;.* plugins=\[FILE.py\] if it is in a file\n", err
+    )
+    code, _, err = call("resume", "outputs/x", "epochs=2", "plugins=parts/mine.py", cwd=tmp_path)
+    assert (code, err) == (0, "")
+    assert len(rows(run, "metrics.jsonl")) > 0
+
+
+def test_parts_in_a_file_in_a_sweep(mine: list[str], tmp_path: Path) -> None:
+    words = ["-m", "model.hidden=2,3", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "epochs=1"]
+    code, _, err = call(*[word for word in mine if "hidden" not in word], *words, cwd=tmp_path)
+    assert (code, err) == (0, "")
+    assert len([*tmp_path.rglob("summary.json")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            ["plugins=[none.py]"],
+            "plugins: 'none.py' is not a Python file that is there; name one, e.g. plugins=[mine.py]",
+        ),
+        (["plugins=json.py"], "plugins: 'json.py' can't be imported as 'json', which is another module; rename it"),
+        (["plugins=broken.py"], "plugins: broken.py does not import: NameError: name 'nothing' is not defined; fix it"),
+        (
+            ["plugins=parts/mine.py", "model=needy"],
+            "model: needy(num_classes, depth) needs 'depth', and is given config, image_size, num_classes; "
+            "take these by name, or give 'depth' a default",
+        ),
+    ],
+)
+def test_file_that_cannot_be_used(words: list[str], line: str, mine: list[str], photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("")
+    (tmp_path / "broken.py").write_text("nothing")
+    code, out, err = call(f"data.root={photos}", *words, "image_size=16", cwd=tmp_path)
+    assert (code, out, err) == (2, "", f"effloop: {line}\n")
