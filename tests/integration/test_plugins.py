@@ -291,9 +291,7 @@ def test_parts_in_a_file(mine: list[str], tmp_path: Path) -> None:
     assert list(json.loads((run / "environment.json").read_text())["plugins"]) == ["mine.py"]
     code, _, err = call("resume", "outputs/x", "epochs=2", cwd=tmp_path)
     assert code == 2
-    assert re.fullmatch(
-        r"effloop: model: the run's 'net' is not here;.* plugins=\[FILE.py\] if it is in a file\n", err
-    )
+    assert re.fullmatch(r"effloop: model: the run's 'net' is not here;.* plugins=\[FILE.py\] if it is in a file\n", err)
     code, _, err = call("resume", "outputs/x", "epochs=2", "plugins=parts/mine.py", cwd=tmp_path)
     assert (code, err) == (0, "")
     assert len(rows(run, "metrics.jsonl")) > 0
