@@ -13,7 +13,7 @@ from effloop.build.learner import Advise, Learner, Start, build_learner
 from effloop.build.loader import Data, build_data
 from effloop.checkpoint import Checkpoints, checkpointers
 from effloop.config import Config
-from effloop.config.hydra_setup import check_run_name
+from effloop.config.hydra_setup import run_folder
 from effloop.errors import ConfigError
 from effloop.record import Metrics, Recorder, recorders
 from effloop.runs.folder import RunInfo, claim_run_dir, record_resume, write_run_info
@@ -37,7 +37,7 @@ def build_trainer(
 
     Args:
         config: from `compose`.
-        run_dir: the run folder; None is `outputs/{config.run}`.
+        run_dir: the run folder; None is `{config.out}/{config.run}`.
         overrides: what the config was composed from, or changed by since, for the run folder.
         resume: a checkpoint of `run_dir`, which must be given then, to go on from in that same folder.
         begun: called on rank 0 with the run folder as soon as it is this run's, which may end before all is built.
@@ -70,7 +70,7 @@ def _run_folder(about: RunInfo, run_dir: Path | None, start: Start, begun: Begun
         record_resume(run_dir, about, start.state["progress"]["epoch"])
         begun(run_dir)
         return str(run_dir)
-    made = claim_run_dir(run_dir or Path("outputs") / check_run_name(about.config.run))
+    made = claim_run_dir(run_dir or Path(run_folder(about.config.out, about.config.run)))
     begun(made)
     write_run_info(made, about)
     return str(made)

@@ -19,6 +19,7 @@ import torch
 from effloop import config as configs
 from effloop.cli.command import RunOptions, command
 from effloop.config import Config
+from effloop.config.hydra_setup import run_folder
 from effloop.data.source import Source
 from effloop.data.source.base import printable
 from effloop.data.source.wrapped import open_split
@@ -56,7 +57,8 @@ def replay(options: RunOptions, overrides: list[str]) -> int:
     sys.stdout.flush()  # before the ranks' own lines
     config = _replay_config(original, config, named=any(each.startswith("run=") for each in overrides))
     saved = [each for each in read_overrides(folder) if not each.startswith("run=")]
-    run_dir = run(RunSpec(config, [*saved, *overrides], Path("outputs") / config.run, note=f"replay of {folder}"))
+    new = Path(run_folder(config.out, config.run))
+    run_dir = run(RunSpec(config, [*saved, *overrides], new, note=f"replay of {folder}"))
     if _compare(original, read_run(run_dir)) or differences:
         return 0
     if torch.cuda.is_available() and not config.deterministic:

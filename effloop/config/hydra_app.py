@@ -152,7 +152,7 @@ def _check_can_be_made(folder: Path) -> None:
     if not reason and not os.access(parent, os.W_OK | os.X_OK):
         reason = os.strerror(errno.EROFS if os.statvfs(parent).f_flag & os.ST_RDONLY else errno.EACCES)
     if reason:
-        raise ConfigError(f"run: '{folder}' can't be made in {parent}: {reason}; start from another folder")
+        raise ConfigError(f"run: '{folder}' can't be made in {parent}: {reason}; set out=FOLDER")
 
 
 def show(flags: Sequence[str], overrides: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from importlib.resources import files
@@ -29,15 +30,28 @@ EXPERIMENT = "experiment"
 
 
 def check_run_name(name: str) -> str:
-    """Check and return a run's name, a relative path that stays below `outputs/`.
+    """Check and return a run's name, a relative path that stays below the folder `out`.
 
     Raises:
         ConfigError: it is absolute or empty, or has `..`.
     """
     path = Path(name)
+    if path.is_absolute() and path.name:
+        raise ConfigError(f"run: '{name}' is a path, not a name; set out={path.parent} run={path.name}")
     if not path.parts or path.is_absolute() or ".." in path.parts:
-        raise ConfigError(f"run: '{name}' is not allowed; set a name below outputs/, without '..' or a leading '/'")
+        raise ConfigError(f"run: '{name}' is not allowed; set a name without '..'; out=FOLDER sets where it is")
     return name
+
+
+def run_folder(out: str, name: str) -> str:
+    """The path of a run's folder, or of a sweep's.
+
+    Raises:
+        ConfigError: `out` or the name isn't allowed.
+    """
+    if not out:
+        raise ConfigError("out: '' is not allowed; set a folder, e.g. out=outputs")
+    return os.path.join(os.path.expanduser(out), check_run_name(name))
 
 
 def config_root() -> Path:
@@ -74,7 +88,7 @@ def prepare(root: type, overrides: Sequence[str] = ()) -> None:
     EffLoopSearchPath.plugin_modules = registry.load_plugins()
     if EffLoopSearchPath not in Plugins.instance().discover(SearchPathPlugin):
         Plugins.instance().register(EffLoopSearchPath)
-    OmegaConf.register_new_resolver("effloop.run_dir", lambda name: f"outputs/{check_run_name(name)}", replace=True)
+    OmegaConf.register_new_resolver("effloop.run_dir", run_folder, replace=True)
     store = ConfigStore.instance()
     store.store(name="train_schema", node=root)
     for group, parts in registry.groups.items():

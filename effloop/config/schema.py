@@ -9,7 +9,7 @@ from typing import ClassVar
 from omegaconf import MISSING
 
 from effloop.checkpoint import CheckpointConfig
-from effloop.config.hydra_setup import check_run_name
+from effloop.config.hydra_setup import run_folder
 from effloop.data.augment import AugmentConfig
 from effloop.data.decode import DecodeConfig
 from effloop.data.engine import EngineConfig
@@ -64,7 +64,8 @@ class Config:
             throughout. Evaluation is always at `image_size`.
         device: auto, cpu, cuda or cuda:N.
         resume: a run folder or checkpoint file to continue from, in a new run folder.
-        run: name of the run folder below `outputs/`.
+        out: the folder that runs and sweeps are written to.
+        run: name of the run folder below it.
         objective: what the runs of a sweep are compared by, and a search optimizes; null is the task's first score.
         sweep: options of a sweep.
     """
@@ -99,6 +100,7 @@ class Config:
     progressive: list[int] = field(default_factory=list)
     device: str = "auto"
     resume: str | None = None
+    out: str = "outputs"
     run: str = "unnamed"
     objective: str | None = None
     sweep: SweepConfig = field(default_factory=SweepConfig)
@@ -133,7 +135,7 @@ class Config:
             raise ConfigError(f"threads: {self.threads!r} is not allowed; set auto or a whole number above 0")
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed: {self.seed} is not allowed; set a whole number from 0 to 2**63 - 1")
-        check_run_name(self.run)
+        run_folder(self.out, self.run)
         self._check_speed()
         self._check_sizes()
 

@@ -23,7 +23,7 @@ TIME_PARTS = ("wait", "step", "evaluation", "checkpoint", "other")
 FAILED_STATES = ("failed", "killed")
 """Runs in these states have no place in the ranking."""
 
-_IDENTITY_KEYS = ("run", "resume", "sweep", "objective")
+_IDENTITY_KEYS = ("out", "run", "resume", "sweep", "objective")
 """Config keys that identify a run, but don't change how it trains."""
 
 

@@ -27,7 +27,7 @@ from effloop.report.comparison import (
     to_text,
 )
 from effloop.report.sweep_plot import plot_sweep
-from effloop.runs.compare import PER_RUN_KEYS
+from effloop.runs.compare import PER_RUN_KEYS, PLACE
 from effloop.runs.environment import effloop_version
 from effloop.runs.reader import flatten
 
@@ -127,7 +127,7 @@ def _bars(comparison: Comparison) -> list[tuple[int, str, str, list[tuple[str, s
 
 def _config(comparison: Comparison) -> dict[str, Any]:
     """The config's keys that differ, and lines for those that don't."""
-    configs = [{key: value for key, value in run.config.items() if key != "run"} for run in comparison.runs]
+    configs = [{key: value for key, value in run.config.items() if key not in PLACE} for run in comparison.runs]
     differ = differences(configs)
     known = next((config for config in configs if config), {})
     same = [f"{key}: {to_text(value)}" for key, value in flatten(known).items() if key not in differ]

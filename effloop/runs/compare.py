@@ -20,6 +20,8 @@ _KEY_PACKAGES = ("effloop", "torch", "torchvision", "numpy", "simplejpeg", "open
 """Packages that a run's numbers depend on; changes of others rarely matter."""
 _PACKAGES = "packages."
 _MAX_PACKAGES, _MAX_ITEMS, _HASH_CHARS = 10, 12, 12
+PLACE = ("out", "run")
+"""Keys of the config that say where a run is written."""
 PER_RUN_KEYS = ("started", "command")
 """Keys of environment.json that differ in every run."""
 _IRRELEVANT_KEYS = (*PER_RUN_KEYS, "hardware.cores", "hardware.memory_gb", "variables.OMP_NUM_THREADS")
@@ -63,8 +65,8 @@ def describe_fingerprint(fingerprint: Tree) -> str:
 
 
 def configs(then: Tree, now: Tree) -> list[str]:
-    """A line for each config key that differs, except the run's name and `threads`, which the environment has."""
-    return [*_then_now(*(_without(tree, ("run", "threads")) for tree in (then, now))).values()]
+    """A line for each config key that differs, except the run's place and `threads`, which the environment has."""
+    return [*_then_now(*(_without(tree, (*PLACE, "threads")) for tree in (then, now))).values()]
 
 
 def first_difference(then: Sequence[Row], now: Sequence[Row]) -> int | None:
@@ -76,7 +78,7 @@ def first_difference(then: Sequence[Row], now: Sequence[Row]) -> int | None:
 def difference_tables(found: Sequence[RunRecord]) -> list[RenderableType]:
     """Config, environment, data and result of runs: a table of what differs for each, or a line that nothing does."""
     trees: dict[str, list[Tree]] = {
-        "config": [_without(run.config, ("run",)) for run in found],
+        "config": [_without(run.config, PLACE) for run in found],
         "environment": [_without(run.environment, PER_RUN_KEYS) for run in found],
         "data": [_without(run.data, ()) for run in found],
         "result": [_result(run, found[0]) for run in found],

@@ -54,7 +54,7 @@ def claim_run_dir(path: Path) -> Path:
                     f"run: {path} holds a run already; continue it ({PROGRAM} resume {path}) or set run=ANOTHER_NAME"
                 ) from None
         except OSError as error:
-            raise ConfigError(f"run: {candidate} can't be made: {error.strerror}; set run=NAME elsewhere") from None
+            raise ConfigError(f"run: {candidate} can't be made: {error.strerror}; set out=FOLDER") from None
         else:
             return candidate
 

@@ -131,7 +131,7 @@ class JobRunner:
         for path in (folder / "config.yaml", *folder.glob("tensorboard/*")):
             path.unlink(missing_ok=True)  # of a start that came to no checkpoint
         config = finish(tree, task)
-        outputs = Path("outputs").absolute()
+        outputs = Path(config.out).expanduser().absolute()
         if folder.is_relative_to(outputs):
             config = replace(config, run=str(folder.relative_to(outputs)))
         return RunSpec(config, task, Path(os.path.relpath(folder)))

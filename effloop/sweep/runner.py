@@ -17,6 +17,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
 from effloop.config import Config, finish, hydra_app, hydra_setup, messages
+from effloop.config.hydra_setup import run_folder
 from effloop.errors import PROGRAM, ConfigError, EffLoopError, InterruptedRunError
 from effloop.report.files import print_tables, write_report
 from effloop.runs.folder import TIMESTAMP
@@ -67,7 +68,7 @@ def sweep(flags: list[str], overrides: list[str], *, debug: bool = False) -> Non
         )
         maximize = objectives(meters_of(config.task.name))[config.objective]
         added = _added(choices, shared, maximize=maximize, folder=folder)
-        go_on = _how_to_go_on(flags, overrides, folder)
+        go_on = _how_to_go_on(flags, overrides, folder, config.out)
         problem = _launch(job, flags, [*overrides, *added], go_on)
         found = _jobs_of(folder, problem)
         unwritten = _show(found, folder, config.objective)
@@ -161,14 +162,14 @@ def _raise_for(found: Sequence[RunRecord], count: int, problem: EffLoopError | N
     )
 
 
-_ABOUT_THE_SWEEP = ("run", "objective", "sweep.resume", "sweep.prune")
+_ABOUT_THE_SWEEP = ("out", "run", "objective", "sweep.resume", "sweep.prune")
 """Keys that change nothing about what a job is."""
 
 
-def _how_to_go_on(flags: Sequence[str], overrides: Sequence[str], folder: Path) -> str:
+def _how_to_go_on(flags: Sequence[str], overrides: Sequence[str], folder: Path, out: str) -> str:
     """The command that continues a sweep."""
     kept = [each for each in overrides if each.partition("=")[0] not in ("run", "sweep.resume")]
-    outputs = Path("outputs", "multirun").absolute()
+    outputs = Path(run_folder(out, "multirun")).absolute()
     name = [f"run={folder.relative_to(outputs)}"] if folder.is_relative_to(outputs) else []
     return f"resume with: {PROGRAM} {shlex.join([*flags, *kept, *name, 'sweep.resume=true'])}"
 
@@ -232,7 +233,7 @@ def _folder(planned: Path, config: Config) -> Path:
         return planned
     if config.sweep.resume and stamped:
         raise ConfigError(
-            f"sweep.resume: {place} holds no sweep; say which: run=NAME, as it stands below outputs/multirun/"
+            f"sweep.resume: {place} holds no sweep; say which: run=NAME, as it stands below {config.out}/multirun/"
         )
     candidates = numbered(planned)
     while True:
@@ -246,7 +247,7 @@ def _folder(planned: Path, config: Config) -> Path:
                     f"run: {place} holds a sweep already; continue it with sweep.resume=true, or set run=ANOTHER_NAME"
                 ) from None
         except OSError as error:
-            raise ConfigError(f"run: {place} can't be made: {error.strerror}; start from another folder") from None
+            raise ConfigError(f"run: {place} can't be made: {error.strerror}; set out=FOLDER") from None
         else:
             return folder
 

@@ -104,10 +104,11 @@ def refused(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> Ref
         pytest.param("amp=true precision=fp32", "amp: true contradicts precision=fp32", id="14-contradiction"),
         pytest.param("amp=false precision=bf16", "amp: false contradicts precision=bf16", id="14-other-contradiction"),
         pytest.param("model.num_classes=7", "7 the data has 3 classes set model.num_classes=3", id="15"),
-        pytest.param("run=../x", "run: '../x' below outputs/", id="16-climbs-out"),
-        pytest.param("run=a/../../x", "run: 'a/../../x' below outputs/", id="16-climbs-out-later"),
-        pytest.param("run=/tmp/x", "run: '/tmp/x' below outputs/", id="16-absolute"),
-        pytest.param("run=", "run: '' below outputs/", id="16-empty"),
+        pytest.param("run=../x", "run: '../x' out=FOLDER", id="16-climbs-out"),
+        pytest.param("run=a/../../x", "run: 'a/../../x' out=FOLDER", id="16-climbs-out-later"),
+        pytest.param("run=/tmp/x", "run: '/tmp/x' set out=/tmp run=x", id="16-absolute"),
+        pytest.param("out=", "out: '' e.g. out=outputs", id="16-empty-out"),
+        pytest.param("run=", "run: '' out=FOLDER", id="16-empty"),
         pytest.param("augment=nativ", "augment: 'nativ' did you mean 'native'?", id="augment"),
         pytest.param(
             "augment=torchvision_rnd",
@@ -336,7 +337,7 @@ def test_debug_shows_the_traceback(here: Path) -> None:
         (["seed=1,2", "objective=val/acc"], "objective: 'val/acc' is not measured; have val/top1, "),
         (["seed=1,2", "sweep.prune=true", "objective=wait"], "sweep.prune: runs are ended early by a validation score"),
         (["seed=1,2", "sweep.resume=true"], "holds no sweep; say which: run=NAME"),
-        (["seed=1,2", "run=../x"], "run: '../x' is not allowed; set a name below outputs/"),
+        (["seed=1,2", "run=../x"], "run: '../x' is not allowed; set a name without"),
     ],
 )
 def test_sweeps(overrides: list[str], words: str, refused: Refusal) -> None:

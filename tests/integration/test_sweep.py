@@ -229,6 +229,24 @@ def test_none_goes_on_without_the_sweep(here: Path, photos: Path) -> None:
     assert set(states(here / "outputs/multirun/x").values()) == {"killed"}
 
 
+def test_in_another_folder(here: Path, photos: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """What a sweep, a job that goes on and a replay write."""
+    out, words = tmp_path / "far away", ("epochs=1", "seed=1,2", "run=x")
+    assert sweep(photos, f"out='{out}'", *words) == 0
+    (out / "multirun/x/1/summary.json").unlink()
+    job = json.loads((out / "multirun/x/1" / JOB).read_text())
+    (out / "multirun/x/1" / JOB).write_text(json.dumps({**job, "state": "killed"}))
+    assert sweep(photos, f"out='{out}'", *words, "sweep.resume=true") == 0
+    assert "job 0 (seed=1): done already" in capfd.readouterr().out
+    found = read_jobs(out / "multirun/x")
+    assert [(run.state, run.config["out"], run.config["run"]) for run in found] == [
+        ("done", str(out), f"multirun/x/{number}") for number in range(2)
+    ]
+    assert main(["replay", str(found[0].path), "run=again"]) == 0
+    assert (out / "again/summary.json").is_file()
+    assert not [*here.iterdir()]
+
+
 def test_jobs_have_the_threads_of_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     """And not those that a launcher's process has been given."""
     values: dict[str, Any] = {"folder": "", "fixed": frozenset(), "objective": "", "count": 0, "parent": 0}
