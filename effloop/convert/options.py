@@ -43,6 +43,7 @@ class ConvertOptions:
         restart: MCUs between restart markers, which let a crop be decoded alone; auto, without it: every 32 pixels
             or so.
         color: make all images RGB, or all grey; without it grey ones stay grey.
+        skip_bad: leave out images that can't be read or decoded, instead of writing nothing.
         split: which of the splits data.train_split and data.val_split.
         shard_mb: a file of a format that has several ends with the sample that reaches this (MiB).
 
@@ -57,6 +58,7 @@ class ConvertOptions:
     max_side: tuple[Side, ...] = ()
     restart: Literal["auto", "none"] | Side | None = None
     color: Literal["rgb", "gray"] | None = None
+    skip_bad: bool = False
     split: Splits = "both"
     shard_mb: Annotated[int, range(1, (1 << 30) + 1)] = SHARD_BYTES // _MB
 

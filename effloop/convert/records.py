@@ -24,10 +24,20 @@ _STEP = 16  # images between two reports of a thread
 
 
 class Originals:
-    """The samples of a split as they are, for a writer; each is compared with its checksum, if it has one."""
+    """The samples of a split as they are, for a writer; each is compared with its checksum, if it has one.
 
-    def __init__(self, source: Source, meter: Meter, name: str) -> None:
+    Args:
+        source: the split.
+        meter: shows the progress.
+        name: of the split.
+        reader: reads a sample, given the split's name and its index; None is `read`.
+    """
+
+    def __init__(
+        self, source: Source, meter: Meter, name: str, reader: Callable[[str, int], Encoded] | None = None
+    ) -> None:
         self.source, self.meter, self.name = source, meter, name
+        self._read = reader or (lambda _, index: read(source, index))
         self._seen = Fingerprint()
         self.num_bytes: int = source.fingerprint()["bytes"]
         self.bytes_taken = 0
@@ -52,7 +62,7 @@ class Originals:
             self.source.will_need(ids)
             labels = self.source.labels[ids.start : ids.stop].tolist()
             for index, label in zip(ids, labels, strict=True):
-                data = read(self.source, index)
+                data = self._read(self.name, index)
                 if len(data) != self.source.size(index):
                     raise DataError(
                         f"{self.source.where}/{self.source.key(index)} has {len(data):,} bytes, the index says "

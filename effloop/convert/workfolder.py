@@ -47,8 +47,7 @@ class WorkFolder:
         """
         shutil.rmtree(self._away, ignore_errors=True)  # left by a kill during `remove`
         try:
-            if not self.path.exists():
-                self._refuse_existing()
+            self.check_absent()
             self._lock = self._take()
         except OSError as error:
             raise unwritable(self.path, error) from None
@@ -62,6 +61,15 @@ class WorkFolder:
                 raise unwritable(self.path, error) from None
             raise
         return self
+
+    def check_absent(self) -> None:
+        """Refuse outputs that are there, unless they may be of this job.
+
+        Raises:
+            ConfigError: one is.
+        """
+        if not self.path.exists():
+            self._refuse_existing()
 
     def __exit__(self, *_: object) -> None:
         os.close(self._lock)

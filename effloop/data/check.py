@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from effloop.data.decode import Decoder
-from effloop.data.image.header import Encoded, read_header
+from effloop.data.image.header import Encoded, Header, read_header
 from effloop.data.plan import Plan
 from effloop.errors import PROGRAM, DataError
 
@@ -61,10 +61,10 @@ def check_image(data: Encoded, decoder: Decoder) -> tuple[int, int]:
     Raises:
         DataError: they aren't, or it can't be decoded; the message doesn't name the sample.
     """
-    size = decoder.size(data)
-    if not read_header(data).complete:
+    info = decoder.read_info(data)
+    if not (info if isinstance(info, Header) else read_header(data)).complete:
         decoder.decode(data)
-    return size
+    return info.height, info.width
 
 
 def listed(what: str, lines: Sequence[str], fix: str) -> str:

@@ -191,12 +191,38 @@ class TestFailures:
         assert said.startswith(f"{image} is a truncated PNG: ")
         assert not list(here.iterdir())  # no chunk was complete
 
+    @pytest.mark.parametrize("words", [[], ["quality=80"]])
+    def test_bad_images_are_named_or_left_out(
+        self, words: list[str], mixed: Path, here: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        good = sum(len(open_source("folder", mixed, split)) for split in ("train", "val"))
+        jpeg = encode(photo(), "JPEG")
+        bad = {"train/a/0.gif": b"GIF89a", "train/b/404.jpg": b"<html>", "val/a/cut.jpg": jpeg[:-9]}
+        if words:  # what only decoding tells
+            bad["val/b/within.jpg"] = damaged_within(jpeg)
+        for name, data in bad.items():
+            (mixed / name).write_bytes(data)
+        convert = ["convert", f"data.root={mixed}", "to=lmdb", "out=set", *words]
+        assert main(convert) == 2
+        lines = capsys.readouterr().err.splitlines()
+        of = f"3 of {good + len(bad)} images can't be used"
+        assert lines[0] == f"effloop: {of}; repair or remove what is bad, or set skip_bad=true:"
+        assert [line.split()[0] for line in lines[1:]] == [str(mixed / name) for name in [*bad][:3]]
+        assert not list(here.iterdir())
+        assert main([*convert, "skip_bad=true"]) == 0
+        out, err = capsys.readouterr()
+        assert [line.split()[0] for line in err.splitlines()[1:]] == [str(mixed / name) for name in bad]
+        assert ("nothing is decoded: " in out) == (not words)
+        assert sum(len(open_source("lmdb", here / "set", split)) for split in ("train", "val")) == good
+        assert main(["verify", "data.root=set"]) == 0
+
     def test_damaged_record(self, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert run(f"data.root={photos}", "to=memmap", "out=set") == 0
         whole = (here / "set").read_bytes()
         at = whole.index(read_bytes(reopened(here / "set"), 7)) + 200
         (here / "set").write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         wanted = f"{here}/set:train/{reopened(here / 'set').key(7)} is damaged: its bytes don't match their checksum"
+        wanted += "; repair or remove what is bad, or set skip_bad=true"
         words = (f"data.root={here}/set", "data.checksums=false", "data=memmap", "out=copy")
         for options in (["to=memmap"], ["to=memmap", "quality=90"]):
             assert failure(capsys, *words, *options) == wanted
@@ -273,6 +299,11 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_photos(tmp_path_factory.mktemp("many"), train=1100, val=300)
 
 
+def damaged_within(jpeg: bytes) -> bytes:
+    """Its header and its end are in order, its pixels aren't."""
+    return jpeg[:-150] + b"\xff\x02" + jpeg[-148:]
+
+
 class TestGoingOn:
     def test_from_the_images_that_are_done(self, many: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         words = (f"data.root={many}", "to=memmap", "max_side=24", "num_workers=1")
@@ -280,9 +311,9 @@ class TestGoingOn:
         source = open_source("folder", many)
         path = many / "train" / source.key(900)
         image = path.read_bytes()
-        path.write_bytes(bytes(len(image)))
+        path.write_bytes(damaged_within(image))
         try:
-            assert failure(capsys, *words, "out=set").startswith(f"{path} is not an image that Pillow reads")
+            assert failure(capsys, *words, "out=set").startswith(f"{path} is a damaged JPEG: ")
         finally:
             path.write_bytes(image)
         assert not (here / "set").exists()
@@ -298,13 +329,14 @@ class TestGoingOn:
         self, moved: bool, many: Path, here: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         words = ("split=train", "max_side=24", "num_workers=1", "to=memmap")
-        for name in ("one", "two"):
-            assert run(f"data.root={many}", "split=train", "to=memmap", f"out={name}") == 0
-        # A late image can't be read: the chunks before it are kept.
-        source = open_source("memmap", here / "one")
-        broken = (here / "one").read_bytes().replace(read_bytes(source, 1050), bytes(source.size(1050)))
-        (here / "one").write_bytes(broken)
-        assert "is damaged: its bytes don't match" in failure(capsys, f"data.root={here}/one", *words, "out=set")
+        assert run(f"data.root={many}", "split=train", "to=memmap", "out=two") == 0
+        # A late image can't be decoded: the chunks before it are kept.
+        path = many / "train" / open_source("folder", many).key(1050)
+        image = path.read_bytes()
+        path.write_bytes(damaged_within(image))
+        assert run(f"data.root={many}", "split=train", "to=memmap", "out=one") == 0
+        path.write_bytes(image)
+        assert "is a damaged JPEG: " in failure(capsys, f"data.root={here}/one", *words, "out=set")
         assert chunks(here / ".set.partial") == 4
         other = here / "two"
         if not moved:

@@ -25,6 +25,7 @@ class Wrapped(Source):
     def __init__(self, source: Source) -> None:
         self.source = source
         self.classes = source.classes
+        self.about = getattr(source, "about", None)
 
     @property
     def labels(self) -> NDArray[Any]:  # type: ignore[override]  # read when used: not every source has labels
@@ -101,10 +102,7 @@ class Relabelled(Wrapped):
     def _fingerprint(self) -> dict[str, Any]:
         if np.array_equal(self._places[:-1], np.arange(len(self._places) - 1)):
             return self.source.fingerprint()
-        fingerprint = Fingerprint()
-        for index, label in enumerate(self.labels.tolist()):
-            fingerprint.add(self.raw_key(index), label, self.size(index))
-        return fingerprint.result()
+        return _fingerprint_of(self)
 
     def fingerprint(self) -> dict[str, Any]:
         return self._fingerprint
@@ -114,6 +112,66 @@ class Relabelled(Wrapped):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Relabelled, (self.source, self.classes)
+
+
+class Without(Wrapped):
+    """A source without some of its samples; the others move up.
+
+    Args:
+        source: whose samples these are.
+        left_out: which not.
+    """
+
+    def __init__(self, source: Source, left_out: Sequence[int]) -> None:
+        super().__init__(source)
+        self.left_out = left_out
+        self._ids = np.delete(np.arange(len(source)), left_out)
+
+    @cached_property
+    def labels(self) -> NDArray[Any]:  # type: ignore[override]
+        labels: NDArray[Any] = self.source.labels[self._ids]
+        return labels
+
+    @property
+    def targets(self) -> NDArray[Any]:
+        targets: NDArray[Any] = self.source.targets[self._ids]
+        return targets
+
+    def read(self, index: int) -> Encoded:
+        return self.source.read(int(self._ids[index]))
+
+    def raw_key(self, index: int) -> bytes:
+        return self.source.raw_key(int(self._ids[index]))
+
+    def size(self, index: int) -> int:
+        return self.source.size(int(self._ids[index]))
+
+    def empty_samples(self) -> NDArray[np.int64]:
+        return np.flatnonzero(np.isin(self._ids, self.source.empty_samples()))
+
+    def will_need(self, indices: Sequence[int]) -> None:
+        self.source.will_need(self._ids[np.asarray(indices)].tolist())
+
+    def verify(self, index: int) -> None:
+        self.source.verify(int(self._ids[index]))
+
+    @cached_property
+    def _fingerprint(self) -> dict[str, Any]:
+        return _fingerprint_of(self)
+
+    def fingerprint(self) -> dict[str, Any]:
+        return self._fingerprint
+
+    def identity(self) -> dict[str, Any]:
+        return {**self.source.identity(), **self.fingerprint()}
+
+
+def _fingerprint_of(source: Source) -> dict[str, Any]:
+    """From the keys, labels and sizes of all samples."""
+    fingerprint = Fingerprint()
+    for index, label in enumerate(source.labels.tolist()):
+        fingerprint.add(source.raw_key(index), label, source.size(index))
+    return fingerprint.result()
 
 
 def open_split(config: DataConfig, split: str, classes: Sequence[str] | None = None) -> Source:
