@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -149,6 +150,23 @@ def use_plugin_files(names: Sequence[str]) -> None:
 def plugin_files() -> list[Path]:
     """The files that `use_plugin_files` was given, here or in the process that has started this one."""
     return [Path(name) for name in os.environ.get(_FILES, "").split(os.pathsep) if name]
+
+
+def either(words: Sequence[str]) -> str:
+    """`a, b or c`."""
+    return " or ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def field_meanings(kind: type) -> dict[str, str]:
+    """{name: meaning} of a dataclass's fields, from the section Attributes of its docstring and its bases'."""
+    found: dict[str, str] = {}
+    for each in reversed(kind.__mro__):
+        doc = inspect.cleandoc(vars(each).get("__doc__") or "")
+        section = re.search(r"^Attributes:\n((?: .*\n?|\n)+)", doc, re.MULTILINE)
+        text = section[1] if section else ""
+        entries = re.findall(r"^    (\w[\w, ]*): ((?:.*\n?)(?:      .*\n?)*)", text, re.MULTILINE)
+        found |= {name: " ".join(text.split()) for names, text in entries for name in names.split(", ")}
+    return found
 
 
 def load_plugins() -> list[str]:

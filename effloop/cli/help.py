@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import textwrap
 from collections.abc import Iterable, Iterator
@@ -13,10 +12,10 @@ import yaml
 
 from effloop.cli.choices import GROUPS, choices_of
 from effloop.cli.command import Command, commands
-from effloop.cli.options import Option, options_of, sections
+from effloop.cli.options import Option, options_of
 from effloop.config import Config, hydra_setup
 from effloop.errors import ConfigError
-from effloop.registry import groups
+from effloop.registry import field_meanings, groups
 
 _WIDTH = 80  # letters
 
@@ -79,10 +78,10 @@ def _meaning(option: Option) -> str:
 def _keys() -> Iterator[tuple[str, str]]:
     """The keys of the config's root with their defaults, as typed, and what they mean."""
     plain = yaml.safe_load((hydra_setup.config_root() / f"{hydra_setup.NAME}.yaml").read_text("utf-8"))
-    meanings, kinds = sections(inspect.getdoc(Config) or ""), get_type_hints(Config)
+    meanings, kinds = field_meanings(Config), get_type_hints(Config)
     for key, value in plain.items():
         if isinstance(value, dict) and is_dataclass(kinds.get(key)):
-            nested = sections(inspect.getdoc(kinds[key]) or "")
+            nested = field_meanings(kinds[key])
             yield from ((f"{key}.{name}={json.dumps(value[name])}", nested.get(name, "")) for name in value)
         elif key in kinds:
             yield f"{key}={value if isinstance(value, str) else json.dumps(value)}", meanings.get(key, "")

@@ -10,6 +10,8 @@ from effloop import registry
 from effloop.cli import bench, choices, convert, diff, evaluate, replay, report, resume, show, train, verify  # noqa: F401
 from effloop.cli.command import commands
 from effloop.cli.help import of_command, overview
+from effloop.cli.options import options_of
+from effloop.cli.spelling import refuse_other_styles
 from effloop.errors import ConfigError, EffLoopError, InterruptedRunError
 from effloop.parallel.rank_env import detect_launcher
 from effloop.system.processes import discard_output
@@ -52,16 +54,17 @@ def _dispatch(args: list[str]) -> int:
     if "--version" in args:
         print(f"effloop {effloop.__version__}")
         return 0
+    asked = commands[name or "train"]
+    refuse_other_styles(args[1:] if name else args, options_of(asked.options), overrides=asked.overrides)
     if not name and args and args[0][:1] not in ("-", "~") and "=" not in args[0]:
         raise ConfigError(f"'{args[0]}' is not a command; {registry.choices(args[0], commands)}")
-    command = commands[name or "train"]
-    if not command.of_ranks and (env := detect_launcher()) and env.world_size > 1:
+    if not asked.of_ranks and (env := detect_launcher()) and env.world_size > 1:
         if env.rank:
             return ConfigError.exit_code  # one line is enough
         raise ConfigError(
             f"{name}: this is one of {env.world_size} ranks, but a single process does it; leave torchrun or srun out"
         )
-    return command.run([*(args[1:] if name else args), *debug])
+    return asked.run([*(args[1:] if name else args), *debug])
 
 
 def _without_plugins(args: list[str]) -> list[str]:

@@ -19,8 +19,6 @@ all words that are no options.
 from __future__ import annotations
 
 import difflib
-import inspect
-import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
@@ -29,6 +27,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from effloop.errors import PROGRAM, ConfigError
+from effloop.registry import either, field_meanings
 
 T = TypeVar("T")
 
@@ -144,7 +143,7 @@ class Option:
 
 def options_of(described: type) -> list[Option]:
     """The options that a dataclass describes."""
-    hints, meanings = get_type_hints(described, include_extras=True), sections(inspect.getdoc(described) or "")
+    hints, meanings = get_type_hints(described, include_extras=True), field_meanings(described)
     return [
         Option(
             name=each.name,
@@ -156,18 +155,6 @@ def options_of(described: type) -> list[Option]:
         )
         for each in fields(described)
     ]
-
-
-def sections(docstring: str) -> dict[str, str]:
-    """{name: meaning} of a docstring's section Attributes or Args."""
-    section = re.search(r"^(?:Attributes|Args):\n((?: .*\n?|\n)+)", docstring, re.MULTILINE)
-    found = re.findall(r"^    (\w[\w, ]*): ((?:.*\n?)(?:      .*\n?)*)", section[1] if section else "", re.MULTILINE)
-    return {name: " ".join(text.split()) for names, text in found for name in names.split(", ")}
-
-
-def either(words: Sequence[str]) -> str:
-    """`a, b or c`."""
-    return " or ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def parse(described: type[T], command: str, words: Sequence[str], keys: Collection[str] = ()) -> tuple[T, list[str]]:

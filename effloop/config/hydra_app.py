@@ -181,6 +181,11 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
 file."""
 
 
+def is_flag(word: str) -> bool:
+    """Whether a word, without its value, is one of Hydra's flags that are supported."""
+    return word in _SWITCHES or word in _OPTIONS
+
+
 def is_sweep(flags: Sequence[str]) -> bool:
     """Whether flags ask for a sweep."""
     return "-m" in flags or "--multirun" in flags
@@ -214,6 +219,8 @@ def parse(args: list[str]) -> tuple[list[str], list[str]]:
             flags += [flag, value]
         else:
             raise ConfigError(f"'{arg}' is not a flag; {choices(arg, [*_SWITCHES, *_OPTIONS, '--debug', '--help'])}")
+    if is_sweep(flags) and only_shows(flags):
+        raise ConfigError(f"{' '.join(flags)}: what is printed is of a single run; leave out -m and several values")
     return flags, overrides
 
 

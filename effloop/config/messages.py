@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from typing import get_type_hints
 
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
@@ -23,8 +21,10 @@ from omegaconf.errors import (
 )
 from yaml import MarkedYAMLError, YAMLError
 
+from effloop.config.keys import keys_of
+from effloop.config.suggestions import suggestion
 from effloop.errors import PROGRAM, ConfigError
-from effloop.registry import PartConfig, choices, groups
+from effloop.registry import choices, either, groups
 
 _PLUGINS = {
     "hydra/launcher/joblib": "joblib",
@@ -57,8 +57,9 @@ def _explain(error: BaseException, root: type, overrides: Sequence[str]) -> str:
             return str(link)
     for link in chain:
         if isinstance(link, ConfigAttributeError | ConfigKeyError):
-            return _unknown_key(str(link.full_key), root)
-        line = _explain_known(link, overrides)
+            top = link.parent_node._get_root() if link.parent_node is not None else None
+            return _unknown_key(str(link.full_key), root, top if isinstance(top, DictConfig) else None)
+        line = _explain_known(link, overrides) or _explain_override(link, root, overrides)
         if line:
             return line
     return " ".join(str(error).split())
@@ -80,6 +81,8 @@ def _explain_known(error: BaseException, overrides: Sequence[str]) -> str | None
             return _not_an_override(str(error.override), str(error))
         case MarkedYAMLError():
             return _bad_yaml(error)
+        case MissingMandatoryValue() if f"~{key}" in overrides:
+            return f"~{key}: {_NOT_DELETED}"
         case MissingMandatoryValue():
             return f"{key} is missing; set {key}=VALUE"
         case InterpolationKeyError():
@@ -89,18 +92,63 @@ def _explain_known(error: BaseException, overrides: Sequence[str]) -> str | None
         case InterpolationResolutionError() if "Recursive" in str(error):
             return f"{key}: its interpolations refer to each other in a circle; set {key}=VALUE"
         case InterpolationResolutionError():
-            return f"{key}: {_first_line(error)}; set {key}=VALUE"
-        case ValidationError() if key:
-            given = [o.partition("=")[2] for o in overrides if o.partition("=")[0].lstrip("+") == key]
-            got = f" (from {key}={given[-1]})" if given and given[-1] not in _first_line(error) else ""
-            return f"{key}: {_first_line(error)}{got}"
-        case ConfigCompositionException() if "Ambiguous value" in str(error):
+            variable = re.search(r"Environment variable '.*?'", str(error))
+            reason = f"{variable[0]} not found" if variable else _first_line(error)
+            return f"{key}: {reason}; set {key}=VALUE"
+        case ConfigCompositionException() if "Ambiguous value" in str(error) or "--multirun" in str(error):
             override = re.findall(r"'(.*?)'", str(error))[0]
             return f"{override}: several values are a sweep; add -m to run one after the other"
         case _ if "Config group override must be" in str(error):
             given = [override for override in overrides if override.partition("=")[0] in {*groups, "experiment", ""}]
-            return f"{', '.join(given)}: a part is chosen by its name; write GROUP=NAME"
+            return f"{', '.join(given or overrides)}: a part is chosen by its name; write GROUP=NAME"
     return None
+
+
+_NOT_DELETED = "only an entry of a dictionary can be deleted, such as ~augment.ops.LABEL"
+
+
+def _explain_override(error: BaseException, root: type, overrides: Sequence[str]) -> str | None:
+    """The line for a value that a key doesn't take, and for an override with `+`, `~` or `@`; None for any other."""
+    key, text = re.sub(r"\[\d+\]$", "", str(getattr(error, "full_key", None) or "")), str(error)
+    if isinstance(error, ValidationError) and key:
+        return _bad_value(key, error, root, overrides)
+    deleted = [override for override in overrides if override.startswith("~")]
+    if deleted and ("merging override" in text or "Could not delete" in text):
+        return f"{deleted[-1]}: {_NOT_DELETED}"
+    if match := re.match(r"Could not append .* is already at '(.*?)'|Multiple values for (\S+)\.", text):
+        name = match[1] or match[2]
+        return f"+{name}: '{name}' is set already; leave out the '+'"
+    if match := re.match(r"Could not override '(.*?)@|Override (.*?)@", text):
+        name = match[1] or match[2]
+        known = f"{name}@: a part has no other place; write {name}=NAME"
+        return known if name in groups else _unknown_key(name, root, None)
+    several = [override for override in overrides if re.match(rf"({'|'.join(groups)})=\[", override)]
+    if several and "Merge error" in text:
+        return f"{several[0]}: one part is chosen; write {several[0].partition('=')[0]}=NAME"
+    if match := re.match(r"You must specify '(.*?)'", text):
+        return f"{match[1]} is missing; choose one by {match[1]}=NAME, see {PROGRAM} list {match[1]}"
+    return None
+
+
+def _bad_value(key: str, error: BaseException, root: type, overrides: Sequence[str]) -> str:
+    """`batch_size: 'abc' is not allowed; set a whole number`."""
+    keys, typed = keys_of(root), {override.partition("=")[0].lstrip("+"): override for override in overrides}
+    inner = [each for each in keys if each.startswith(f"{key}.")]
+    deeper = [each for each in typed if each.startswith(f"{key}.")]
+    if inner:
+        return f"{key}: it has keys of its own; set {either([f'{each}=VALUE' for each in inner])}"
+    if key in keys and deeper:
+        return f"'{deeper[0]}' is not a key of the config; {key} takes {keys[key].allowed}"
+    told = re.search(r"value '(.*?)'", _first_line(error))  # may be a file's, whatever is typed
+    got = typed.get(key, f"{key}=null").partition("=")[2] if told is None else told[1]
+    got = got.lower() if got in ("True", "False") else got
+    if key in keys:
+        return f"{key}: '{got}' is not allowed; set {keys[key].allowed}"
+    kind = re.search(r"converted to (Integer|Float)", str(error))  # of Hydra's own config
+    what = (
+        {"Integer": "a whole number", "Float": "a number"}[kind[1]] if kind else f"another value: {_first_line(error)}"
+    )
+    return f"{key}: '{got}' is not allowed; set {what}"
 
 
 def _first_line(error: BaseException) -> str:
@@ -127,6 +175,8 @@ def _not_an_override(override: str, message: str) -> str:
         return f"{override}: an empty sweep, 0 values; give at least one"
     if "=" in override:
         key, _, value = override.partition("=")
+        if not re.fullmatch(r"[+~]*[\w:/@-]+(\.[\w-]+)*", key):
+            return f"'{key}' is not a key of the config; write KEY=VALUE, see {PROGRAM} list keys"
         return f"""{override}: the value can't be parsed; quote special characters: '{key}="{value}"'"""
     return f"'{override}' is neither a command nor an override; write KEY=VALUE, see {PROGRAM} --help"
 
@@ -137,37 +187,26 @@ def _bad_yaml(error: MarkedYAMLError) -> str:
     return f"{where}: {error.problem}"
 
 
-def _unknown_key(key: str, root: type) -> str:
-    """`'momentm' is not a key; did you mean 'optim.momentum'?`"""
+def _unknown_key(key: str, root: type, tree: DictConfig | None) -> str:
+    """`'momentm' is not a key; did you mean 'optim.momentum'?`; `tree` says which parts are chosen."""
     if key.partition(".")[0] == "experiment":
         return "experiment: its keys belong to the root; begin the file with the line '# @package _global_'"
-    group, _, field_name = key.rpartition(".")
-    parts = groups.get(group)
-    owners = [name for name in parts or () if parts and field_name in _fields(parts[name].config)]
-    if owners:
-        return f"'{key}' is not a key of the {group} chosen; {group}={owners[0]} has it"
-    known = _all_keys(root)
-    tail = key.rpartition(".")[2]
-    same_tail = [k for k in known if k.rpartition(".")[2] == tail and k != key]
-    close = same_tail or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    hint = f"did you mean '{close[0]}'?" if close else f"see {PROGRAM} --cfg job"
-    return f"'{key}' is not a key of the config; {hint}"
+    if key.partition(".")[0] == "hydra":
+        return f"'{key}' is not a key of Hydra's own config; see {PROGRAM} --cfg hydra"
+    keys = keys_of(root)
+    if key in keys:  # of another part
+        owner = keys[key].owners.partition(",")[0]
+        return f"'{key}' is not a key of the {key.partition('.')[0]} chosen; {owner} has it"
+    chosen = {group: _part(tree, group) for group in groups} if tree is not None else {}
+    hint = suggestion(key, keys, groups, {group: part for group, part in chosen.items() if part})
+    return f"'{key}' is not a key of the config; {hint or f'see {PROGRAM} list keys'}"
 
 
-def _all_keys(root: type) -> list[str]:
-    """Every key of the root and of any part."""
-    keys = [field.name for field in fields(root)]
-    keys += [f"{name}.{key}" for name, kind in _nested(root) for key in sorted(_fields(kind))]
-    for group, parts in groups.items():
-        configs: set[type[PartConfig]] = {parts[name].config for name in parts}
-        keys += sorted({f"{group}.{field.name}" for config in configs for field in fields(config)})
-    return keys
-
-
-def _nested(root: type) -> list[tuple[str, type]]:
-    """Dataclass fields of the root that aren't parts."""
-    kinds = [(name, kind) for name, kind in get_type_hints(root).items() if isinstance(kind, type)]
-    return [(name, kind) for name, kind in kinds if is_dataclass(kind) and not issubclass(kind, PartConfig)]
+def _part(tree: DictConfig, group: str) -> str:
+    """The name of the part that is chosen; empty if it isn't known."""
+    node = tree._get_node(group) if group in tree else None
+    known = isinstance(node, DictConfig) and not node._is_none() and not node._is_missing()
+    return str(node.get("name", "")) if known and isinstance(node, DictConfig) else ""
 
 
 def _fields(kind: type) -> set[str]:
@@ -183,7 +222,7 @@ def refuse_unknown_keys(tree: DictConfig) -> None:
     root = OmegaConf.get_type(tree)
     assert root is not None
     for key in _keys_without_field(tree, ""):
-        raise ConfigError(_unknown_key(key, root))
+        raise ConfigError(_unknown_key(key, root, tree))
 
 
 def _keys_without_field(tree: DictConfig, prefix: str) -> Iterator[str]:

@@ -58,8 +58,9 @@ def _meanings(override: Override, overrides: Sequence[str]) -> Iterator[tuple[st
         return
     yield _SHORT.get(key, key), value
     parts = groups.get(key)
-    if parts and value not in parts and any(key_of(each).startswith(f"{key}.") for each in overrides):
-        part = parts.named_lazily().get(str(value))
+    inner = any(key_of(each).startswith(f"{key}.") for each in overrides)
+    if parts and inner and isinstance(value, str) and value not in parts:
+        part = parts.named_lazily().get(value)
         for field in fields(part) if part else ():
             if field.name != "name" and getattr(part, field.name) != field.default:
                 yield f"{key}.{field.name}", getattr(part, field.name)

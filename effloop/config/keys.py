@@ -1,0 +1,136 @@
+"""Every key of the config: what it means, what it takes and its defaults, from dataclasses and YAML files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+from effloop.config import hydra_setup
+from effloop.registry import either, field_meanings, groups
+
+_PLAIN = {
+    bool: ("true", "false"),
+    int: ("a whole number",),
+    float: ("a number",),
+    str: ("a text",),
+    Any: ("any value",),
+    NoneType: ("null",),
+}
+_LISTS = {int: "whole numbers, [1,2]", float: "numbers, [0.1,0.2]", str: "texts, [a,b]"}
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of the config.
+
+    Attributes:
+        name: e.g. `optim.lr`.
+        allowed: what it takes, e.g. `a number or null`.
+        meaning: from the dataclass's docstring.
+        defaults: as typed; of each part of its group that has it, by name, or under an empty name. Empty text: it has
+            to be set.
+    """
+
+    name: str
+    allowed: str
+    meaning: str
+    defaults: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def default(self) -> str:
+        """One text for all parts that have the key."""
+        parts: dict[str, list[str]] = {}
+        for name, text in self.defaults.items():
+            parts.setdefault(text or "to be set", []).append(name)
+        if len(parts) == 1:
+            return next(iter(parts))
+        return ", ".join(f"{text} ({', '.join(names)})" for text, names in parts.items())
+
+    @property
+    def owners(self) -> str:
+        """The parts that have it, e.g. `engine=processes`; empty for all of its group."""
+        group = self.name.partition(".")[0]
+        if group not in groups or len(self.defaults) == len(groups[group].names()):
+            return ""
+        return f"{group}={','.join(self.defaults)}"
+
+
+def keys_of(root: type) -> dict[str, Key]:
+    """{name: key} of the root and of all parts, in the order of their fields.
+
+    Args:
+        root: the dataclass of the whole config.
+    """
+    found: dict[str, Key] = {}
+    for name, (hint, value) in _fields(root, _values("", hydra_setup.NAME)).items():
+        if name in groups:
+            continue
+        if isinstance(hint, type) and is_dataclass(hint):
+            nested = _fields(hint, value)
+            entries = {f"{name}.{each}": entry for each, entry in nested.items()}
+            _add(found, "", entries, {f"{name}.{each}": text for each, text in field_meanings(hint).items()})
+        else:
+            _add(found, "", {name: (hint, value)}, field_meanings(root))
+    for group, parts in groups.items():
+        for name in parts:
+            config = parts[name].config
+            entries = {f"{group}.{each}": entry for each, entry in _fields(config, _values(group, name)).items()}
+            entries.pop(f"{group}.name")
+            _add(found, name, entries, {f"{group}.{each}": text for each, text in field_meanings(config).items()})
+    return found
+
+
+def _add(found: dict[str, Key], part: str, entries: Mapping[str, tuple[Any, Any]], meanings: Mapping[str, str]) -> None:
+    for name, (hint, value) in entries.items():
+        key = found.setdefault(name, Key(name, either(_words(hint)), meanings.get(name, "").replace("`", "")))
+        key.defaults[part] = _typed(value)
+
+
+def _fields(kind: type, values: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """{name: (type, default)}; values of a YAML file replace the dataclass's."""
+    hints, found = get_type_hints(kind), {}
+    for each in fields(kind):
+        default = each.default_factory() if each.default_factory is not MISSING else each.default
+        found[each.name] = hints[each.name], values.get(each.name, default)
+    return found
+
+
+def _values(group: str, name: str) -> dict[str, Any]:
+    """What EffLoop's or a plugin's YAML file of a part sets; of a preset, which sets several parts, nothing."""
+    for folder in hydra_setup.config_folders():
+        file = folder / group / f"{name}.yaml"
+        if file.is_file():
+            text = file.read_text("utf-8")
+            return {} if "@package" in text.partition("\n")[0] else yaml.safe_load(text)
+    return {}
+
+
+def _words(hint: Any) -> tuple[str, ...]:
+    """What a type takes, in words."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        kinds = [each for each in args if each is not NoneType]
+        words = [word for each in kinds for word in (("auto",) if each is str and len(kinds) > 1 else _words(each))]
+        return (*words, "null") if NoneType in args else tuple(words)
+    if origin is list:
+        return (f"a list of {_LISTS[args[0]]}",)
+    if origin is dict:
+        return ("a dictionary, {KEY:VALUE}",)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return tuple(each.name for each in hint)
+    return _PLAIN[hint]
+
+
+def _typed(value: Any) -> str:
+    """A value as it is typed; empty for one that is missing."""
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, str):
+        return "" if value == "???" else value
+    return json.dumps(value)

@@ -1,0 +1,95 @@
+"""What an unknown key probably means."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+
+from effloop.config.keys import Key
+
+_OTHER_NAMES = {
+    "epochs": "max_epochs num_epochs n_epochs num_train_epochs",
+    "num_workers": "threads_per_loader num_proc dataloader_num_workers j",
+    "batch_size": "batch bs b train_batch_size per_device_train_batch_size",
+    "lr": "learning_rate base_lr max_lr init_lr",
+    "optim.weight_decay": "wd l2",
+    "optim.ema": "model_ema ema_decay use_ema",
+    "optim": "optimizer opt",
+    "schedule": "scheduler lr_scheduler sched lr_schedule",
+    "schedule.warmup_ratio": "warmup warmup_epochs warmup_steps warmup_iters",
+    "max_grad_norm": "clip_grad grad_clip clip_grad_norm gradient_clip_val max_norm clip",
+    "accumulate": "accumulate_grad_batches gradient_accumulation_steps grad_accum_steps accum_iter accum_steps",
+    "image_size": "img_size imgsz input_size crop_size resolution size",
+    "amp=true": "fp16 bf16 half use_amp mixed_precision autocast",
+    "device": "accelerator",
+    "parallel=ddp": "gpus num_gpus devices strategy distributed nproc_per_node ddp",
+    "parallel.sync_batchnorm": "sync_bn",
+    "model": "arch_name architecture network net backbone model_name",
+    "model.weights=DEFAULT": "pretrained pretrain pretrained_weights",
+    "model.num_classes": "n_classes nb_classes classes",
+    "model.freeze": "freeze_backbone frozen",
+    "model.checkpointing": "gradient_checkpointing grad_checkpointing activation_checkpointing",
+    "data.root": "dataset data_dir data_path dataset_dir dataset_path train_dir",
+    "data.val_split": "val_dir valid_split validation_split val_name",
+    "data.tail": "drop_last",
+    "augment": "transform transforms augmentation augmentations aug auto_augment aa",
+    "augment.mixup": "mixup_alpha",
+    "augment.cutmix": "cutmix_alpha",
+    "task.label_smoothing": "smoothing",
+    "engine.prefetch": "prefetch_factor",
+    "record.log_every": "print_freq log_interval log_freq log_every_n_steps logging_steps",
+    "run": "run_name exp_name experiment_name",
+    "out": "output_dir out_dir outdir output save_dir log_dir logdir default_root_dir project_dir",
+    "resume": "ckpt_path resume_from resume_from_checkpoint load_from",
+    "seed": "random_seed manual_seed random_state",
+    "cudnn_benchmark": "benchmark",
+    "checkpoint.best_by": "monitor metric eval_metric",
+    "objective": "metrics",
+}
+"""Key, or override -> what it is called elsewhere."""
+OTHER_NAMES = {name: key for key, names in _OTHER_NAMES.items() for name in names.split()}
+"""Name in another framework -> key, or override."""
+
+
+def suggestion(key: str, keys: Mapping[str, Key], groups: Collection[str], chosen: Mapping[str, str]) -> str | None:
+    """`did you mean 'optim.momentum'?`, or None if nothing is close enough.
+
+    Args:
+        key: as typed; not one of the config's.
+        keys: the config's.
+        groups: config groups, which may be meant, too.
+        chosen: {group: part}; a key of any other part is named with its part. Empty: all parts are chosen.
+    """
+    here = [name for name, each in keys.items() if _is_chosen(each, chosen)]
+    if found := meant(key, [*here, *groups]):
+        return f"write {found}" if "=" in found else f"did you mean '{found}'?"
+    if found := meant(key, [name for name in keys if name not in here]):
+        return f"did you mean '{found}' of {found.partition('.')[0]}={next(iter(keys[found].defaults))}?"
+    return None
+
+
+def meant(key: str, names: Collection[str]) -> str | None:
+    """The name, or the override of one, that a key probably stands for; None if there is none."""
+    tail = key.rpartition(".")[2]
+    other = OTHER_NAMES.get(tail.lower(), "")
+    if other.partition("=")[0] in names:
+        return other
+    same = [name for name in names if name.rpartition(".")[2] == tail]
+    return same[0] if same else _nearest(key, names)
+
+
+def _is_chosen(key: Key, chosen: Mapping[str, str]) -> bool:
+    group = key.name.partition(".")[0]
+    return group not in chosen or chosen[group] in key.defaults
+
+
+def _nearest(key: str, names: Collection[str]) -> str | None:
+    """The name that a key may be a misspelling of: by its last word, first in its own group; or by the whole of it."""
+    group, _, tail = key.rpartition(".")
+    by_tail = {name.rpartition(".")[2]: name for name in reversed([*names])}
+    own = {name.rpartition(".")[2]: name for name in names if name.rpartition(".")[0] == group}
+    whole = {name: name for name in names}
+    for candidates, text, cutoff in ((own, tail, 0.75), (by_tail, tail, 0.75), (whole, key, 0.85)):
+        if close := difflib.get_close_matches(text, candidates, n=1, cutoff=cutoff):
+            return candidates[close[0]]
+    return None
