@@ -99,7 +99,8 @@ def _compose(flags: Sequence[str], typed: Sequence[str], overrides: Sequence[str
             os.environ.update(OmegaConf.to_container(tree.hydra.job.env_set, resolve=True))  # type: ignore[arg-type]
             config = finish(without_hydra(tree), task)
     _check_can_be_made(folder)
-    return Composed(config, task, Path(os.path.relpath(folder)))
+    short = os.path.relpath(folder)
+    return Composed(config, task, folder if short.startswith("..") else Path(short))
 
 
 @contextmanager

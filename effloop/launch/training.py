@@ -44,8 +44,8 @@ def train(spec: RunSpec, state: RestartState | None = None) -> Path:
     )
     run_dir = trainer.checkpoints.folder.parent
     trainer.prunes = build_pruner(spec.config, run_dir, trainer.parallel)
-    if spec.note:
-        trainer.recorder.note(spec.note)
+    for line in _origin(trainer, spec, checkpoint):
+        trainer.recorder.note(line)
     for line in _description(trainer, spec.config, run_dir):
         trainer.recorder.note(line)
     try:
@@ -58,6 +58,14 @@ def train(spec: RunSpec, state: RestartState | None = None) -> Path:
         _say_where(run_dir)
     trainer.parallel.close()
     return run_dir
+
+
+def _origin(trainer: Trainer, spec: RunSpec, checkpoint: Path | None) -> list[str]:
+    """What the run comes from, where it doesn't begin with the first step."""
+    if spec.note:
+        return [spec.note]
+    place = checkpoint or (files.find(Path(spec.config.resume), "last") if spec.config.resume else None)
+    return [f"resumed from {place} at epoch {trainer.progress.epoch}"] if place else []
 
 
 def is_done(checkpoint: Path, config: Config) -> bool:

@@ -73,6 +73,10 @@ class Recorder:
         """Yield the same batches, and measure the time spent waiting for each."""
         yield from batches
 
+    def validation(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield the same batches of a validation, and measure as `wait` does."""
+        yield from batches
+
     def step(self, position: Position, metrics: Metrics, lr: float) -> None:
         """An optimizer update is done; `metrics` has this epoch's sums so far, on the device."""
 

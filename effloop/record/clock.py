@@ -56,14 +56,16 @@ class Span:
 
 
 class Clock:
-    """Measures the training of one epoch; started before the first batch is requested.
+    """Measures the training of one epoch, or a validation; started before the first batch is requested.
 
     Args:
-        world_size: number of ranks, which train on equally many images each.
+        world_size: number of ranks, which have equally many images each.
+        padded: whether batches may be padded; padding isn't counted on a CPU, where that needs no waiting.
     """
 
-    def __init__(self, world_size: int = 1) -> None:
+    def __init__(self, world_size: int = 1, *, padded: bool = False) -> None:
         self._world_size = world_size
+        self._padded = padded
         self._start = time.perf_counter()
         self._waited_s = 0.0
         self._samples = 0
@@ -78,7 +80,8 @@ class Clock:
             self._waited_s += time.perf_counter() - requested
             if batch is None:
                 return
-            self._samples += len(batch) * self._world_size
+            count = int(batch.valid.sum()) if self._padded and batch.valid.device.type == "cpu" else len(batch)
+            self._samples += count * self._world_size
             yield batch
 
     def read(self) -> Span:

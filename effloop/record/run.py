@@ -93,7 +93,7 @@ class RunRecorder(Recorder):
         self._first_step = first_step
         self._hyperparameters = hyperparameters
         self._world_size = world_size
-        self._clock = Clock()
+        self._clock = self._validation = Clock()
         self._training = Span()
         self._other_s: dict[str, float] = defaultdict(float)
         self._sinks = Sinks()
@@ -168,6 +168,10 @@ class RunRecorder(Recorder):
         self._reported_span = Span()
         return self._clock.wait(batches)
 
+    def validation(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        self._validation = Clock(self._world_size, padded=True)
+        return self._validation.wait(batches)
+
     def step(self, position: Position, metrics: Metrics, lr: float) -> None:
         self._clock.updates += 1
         if position.update % self.config.log_every and position.update != position.updates:
@@ -198,7 +202,8 @@ class RunRecorder(Recorder):
     def epoch(self, position: Position, scores: Mapping[str, float]) -> None:
         last = self._report
         self._training += last.epoch_span
-        report = EpochReport(position, last.lr, self.task.meters, train=last.mean, val=scores, span=last.epoch_span)
+        spans = {"span": last.epoch_span, "val_span": self._validation.read()}
+        report = EpochReport(position, last.lr, self.task.meters, train=last.mean, val=scores, **spans)
         self._sinks.for_each(lambda sink: sink.epoch(report))
 
     def finish(self, summary: Mapping[str, Any]) -> None:

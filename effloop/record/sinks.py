@@ -74,7 +74,7 @@ class EpochReport:
         lr: learning rate of the epoch's last update.
         meters: of the task.
         train, val: scores of the epoch's training and of the validation.
-        span: times of the epoch's training.
+        span, val_span: times of the epoch's training, and of the validation.
     """
 
     position: Position
@@ -83,13 +83,14 @@ class EpochReport:
     train: Scores
     val: Scores
     span: Span
+    val_span: Span
 
     def line(self) -> str:
         """The log line."""
         scores = "  ".join(f"{meter.label} {meter.number(self.val[meter.name])}" for meter in _loss_first(self.meters))
         return (
             f"Epoch: [{self.position.epoch}] validation  {scores}  "
-            f"Data {self.span.images_per_s:.1f}  Wait {self.span.wait:.1%}"
+            f"Data {self.val_span.images_per_s:.1f}  Wait {self.val_span.wait:.1%}"
         )
 
     def curves(self) -> dict[str, float]:

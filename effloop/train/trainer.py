@@ -129,7 +129,7 @@ class Trainer:
                 self.train_epoch(self.train.epoch(self.progress.epoch, self.progress.samples_seen))
                 position = self.position()
                 with self.recorder.span("evaluation", position):
-                    scores = self.evaluate(self.val.epoch(0))
+                    scores = self.evaluate(self.recorder.validation(self.val.epoch(0)))
                 self.recorder.epoch(position, scores)
                 is_best = self.checkpoints.note(self.progress.epoch, scores)
                 self.progress.epoch += 1

@@ -110,7 +110,9 @@ class TestSameProcess:
     def test_in_its_folder(self, stopped: Path, finished: Path) -> None:
         assert main(["resume", str(stopped)]) == 0
         assert_same_end(stopped, finished)
-        assert (stopped / "log.txt").read_text().count("Epoch: [1] validation") == 1
+        log = (stopped / "log.txt").read_text()
+        assert log.count("Epoch: [1] validation") == 1
+        assert log.count(f"\nresumed from {stopped}/checkpoints/last.ckpt at epoch 1\n") == 1
 
     def test_in_a_new_folder(self, stopped: Path, finished: Path, photos: Path, here: Path) -> None:
         assert train(photos, f"resume={stopped}", "epochs=3", "run=new") == 0
@@ -120,6 +122,7 @@ class TestSameProcess:
             assert_same(ours[part], theirs[part], part)
         assert rows(new) == [row for row in rows(finished) if row["epoch"] > 0]
         assert files.read(stopped / "checkpoints/last.ckpt")["progress"]["epoch"] == 1
+        assert (new / "log.txt").read_text().startswith(f"resumed from {stopped}/checkpoints/last.ckpt at epoch 1\n")
 
     def test_best_is_still_known(self, stopped: Path) -> None:
         best = files.read(stopped / "checkpoints/best.ckpt")

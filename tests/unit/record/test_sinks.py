@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
+from effloop.batch import Batch
 from effloop.record.append import AppendFile
+from effloop.record.base import Position
+from effloop.record.clock import Clock, Span
 from effloop.record.lines import LogFile, TerminalSink
 from effloop.record.rows import EpochTable, MetricsFile
-from effloop.record.sinks import Sink, Sinks
+from effloop.record.sinks import EpochReport, Sink, Sinks
 from effloop.task import LOSS
 
 
@@ -136,3 +140,15 @@ def test_any_line_can_be_logged(tmp_path: Path) -> None:
     log.note("\udcff.jpg")
     log.close()
     assert (tmp_path / "log.txt").read_text() == "\\udcff.jpg\n"
+
+
+def test_a_validations_line_has_its_own_times() -> None:
+    """And counts no padding."""
+    clock = Clock(world_size=2, padded=True)
+    ids = torch.arange(4)
+    assert len([*clock.wait([Batch(ids, ids, ids, ids < 3)])]) == 1
+    assert clock.read().samples == 6
+    spans = {"span": Span(1.0, 0.0, 100), "val_span": Span(2.0, 1.0, 50)}
+    scores = {"train": {"loss": 1.0}, "val": {"loss": 0.5}}
+    line = EpochReport(Position(0, 1, 5, 5, 5), 0.1, (LOSS,), **scores, **spans).line()
+    assert line == "Epoch: [0] validation  Loss 0.5000  Data 25.0  Wait 50.0%"
