@@ -169,6 +169,11 @@ def field_meanings(kind: type) -> dict[str, str]:
     return found
 
 
+def plugin_words() -> list[str]:
+    """What has to be typed with another command for it to use the same plugin files."""
+    return [f"plugins=[{','.join(map(os.path.relpath, plugin_files()))}]"] if plugin_files() else []
+
+
 def load_plugins() -> list[str]:
     """Import the plugin files, and every package that declares the entry point `effloop.plugins`: they register parts.
 

@@ -14,6 +14,7 @@ from effloop.diagnose.advice import advise
 from effloop.errors import PROGRAM, InterruptedRunError
 from effloop.launch.spec import RunSpec
 from effloop.parallel.restart_state import NoRestartState, RestartState
+from effloop.registry import plugin_words
 from effloop.runs.folder import state_recorded
 from effloop.runs.pruning import build_pruner
 from effloop.system.hardware import determinism_explained
@@ -85,7 +86,7 @@ def how_to_go_on(run_dir: Path | None) -> str:
     """The command that continues a run; empty where it has no checkpoint."""
     if run_dir is None or not (run_dir / "checkpoints" / "last.ckpt").is_file():
         return ""
-    return f"resume with: {PROGRAM} resume {shlex.quote(str(run_dir))}"
+    return f"resume with: {PROGRAM} {shlex.join(['resume', str(run_dir), *plugin_words()])}"
 
 
 def _description(trainer: Trainer, config: Config, run_dir: Path) -> list[str]:
@@ -109,7 +110,8 @@ def _say_where(run_dir: Path) -> None:
     """Print the run folder, and what can be done with it."""
     name = shlex.quote(str(run_dir))  # to be pasted into a shell
     look = f"   look: tensorboard --logdir {name}" if (run_dir / "tensorboard").exists() else ""
-    score = f"   score: {PROGRAM} eval {name}" if (run_dir / "checkpoints" / "best.ckpt").exists() else ""
+    again = shlex.join([str(run_dir), *plugin_words()])
+    score = f"   score: {PROGRAM} eval {again}" if (run_dir / "checkpoints" / "best.ckpt").exists() else ""
     try:
         print(f"run: {run_dir}{look}{score}", flush=True)
     except BrokenPipeError:

@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from effloop.config import Config, finish, hydra_app, hydra_setup, messages
 from effloop.config.hydra_setup import run_folder
 from effloop.errors import PROGRAM, ConfigError, EffLoopError, InterruptedRunError
+from effloop.registry import plugin_words
 from effloop.report.files import print_tables, write_report
 from effloop.runs.folder import TIMESTAMP
 from effloop.runs.reader import SWEEP, RunRecord, read_jobs
@@ -171,7 +172,7 @@ def _how_to_go_on(flags: Sequence[str], overrides: Sequence[str], folder: Path, 
     kept = [each for each in overrides if each.partition("=")[0] not in ("run", "sweep.resume")]
     outputs = Path(run_folder(out, "multirun")).absolute()
     name = [f"run={folder.relative_to(outputs)}"] if folder.is_relative_to(outputs) else []
-    return f"resume with: {PROGRAM} {shlex.join([*flags, *kept, *name, 'sweep.resume=true'])}"
+    return f"resume with: {PROGRAM} {shlex.join([*flags, *kept, *name, *plugin_words(), 'sweep.resume=true'])}"
 
 
 @contextmanager

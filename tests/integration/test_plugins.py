@@ -284,8 +284,9 @@ def mine(tmp_path: Path, photos: Path) -> list[str]:
 def test_parts_in_a_file(mine: list[str], tmp_path: Path) -> None:
     """Used where it is typed, in all processes; a saved config doesn't have it."""
     args = [*mine, "run=x", "epochs=1", "parallel=ddp", "engine=processes", "num_workers=1"]
-    code, _, err = call(*args, cwd=tmp_path)
+    code, out, err = call(*args, cwd=tmp_path)
     assert (code, err) == (0, "")
+    assert out.endswith(" eval outputs/x 'plugins=[parts/mine.py]'\n")
     run = tmp_path / "outputs/x"
     assert "plugins" not in (run / "config.yaml").read_text() + (run / "overrides.yaml").read_text()
     assert list(json.loads((run / "environment.json").read_text())["plugins"]) == ["mine.py"]
