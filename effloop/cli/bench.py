@@ -56,7 +56,7 @@ class BenchOptions:
                 raise ConfigError(f"{field.name}: what={self.what} doesn't take it; set what to one of {takers}")
 
 
-@command("bench", BenchOptions)
+@command("bench", BenchOptions, "what=loader data.root=/data/pets vs=torchvision")
 def bench(options: BenchOptions, overrides: list[str]) -> int:
     """Speed on this machine beside baselines, as a table of ratios.
 

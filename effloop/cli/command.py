@@ -39,6 +39,7 @@ class Command:
         options: the dataclass of its options.
         overrides: whether it takes overrides of the config.
         of_ranks: whether it may be given to several ranks.
+        example: words that it may be called with, for its help.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Command:
     options: type
     overrides: bool
     of_ranks: bool
+    example: str
 
     @property
     def about(self) -> str:
@@ -78,11 +80,13 @@ commands: dict[str, Command] = {}
 """By name; filled as the modules of the commands are imported."""
 
 
-def command(name: str, options: type, *, overrides: bool = True, of_ranks: bool = False) -> Callable[[F], F]:
+def command(
+    name: str, options: type, example: str = "", *, overrides: bool = True, of_ranks: bool = False
+) -> Callable[[F], F]:
     """Decorator: the function below does what `effloop NAME` asks for; its docstring is the help."""
 
     def add(call: F) -> F:
-        commands[name] = Command(name, call, options, overrides, of_ranks)
+        commands[name] = Command(name, call, options, overrides, of_ranks, f"{name} {example}".rstrip())
         return call
 
     return add

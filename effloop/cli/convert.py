@@ -12,7 +12,7 @@ from effloop.convert.options import ConvertOptions
 from effloop.data.decode import decoders
 
 
-@command("convert", ConvertOptions)
+@command("convert", ConvertOptions, "data.root=/data/pets to=lmdb out=pets.lmdb")
 def convert_data(options: ConvertOptions, overrides: list[str]) -> int:
     """Write the data in another storage format, re-encoded or as it is.
 

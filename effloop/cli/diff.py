@@ -25,7 +25,7 @@ class DiffOptions:
     runs: tuple[Path, ...] = field(metadata={"positional": "RUN"})
 
 
-@command("diff", DiffOptions, overrides=False)
+@command("diff", DiffOptions, "outputs/first outputs/second", overrides=False)
 def diff_runs(options: DiffOptions, _: list[str]) -> int:
     """What differs between runs: config, environment, data, result."""
     load_plugins()  # which may have the runs' task

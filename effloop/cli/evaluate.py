@@ -12,7 +12,7 @@ from effloop.cli.command import RunOptions, command
 from effloop.task import meters_of
 
 
-@command("eval", RunOptions)
+@command("eval", RunOptions, "outputs/first data.root=/data/pets")
 def evaluate(options: RunOptions, overrides: list[str]) -> int:
     """Score a run's best checkpoint, or a .ckpt file."""
     checkpoint = files.find(options.run, "best")

@@ -36,7 +36,7 @@ _CHECK_S = 20.0
 _MAX_NAMED = 5
 
 
-@command("replay", RunOptions)
+@command("replay", RunOptions, "outputs/first")
 def replay(options: RunOptions, overrides: list[str]) -> int:
     """Repeat a run in a new folder, and compare the metrics bit by bit.
 

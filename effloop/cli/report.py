@@ -29,7 +29,7 @@ class ReportOptions:
     objective: str | None = None
 
 
-@command("report", ReportOptions, overrides=False)
+@command("report", ReportOptions, "outputs/multirun/lr out=report", overrides=False)
 def report(options: ReportOptions, _: list[str]) -> int:
     """Compare runs, or a sweep's jobs: table, CSV, plot and page.
 

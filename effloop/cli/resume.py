@@ -18,7 +18,7 @@ from effloop.runs.reader import read_run
 from effloop.system.processes import is_alive
 
 
-@command("resume", RunOptions, of_ranks=True)
+@command("resume", RunOptions, "outputs/first epochs=30", of_ranks=True)
 def resume(options: RunOptions, overrides: list[str]) -> int:
     """Continue a run that was stopped, in its folder, as if never stopped."""
     folder = options.run

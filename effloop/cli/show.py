@@ -34,7 +34,7 @@ class ShowOptions:
     epochs: Annotated[int, range(1, 65)] | None = None
 
 
-@command("show", ShowOptions)
+@command("show", ShowOptions, "data.root=/data/pets augment=native_rand samples=4")
 def show(options: ShowOptions, overrides: list[str]) -> int:
     """A picture of samples as the model will see them.
 

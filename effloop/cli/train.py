@@ -28,7 +28,7 @@ class TrainOptions:
     debug: bool = False
 
 
-@command("train", TrainOptions, of_ranks=True)
+@command("train", TrainOptions, "data.root=/data/pets model=resnet18 epochs=50 lr=0.01", of_ranks=True)
 def train(options: TrainOptions, args: list[str]) -> int:
     """Train; with -m once for each combination of values (a sweep).
 

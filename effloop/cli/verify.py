@@ -27,7 +27,7 @@ class VerifyOptions:
     out: Path | None = None
 
 
-@command("verify", VerifyOptions)
+@command("verify", VerifyOptions, "data.root=/data/pets split=val")
 def verify_data(options: VerifyOptions, overrides: list[str]) -> int:
     """Check every sample: checksum, label, size, a full decode.
 

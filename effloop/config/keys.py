@@ -133,4 +133,6 @@ def _typed(value: Any) -> str:
         return value.name
     if isinstance(value, str):
         return "" if value == "???" else value
+    if isinstance(value, dict) and value:
+        return "of the recipe"
     return json.dumps(value)

@@ -20,7 +20,7 @@ from effloop.bench.benchmarks import BENCHMARKS
 from effloop.cli.bench import BenchOptions
 from effloop.cli.command import commands
 from effloop.cli.main import main
-from effloop.cli.options import options_of
+from effloop.cli.options import options_of, parse
 from effloop.config import Config
 from effloop.errors import PROGRAM
 from effloop.optim import optimizers, schedules
@@ -44,6 +44,10 @@ def test_help_of_a_command(name: str, here: Path, capsys: pytest.CaptureFixture[
     assert out.startswith(f"effloop {name}")
     assert max(map(len, out.splitlines())) <= 80
     assert commands[name].summary in out
+    example = commands[name].example.split()
+    assert out.splitlines()[-1] == f"  effloop {commands[name].example}"
+    assert example[0] == name
+    assert parse(commands[name].options, name, example[1:])
     for option in options_of(commands[name].options):
         assert option.usage in out
         assert option.meaning
@@ -75,7 +79,9 @@ def test_list(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_list_of_a_group(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "model"]) == 0
-    names = [line.split()[1] for line in capsys.readouterr().out.splitlines()]
+    parts, _, keys = capsys.readouterr().out.partition("\nKeys:\n")
+    assert "  model.width " in keys
+    names = [line.split()[1] for line in parts.splitlines()]
     assert names == sorted(names)
     assert {"cnn", "small_resnet", "resnet50", "vit_b_16"} <= set(names)
 
@@ -87,6 +93,25 @@ def test_list_shows_the_users_configs(here: Path, capsys: pytest.CaptureFixture[
     assert ["experiment", "night", "Twelve hours."] in lines
     recipes = ["cifar10_fast", "digits", "embedded", "finetune", "imagenet_resnet50", "imagenet_resnet50_8gpu"]
     assert [name for _, name, _ in lines if name != "night"] == recipes
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("optim.lr", "optim.lr peak learning rate takes a number default 0.003 (adamw), 0.1 (sgd)"),
+        ("engine.start_method", "takes fork, spawn or forkserver default fork engine=processes"),
+        ("sweep", "sweep.resume true or false sweep.prune"),
+        ("keys", "batch_size a whole number; default 32 data.root"),
+        ("ops", "augment=native RandomHorizontalFlip [p=0.5] augment=torchvision ColorJitter augment=albumentations"),
+    ],
+)
+def test_list_says_what_keys_and_operations_are(
+    what: str, words: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["list", what]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert re.search(".*?".join(map(re.escape, words.split())), out, re.DOTALL), out
 
 
 def test_cfg_prints_and_stops(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

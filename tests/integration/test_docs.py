@@ -6,6 +6,7 @@ What a block does not run is listed here with its reason: those commands are onl
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import os
 import re
 import shlex
@@ -29,6 +30,7 @@ from effloop.bench.benchmarks import BENCHMARKS
 from effloop.cli.command import commands as registered
 from effloop.cli.main import main
 from effloop.config import Config
+from effloop.config.keys import keys_of
 from effloop.data.source.storage.writing import writers
 from effloop.errors import ConfigError
 from effloop.registry import groups, use_plugin_files
@@ -337,6 +339,12 @@ def test_recipes_and_root_keys_are_mentioned() -> None:
     recipes = {path.stem for path in (ROOT / "configs/augment").glob("*.yaml")}
     keys = {field.name for field in dataclasses.fields(Config)} - {"sweep"}
     assert (recipes | keys) - everything == set()
+
+
+def test_keys_are_those_of_the_dataclasses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    assert TEXTS[ROOT / "docs/keys.md"] == importlib.import_module("keys").page(), "run python docs/keys.py"
+    assert [key.name for key in keys_of(Config).values() if not key.meaning] == []
 
 
 def test_commands_are_mentioned() -> None:
