@@ -71,6 +71,7 @@ class Command:
         if overrides and not self.overrides:
             word = overrides[0]
             raise ConfigError(f"{self.name}: '{word}' is not an option; see {PROGRAM} {self.name} --help")
+        overrides = typed.with_paths(overrides, sweep=bool({"-m", "--multirun"} & {*overrides}))
         with messages.in_one_line(Config, overrides):
             typed.refuse_contradictions([each for each in overrides if typed.key_of(each) and each[0] != "-"])
         return self.call(options, overrides)

@@ -19,6 +19,7 @@ all words that are no options.
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
@@ -93,7 +94,7 @@ def _first_that_fits(kinds: Iterable[Kind], text: str) -> Any:
 
 _PLAIN = {
     str: Kind("TEXT", ("TEXT",), str),
-    Path: Kind("PATH", ("PATH",), Path),
+    Path: Kind("PATH", ("PATH",), lambda text: Path(text).expanduser()),
     int: Kind("N", ("a whole number",), int),
     float: Kind("X", ("a number",), float),
     bool: Kind("true|false", ("true", "false"), lambda text: ("false", "true").index(text) == 1),
@@ -157,6 +158,11 @@ def options_of(described: type) -> list[Option]:
     ]
 
 
+def _is_value(word: str) -> bool:
+    """Whether a word is the value of a positional option: no override, unless that is a path, and no flag."""
+    return not word.startswith("-") and ("=" not in word or os.path.exists(word))
+
+
 def parse(described: type[T], command: str, words: Sequence[str], keys: Collection[str] = ()) -> tuple[T, list[str]]:
     """The options among `words`, and the other words.
 
@@ -193,8 +199,8 @@ def parse(described: type[T], command: str, words: Sequence[str], keys: Collecti
             rest.append(word)
     for option in options:
         if option.positional and option.many and rest:
-            given[option.name], rest = tuple(map(Path, rest)), []
-        elif option.positional and rest and "=" not in rest[0] and not rest[0].startswith("-"):
+            given[option.name], rest = tuple(Path(word).expanduser() for word in rest), []
+        elif option.positional and rest and _is_value(rest[0]):
             given[option.name] = option.value(rest.pop(0))
         if option.default is MISSING and option.name not in given:
             raise ConfigError(f"{command} needs {option.usage}; see {PROGRAM} {command} --help")

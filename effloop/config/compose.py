@@ -37,7 +37,7 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: an override, a YAML file or a value is invalid; one line says why.
     """
-    overrides = for_ranks(overrides)
+    overrides = typed.with_paths(for_ranks(overrides))
     with messages.in_one_line(Config, overrides):
         tree = compose_tree(Config, list(overrides))
     return finish(tree, overrides)
@@ -154,6 +154,7 @@ def from_dict(plain: Any, overrides: Sequence[str], where: str) -> Config:
         raise ConfigError(f"{where} is not a config that EffLoop wrote")
     if "${" in yaml.safe_dump(plain):
         raise ConfigError(f"{where} is refused: it holds an interpolation, and a saved config has none")
+    overrides = typed.with_paths(overrides)
     with messages.in_one_line(Config, overrides):
         parsed = OverridesParser.create().parse_overrides(list(overrides)) if overrides else []
         for override in parsed:

@@ -24,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from effloop.config import hydra_setup, messages
 from effloop.config.compose import finish
 from effloop.config.schema import Config
+from effloop.config.typed import quoted
 from effloop.errors import ConfigError
 from effloop.registry import choices
 
@@ -132,14 +133,10 @@ def searchpath(flags: Sequence[str]) -> list[str]:
     given = [folder for flag, folder in pairwise(flags) if flag in ("--config-dir", "-cd")]
     if not given:
         return []
-    if not Path(given[-1]).is_dir():
+    folder = os.path.expanduser(given[-1])
+    if not os.path.isdir(folder):
         raise ConfigError(f"--config-dir: '{given[-1]}' is not a folder; name one that holds GROUP/NAME.yaml")
-    return [f"hydra.searchpath=[{quoted('file://' + os.path.abspath(given[-1]))}]"]
-
-
-def quoted(text: str) -> str:
-    """Quote any text for the value of an override."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return [f"hydra.searchpath=[{quoted('file://' + os.path.abspath(folder))}]"]
 
 
 def _check_can_be_made(folder: Path) -> None:

@@ -1,13 +1,16 @@
-"""Overrides as typed: which contradict each other, and which values of a file they replace."""
+"""Overrides as typed: paths in them, which contradict each other, and which values of a file they replace."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, QuotedString
+from hydra.errors import HydraException
 from omegaconf import DictConfig
 
 from effloop.errors import ConfigError
@@ -17,6 +20,52 @@ _SHORT = {"lr": "optim.lr"}
 """Short key -> the key that it stands for."""
 _REPLACES = {"optim.lr": "lr", "amp": "precision", "precision": "amp"}
 """Key -> the one that would override it, or contradict it, if an experiment or a saved config has set that."""
+
+_PATHS = frozenset({"data.root", "data.index_dir", "model.weights", "resume", "out"})
+_AS_IT_IS = re.compile(r"""['"]|(choice|glob|range|sort|shuffle|interval|tag)\(|.*\$\{""")
+"""The beginning of values that Hydra reads: quoted, a function of its grammar, an interpolation."""
+
+
+def with_paths(overrides: Sequence[str], *, sweep: bool = False) -> list[str]:
+    """The overrides, with paths quoted that Hydra's grammar doesn't take as they are, and their `~` expanded.
+
+    So a path is given as for any other program: `data.root=~/my photos (1)`. Doing it twice changes nothing.
+
+    Args:
+        overrides: as typed.
+        sweep: whether a comma separates values, as with -m; otherwise it is a part of a path that exists.
+
+    Raises:
+        ConfigError: a path with a comma in a sweep, where it would be two.
+    """
+    return [_with_path(override, sweep) if key_of(override) in _PATHS else override for override in overrides]
+
+
+def _with_path(override: str, sweep: bool) -> str:
+    key, _, value = override.partition("=")
+    path = os.path.expanduser(value)
+    if not value or _AS_IT_IS.match(value):
+        return override
+    if sweep and "," in value and os.path.exists(path):
+        raise ConfigError(
+            f"{override}: with -m a comma separates values, and this is one path; write '{key}=\"{path}\"'"
+        )
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+        if parsed.is_sweep_override():
+            keep = sweep or not (os.path.exists(path) or key == "out")
+        else:
+            keep = parsed.value() is None or isinstance(parsed.value(), str)
+    except HydraException:
+        keep = False
+    parts = map(os.path.expanduser, value.split(",")) if sweep else [path]
+    return override if keep else f"{key}={','.join(map(quoted, parts))}"
+
+
+def quoted(text: str) -> str:
+    """Quote any text for the value of an override."""
+    # Hydra takes backslashes as they are, except in front of a quote.
+    return "'" + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + (found[2] and "\\'"), text) + "'"
 
 
 def key_of(override: str) -> str:

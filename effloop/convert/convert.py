@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -235,7 +236,8 @@ class _Conversion:
         line = f"took {duration(time.monotonic() - self._started)}"
         if not any(self.options.outputs.values()):
             out = next(iter(self.options.outputs))
-            return f"{line}; headers and ends are checked, nothing is decoded: {PROGRAM} verify data.root={out} does"
+            verify = f"{PROGRAM} verify {shlex.quote(f'data.root={out}')}"
+            return f"{line}; headers and ends are checked, nothing is decoded: {verify} checks every pixel"
         if not self._recoded:
             return line
         speed = self._recoded / self._recoding_s

@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 
 from effloop.config import Config, finish, hydra_app, hydra_setup, messages
 from effloop.config.hydra_setup import run_folder
+from effloop.config.typed import quoted
 from effloop.errors import PROGRAM, ConfigError, EffLoopError, InterruptedRunError
 from effloop.registry import plugin_words
 from effloop.report.files import print_tables, write_report
@@ -99,7 +100,7 @@ def _shared(parsed: Iterable[Override]) -> dict[str, str]:
 
 def _added(choices: Any, shared: Iterable[str], *, maximize: bool, folder: Path) -> list[str]:
     """Overrides of Hydra's own config that a sweep needs, where the user has given none."""
-    added = {"hydra.sweep.dir": hydra_app.quoted(str(folder))}
+    added = {"hydra.sweep.dir": quoted(str(folder))}
     if choices["hydra/sweeper"] == "optuna":
         added["hydra.sweeper.direction"] = "maximize" if maximize else "minimize"
         added["hydra.sweeper.max_failure_rate"] = "1.0"  # a failed job ends no other

@@ -174,7 +174,7 @@ def refused(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> Ref
         pytest.param("augment=native_rand engine=dali", "engine: dali set engine=threads", id="augment-dali"),
         pytest.param("device=gpu", "device: 'gpu' auto, cpu, cuda", id="device"),
         pytest.param("device=cuda:99", "device: 'cuda:99' set device=cpu", id="device-not-there"),
-        pytest.param("data.root=/x/lr=3", """'data.root="/x/lr=3"'""", id="unquoted"),
+        pytest.param("data.train_split=lr=3", "'data.train_split=\"lr=3\"'", id="unquoted"),
         pytest.param("seed", "'seed' KEY=VALUE", id="no-value"),
         pytest.param("data.mean=null data.std=null", "data.mean: null uint8 set data.mean", id="uint8-model"),
         pytest.param("--batch-size 64", "'--batch-size' write batch_size=64", id="dashes"),

@@ -10,7 +10,7 @@ from plans import line
 import effloop
 from effloop.config import load, messages, save
 from effloop.config.schema import Config
-from effloop.config.typed import refuse_contradictions
+from effloop.config.typed import refuse_contradictions, with_paths
 from effloop.errors import ConfigError
 
 
@@ -65,3 +65,49 @@ def test_what_is_typed_replaces_what_a_file_says(tmp_path: Path, monkeypatch: py
     save(config, tmp_path / "config.yaml")
     again = load(tmp_path / "config.yaml", ["lr=0.2", "optim=sgd", "amp=true"])
     assert (again.lr, again.optim.lr, again.precision.name) == (0.2, 0.2, "amp")
+
+
+PATHS = ["my photos (1)", "Größe, b", "a'b", "it's \\ x\\", "1e3", "12", "[x]", "a=b;c&d", "true", "#1", "{a}"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_paths_as_a_shell_hands_them_over(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / path).mkdir(exist_ok=True)
+    for sweep in (False, "," not in path):
+        words = with_paths([f"data.root=~/{path}", f"model.weights={tmp_path}/{path}", "lr=1,2"], sweep=sweep)
+        assert with_paths(words, sweep=sweep) == words
+        assert words[2] == "lr=1,2"
+    config = effloop.compose([f"data.root=~/{path}", f"model.weights={tmp_path}/{path}"])
+    assert config.data.root == config.model.weights == str(tmp_path / path)
+    save(config, tmp_path / "config.yaml")
+    assert load(tmp_path / "config.yaml", [f"data.root=~/{path}/x"]).data.root == str(tmp_path / path / "x")
+    monkeypatch.chdir(tmp_path)
+    assert effloop.compose([f"data.root={path}"]).data.root == path
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ("data.root=a,b", "data.root=a,b"),
+        ("data.root=~/a,b (1)", "data.root='/home/x/a','b (1)'"),
+        ("data.root=choice(a,b)", "data.root=choice(a,b)"),
+        ("data.root='a,b'", "data.root='a,b'"),
+        ("data.root=${oc.env:HOME}/a", "data.root=${oc.env:HOME}/a"),
+        ("data.root=null", "data.root=null"),
+        ("data.root=a\\ b", "data.root=a\\ b"),
+        ("out=~/runs", "out='/home/x/runs'"),
+    ],
+)
+def test_paths_in_a_sweep(given: str, wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/x")
+    assert with_paths([given], sweep=True) == [wanted]
+
+
+def test_a_comma_in_a_path_and_in_a_sweep(tmp_path: Path) -> None:
+    (tmp_path / "a,b").mkdir()
+    wanted = f"data.root={tmp_path}/a,b: with -m a comma separates values, and this is one path; write "
+    with pytest.raises(ConfigError, match=line(f"""{wanted}'data.root="{tmp_path}/a,b"'""")):
+        with_paths([f"data.root={tmp_path}/a,b"], sweep=True)
+    with pytest.raises(ConfigError, match="add -m"):  # no such path: meant as a sweep
+        effloop.compose(["data.root=one,two"])
