@@ -1,6 +1,8 @@
-"""`eval`: the validation scores of a checkpoint."""
+"""`eval`: the scores of a checkpoint."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, replace
 
 from rich.console import Console
 from rich.table import Table
@@ -12,13 +14,26 @@ from effloop.cli.command import RunOptions, command
 from effloop.task import meters_of
 
 
-@command("eval", RunOptions, "outputs/first data.root=/data/pets")
-def evaluate(options: RunOptions, overrides: list[str]) -> int:
-    """Score a run's best checkpoint, or a .ckpt file."""
+@dataclass(frozen=True)
+class EvalOptions(RunOptions):
+    """Of `eval`.
+
+    Attributes:
+        split: val, train or any other split of the data, e.g. test; its images are never augmented.
+    """
+
+    split: str = "val"
+
+
+@command("eval", EvalOptions, "outputs/first split=test")
+def evaluate(options: EvalOptions, overrides: list[str]) -> int:
+    """Score a run's best checkpoint, or a .ckpt file, on a split."""
     checkpoint = files.find(options.run, "best")
     state = files.read(checkpoint)
     alone = {**state["config"], "parallel": {"name": "none"}}  # whatever the run was trained by
     config = configs.from_dict(alone, overrides, f"the config in {checkpoint}")
+    names = {"val": config.data.val_split, "train": config.data.train_split}
+    config.data = replace(config.data, val_split=names.get(options.split, options.split))
     scores, loader = evaluate_checkpoint(config, state)
     print(f"{checkpoint}, epoch {state['progress']['epoch'] - 1}, on {loader.describe()}")
     table = Table()

@@ -204,6 +204,16 @@ class TestEval:
         assert main(["eval", str(finished), "batch_size=3", f"data.root={photos}", "engine=inline", "amp=false"]) == 0
         assert f"{summary['best']['loss']:.4f}" in capsys.readouterr().out
 
+    @pytest.mark.parametrize(("split", "images"), [("val", 13), ("train", 40), ("test", 13)])
+    def test_splits(
+        self, split: str, images: int, finished: Path, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        for source, target in (("train", "train"), ("val", "val"), ("val", "test")):
+            (here / "photos").mkdir(exist_ok=True)
+            (here / "photos" / target).symlink_to(photos / source)
+        assert main(["eval", str(finished), f"data.root={here}/photos", f"split={split}"]) == 0
+        assert f"on {images} images in 3 classes" in capsys.readouterr().out
+
     def test_a_preset_chooses_other_parts_too(
         self, finished: Path, photos: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
