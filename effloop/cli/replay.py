@@ -126,7 +126,7 @@ def _environment(config: Config, ranks: int) -> dict[str, Any]:
     """The environment of the replay."""
     if config.deterministic:
         set_reproducible(deterministic=True, cudnn_benchmark=False)  # it sets an environment variable
-    found = describe_environment(find_checkouts(), ranks)
+    found = describe_environment(find_checkouts(config.out), ranks)
     if config.parallel.of_ranks and isinstance(config.threads, int):
         found["hardware"]["torch_threads"] = config.threads
     elif config.parallel.of_ranks and not os.environ.get("OMP_NUM_THREADS"):

@@ -10,7 +10,7 @@ from pathlib import Path
 from effloop.cli.command import command
 from effloop.registry import load_plugins
 from effloop.report.files import PLOT, REPORT, SUMMARY, print_tables, write_report
-from effloop.runs.reader import SWEEP, RunRecord, find_runs, meters_of_runs
+from effloop.runs.reader import SWEEP, RunRecord, find_runs, meters_of_runs, unstarted_jobs
 from effloop.task import check_objective
 
 
@@ -44,6 +44,9 @@ def report(options: ReportOptions, _: list[str]) -> int:
     kind = "Sweep" if (first / SWEEP).is_file() else "Run"
     write_report(runs, folder, objective, f"{len(runs)} runs" if others else f"{kind} {first}")
     print_tables(runs, objective)
+    for path in options.runs:
+        if missing := unstarted_jobs(path):
+            print(f"{path}: jobs that haven't started: {missing}")
     print(f"report: {folder / REPORT}   beside it: {PLOT}, {SUMMARY}")
     return 0
 

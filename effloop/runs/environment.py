@@ -61,7 +61,7 @@ class Checkout:
         root: its top folder.
         commit: hash of HEAD.
         diff: from HEAD to the working tree, for `git apply`.
-        untracked: files and folders that git neither tracks nor ignores, except `outputs/`, the runs' folder.
+        untracked: files and folders that git neither tracks nor ignores, except `outputs/` and the runs' folder.
     """
 
     root: Path
@@ -76,12 +76,13 @@ class Checkout:
         return found | ({"changes": hashlib.sha256(self.diff).hexdigest()} if self.diff else {})
 
 
-def find_checkout(folder: Path, tracked: str = "") -> Checkout | None:
+def find_checkout(folder: Path, tracked: str = "", out: str = "outputs") -> Checkout | None:
     """The git checkout that a folder is in; None outside of one, without git, or if it has no commit.
 
     Args:
         folder: any folder of the checkout.
         tracked: a file of `folder` that git has to track, else the result is None.
+        out: the folder that runs are written to, which is no change.
     """
 
     def git(*words: str) -> bytes:
@@ -94,19 +95,20 @@ def find_checkout(folder: Path, tracked: str = "") -> Checkout | None:
         if tracked:
             git("ls-files", "--error-unmatch", tracked)
         diff = git("diff", "HEAD", *_DIFF)
-        status = git(
-            "status", "--porcelain", "--untracked-files=normal", "--", ":/", ":(exclude,top,glob)**/outputs/**"
-        ).decode(errors="replace")
+        written = os.path.relpath(os.path.realpath(os.path.expanduser(out)), root)
+        excluded = [f":(exclude,top,literal){written}"] * (not written.startswith("."))  # if it is below the root
+        paths = [":/", ":(exclude,top,glob)**/outputs/**", *excluded]
+        status = git("status", "--porcelain", "--untracked-files=normal", "--", *paths).decode(errors="replace")
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
     untracked = (line.removeprefix("?? ") for line in status.splitlines() if line.startswith("?? "))
     return Checkout(Path(root), commit, diff, tuple(untracked))
 
 
-def find_checkouts() -> dict[str, Checkout | None]:
-    """`git`: the working directory's checkout; `effloop`: EffLoop's own, None if it was installed."""
+def find_checkouts(out: str = "outputs") -> dict[str, Checkout | None]:
+    """`git`: the working directory's checkout; `effloop`: EffLoop's own, None if it was installed. `out`: of runs."""
     package = Path(__file__).parents[1]  # maybe untracked, in a virtual environment inside another checkout
-    return {"git": find_checkout(Path.cwd()), "effloop": find_checkout(package, tracked="__init__.py")}
+    return {"git": find_checkout(Path.cwd(), out=out), "effloop": find_checkout(package, "__init__.py", out)}
 
 
 def describe_environment(checkouts: Mapping[str, Checkout | None], ranks: int = 1) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def write_run_info(run_dir: Path, info: RunInfo) -> None:
     one, to effloop.diff.
     """
     _write_state(run_dir, "running")
-    checkouts = find_checkouts()
+    checkouts = find_checkouts(info.config.out)
     configs.save(info.config, run_dir / "config.yaml")
     _write_overrides(run_dir, info.overrides)
     _write_json(run_dir / "environment.json", describe_environment(checkouts, info.ranks))
@@ -105,7 +105,7 @@ def record_resume(run_dir: Path, info: RunInfo, epoch: int) -> None:
         then = json.loads((run_dir / "environment.json").read_text("utf-8"))
     except (OSError, ValueError):  # no reason to refuse
         then = {}
-    differs = compare.environments(then, describe_environment(find_checkouts(), info.ranks))
+    differs = compare.environments(then, describe_environment(find_checkouts(info.config.out), info.ranks))
     if info.overrides:
         _write_overrides(run_dir, [*read_overrides(run_dir), *info.overrides])
         configs.save(info.config, run_dir / "config.yaml")

@@ -147,6 +147,11 @@ def read_job_files(sweep: Path) -> dict[Path, dict[str, Any]]:
     return dict(sorted(found.items(), key=lambda item: (int(item[1]["number"]), item[0])))
 
 
+def unstarted_jobs(sweep: Path) -> int:
+    """How many jobs of a sweep haven't started; 0 for a run's folder, and for a search, whose number isn't known."""
+    return max(0, int(_read_json(sweep / SWEEP).get("jobs", 0)) - len(read_job_files(sweep)))
+
+
 def read_jobs(sweep: Path) -> list[RunRecord]:
     """The jobs of a sweep, by number."""
     return [read_run(folder) for folder in read_job_files(sweep)]

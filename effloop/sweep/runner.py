@@ -55,7 +55,7 @@ def sweep(flags: list[str], overrides: list[str], *, debug: bool = False) -> Non
         count = hydra_app.count_jobs(parsed) if grid else 0
         trials = count if grid else OmegaConf.select(hydra, "sweeper.n_trials") or 0
         planned = Path(str(hydra.sweep.dir)).absolute()
-    with _owned(planned, overrides, shared, config) as folder:
+    with _owned(planned, overrides, shared, config, count) as folder:
         job = JobRunner(
             folder=str(folder),
             fixed=frozenset(shared),
@@ -177,7 +177,9 @@ def _how_to_go_on(flags: Sequence[str], overrides: Sequence[str], folder: Path, 
 
 
 @contextmanager
-def _owned(planned: Path, overrides: list[str], shared: Mapping[str, str], config: Config) -> Iterator[Path]:
+def _owned(
+    planned: Path, overrides: list[str], shared: Mapping[str, str], config: Config, count: int
+) -> Iterator[Path]:
     """A sweep's folder, new or of an earlier start, that is this process's alone for as long as it lives.
 
     Raises:
@@ -198,6 +200,7 @@ def _owned(planned: Path, overrides: list[str], shared: Mapping[str, str], confi
         facts = {
             "overrides": overrides,
             "objective": config.objective,
+            "jobs": count,
             "pid": os.getpid(),
             "host": socket.gethostname(),
         }

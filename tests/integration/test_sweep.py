@@ -127,6 +127,8 @@ def test_two_at_once(here: Path, photos: Path, capfd: pytest.CaptureFixture[str]
         assert main([*args, "sweep.resume=true"]) == 2
         assert f"x is being worked on by process {process.pid} on " in capfd.readouterr().err
         wait_for(here / "outputs/multirun/x/0/metrics.jsonl", "val")
+        assert main(["report", "outputs/multirun/x"]) == 0
+        assert "outputs/multirun/x: jobs that haven't started: 1" in capfd.readouterr().out
         assert states(here / "outputs/multirun/x") == {"0": "running"}
         process.send_signal(signal.SIGINT)  # to this one alone; from a terminal, all hear it
         _, err = process.communicate(timeout=60)

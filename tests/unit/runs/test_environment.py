@@ -47,6 +47,12 @@ def test_a_clean_checkout(repo: Path) -> None:
     assert len(found.commit) == 40
     assert not (written(repo / "outputs/run") / "changes.diff").exists()
     assert not found.untracked
+    (repo / "sub/my [runs]/x").mkdir(parents=True)
+    (repo / "sub/my [runs]/x/log.txt").touch()
+    other, dirty = (find_checkout(repo / "sub", out=str(repo / out)) for out in ("sub/my [runs]", "x"))
+    assert other == found
+    assert dirty is not None
+    assert dirty.facts["dirty"]
 
 
 def test_what_was_changed_can_be_applied(repo: Path, tmp_path: Path) -> None:
