@@ -43,7 +43,7 @@ class CheckpointError(EffLoopError):
 
 
 class InterruptedRunError(EffLoopError):
-    """Ctrl-C during training; the message says how to go on."""
+    """Ctrl-C during training; the message says how to resume."""
 
     exit_code = 130
 

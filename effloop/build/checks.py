@@ -32,12 +32,12 @@ def check_trained_on(state: Mapping[str, Any], classes: Sequence[str], where: st
 
 
 def check_resumable(config: Config, state: Mapping[str, Any], *, world_size: int, in_place: bool) -> None:
-    """Refuse to go on in another way than a run began.
+    """Refuse to continue in another way than a run began.
 
     Args:
         config: of the run to continue.
         state: the checkpoint.
-        world_size: ranks that go on.
+        world_size: ranks that continue.
         in_place: whether in the same run folder.
 
     Raises:

@@ -36,9 +36,9 @@ class Start:
     """What training starts from.
 
     Attributes:
-        checkpoint: a file to go on from; None is a run of its own.
+        checkpoint: a file to continue from; None is a run of its own.
         state: what it holds.
-        in_place: whether the run goes on in the checkpoint's own run folder.
+        in_place: whether the run continues in the checkpoint's own run folder.
     """
 
     checkpoint: Path | None = None

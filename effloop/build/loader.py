@@ -65,7 +65,7 @@ def _loader(config: Resolved, task: Task, split: str, parallel: Slice, classes: 
     device = parallel.device
     plan = _plan(config, split, parallel, classes)
     if device.type == "cpu" and plan.augment.has_device_part:
-        warn("augment.device=gpu: the model is on the CPU; batches are augmented there, in the loop's own thread")
+        warn("augment.device=gpu: the model is on the CPU; batches are augmented there, in the training thread")
     check_samples(plan, config.data.check, config.num_workers)
     engine = engines.build(config.engine, plan, num_workers=config.num_workers, pin_memory=device.type == "cuda")
     transfer = Transfer(

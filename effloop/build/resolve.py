@@ -16,7 +16,7 @@ class Resolved(Config):
     """What parts are built from: the fields of `Config` that may be `auto` or null there have their values here.
 
     Attributes:
-        num_workers: threads or processes that load for one rank; 0 loads in the loop's own thread.
+        num_workers: threads or processes that load for one rank; 0 loads in the training thread.
         compile, channels_last, cudnn_benchmark: as in `Config`, decided.
         precision: the part that `amp` or `precision` chose.
     """

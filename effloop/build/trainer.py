@@ -39,7 +39,7 @@ def build_trainer(
         config: from `compose`.
         run_dir: the run folder; None is `{config.out}/{config.run}`.
         overrides: what the config was composed from, or changed by since, for the run folder.
-        resume: a checkpoint of `run_dir`, which must be given then, to go on from in that same folder.
+        resume: a checkpoint of `run_dir`, which must be given then, to continue in that same folder.
         begun: called on rank 0 with the run folder as soon as it is this run's, which may end before all is built.
         advise: what has lines of advice about the run; None gives none, and costs nothing.
 
@@ -47,7 +47,7 @@ def build_trainer(
         ConfigError, DataError, CheckpointError: what can be known to fail before the first step.
     """
     if resume is not None and run_dir is None:
-        raise ConfigError("resume: goes on in the run's own folder; give run_dir, or set config.resume")
+        raise ConfigError("resume: continues in the run's own folder; give run_dir, or set config.resume")
     environment = build_environment(config)
     data = build_data(environment)
     environment = environment.for_outputs(environment.task.num_outputs(data.train.plan.source))
@@ -64,7 +64,7 @@ def build_trainer(
 
 
 def _run_folder(about: RunInfo, run_dir: Path | None, start: Start, begun: Begun) -> str:
-    """The run folder, made with what it says of its run; or the one to go on in, brought up to date."""
+    """The run folder, made with what it says of its run; or the one to continue in, brought up to date."""
     if start.state and start.in_place:
         assert run_dir is not None
         record_resume(run_dir, about, start.state["progress"]["epoch"])

@@ -1,4 +1,4 @@
-"""What a run can go on from."""
+"""What a run can continue from."""
 
 from effloop.checkpoint import files, rng
 from effloop.checkpoint.checkpointer import CheckpointConfig, Checkpoints, checkpointers

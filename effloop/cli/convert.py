@@ -16,7 +16,7 @@ from effloop.data.decode import decoders
 def convert_data(options: ConvertOptions, overrides: list[str]) -> int:
     """Write the data in another storage format, re-encoded or as it is.
 
-    The result is absent or complete, nothing is overwritten, and the same command continues after a kill.
+    The output is atomic, nothing is overwritten, and the same command resumes an interrupted conversion.
     num_workers=N sets the threads.
     """
     config = configs.compose(overrides)

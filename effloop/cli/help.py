@@ -27,7 +27,7 @@ def overview() -> str:
         problem = ["", f"effloop: {error}"]
     keys = ", ".join(setting for setting, _ in islice(_keys(), 8))
     lines = [
-        "EffLoop trains image models on PyTorch as fast as the machine allows.",
+        "EffLoop trains image classifiers on PyTorch as fast as the machine allows.",
         "  effloop [COMMAND] [OPTION=VALUE ...] [OVERRIDE ...]",
         "",
         "Commands, of which COMMAND --help shows the options; train if there is none:",

@@ -165,7 +165,5 @@ def _compare(original: RunRecord, replayed: RunRecord) -> bool:
     lines = min(len(then), len(now))
     longer = original if len(then) > lines else replayed
     more = f"; {longer.path} has {len(longer.metrics) - lines} more" if len(longer.metrics) > lines else ""
-    print(
-        f"metrics.jsonl: equal to the bit, {lines} lines{more}" if lines else f"metrics.jsonl: no lines in common{more}"
-    )
+    print(f"metrics.jsonl: bit-identical, {lines} lines{more}" if lines else f"metrics.jsonl: no lines in common{more}")
     return True

@@ -38,7 +38,7 @@ def convert(
 ) -> None:
     """Write the datasets, show the progress, and print a table of the results.
 
-    An output is absent or complete, and nothing is ever overwritten. Unfinished work is kept in a hidden
+    The output is atomic, and nothing is ever overwritten. Unfinished work is kept in a hidden
     folder beside it, `.NAME.partial`. If the process is killed or interrupted, the same command continues:
     images that were re-encoded are kept there, 256 in a file, and not encoded again; writing them into the
     format, or copying originals, starts again. The result is the same to the byte, killed or not. If the disk

@@ -26,7 +26,7 @@ _EXCLUDED = {
     ("payload", "raw"): ("quality", "restart"),
     ("quality", "lossless"): ("max_side", "color"),
 }
-"""What can't be had together with an option's value."""
+"""Options that contradict an option's value."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A hidden folder beside an output while it is written, so that the output is absent or complete."""
+"""A hidden folder beside an output while it is written, so that the output is atomic."""
 
 from __future__ import annotations
 

@@ -168,8 +168,8 @@ def _check_tail(config: Config, facts: RunFacts) -> Iterator[str]:
     tail = samples % size
     if config.data.tail is Tail.drop and tail >= _MIN_TAIL * samples:
         yield (
-            f"data.tail: drop leaves {tail} of {samples:,} images ({100 * tail / samples:.1f} %) out of each epoch, "
-            f"different ones each time; set data.tail=wrap, which takes {size - tail} images twice"
+            f"data.tail: drop skips {tail} of {samples:,} images ({100 * tail / samples:.1f} %) each epoch "
+            f"(a different subset each time); set data.tail=wrap, which takes {size - tail} images twice"
             + "".join(f", or batch_size={other}" for other in _without_tail(config.batch_size, samples, facts))
         )
     batches = samples // size if config.data.tail is Tail.drop else -(-samples // size)
@@ -249,7 +249,7 @@ def _check_determinism(config: Config, facts: RunFacts) -> Iterator[str]:
     if config.deterministic and facts.device == "cuda":
         yield (
             "deterministic: true keeps cuDNN from benchmarking its algorithms, and from some of the fastest; "
-            "set deterministic=false unless results must be equal to the bit"
+            "set deterministic=false unless results must be bit-identical"
         )
 
 

@@ -165,7 +165,7 @@ def _end(env: RankEnv, code: int) -> None:
 
 
 def _restarted(spec: dict[str, Any], state: RestartState) -> dict[str, Any]:
-    """The run as it is now: after an earlier start of the ranks it goes on in that one's run folder."""
+    """The run as it is now: after an earlier start of the ranks it continues in that one's run folder."""
     run_dir = state.run_dir()
     if run_dir is None:
         return spec

@@ -19,7 +19,7 @@ class RunSpec:
         config: of the run.
         overrides: what it was composed from, or is changed by.
         folder: the run folder; a new one that is named after the time gets `-2` where it is taken.
-        resume: whether to go on in that folder.
+        resume: whether to continue in that folder.
         note: a line for the log.
     """
 

@@ -63,7 +63,7 @@ def load_weights(model: nn.Module, weights: str, zoo: Zoo | None = None, image_s
         known = f"; or a name that {zoo.package} has for {zoo.arch}: {choices(weights, names)}" if zoo and names else ""
         raise ConfigError(f"model.weights: '{weights}' is not there; name a run folder or a file{known}")
     left = _load(model, _renamed(found, model), where)
-    head = f"; {', '.join(left)} stay as initialised, for another number of classes" if left else ""
+    head = f"; {', '.join(left)} not loaded: another number of classes" if left else ""
     return f"weights: {len(model.state_dict()) - len(left)} tensors from {where}{head}{expects}"
 
 
@@ -100,8 +100,8 @@ def _load(model: nn.Module, found: dict[str, Tensor], where: str) -> list[str]:
     if wrong:
         first = "; ".join(wrong[:5]) + ("; …" if len(wrong) > 5 else "")
         raise ConfigError(
-            f"model.weights: {where} is of another model (tensors that don't fit: {len(wrong)}): {first}; "
-            "set the model it is of"
+            f"model.weights: tensors of {where} that don't match: {len(wrong)} ({first}); "
+            "choose the model that it was saved from"
         )
     return head
 

@@ -18,7 +18,7 @@ def restore(
     """Restore moments and position, but keep the settings that both were built with.
 
     PyTorch's `load_state_dict` would also restore the saved learning rate, weight decay and so on, and override those
-    of `resume RUN lr=0.01`. With unchanged settings the result is equal to the bit.
+    of `resume RUN lr=0.01`. With unchanged settings the result is bit-identical.
     """
     groups = [
         {**built, "params": saved["params"]}

@@ -175,7 +175,7 @@ def _say(line: str) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[bool]:
-    """Whether no other process runs a job: a launcher's may go on when its sweep has been killed."""
+    """Whether no other process runs a job: a launcher's may continue when its sweep has been killed."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         yield try_lock(fd)

@@ -231,7 +231,7 @@ def _earlier(file: TextIO) -> dict[str, Any]:
 
 
 def _folder(planned: Path, config: Config) -> Path:
-    """The folder; made now, if it isn't to be gone on with."""
+    """The folder; made now, unless the sweep in it is continued."""
     place = os.path.relpath(planned)
     stamped = TIMESTAMP.search(planned.as_posix())
     if config.sweep.resume and (planned / SWEEP).is_file():

@@ -64,7 +64,7 @@ class Progress:
 
     Attributes:
         epoch: epochs done.
-        samples_seen: samples of the epoch under way that all ranks together have trained on.
+        samples_seen: samples of the current epoch that all ranks together have trained on.
         step: updates done.
     """
 
@@ -86,7 +86,7 @@ class Trainer:
         train_step: the `Step` around it, as `parallel` wrapped it.
         average: has the weights that are evaluated.
         train, val: the two splits' batches, on the device.
-        metrics: of the training epoch under way and of the validation; both on the device.
+        metrics: of the current training epoch and of the validation; both on the device.
         notes: lines for the log, written when training begins.
         prunes: (epochs done, epochs) -> whether the run ends early; the same on all ranks.
         progress: the position.
@@ -123,7 +123,7 @@ class Trainer:
         with self.recorder, closing(self.train), closing(self.val):
             for line in self.notes:
                 self.recorder.note(line)
-            if not self.progress.step:  # a run that goes on has been looked at
+            if not self.progress.step:  # a run that continues has been looked at
                 self.recorder.images("samples", self.train.preview)
             while self.progress.epoch < self.loop.epochs:
                 self.train_epoch(self.train.epoch(self.progress.epoch, self.progress.samples_seen))

@@ -87,7 +87,7 @@ def opened(mixed: Path, tmp_path_factory: pytest.TempPathFactory) -> Opened:
 
 @pytest.fixture(scope="module")
 def wanted(mixed: Path) -> Callable[[str], Epochs]:
-    """Decoder -> what the loop's own thread loads with it from a folder."""
+    """Decoder -> what the training thread loads with it from a folder."""
 
     @cache
     def reference(decode: str) -> Epochs:

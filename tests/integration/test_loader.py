@@ -203,7 +203,7 @@ def test_operations_for_a_gpu_that_is_not_there(
 ) -> None:
     warn.cache_clear()
     loader(photos, *f"augment={augment}".split(), "augment.device=gpu", split=split)
-    wanted = "augment.device=gpu: the model is on the CPU; batches are augmented there, in the loop's own thread"
+    wanted = "augment.device=gpu: the model is on the CPU; batches are augmented there, in the training thread"
     assert capsys.readouterr().err == f"effloop: warning: {wanted}\n" * warned
     warn.cache_clear()
 

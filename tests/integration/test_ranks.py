@@ -52,7 +52,7 @@ def test_it_is_replayed_by_as_many_to_the_bit(by_two: tuple[Path, str, str], tmp
     code, out, err = done(started([sys.executable, "-m", "effloop", "replay", str(run), "run=again"], tmp_path))
     assert (code, err) == (0, "")
     assert out.startswith(f"replay of {run}: nothing differs\n")
-    assert out.endswith(f"\nmetrics.jsonl: equal to the bit, {len(rows(run))} lines\n")
+    assert out.endswith(f"\nmetrics.jsonl: bit-identical, {len(rows(run))} lines\n")
     config = yaml.safe_load((tmp_path / "outputs/again/config.yaml").read_text())
     assert config["parallel"]["processes"] == 2  # though torchrun might have started them
 

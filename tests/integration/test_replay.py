@@ -49,7 +49,7 @@ def test_equal_to_the_bit(original: Path, here: Path, capsys: pytest.CaptureFixt
     assert main(["replay", str(original)]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"replay of {original}: nothing differs\n")
-    assert out.endswith("\nmetrics.jsonl: equal to the bit, 4 lines\n")
+    assert out.endswith("\nmetrics.jsonl: bit-identical, 4 lines\n")
     run = again(out)
     assert run.is_relative_to("outputs")
     assert (run / "metrics.jsonl").read_bytes() == (original / "metrics.jsonl").read_bytes()
@@ -94,7 +94,7 @@ def test_a_run_that_did_not_finish(run: Path, capsys: pytest.CaptureFixture[str]
     (run / "summary.json").unlink()
     shutil.rmtree(run / "checkpoints")
     assert main(["replay", str(run), "run=x"]) == 0
-    assert capsys.readouterr().out.endswith("metrics.jsonl: equal to the bit, 1 lines; outputs/x has 3 more\n")
+    assert capsys.readouterr().out.endswith("metrics.jsonl: bit-identical, 1 lines; outputs/x has 3 more\n")
 
 
 def test_what_differs_is_named_before_the_start(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

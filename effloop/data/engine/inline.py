@@ -1,4 +1,4 @@
-"""Loading in the loop's own thread, when a batch is requested."""
+"""Loading in the training thread, when a batch is requested."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class InlineConfig(EngineConfig):
 
 @engines.register("inline", InlineConfig)
 class InlineEngine(Engine):
-    """Loads in the loop's own thread, without prefetching; for debugging."""
+    """Loads in the training thread, without prefetching; for debugging."""
 
     def __init__(self, config: InlineConfig, plan: Plan, *, num_workers: int, pin_memory: bool) -> None:
         del config, num_workers

@@ -140,7 +140,7 @@ def network() -> nn.Module:
 @pytest.mark.parametrize("name", ["SGD", "AdamW"])
 @pytest.mark.parametrize("raises", [False, True])
 def test_measured_steps_leave_no_trace(name: str, stepped: int, raises: bool) -> None:
-    """What comes after is equal to the bit to what comes without them."""
+    """What comes after is bit-identical to what comes without them."""
 
     def start() -> tuple[nn.Module, torch.optim.Optimizer, Precision, EMA]:
         model = network()

@@ -144,7 +144,7 @@ def test_frozen_parameters(photos: Path) -> None:
 def test_a_tail_that_is_dropped(photos: Path, batch_size: int, tail: str, fix: str) -> None:
     (line,) = said(photos, f"batch_size={batch_size}", "data.tail=drop")
     assert line == (
-        f"data.tail: drop leaves {tail} out of each epoch, different ones each time; set data.tail=wrap, {fix}"
+        f"data.tail: drop skips {tail} each epoch (a different subset each time); set data.tail=wrap, {fix}"
     )
     assert said(photos, f"batch_size={batch_size}", "data.tail=wrap") == []
 

@@ -92,8 +92,7 @@ def test_another_number_of_classes_leaves_the_head_alone(tmp_path: Path) -> None
     before = {name: each.clone() for name, each in model.state_dict().items()}
     line = load_weights(model, str(path))
     assert line == (
-        f"weights: {len(given) - 2} tensors from {path}; head.weight, head.bias stay as initialised, "
-        "for another number of classes"
+        f"weights: {len(given) - 2} tensors from {path}; head.weight, head.bias not loaded: another number of classes"
     )
     assert differing(model, before | {name: given[name] for name in given.keys() - HEAD}) == set()
 
@@ -101,7 +100,9 @@ def test_another_number_of_classes_leaves_the_head_alone(tmp_path: Path) -> None
 def test_a_head_that_is_a_convolution(tmp_path: Path) -> None:
     path, given = tmp_path / "given.pt", zoo.squeezenet1_1(num_classes=5).state_dict()
     torch.save(given, path)
-    assert "classifier.1.weight, classifier.1.bias stay" in load_weights(zoo.squeezenet1_1(num_classes=3), str(path))
+    assert "classifier.1.weight, classifier.1.bias not loaded" in load_weights(
+        zoo.squeezenet1_1(num_classes=3), str(path)
+    )
 
 
 def test_modules_that_read_their_part_by_themselves(tmp_path: Path) -> None:
@@ -135,14 +136,14 @@ def without(state: dict[str, Tensor], name: str) -> dict[str, Tensor]:
     [
         (
             lambda: cnn(1, width=8).state_dict(),
-            r"of another model \(tensors that don't fit: 36\): features.0.0.weight is",
+            r"match: 36 \(features.0.0.weight is",
         ),
         (
             lambda: without(cnn(1).state_dict(), "head.bias"),
-            r"fit: 1\): head.bias is missing there; set",
+            r"match: 1 \(head.bias is missing there\); choose",
         ),
-        (lambda: {**cnn(1).state_dict(), "extra": torch.ones(1)}, r"fit: 1\): extra is unknown here"),
-        (lambda: zoo.resnet18(num_classes=3).state_dict(), r"fit: 159\): .*; …; set the model"),
+        (lambda: {**cnn(1).state_dict(), "extra": torch.ones(1)}, r"match: 1 \(extra is unknown here\)"),
+        (lambda: zoo.resnet18(num_classes=3).state_dict(), r"match: 159 \(.*; …\); choose the model"),
         (lambda: {**cnn(1).state_dict(), "features.0.0.weight": torch.ones(9, 3, 3, 3)}, r"is \(9, 3, 3, 3\) there"),
         (lambda: {"epoch": 3, "weights": torch.ones(2)}, "holds no state dict"),
         (lambda: {}, "holds no state dict"),
@@ -209,7 +210,7 @@ def test_torchvisions_weights_by_name(name: str, zipped: bool, hub: Path) -> Non
     model = zoo.mobilenet_v3_small(num_classes=10)
     line = load_weights(model, name, TorchvisionZoo("mobilenet_v3_small"))
     assert line.startswith(
-        f"weights: 242 tensors from torchvision's {name}; classifier.3.weight, classifier.3.bias stay"
+        f"weights: 242 tensors from torchvision's {name}; classifier.3.weight, classifier.3.bias not loaded"
     )
     assert torch.equal(model.features[0][0].weight, given["features.0.0.weight"])
 
