@@ -10,6 +10,7 @@ from images import encode, photo
 from effloop.data.decode import Decoder, common, decoders
 from effloop.data.image.header import read_header
 from effloop.data.image.jpeg import Layout, crop_bottom, crop_intervals, read_layout, with_interval_lengths
+from effloop.data.image.orientation import with_orientation
 from effloop.data.image.resize import resize_into
 from effloop.errors import ConfigError, DataError
 
@@ -76,6 +77,17 @@ def test_a_region_is_cut_from_the_whole(decoder: Decoder, sampling: str, interva
                 np.testing.assert_array_equal(
                     decoder.decode(data, box), whole[top : top + h, left : left + w], str(box)
                 )
+
+
+@pytest.mark.parametrize("interval", [0, 2])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_region_of_a_turned_image(decoder: Decoder, orientation: int, interval: int) -> None:
+    turning = decoders.build(type(decoder.config)(region=True, exif=True))  # type: ignore[attr-defined]
+    data = with_orientation(indexed(jpeg(200, 272, "4:2:0", interval)), orientation)
+    whole = turning.decode(data)
+    assert whole.shape == ((200, 272, 3) if orientation < 5 else (272, 200, 3))
+    for top, left, h, w in boxes(*whole.shape[:2]):
+        np.testing.assert_array_equal(turning.decode(data, (top, left, h, w)), whole[top : top + h, left : left + w])
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)

@@ -152,7 +152,8 @@ def _is_current(root: Path, index: ColumnFile) -> bool:
     Adding, removing or renaming a file changes the time of its folder, so 1.3 million files in a thousand folders are
     checked by a thousand calls. A file overwritten in place isn't noticed; its pixels are read from the file anyway.
     """
-    if index.meta.get("root") != str(root) or index.meta.get("extensions") != [*other.EXTENSIONS]:
+    meta = index.meta
+    if meta.get("root") != str(root) or meta.get("extensions") != [*other.EXTENSIONS] or "empty" not in meta:
         return False
     folders, times = index.blobs("folder"), index["folder_mtime_ns"]
     try:
