@@ -161,7 +161,7 @@ def _wait() -> None:
 
 
 class Stateful(Protocol):
-    """An optimizer, a precision, a schedule, an average of weights."""
+    """An optimizer, a precision, a schedule."""
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a step changes."""

@@ -59,7 +59,7 @@ def _explain(error: BaseException, root: type, overrides: Sequence[str]) -> str:
         if isinstance(link, ConfigAttributeError | ConfigKeyError):
             top = link.parent_node._get_root() if link.parent_node is not None else None
             return _unknown_key(str(link.full_key), root, top if isinstance(top, DictConfig) else None)
-        line = _explain_known(link, overrides) or _explain_override(link, root, overrides)
+        line = _explain_known(link, overrides) or _explain_override(link, root, overrides) or _explain_file(str(link))
         if line:
             return line
     return " ".join(str(error).split())
@@ -81,10 +81,8 @@ def _explain_known(error: BaseException, overrides: Sequence[str]) -> str | None
             return _not_an_override(str(error.override), str(error))
         case MarkedYAMLError():
             return _bad_yaml(error)
-        case MissingMandatoryValue() if f"~{key}" in overrides:
-            return f"~{key}: {_NOT_DELETED}"
         case MissingMandatoryValue():
-            return f"{key} is missing; set {key}=VALUE"
+            return _missing(key, overrides)
         case InterpolationKeyError():
             return f"{key}: {_first_line(error)}; name a key that exists"
         case UnsupportedInterpolationType():
@@ -104,6 +102,13 @@ def _explain_known(error: BaseException, overrides: Sequence[str]) -> str | None
     return None
 
 
+def _missing(key: str, overrides: Sequence[str]) -> str:
+    group = key.removesuffix(".name")
+    if group != key and group in groups:
+        return f"{group}: the file chosen names no part; begin it with 'defaults: [NAME_schema, _self_]'"
+    return f"~{key}: {_NOT_DELETED}" if f"~{key}" in overrides else f"{key} is missing; set {key}=VALUE"
+
+
 _NOT_DELETED = "only an entry of a dictionary can be deleted, such as ~augment.ops.LABEL"
 
 
@@ -117,7 +122,9 @@ def _explain_override(error: BaseException, root: type, overrides: Sequence[str]
         return f"{deleted[-1]}: {_NOT_DELETED}"
     if match := re.match(r"Could not append .* is already at '(.*?)'|Multiple values for (\S+)\.", text):
         name = match[1] or match[2]
-        return f"+{name}: '{name}' is set already; leave out the '+'"
+        if any(override.startswith(f"+{name}") for override in overrides):
+            return f"+{name}: '{name}' is set already; leave out the '+'"
+        return f"{name}: a file chooses it a second time; write 'override /{name}: NAME' in its defaults"
     if match := re.match(r"Could not override '(.*?)@|Override (.*?)@", text):
         name = match[1] or match[2]
         known = f"{name}@: a part has no other place; write {name}=NAME"
@@ -127,6 +134,21 @@ def _explain_override(error: BaseException, root: type, overrides: Sequence[str]
         return f"{several[0]}: one part is chosen; write {several[0].partition('=')[0]}=NAME"
     if match := re.match(r"You must specify '(.*?)'", text):
         return f"{match[1]} is missing; choose one by {match[1]}=NAME, see {PROGRAM} list {match[1]}"
+    return None
+
+
+def _explain_file(text: str) -> str | None:
+    """The line for a YAML file of a form that isn't a config's; None for another error."""
+    if match := re.match(r"In '(.*?)': Could not override '(.*?)'", text):
+        return f"{match[1]}.yaml: '{match[2]}' is not a group; {choices(match[2], groups)}"
+    if match := re.match(r"Invalid defaults list in '(.*?)'", text):
+        return f"{match[1]}.yaml: its defaults are no list; write 'defaults: [override /GROUP: NAME]'"
+    if match := re.match(r"In '(.*?)': ConfigTypeError", text):
+        return f"{match[1]}.yaml: it holds no keys; write lines KEY: VALUE"
+    if match := re.match(r"In '(.*?)': ValidationError.*Merge error", text, re.DOTALL):
+        return f"{match[1]}.yaml: a group's name holds keys; choose a part in defaults: [override /GROUP: NAME]"
+    if "codec can't decode" in text:
+        return f"a YAML file is not UTF-8: {text}"
     return None
 
 

@@ -12,7 +12,6 @@ from torch import nn
 
 from effloop.build import race as settle
 from effloop.build.race import fastest, state_preserved
-from effloop.optim import EMA
 from effloop.precision import Precision
 
 
@@ -142,19 +141,18 @@ def network() -> nn.Module:
 def test_measured_steps_leave_no_trace(name: str, stepped: int, raises: bool) -> None:
     """What comes after is bit-identical to what comes without them."""
 
-    def start() -> tuple[nn.Module, torch.optim.Optimizer, Precision, EMA]:
+    def start() -> tuple[nn.Module, torch.optim.Optimizer, Precision]:
         model = network()
         settings = {"momentum": 0.9} if name == "SGD" else {}
         optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.1, **settings)
         precision = Precision(torch.device("cpu"), torch.float16, scale=True)
         precision.scaler.set_growth_interval(3)
-        return model, optimizer, precision, EMA(model, 0.9)
+        return model, optimizer, precision
 
-    def step(model: nn.Module, optimizer: torch.optim.Optimizer, precision: Precision, average: EMA) -> None:
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, precision: Precision) -> None:
         images = torch.rand(4, 3, 8, 8) * random.random() * np.random.rand()  # noqa: NPY002
         precision.backward(model(images).square().mean())  # gradients add up over all steps, as in accumulating
         precision.step(optimizer)
-        average.update()
 
     straight, disturbed = start(), start()
     draws = []
