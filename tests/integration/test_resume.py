@@ -272,8 +272,8 @@ class TestUntrusted:
         ("old", "new", "words"),
         [
             ("device: auto", "device: !!python/object/apply:os.mkdir [pwned]", "not a config that EffLoop wrote"),
-            ("  name: cnn", "  name: os.system", "model: no choice 'os.system'"),
-            ("epochs: 3", "epochs: many", "epochs: value 'many'"),
+            ("  name: cnn", "  name: os.system", "model: the run's 'os.system' is not here"),
+            ("epochs: 3", "epochs: many", "epochs: 'many' is not allowed"),
             ("epochs: 3", "epohs: 3", "'epohs' is not a key"),
             ("augment:\n", "augment:\n  flip: 0.5\n", "'augment.flip' is not a key of the config"),
             ("data:\n", "date:\n", "not a config that EffLoop wrote"),
