@@ -10,7 +10,7 @@ import pytest
 import yaml
 from numpy.typing import NDArray
 from PIL import Image
-from runs import call, make_photos
+from runs import call, make_photos, once
 
 import effloop
 from effloop.cli.main import main
@@ -21,7 +21,7 @@ MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 
 
 def show(photos: Path, *args: str) -> int:
-    return main(["show", f"data.root={photos}", "image_size=40", "batch_size=8", "num_workers=0", *args])
+    return main(once("show", f"data.root={photos}", "image_size=40", "batch_size=8", "num_workers=0", *args))
 
 
 def picture(run: Path) -> NDArray[np.uint8]:
