@@ -16,7 +16,7 @@ from effloop.config import Config
 from effloop.config.hydra_setup import run_folder
 from effloop.errors import ConfigError
 from effloop.record import Metrics, Recorder, recorders
-from effloop.runs.folder import RunInfo, claim_run_dir, record_resume, write_run_info
+from effloop.runs.folder import RunInfo, claim_run_dir, record_resume, record_start, write_run_info
 from effloop.runs.reader import flatten
 from effloop.train.trainer import LoopConfig, Progress, Trainer
 
@@ -67,11 +67,13 @@ def _run_folder(about: RunInfo, run_dir: Path | None, start: Start, begun: Begun
     """The run folder, made with what it says of its run; or the one to continue in, brought up to date."""
     if start.state and start.in_place:
         assert run_dir is not None
+        record_start(run_dir)
         record_resume(run_dir, about, start.state["progress"]["epoch"])
         begun(run_dir)
         return str(run_dir)
     made = claim_run_dir(run_dir or Path(run_folder(about.config.out, about.config.run)))
     begun(made)
+    record_start(made)
     write_run_info(made, about)
     return str(made)
 

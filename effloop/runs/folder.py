@@ -77,12 +77,11 @@ class RunInfo:
 
 
 def write_run_info(run_dir: Path, info: RunInfo) -> None:
-    """Write config.yaml, overrides.yaml, environment.json, data.json and state.json.
+    """Write config.yaml, overrides.yaml, environment.json and data.json.
 
     Uncommitted changes of the working directory's checkout go to changes.diff; those of EffLoop's, if it is another
     one, to effloop.diff.
     """
-    _write_state(run_dir, "running")
     checkouts = find_checkouts(info.config.out)
     configs.save(info.config, run_dir / "config.yaml")
     _write_overrides(run_dir, info.overrides)
@@ -100,7 +99,6 @@ def record_resume(run_dir: Path, info: RunInfo, epoch: int) -> None:
     Overrides are added to config.yaml and overrides.yaml. If they or the environment may change the rest of the run,
     resumed.json gets an entry: the `epoch`, the `overrides`, and how the environment `differs`.
     """
-    _write_state(run_dir, "running")
     try:
         then = json.loads((run_dir / "environment.json").read_text("utf-8"))
     except (OSError, ValueError):  # no reason to refuse
@@ -112,6 +110,11 @@ def record_resume(run_dir: Path, info: RunInfo, epoch: int) -> None:
     if info.overrides or differs:
         entry = {"epoch": epoch, "overrides": list(info.overrides), "differs": differs}
         _write_json(run_dir / RESUMED, [*read_resumes(run_dir), entry])
+
+
+def record_start(run_dir: Path) -> None:
+    """Write to state.json that this process trains the run."""
+    _write_state(run_dir, "running")
 
 
 @contextmanager

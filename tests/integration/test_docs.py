@@ -5,6 +5,7 @@ What a block does not run is listed here with its reason: those commands are onl
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib
 import os
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 from folders import make_sweep
+from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from PIL import Image
 from ranks import environment, free_port
@@ -103,6 +105,7 @@ def scratch(here: Path, photos: Path, finished: Path, monkeypatch: pytest.Monkey
     make_sweep(here / "outputs/multirun/2026-11-21/10-52-00", {"lr": [0.001, 0.01]})
     for registry in groups.values():  # parts of these pages are gone afterwards
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    monkeypatch.setattr(ConfigStore.instance(), "repo", copy.deepcopy(ConfigStore.instance().repo))
     monkeypatch.setattr(sys, "path", [*sys.path])
     for variable in ("EFFLOOP_PLUGINS", "PYTHONPATH"):
         monkeypatch.setenv(variable, os.environ.get(variable, ""))
