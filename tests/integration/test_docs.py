@@ -100,7 +100,7 @@ def scratch(here: Path, photos: Path, finished: Path, monkeypatch: pytest.Monkey
     for name in ("pets", "in1k", "digits", "ages"):
         (here / "data" / name).symlink_to(photos)
     assert main(["convert", f"data.root={photos}", "to=lmdb", f"out={here}/data/pets.lmdb"]) == 0
-    for run in (RUN, OTHER):
+    for run in (RUN, OTHER, "outputs/pets"):
         shutil.copytree(finished, here / run)
     make_sweep(here / "outputs/multirun/2026-11-21/10-52-00", {"lr": [0.001, 0.01]})
     for registry in groups.values():  # parts of these pages are gone afterwards
