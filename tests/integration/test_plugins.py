@@ -298,6 +298,7 @@ def test_parts_in_a_file(mine: list[str], tmp_path: Path) -> None:
     assert len(rows(run, "metrics.jsonl")) > 0
 
 
+@pytest.mark.slow
 def test_parts_in_a_file_in_a_sweep(mine: list[str], tmp_path: Path) -> None:
     words = ["-m", "model.hidden=2,3", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "epochs=1"]
     code, _, err = call(*[word for word in mine if "hidden" not in word], *words, cwd=tmp_path)

@@ -31,13 +31,14 @@ def open_other(data: bytes | bytearray | memoryview) -> Image.Image:
         DataError: none of them, or damaged within its header.
     """
     Image.init()
-    prefix, refusal = bytes(data[:16]), ""
+    prefix, file, refusal = bytes(data[:16]), io.BytesIO(data), ""
     for name in [each for each in Image.ID if each not in _LEFT_OUT]:
         factory, accept = Image.OPEN[name]
         try:
             known = accept(prefix) if accept else True
             if known and not isinstance(known, str):
-                return factory(io.BytesIO(data), "")
+                file.seek(0)
+                return factory(file, "")
             reason = known or ""  # a string says what is missing
         except MemoryError:
             raise  # about the machine, not about the image

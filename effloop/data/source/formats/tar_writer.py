@@ -38,6 +38,8 @@ def _write_records(records: Records, shards: _ShardWriter) -> Iterator[Entry]:
     """Write all records; yields where the image of each one is."""
     names = _MemberNames(len(records))
     for number, record in enumerate(records):
+        if (size := len(record.data)) >= 1 << 33:
+            raise DataError(f"'{printable(record.key)}' has {size:,} bytes; a tar holds members below 8 GiB")
         stem = names(record.key, number)
         offset = shards.add(stem + _extension(record), record.data)
         entry = Entry(record.key, record.label, len(shards.files) - 1, offset, len(record.data), crc32c(record.data))
@@ -56,8 +58,6 @@ class _ShardWriter:
 
     def add(self, name: bytes, data: Encoded) -> int:
         """Append a member; returns the offset of its first byte."""
-        if len(data) >= 1 << 33:
-            raise DataError(f"'{printable(name)}' has {len(data):,} bytes; a tar holds members below 8 GiB")
         if self._file is None:
             self.files.append(self._folder / f"{self._split}-{len(self.files):06}.tar")
             self._file = open(self.files[-1], "xb")  # noqa: SIM115  closed by `close`
