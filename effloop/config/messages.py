@@ -217,8 +217,9 @@ def _unknown_key(key: str, root: type, tree: DictConfig | None) -> str:
         return f"'{key}' is not a key of Hydra's own config; see {PROGRAM} --cfg hydra"
     keys = keys_of(root)
     if key in keys:  # of another part
-        owner = keys[key].owners.partition(",")[0]
-        return f"'{key}' is not a key of the {key.partition('.')[0]} chosen; {owner} has it"
+        group, _, names = keys[key].owners.partition("=")
+        owners = either([f"{group}={name}" for name in names.split(",")])
+        return f"'{key}' is not a key of the {group} chosen; {owners} has it"
     chosen = {group: _part(tree, group) for group in groups} if tree is not None else {}
     hint = suggestion(key, keys, groups, {group: part for group, part in chosen.items() if part})
     return f"'{key}' is not a key of the config; {hint or f'see {PROGRAM} list keys'}"
