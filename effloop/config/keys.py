@@ -119,12 +119,12 @@ def _words(hint: Any) -> tuple[str, ...]:
         words = [word for each in kinds for word in (("auto",) if each is str and len(kinds) > 1 else _words(each))]
         return (*words, "null") if NoneType in args else tuple(words)
     if origin is list:
-        return (f"a list of {_LISTS[args[0]]}",)
+        return (f"a list of {_LISTS.get(args[0], 'values')}",)
     if origin is dict:
         return ("a dictionary, {KEY:VALUE}",)
     if isinstance(hint, type) and issubclass(hint, Enum):
         return tuple(each.name for each in hint)
-    return _PLAIN[hint]
+    return _PLAIN.get(hint, ("any value",))  # a plugin's may be of any type that OmegaConf takes
 
 
 def _typed(value: Any) -> str:
@@ -135,4 +135,4 @@ def _typed(value: Any) -> str:
         return "" if value == "???" else value
     if isinstance(value, dict) and value:
         return "of the recipe"
-    return json.dumps(value)
+    return json.dumps(value, default=str)

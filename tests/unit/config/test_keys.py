@@ -1,0 +1,35 @@
+"""Keys of the config, described from dataclasses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from effloop.config import Config
+from effloop.config.keys import keys_of
+from effloop.model import ModelConfig, models
+
+
+@dataclass
+class OddConfig(ModelConfig):
+    """Fields of types that EffLoop's own parts don't have.
+
+    Attributes:
+        pair: two of them.
+    """
+
+    pair: tuple[int, int] = (1, 2)
+    values: list[Any] = field(default_factory=list)
+    raw: bytes = b""
+
+
+def test_keys_of_any_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "_entries", {**models._entries})
+    models.register("odd", OddConfig)(lambda num_classes: None)
+    keys = keys_of(Config)
+    pair = keys["model.pair"]
+    assert (pair.allowed, pair.meaning, pair.default, pair.owners) == ("any value", "two of them.", "[1, 2]", "model=odd")
+    assert keys["model.values"].allowed == "a list of values"
+    assert keys["model.raw"].default == '"b\'\'"'
