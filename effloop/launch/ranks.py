@@ -29,6 +29,7 @@ from effloop.parallel import loopback
 from effloop.parallel.failures import RankFailure, read, root_cause, write
 from effloop.parallel.restart_state import FolderRestartState
 from effloop.parallel.scratch import scratch
+from effloop.runs.folder import record_failure
 from effloop.system.hardware import find_device
 from effloop.system.processes import how_ended, interrupts_blocked_in_children, killed_by, signals_restored
 
@@ -55,7 +56,10 @@ def launch(spec: RunSpec) -> Path:
             elastic_launch(config, run_rank)(str(folder), spec.to_plain())
             return _run_dir(folder, spec) or spec.folder
         except ChildFailedError as error:
-            raise _explained(folder, error, spec) from None
+            explained = _explained(folder, error, spec)
+            if begun := FolderRestartState(folder).run_dir():
+                record_failure(begun, str(explained))
+            raise explained from None
         except KeyboardInterrupt:
             raise InterruptedRunError(interrupted(_run_dir(folder, spec))) from None
         except SignalException as error:

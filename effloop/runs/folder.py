@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -50,8 +51,9 @@ def claim_run_dir(path: Path) -> Path:
             (candidate / "config.yaml").touch(exist_ok=False)  # the process that creates the file owns the folder
         except FileExistsError:
             if not TIMESTAMP.search(path.as_posix()):
+                resume = f"{PROGRAM} resume {shlex.quote(str(path))}"
                 raise ConfigError(
-                    f"run: {path} holds a run already; continue it ({PROGRAM} resume {path}) or set run=ANOTHER_NAME"
+                    f"run: {path} holds a run already; continue it ({resume}) or set run=ANOTHER_NAME"
                 ) from None
         except OSError as error:
             raise ConfigError(f"run: {candidate} can't be made: {error.strerror}; set out=FOLDER") from None
@@ -132,6 +134,12 @@ def state_recorded(run_dir: Path) -> Iterator[None]:
     finally:
         with suppress(OSError):  # a full disk, of which there is another line
             _write_state(run_dir, state, reason.partition("\n")[0])
+
+
+def record_failure(run_dir: Path, reason: str) -> None:
+    """Write to state.json why the run's ranks have ended, which the first of them may not know."""
+    with suppress(OSError):
+        _write_state(run_dir, "failed", reason)
 
 
 def _write_state(run_dir: Path, state: str, reason: str = "") -> None:

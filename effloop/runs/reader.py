@@ -40,7 +40,7 @@ class RunRecord:
         perf: rows of perf.jsonl, in the order of their ends: `span` (train, evaluation, checkpoint), `epoch`, `step`,
             `seconds`; train, for a number of updates: `wait_s`, `images_per_s`, `wait`.
         job: job.json; {} for a run outside of a sweep.
-        process: state.json, which has the state of a run outside of a sweep.
+        process: state.json.
     """
 
     path: Path
@@ -69,16 +69,23 @@ class RunRecord:
             return "pruned"
         if self.summary and not self.job:
             return "done"
-        told = self.job or self.process
+        told = self._told
         state = str(told.get("state", "begun"))
         if state not in _UNDER_WAY:
             return state
         return {True: state, False: "killed", None: f"{state}?"}[is_alive(told)]
 
     @property
+    def _told(self) -> Mapping[str, Any]:
+        """job.json or state.json; of a job the latter where it is newer, as `resume` continues a job alone."""
+        state = self.process.get("state")
+        newer = state == "done" or (state == "running" and is_alive(self.process))
+        return self.process if newer or not self.job else self.job
+
+    @property
     def reason(self) -> str:
         """Why the run failed; else empty."""
-        told = self.job or self.process
+        told = self._told
         if told.get("state") in _UNDER_WAY and self.state == "killed":
             return f"its process (pid {told['pid']}) has ended without saying why"
         return str(told.get("reason", ""))

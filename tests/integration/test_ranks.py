@@ -267,6 +267,7 @@ def test_a_killed_rank_takes_the_run_down_with_one_line(long: list[str], tmp_pat
         rf"resume with: {PROGRAM} resume outputs/run",
         line,
     )
+    assert f"effloop: {read_run(tmp_path / 'outputs/run').reason}" == line
     assert not list(tmp_path.glob("effloop-ranks-*"))
 
 
