@@ -95,8 +95,7 @@ def refuse_contradicting_names(overrides: Sequence[str]) -> None:
     """As `refuse_contradictions`, but of several overrides with the same key the last counts, as Python's callers
     may add to a list.
     """
-    last = {key_of(override): override for override in overrides}
-    refuse_contradictions([last[key] for key in last if key in groups or {key, key.rpartition(".")[2]} & {*_SHORT}])
+    refuse_contradictions([*{key_of(override): override for override in overrides}.values()])
 
 
 def _meanings(override: Override, overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:

@@ -53,6 +53,8 @@ def test_from_python_the_last_of_a_key_counts_but_names_of_one_value_must_agree(
     assert effloop.compose(["optim.lr=0.1", "lr=0.2", "epochs=2", "lr=0.1", "epochs=3"]).epochs == 3
     with pytest.raises(ConfigError, match=line("optim.lr=0.1 contradicts lr=0.2; drop one of them")):
         effloop.compose(["lr=0.2", "optim.lr=0.1"])
+    with pytest.raises(ConfigError, match=line("model.arch=resnet18 contradicts model=resnet50; drop one of them")):
+        effloop.compose(["model=resnet50", "model.arch=resnet18"])
 
 
 def test_what_is_typed_replaces_what_a_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
