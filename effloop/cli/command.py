@@ -23,7 +23,7 @@ class RunOptions:
     """Of commands for a run.
 
     Attributes:
-        run: the folder of a run; eval also takes a .ckpt file.
+        run: the folder of a run.
     """
 
     run: Path = field(metadata={"positional": "RUN"})

@@ -19,6 +19,7 @@ class EvalOptions(RunOptions):
     """Of `eval`.
 
     Attributes:
+        run: the folder of a run, or a .ckpt file.
         split: val, train or any other split of the data, e.g. test; its images are never augmented.
     """
 

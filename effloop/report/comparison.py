@@ -72,6 +72,11 @@ class Comparison:
         deviation = f" ± {self.format(name, stdev(values))}" if len(values) > 1 else ""
         return (self.format(name, fmean(values)) if values else "-") + deviation
 
+    def counted(self, runs: Sequence[int]) -> str:
+        """How many runs a mean is of: `3`, or `2/3` where one has no value."""
+        known = sum(math.isfinite(self.values[index]) for index in runs)
+        return str(known) if known == len(runs) else f"{known}/{len(runs)}"
+
     def counts_in(self, index: int) -> bool:
         """Whether a run's scores count."""
         return self.runs[index].state not in FAILED_STATES

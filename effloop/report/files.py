@@ -109,8 +109,7 @@ def _seeds_table(comparison: Comparison) -> Table:
     for name in ("runs", *names):
         table.add_column(name, justify="right", no_wrap=True)
     for runs in comparison.seeded:
-        counted = sum(comparison.counts_in(index) for index in runs)
-        cells = [comparison.setting(runs), f"{counted}/{len(runs)}" if counted < len(runs) else str(counted)]
+        cells = [comparison.setting(runs), comparison.counted(runs)]
         table.add_row(*map(Text, cells), *(comparison.spread(name, runs) for name in names))
     return table
 

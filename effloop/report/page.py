@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from effloop.errors import PROGRAM
+from effloop.registry import plugin_words
 from effloop.report import charts
 from effloop.report.comparison import (
     FAILED_STATES,
@@ -71,7 +72,7 @@ def render_page(comparison: Comparison, title: str) -> str:
         time_parts=TIME_PARTS,
         bars=_bars(comparison),
         commands=[
-            f"{PROGRAM} eval {shlex.quote(to_text(run.path))}"
+            f"{PROGRAM} {shlex.join(['eval', to_text(run.path), *plugin_words()])}"
             for run in runs
             if (run.path / "checkpoints/best.ckpt").is_file()
         ],

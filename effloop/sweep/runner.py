@@ -135,7 +135,7 @@ def _show(found: Sequence[RunRecord], folder: Path, objective: str) -> ConfigErr
     try:
         write_report(found, folder, objective, place)
     except ConfigError as error:
-        return ConfigError(f"{error} in: {PROGRAM} report {shlex.quote(place)}")
+        return ConfigError(f"{error} in: {PROGRAM} {shlex.join(['report', place, *plugin_words()])}")
     print(f"sweep: {place}   look: {place}/report.html", flush=True)
     return None
 

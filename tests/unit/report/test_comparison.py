@@ -98,6 +98,7 @@ class TestBest:
         assert (found.order, found.series) == ([1, 2, 0, 3], [[1, 3], [2, 0]])
         assert [found.setting(runs) for runs in found.series] == ["lr=2", "lr=1"]
         assert [found.spread("val/top1", runs) for runs in found.series] == ["90.00%", "30.00% ± 14.14%"]
+        assert [found.counted(runs) for runs in found.series] == ["1/2", "2"]
         assert compare_runs(jobs, "val/loss").order == [1, 2, 0, 3]
 
     def test_less_is_better(self) -> None:
