@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from effloop.errors import ConfigError, optional_package
-from effloop.registry import PartConfig, Registry, groups
+from effloop.registry import PartConfig, Registry, groups, plugin_files, use_plugin_files
 
 
 @pytest.fixture
@@ -47,3 +50,17 @@ def test_unknown_name(registry: Registry[str]) -> None:
 def test_missing_package_says_what_to_install() -> None:
     with pytest.raises(ConfigError, match=r"model=x needs the package 'not_here_at_all'; pip install 'effloop\[x\]'"):
         optional_package("not_here_at_all", "model=x", "effloop[x]")
+
+
+def test_plugin_files_by_any_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their folder is on the path already; neither it nor a module beside them takes Python's own one's place."""
+    file, linked = tmp_path / "found_by_any_path.py", tmp_path / "linked"
+    file.touch()
+    linked.symlink_to(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    before = os.environ.get("PYTHONPATH")
+    for name in (file, linked / file.name, tmp_path / "linked" / ".." / file.name):
+        use_plugin_files([str(name)])
+        assert plugin_files()[0].samefile(file)
+    assert os.environ.get("PYTHONPATH") == before
