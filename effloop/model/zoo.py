@@ -101,7 +101,7 @@ class TimmZoo(Zoo):
         import timm
 
         base, _, tag = self.arch.partition(".")
-        tags = [tag] if tag else [name.partition(".")[2] for name in timm.list_pretrained(f"{base}.*")]
+        tags = [tag] if tag else _timm_tags(base)
         return ["DEFAULT", *tags] if timm.is_model_pretrained(self.arch) else []
 
     def tensors(self, name: str, image_size: int) -> Mapping[str, Tensor]:
@@ -124,6 +124,13 @@ class TimmZoo(Zoo):
 
     def _tagged(self, name: str) -> str:
         return self.arch if name == "DEFAULT" or "." in self.arch else f"{self.arch}.{name}"
+
+
+def _timm_tags(base: str) -> list[str]:
+    """The names of a model's weights."""
+    import timm
+
+    return [name.partition(".")[2] for name in timm.list_pretrained(f"{base}.*")]
 
 
 def _timm_options(arch: str, image_size: int) -> dict[str, Any]:
@@ -174,6 +181,11 @@ def timm_model(config: TimmConfig, *, num_classes: int, image_size: int) -> nn.M
     timm = optional_package("timm", "model=timm", "effloop[timm]")
     if not timm.is_model(config.arch):
         raise ConfigError(f"model.arch: no model '{config.arch}' in timm; {choices(config.arch, timm.list_models())}")
-    options = _timm_options(config.arch, image_size)
+    try:
+        options = _timm_options(config.arch, image_size)
+    except RuntimeError:  # no such tag
+        base, _, tag = config.arch.partition(".")
+        have = choices(tag, _timm_tags(base))
+        raise ConfigError(f"model.arch: no weights '{tag}' of {base} in timm; {have}") from None
     model: nn.Module = timm.create_model(config.arch, pretrained=False, num_classes=num_classes, **options)
     return model

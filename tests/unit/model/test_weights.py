@@ -307,6 +307,11 @@ def test_timms_weights_without_network(huggingface: Path) -> None:
     refused("a1_in1k", "not there; .* that timm has for test_resnet: have DEFAULT, r160_in1k", TimmZoo("test_resnet"))
 
 
+def test_weights_that_timm_has_not() -> None:
+    with pytest.raises(ConfigError, match=r"model.arch: no weights 'a1' of test_resnet in timm; have r160_in1k"):
+        models.build(TimmConfig(name="timm", arch="test_resnet.a1"), num_classes=3, image_size=32)
+
+
 def test_pretrained_is_short_for_default() -> None:
     for weights in (None, "", "DEFAULT"):  # "" is what an experiment has where weights are required
         assert TimmConfig(name="timm", arch="test_vit", pretrained=True, weights=weights).weights == "DEFAULT"
