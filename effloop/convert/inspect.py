@@ -64,11 +64,18 @@ class Inspector:
             raise DataError(self._described(bad, "repair or remove what is bad, or set skip_bad=true"))
 
     def sound(self) -> dict[str, Source]:
-        """The splits without what is bad, which is said."""
+        """The splits without what is bad, which is said.
+
+        Raises:
+            DataError: nothing of a split is left.
+        """
         bad = [each for name in self.splits for each in self.find(name)]
         if bad:
             warn(self._described(bad, "left out"))
         left_out = {name: [sample for split, sample, _ in bad if split == name] for name in self.splits}
+        for name, source in self.splits.items():
+            if len(left_out[name]) == len(source):
+                raise DataError(f"{source.where}: no image can be used; set data.root=PATH to images, or split=NAME")
         return {
             name: Without(source, left_out[name]) if left_out[name] else source for name, source in self.splits.items()
         }

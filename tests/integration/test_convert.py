@@ -216,6 +216,14 @@ class TestFailures:
         assert sum(len(open_source("lmdb", here / "set", split)) for split in ("train", "val")) == good
         assert main(["verify", "data.root=set"]) == 0
 
+    def test_nothing_is_left(self, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        root = shutil.copytree(photos, here / "bad")
+        for path in root.glob("val/*/*"):
+            path.write_bytes(b"<html>")
+        assert run(f"data.root={root}", "to=lmdb", "out=set", "skip_bad=true") == 2
+        assert capsys.readouterr().err.splitlines()[-1].startswith(f"effloop: {root}/val: no image can be used; ")
+        assert [path.name for path in here.iterdir()] == ["bad"]
+
     def test_damaged_record(self, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert run(f"data.root={photos}", "to=memmap", "out=set") == 0
         whole = (here / "set").read_bytes()
