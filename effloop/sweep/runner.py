@@ -45,10 +45,7 @@ def sweep(flags: list[str], overrides: list[str], *, debug: bool = False) -> Non
         hydra_setup.prepare(Config, overrides)
         parsed = OverridesParser.create().parse_overrides(overrides)
         shared = _shared(parsed)
-        shared_only = [*shared.values(), *hydra_app.searchpath(flags)]
-        tree = hydra_setup.compose_tree(Config, shared_only, with_hydra=True)
-        hydra = tree.hydra
-        config = finish(hydra_app.without_hydra(tree), list(shared.values()))
+        hydra, config = compose_shared(flags, parsed)
         assert config.objective is not None  # `finish` decided it
         choices = hydra.runtime.choices
         grid = choices["hydra/sweeper"] == "basic"  # a search decides itself how many jobs it has
@@ -75,6 +72,23 @@ def sweep(flags: list[str], overrides: list[str], *, debug: bool = False) -> Non
         found = _jobs_of(folder, problem)
         unwritten = _show(found, folder, config.objective)
         _raise_for(found, count, problem or unwritten, go_on)
+
+
+def compose_shared(flags: Sequence[str], parsed: Sequence[Override]) -> tuple[Any, Config]:
+    """Hydra's own config, and that of what all jobs share; of the first job where keys need a value that is swept."""
+    shared = _shared(parsed)
+    try:
+        return _compose(flags, list(shared.values()))
+    except ConfigError:  # e.g. model=resnet18,resnet50 model.pretrained=true, which the default model hasn't
+        swept = {each.get_key_element(): each for each in parsed if each.is_choice_sweep() or each.is_range_sweep()}
+        first = [f"{key}={next(iter(each.sweep_string_iterator()))}" for key, each in swept.items()]
+        return _compose(flags, [*shared.values(), *first])
+
+
+def _compose(flags: Sequence[str], overrides: list[str]) -> tuple[Any, Config]:
+    with messages.in_one_line(Config, overrides):
+        tree = hydra_setup.compose_tree(Config, [*overrides, *hydra_app.searchpath(flags)], with_hydra=True)
+        return tree.hydra, finish(hydra_app.without_hydra(tree), overrides)
 
 
 def _jobs_of(folder: Path, problem: EffLoopError | None) -> list[RunRecord]:
