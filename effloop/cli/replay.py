@@ -70,8 +70,12 @@ def _threads(original: RunRecord, config: Config) -> int | str:
     """The original's number of threads, where this process would take another one by itself."""
     then = original.environment.get("hardware", {}).get("torch_threads")
     set_threads(config.threads)
-    if config.threads != "auto" or config.parallel.of_ranks or then in (None, torch.get_num_threads()):
+    if config.threads != "auto" or then is None:
         return config.threads
+    if config.parallel.of_ranks:  # then of each rank
+        return int(then) if _num_ranks(original, config) == original.environment.get("ranks") else "auto"
+    if then == torch.get_num_threads():
+        return "auto"
     set_threads(then)
     return int(then)
 
