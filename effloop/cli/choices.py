@@ -79,7 +79,7 @@ def _details(key: Key) -> Iterator[str]:
 
 
 def _in_short(key: Key) -> str:
-    only = f"; only {key.owners}" if key.owners else ""
+    only = f"; only {key.owners.replace(',', ', ')}" if key.owners else ""
     return f"{key.meaning} [{key.allowed}; default {key.default}{only}]"
 
 

@@ -9,12 +9,14 @@ from pathlib import Path
 from effloop import config as configs
 from effloop.checkpoint import files
 from effloop.cli.command import RunOptions, command
+from effloop.config.typed import key_of
 from effloop.errors import CheckpointError, ConfigError
 from effloop.launch.execute import run
 from effloop.launch.rank import rank_session
 from effloop.launch.spec import RunSpec
 from effloop.parallel.rank_env import detect_launcher
-from effloop.runs.reader import read_run
+from effloop.runs.compare import PLACE
+from effloop.runs.reader import SWEEP, read_run
 from effloop.system.processes import is_alive
 
 
@@ -42,6 +44,16 @@ def resume(options: RunOptions, overrides: list[str]) -> int:
 
 
 def _spec(folder: Path, overrides: Sequence[str]) -> RunSpec:
+    for override in overrides:
+        if key_of(override) in PLACE:
+            raise ConfigError(
+                f"resume: {override}: a run continues in its own folder; drop it, or start a new run by "
+                f"resume={folder} {override}"
+            )
+    if (folder / SWEEP).is_file():
+        raise ConfigError(
+            f"resume: '{folder}' is a sweep; type its command again, with sweep.resume=true, or name a job"
+        )
     config = configs.load(folder / "config.yaml", overrides)
     files.find(folder, "last")
     process = read_run(folder).process

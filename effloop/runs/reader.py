@@ -130,6 +130,8 @@ def read_run(path: Path) -> RunRecord:
     Raises:
         ConfigError: it isn't a run folder, or a file in it can't be read.
     """
+    if (path / SWEEP).is_file():
+        raise ConfigError(f"'{path}' is the folder of a sweep, not of a run; name one of its jobs, e.g. {path}/0")
     if not (path / "config.yaml").is_file() and not (path / JOB).is_file():
         what = "is not there" if not path.exists() else "is not a run folder"
         raise ConfigError(f"'{path}' {what}; name a folder that holds config.yaml, or a sweep's")
@@ -168,11 +170,14 @@ def find_runs(paths: Iterable[Path]) -> list[RunRecord]:
     """The runs in run folders and sweep folders.
 
     Raises:
-        ConfigError: a folder is neither.
+        ConfigError: a folder is neither, or of a sweep without jobs.
     """
     found: list[RunRecord] = []
     for path in paths:
-        found += (read_jobs(path) if (path / SWEEP).is_file() else []) or [read_run(path)]
+        jobs = read_jobs(path) if (path / SWEEP).is_file() else [read_run(path)]
+        if not jobs:
+            raise ConfigError(f"'{path}': no job of this sweep has started; wait for one")
+        found += jobs
     return found
 
 

@@ -292,6 +292,16 @@ class TestUntrusted:
         (run / "checkpoints/last.ckpt").unlink()
         assert "has no checkpoints/last.ckpt (checkpoints: best.ckpt)" in self.refused(capsys, "resume", str(run))
 
+    def test_another_place(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        for override in ("out=elsewhere", "run=other"):
+            assert f"start a new run by resume={run} {override}" in self.refused(capsys, "resume", str(run), override)
+
+    def test_a_sweep(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (run.parent / "sweep.json").write_text("{}")
+        assert "sweep.resume=true, or name a job" in self.refused(capsys, "resume", str(run.parent))
+        assert "is the folder of a sweep, not of a run" in self.refused(capsys, "replay", str(run.parent))
+        assert "no job of this sweep has started" in self.refused(capsys, "report", str(run.parent))
+
 
 def _write_pickle(values: object, path: Path) -> None:
     path.write_bytes(pickle.dumps(values))
