@@ -96,7 +96,8 @@ def find_checkout(folder: Path, tracked: str = "", out: str = "outputs") -> Chec
             git("ls-files", "--error-unmatch", tracked)
         diff = git("diff", "HEAD", *_DIFF)
         written = os.path.relpath(os.path.realpath(os.path.expanduser(out)), root)
-        excluded = [f":(exclude,top,literal){written}"] * (not written.startswith("."))  # if it is below the root
+        inside = written.partition(os.sep)[0] not in (".", "..")
+        excluded = [f":(exclude,top,literal){written}"] if inside else []
         paths = [":/", ":(exclude,top,glob)**/outputs/**", *excluded]
         status = git("status", "--porcelain", "--untracked-files=normal", "--", *paths).decode(errors="replace")
     except (OSError, subprocess.SubprocessError, ValueError):

@@ -53,6 +53,8 @@ def test_a_clean_checkout(repo: Path) -> None:
     assert other == found
     assert dirty is not None
     assert dirty.facts["dirty"]
+    (repo / "sub/my [runs]").rename(repo / ".runs")
+    assert find_checkout(repo, out=str(repo / ".runs")) == found
 
 
 def test_what_was_changed_can_be_applied(repo: Path, tmp_path: Path) -> None:
