@@ -131,23 +131,20 @@ def use_plugin_files(names: Sequence[str]) -> None:
     Raises:
         ConfigError: a file isn't there, or has the name of another module.
     """
-    paths = [Path(os.path.abspath(os.path.expanduser(name))) for name in names]
+    paths = [Path(name).expanduser().absolute() for name in names]
     for name, path in zip(names, paths, strict=True):
         if path.suffix != ".py" or not path.is_file():
             raise ConfigError(f"plugins: '{name}' is not a Python file that is there; name one, e.g. plugins=[mine.py]")
-        _add_folder(path)
+        if str(path.parent) not in sys.path:
+            sys.path.append(str(path.parent))
         found = importlib.util.find_spec(path.stem) if path.stem.isidentifier() else None
         if found is None or not found.has_location or not found.origin or not path.samefile(found.origin):
             raise ConfigError(
                 f"plugins: '{name}' can't be imported as '{path.stem}', which is another module; rename it"
             )
-    os.environ[_FILES] = os.pathsep.join(map(str, paths))
-
-
-def _add_folder(path: Path) -> None:
-    """Put a file's folder at the end of the path, if it isn't there: PYTHONPATH would put it before Python's own."""
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
+    known = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # a launcher's process unpickles before it imports
+    folders = dict.fromkeys([*filter(None, known), *(str(path.parent) for path in paths)])
+    os.environ |= {_FILES: os.pathsep.join(map(str, paths)), "PYTHONPATH": os.pathsep.join(folders)}
 
 
 def plugin_files() -> list[Path]:
@@ -187,7 +184,6 @@ def load_plugins() -> list[str]:
         ConfigError: a plugin doesn't import; the line names it.
     """
     for path in plugin_files():
-        _add_folder(path)
         try:
             importlib.import_module(path.stem)
         except Exception as error:

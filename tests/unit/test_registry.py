@@ -53,14 +53,17 @@ def test_missing_package_says_what_to_install() -> None:
 
 
 def test_plugin_files_by_any_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their folder is on the path already; neither it nor a module beside them takes Python's own one's place."""
+    """Their folder is on the path already, by another spelling of it."""
     file, linked = tmp_path / "found_by_any_path.py", tmp_path / "linked"
     file.touch()
     linked.symlink_to(tmp_path)
+    (tmp_path / "in").mkdir()
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    before = os.environ.get("PYTHONPATH")
-    for name in (file, linked / file.name, tmp_path / "linked" / ".." / file.name):
+    for name in (file, linked / file.name, tmp_path / "in" / ".." / file.name):
         use_plugin_files([str(name)])
         assert plugin_files()[0].samefile(file)
-    assert os.environ.get("PYTHONPATH") == before
+    for name in ("os.py", "sys.py", "effloop.py"):
+        (tmp_path / name).touch()
+        with pytest.raises(ConfigError, match="which is another module; rename it"):
+            use_plugin_files([str(tmp_path / name)])
