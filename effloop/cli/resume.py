@@ -57,6 +57,6 @@ def _spec(folder: Path, overrides: Sequence[str]) -> RunSpec:
     config = configs.load(folder / "config.yaml", overrides)
     files.find(folder, "last")
     process = read_run(folder).process
-    if process.get("state") == "running" and process["pid"] != os.getpid() and is_alive(process):
+    if process.get("state") == "running" and is_alive(process) and process["pid"] != os.getpid():
         raise ConfigError(f"resume: {folder} is being trained by process {process['pid']}; wait for its end, or end it")
     return RunSpec(config, overrides, folder, resume=True)

@@ -296,6 +296,10 @@ class TestUntrusted:
         for override in ("out=elsewhere", "run=other"):
             assert f"start a new run by resume={run} {override}" in self.refused(capsys, "resume", str(run), override)
 
+    def test_a_state_without_a_process(self, run: Path) -> None:
+        (run / "state.json").write_text('{"state": "running"}')
+        assert main(["resume", str(run)]) == 0  # it is done
+
     def test_a_sweep(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (run.parent / "sweep.json").write_text("{}")
         assert "sweep.resume=true, or name a job" in self.refused(capsys, "resume", str(run.parent))
