@@ -300,7 +300,8 @@ def test_parts_in_a_file(mine: list[str], tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_parts_in_a_file_in_a_sweep(mine: list[str], tmp_path: Path) -> None:
-    words = ["-m", "model.hidden=2,3", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "epochs=1"]
+    """Its launcher's processes begin with unpickling what has the parts' configs in it."""
+    words = ["-m", "model.hidden=2,3", "hydra/launcher=submitit_local", "epochs=1"]
     code, _, err = call(*[word for word in mine if "hidden" not in word], *words, cwd=tmp_path)
     assert (code, err) == (0, "")
     assert len([*tmp_path.rglob("summary.json")]) == 2
