@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from effloop.config import Config
 from effloop.config.hydra_setup import run_folder
 from effloop.errors import ConfigError
 from effloop.record import Metrics, Recorder, recorders
-from effloop.runs.folder import RunInfo, claim_run_dir, record_resume, record_start, write_run_info
+from effloop.runs.folder import RunInfo, claim_run_dir, record_resume, record_start, state_recorded, write_run_info
 from effloop.runs.reader import flatten
 from effloop.train.trainer import LoopConfig, Progress, Trainer
 
@@ -95,6 +96,7 @@ def _trainer(environment: Environment, data: Data, learner: Learner, start: Star
         checkpoints=_checkpoints(environment, data, run_dir),
         train=data.batches,
         val=data.val,
+        recorded=nullcontext if parallel.rank else partial(state_recorded, run_dir),
         notes=[*environment.notes, *data.notes, *learner.notes],
         loop=LoopConfig(epochs=config.epochs, accumulate=config.accumulate, max_grad_norm=config.max_grad_norm),
     )

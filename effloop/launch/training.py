@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from contextlib import nullcontext
 from pathlib import Path
 
 from effloop.build.resolve import num_workers
@@ -15,7 +14,6 @@ from effloop.errors import PROGRAM, InterruptedRunError
 from effloop.launch.spec import RunSpec
 from effloop.parallel.restart_state import NoRestartState, RestartState
 from effloop.registry import plugin_words
-from effloop.runs.folder import state_recorded
 from effloop.runs.pruning import build_pruner
 from effloop.system.hardware import determinism_explained
 from effloop.system.processes import discard_output
@@ -50,8 +48,7 @@ def train(spec: RunSpec, state: RestartState | None = None) -> Path:
     for line in _description(trainer, spec.config, run_dir):
         trainer.recorder.note(line)
     try:
-        recorded = nullcontext() if trainer.parallel.rank else state_recorded(run_dir)
-        with recorded, determinism_explained():
+        with determinism_explained():
             trainer.fit()
     except KeyboardInterrupt:
         raise InterruptedRunError(interrupted(run_dir)) from None

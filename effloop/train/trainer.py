@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -89,6 +89,7 @@ class Trainer:
         metrics: of the current training epoch and of the validation; both on the device.
         notes: lines for the log, written when training begins.
         prunes: (epochs done, epochs) -> whether the run ends early; the same on all ranks.
+        recorded: gives a context around `fit`, which notes how the run ends.
         progress: the position.
     """
 
@@ -108,6 +109,7 @@ class Trainer:
     loop: LoopConfig
     notes: Sequence[str] = ()
     prunes: Callable[[int, int], bool] = lambda done, epochs: False
+    recorded: Callable[[], AbstractContextManager[None]] = nullcontext
     progress: Progress = field(default_factory=Progress)
 
     def fit(self) -> dict[str, float]:
@@ -120,7 +122,7 @@ class Trainer:
             raise ConfigError(f"epochs: {self.loop.epochs} are done; build a trainer with resume=RUN and more epochs")
         scores: dict[str, float] = {}
         summary: dict[str, Any] = {}
-        with self.recorder, closing(self.train), closing(self.val):
+        with self.recorded(), self.recorder, closing(self.train), closing(self.val):
             for line in self.notes:
                 self.recorder.note(line)
             if not self.progress.step:  # a run that continues has been looked at

@@ -210,3 +210,20 @@ def test_a_loss_scale_begins_where_there_was_none() -> None:
     precision = Precision(torch.device("cpu"), torch.float16, scale=True)
     precision.load_state_dict({})
     assert precision.state_dict()["scale"] == 65536
+
+
+def test_a_script_leaves_behind_how_its_run_ended(photos: Path, here: Path) -> None:
+    def stopping(*_: object) -> bool:
+        raise ValueError("no")
+
+    def state(run: str) -> tuple[str, str]:
+        found = json.loads(Path("outputs", run, "state.json").read_text())
+        return found["state"], found["reason"]
+
+    build(photos, "epochs=1", "run=x").fit()
+    assert state("x") == ("done", "")
+    trainer = build(photos, "epochs=1", "run=y")
+    trainer.prunes = stopping
+    with pytest.raises(ValueError, match="no"):
+        trainer.fit()
+    assert state("y") == ("failed", "ValueError: no")
