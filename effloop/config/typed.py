@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -110,7 +110,8 @@ def _meanings(override: Override, overrides: Sequence[str]) -> Iterator[tuple[st
     if parts and inner and isinstance(value, str) and value not in parts:
         part = parts.named_lazily().get(value)
         for field in fields(part) if part else ():
-            if field.name != "name" and getattr(part, field.name) != field.default:
+            default = field.default if field.default_factory is MISSING else field.default_factory()
+            if field.name != "name" and getattr(part, field.name) != default:
                 yield f"{key}.{field.name}", getattr(part, field.name)
 
 

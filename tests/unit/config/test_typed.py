@@ -41,6 +41,7 @@ def test_refused(words: str) -> None:
         "lr=${optim.lr} optim.lr=0.1",
         "run='a' run=a",
         "model=resnet50 model.arch=resnet50",
+        "model=resnet50 model.freeze=[conv1] model.weights=DEFAULT model.pretrained=true",
         "seed=1,2 lr=1,2",
     ],
 )
