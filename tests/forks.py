@@ -109,6 +109,7 @@ def serve(number: int) -> None:
     effloop.compose(())  # the first takes Hydra half a second
     gc.freeze()
     requests = socket.socket(fileno=number)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # it may have been started while Ctrl-C was blocked
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Linux forgets those that have ended
     while request := socket.recv_fds(requests, _MOST, 4):
         data, fds = request[:2]

@@ -120,6 +120,9 @@ class JobRunner:
             spec = self._spec(tree, task, Path(state.folder))
         except EffLoopError as error:
             state.write("failed", str(error))
+        except KeyboardInterrupt:
+            state.write("stopped", "interrupted")
+            raise
         else:
             self._run_process(spec, state)
         return read_run(Path(state.folder))
@@ -145,8 +148,8 @@ class JobRunner:
             process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=streams, stderr=streams, text=True, env=self.environment()
             )
-        with process:
             state.write("running", **describe_process(process.pid))
+        with process:
             assert process.stdin is not None
             with suppress(BrokenPipeError):  # it has ended already
                 process.stdin.write(json.dumps(job))

@@ -123,7 +123,7 @@ class TestJobs:
 def test_two_at_once(here: Path, photos: Path, capfd: pytest.CaptureFixture[str]) -> None:
     args = once("-m", f"data.root={photos}", *TINY, *QUIET, "epochs=500,501", "run=x")
     with start(*args, cwd=here) as process:
-        pid = json.loads(wait_for(here / "outputs/multirun/x/0/job.json", '"pid"'))["pid"]
+        pid = json.loads(wait_for(here / "outputs/multirun/x/0/job.json", '"running"'))["pid"]
         assert main([*args, "sweep.resume=true"]) == 2
         assert f"x is being worked on by process {process.pid} on " in capfd.readouterr().err
         wait_for(here / "outputs/multirun/x/0/metrics.jsonl", "val")
@@ -147,7 +147,7 @@ def test_a_killed_job_is_named_and_gone_on_with(here: Path, photos: Path) -> Non
     folder = here / "outputs/multirun/x"
     with start(*args, cwd=here) as process:
         wait_for(folder / "1/checkpoints/last.ckpt")
-        os.kill(json.loads(wait_for(folder / "1/job.json", '"pid"'))["pid"], signal.SIGKILL)
+        os.kill(json.loads(wait_for(folder / "1/job.json", '"running"'))["pid"], signal.SIGKILL)
         _, err = process.communicate(timeout=120)
     assert process.returncode == 2
     assert "effloop: job 1 (epochs=40): it was killed by SIGKILL (out of memory?)" in err
@@ -170,7 +170,7 @@ def test_a_killed_job_is_named_and_gone_on_with(here: Path, photos: Path) -> Non
 def test_ctrl_c_before_a_job_can_answer(here: Path, photos: Path) -> None:
     """Python's traceback, in the middle of importing torch, says nothing."""
     with start("-m", f"data.root={photos}", *TINY, *QUIET, "epochs=500,501", "run=x", cwd=here) as process:
-        wait_for(here / "outputs/multirun/x/0/job.json", '"pid"')
+        wait_for(here / "outputs/multirun/x/0/job.json", '"running"')
         os.killpg(process.pid, signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -217,7 +217,7 @@ def test_none_goes_on_without_the_sweep(here: Path, photos: Path) -> None:
     pytest.importorskip("joblib")
     args = ["-m", f"data.root={photos}", *TINY, *QUIET, "epochs=5000", "seed=1,2", "hydra/launcher=joblib", "run=x"]
     with start(*args, cwd=here) as process:
-        wait_for(here / "outputs/multirun/x/0/job.json", '"pid"')
+        wait_for(here / "outputs/multirun/x/0/job.json", '"running"')
         place = os.open(here / "outputs/multirun/x/0", os.O_RDONLY)
         process.kill()
         for _ in range(1200):  # the process of joblib's holds it for as long as it lives
