@@ -124,6 +124,7 @@ def _checkpoints(environment: Environment, data: Data, run_dir: Path) -> Checkpo
     facts = {
         "config": configs.to_dict(environment.recorded),
         "classes": data.classes,
+        "num_outputs": environment.task.num_outputs(data.train.plan.source),
         "data": data.fingerprints,
         "world_size": environment.parallel.world_size,
     }

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import time
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
 
-from effloop import config as configs
-from effloop.build.evaluation import evaluate_checkpoint
-from effloop.checkpoint import files
 from effloop.cli.command import RunOptions, command
-from effloop.task import meters_of
+from effloop.inference.trained import Trained
 
 
 @dataclass(frozen=True)
@@ -29,16 +27,14 @@ class EvalOptions(RunOptions):
 @command("eval", EvalOptions, "outputs/first split=test")
 def evaluate(options: EvalOptions, overrides: list[str]) -> int:
     """Score a run's best checkpoint, or a .ckpt file, on a split."""
-    checkpoint = files.find(options.run, "best")
-    state = files.read(checkpoint)
-    alone = {**state["config"], "parallel": {"name": "none"}}  # whatever the run was trained by
-    config = configs.from_dict(alone, overrides, f"the config in {checkpoint}")
-    names = {"val": config.data.val_split, "train": config.data.train_split}
-    config.data = replace(config.data, val_split=names.get(options.split, options.split))
-    scores, loader = evaluate_checkpoint(config, state)
-    print(f"{checkpoint}, epoch {state['progress']['epoch'] - 1}, on {loader.describe()}")
+    trained = Trained.from_checkpoint(options.run, overrides)
+    loader = trained.loader(options.split)
+    started = time.perf_counter()
+    scores = trained.evaluate(loader)
+    speed = len(loader.plan.source) / (time.perf_counter() - started)
+    print(f"{trained.describe()}, on {loader.describe()}, {speed:,.0f} images/s")
     table = Table()
-    meters = [meter for meter in meters_of(config.task.name) if meter.name in scores]
+    meters = [meter for meter in trained.task.meters if meter.name in scores]
     for heading in ("samples", *(meter.name for meter in meters)):
         table.add_column(heading, justify="right")
     table.add_row(f"{len(loader.plan.source):,}", *(meter.text(scores[meter.name]) for meter in meters))

@@ -1,0 +1,1 @@
+"""Trained models in use: scored, applied to images, exported."""

@@ -1,0 +1,136 @@
+"""A trained model, and all it takes to use it as it was trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from effloop import config as configs
+from effloop.build.checks import check_same_model, check_trained_on, fitting
+from effloop.build.loader import build_loader
+from effloop.build.model import build_model
+from effloop.build.resolve import Resolved, resolved
+from effloop.checkpoint import files
+from effloop.config import Config
+from effloop.data.loader import Loader
+from effloop.data.source import sources
+from effloop.precision import Precision, precisions
+from effloop.record import Metrics
+from effloop.system.hardware import find_device, set_reproducible, set_threads
+from effloop.task import Task, tasks
+from effloop.train.trainer import evaluate
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained model, its task, its classes and the config that its images are prepared by.
+
+    Attributes:
+        path: the file that the model is from.
+        config: of the run, changed by overrides, for a single process.
+        facts: what the file says beside the weights: `config`, `classes`, `num_outputs`, `progress`.
+        task: with the meters that suit the model.
+        model: in eval mode; (N, 3, S, S) float32, normalised, on `device` -> (N, K) outputs there.
+        precision: autocast of the forward pass.
+        device: of the model.
+    """
+
+    path: Path
+    config: Config
+    facts: Mapping[str, Any]
+    task: Task
+    model: nn.Module
+    precision: Precision
+    device: torch.device
+
+    @classmethod
+    def from_checkpoint(cls, run: Path, overrides: Sequence[str] = ()) -> Self:
+        """The best checkpoint of a run folder, or a .ckpt file.
+
+        Args:
+            run: either of them.
+            overrides: change the run's config, e.g. `data.root` or `device`.
+
+        Raises:
+            CheckpointError, ConfigError, DataError: it can't be read, or doesn't fit the overrides.
+        """
+        path = files.find(run, "best")
+        state = files.read(path)
+        config = config_of(state, overrides, path)
+        check_same_model(config, state)
+        task = tasks.build(config.task)
+        num_outputs = _num_outputs(state, config, task)
+        device, precision = prepare_process(config)
+        plain = replace(config, model=replace(config.model, freeze=[], checkpointing=False))
+        model = build_model(resolved(plain), num_outputs, device)
+        with fitting("the run"):
+            model.load_state_dict(state["model"])
+        facts = {key: state[key] for key in ("config", "classes", "progress")} | {"num_outputs": num_outputs}
+        return cls(path, config, facts, task.for_outputs(num_outputs), model.eval(), precision, device)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of the outputs; empty where targets are no classes."""
+        return tuple(self.facts["classes"])
+
+    @property
+    def num_outputs(self) -> int:
+        """K, how many outputs the model has for each image."""
+        return int(self.facts["num_outputs"])
+
+    def describe(self) -> str:
+        """The file, and the epoch that its weights are of."""
+        return f"{self.path}, epoch {self.facts['progress']['epoch'] - 1}"
+
+    def loader(self, split: str = "val") -> Loader:
+        """A split of the run's data, in order and never augmented: val, train or any other split of it, e.g. test.
+
+        Raises:
+            ConfigError, DataError: it isn't there, or has other classes.
+        """
+        names = {"val": self.config.data.val_split, "train": self.config.data.train_split}
+        data = replace(self.config.data, val_split=names.get(split, split))
+        loader = build_loader(replace(self.config, data=data), "val", classes=list(self.classes))
+        check_trained_on(self.facts, loader.classes, loader.plan.source.where)
+        return loader
+
+    def evaluate(self, loader: Loader) -> dict[str, float]:
+        """The task's scores on all samples of a loader, which is closed."""
+        metrics = Metrics(self.task.num_sums, self.device)
+        with closing(loader):
+            return evaluate(self.model, loader.epoch(0), self.task, metrics, self.precision)
+
+    @property
+    def resolved(self) -> Resolved:
+        """The config with a value for whatever is `auto`."""
+        return resolved(self.config)
+
+
+def config_of(facts: Mapping[str, Any], overrides: Sequence[str], path: Path) -> Config:
+    """The config that a model was trained by, with overrides, for a single process that doesn't compile.
+
+    Raises:
+        ConfigError: it is none, or an override is invalid.
+    """
+    alone = {**facts["config"], "parallel": {"name": "none"}, "compile": False, "resume": None}
+    return configs.from_dict(alone, overrides, f"the config in {path}")
+
+
+def prepare_process(config: Config) -> tuple[torch.device, Precision]:
+    """The device and precision of a config; sets what a config says of the whole process: threads, determinism."""
+    set_threads(config.threads)
+    set_reproducible(deterministic=config.deterministic, cudnn_benchmark=not config.deterministic)
+    device = find_device(config.device)
+    return device, precisions.build(resolved(config).precision, device)
+
+
+def _num_outputs(state: Mapping[str, Any], config: Config, task: Task) -> int:
+    """How many outputs a checkpoint's model has; of one that doesn't say so and has no classes, the data tells."""
+    known = state.get("num_outputs") or len(state["classes"])
+    return known or task.num_outputs(sources.build(config.data, config.data.val_split))
