@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from effloop.build.environment import Environment
 from effloop.build.resolve import Resolved, resolved
 from effloop.config import Config
@@ -16,6 +18,7 @@ from effloop.data.cache.cached import cached
 from effloop.data.check import check_samples
 from effloop.data.decode import decoders
 from effloop.data.engine import engines
+from effloop.data.engine.threads import ThreadsConfig
 from effloop.data.loader import Loader
 from effloop.data.plan import Order, Plan
 from effloop.data.progressive import Stages
@@ -23,7 +26,7 @@ from effloop.data.source import Cache, Source, Tail, sources
 from effloop.data.source.wrapped import check_same_classes, classes_without_samples, open_split
 from effloop.data.transfer import Transfer
 from effloop.errors import ConfigError, EffLoopError, warn
-from effloop.parallel import Slice, own_slice
+from effloop.parallel import OwnSlice, Slice, own_slice
 from effloop.system.hardware import find_device, keep_freed_memory
 from effloop.task import Task, tasks
 from effloop.train.trainer import BatchStream
@@ -60,13 +63,36 @@ def build_loader(
     return _loader(resolved(config, parallel), tasks.build(config.task), split, parallel, classes)
 
 
+def loader_of(config: Config, source: Source, plan: type[Plan] = Plan) -> Loader:
+    """The batches of any source, in order, prepared as a validation split's are, and loaded by threads.
+
+    Args:
+        config: from `compose`; of `data` only the normalisation is used, and `engine` isn't.
+        source: what is loaded.
+        plan: the class of the loader's plan.
+    """
+    device = find_device(config.device)
+    found = resolved(config)
+    found = replace(
+        found,
+        batch_size=max(1, min(found.batch_size, len(source))),
+        data=replace(found.data, cache=Cache.none),
+        engine=ThreadsConfig(name="threads"),
+    )
+    made = _plan(found, source, OwnSlice(0, 1, 1, device), train=False, kind=plan)
+    return _loader_of(found, tasks.build(config.task), made, device, train=False)
+
+
 def _loader(config: Resolved, task: Task, split: str, parallel: Slice, classes: Sequence[str] | None = None) -> Loader:
-    train = split == "train"
-    device = parallel.device
-    plan = _plan(config, split, parallel, classes)
+    train, device = split == "train", parallel.device
+    plan = _plan(config, _source(config, split, parallel, classes), parallel, train=train)
     if device.type == "cpu" and plan.augment.has_device_part:
         warn("augment.device=gpu: the model is on the CPU; batches are augmented there, in the training thread")
     check_samples(plan, config.data.check, config.num_workers)
+    return _loader_of(config, task, plan, device, train=train)
+
+
+def _loader_of(config: Resolved, task: Task, plan: Plan, device: torch.device, *, train: bool) -> Loader:
     engine = engines.build(config.engine, plan, num_workers=config.num_workers, pin_memory=device.type == "cuda")
     transfer = Transfer(
         device,
@@ -97,14 +123,18 @@ def _mix(config: Resolved, task: Task, source: Source) -> Mix | None:
     return None
 
 
-def _plan(config: Resolved, split: str, parallel: Slice, classes: Sequence[str] | None) -> Plan:
-    """Which samples are loaded when, and how."""
-    train = split == "train"
+def _source(config: Resolved, split: str, parallel: Slice, classes: Sequence[str] | None) -> Source:
+    """The samples of a split."""
     splits = {"train": config.data.train_split, "val": config.data.val_split}
     source = open_split(config.data, splits.get(split, split), classes)
     if config.data.allow_missing_classes and not parallel.rank and (lacking := classes_without_samples(source)):
         of = f"{len(lacking)} of {len(source.classes)} classes"
         warn(f"data.allow_missing_classes: {source.where} has no samples of {of}: {', '.join(lacking[:8])}")
+    return source
+
+
+def _plan(config: Resolved, source: Source, parallel: Slice, *, train: bool, kind: type[Plan] = Plan) -> Plan:
+    """Which samples are loaded when, and how."""
     order = Order(
         num_samples=len(source),
         batch_per_rank=config.batch_size,
@@ -120,7 +150,7 @@ def _plan(config: Resolved, split: str, parallel: Slice, classes: Sequence[str] 
         )
     decoder = decoders.build(config.decode)
     limit = None if config.data.cache_gb is None else config.data.cache_gb * 1e9
-    return Plan(
+    return kind(
         source=cached(source, config.data.cache, decoder, limit, share=_share(config, source, train=train)),
         decoder=decoder,
         augment=augments.build(config.augment, size=config.image_size, train=train),

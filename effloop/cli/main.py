@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import effloop
 from effloop import registry
-from effloop.cli import bench, choices, convert, diff, evaluate, replay, report, resume, show, train, verify  # noqa: F401
+from effloop.cli import bench, choices, convert, diff, evaluate, predict, replay, report, resume, show, train, verify  # noqa: F401
 from effloop.cli.command import commands
 from effloop.cli.help import of_command, overview
 from effloop.cli.options import options_of

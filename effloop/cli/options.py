@@ -13,7 +13,7 @@ Attributes:
         samples: Annotated[int, range(1, 65)] = 8
 
 A field with the metadata {"positional": NAME} is given without its name; help calls it NAME. If it is a tuple, it takes
-all words that are no options.
+all words that are neither options nor overrides.
 """
 
 from __future__ import annotations
@@ -198,8 +198,11 @@ def parse(described: type[T], command: str, words: Sequence[str], keys: Collecti
         else:
             rest.append(word)
     for option in options:
-        if option.positional and option.many and rest:
-            given[option.name], rest = tuple(Path(word).expanduser() for word in rest), []
+        if option.positional and option.many:
+            values = [word for word in rest if _is_value(word)]
+            if values:
+                given[option.name] = tuple(Path(word).expanduser() for word in values)
+                rest = [word for word in rest if not _is_value(word)]
         elif option.positional and rest and _is_value(rest[0]):
             given[option.name] = option.value(rest.pop(0))
         if option.default is MISSING and option.name not in given:

@@ -289,7 +289,7 @@ class Plan:
             self._reraise(sample, error)
 
     def _reraise(self, sample: int, error: Exception) -> NoReturn:
-        name = f"{self.source.where}/{self.source.key(sample)}"
+        name = self.source.name(sample)
         if isinstance(error, DataError):
             raise DataError(f"{name} {error}") from error
         error.add_note(f"while {name} was loaded")

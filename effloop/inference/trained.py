@@ -19,7 +19,8 @@ from effloop.build.resolve import Resolved, resolved
 from effloop.checkpoint import files
 from effloop.config import Config
 from effloop.data.loader import Loader
-from effloop.data.source import sources
+from effloop.data.source import Source, sources
+from effloop.data.source.auto import AutoConfig
 from effloop.precision import Precision, precisions
 from effloop.record import Metrics
 from effloop.system.hardware import find_device, set_reproducible, set_threads
@@ -50,12 +51,13 @@ class Trained:
     device: torch.device
 
     @classmethod
-    def from_checkpoint(cls, run: Path, overrides: Sequence[str] = ()) -> Self:
+    def from_checkpoint(cls, run: Path, overrides: Sequence[str] = (), *, whole_process: bool = True) -> Self:
         """The best checkpoint of a run folder, or a .ckpt file.
 
         Args:
             run: either of them.
             overrides: change the run's config, e.g. `data.root` or `device`.
+            whole_process: also set what the config says of the process: `threads`, `deterministic`, `cudnn_benchmark`.
 
         Raises:
             CheckpointError, ConfigError, DataError: it can't be read, or doesn't fit the overrides.
@@ -66,7 +68,10 @@ class Trained:
         check_same_model(config, state)
         task = tasks.build(config.task)
         num_outputs = _num_outputs(state, config, task)
-        device, precision = prepare_process(config)
+        if whole_process:
+            prepare_process(config)
+        device = find_device(config.device)
+        precision = precisions.build(resolved(config).precision, device)
         plain = replace(config, model=replace(config.model, freeze=[], checkpointing=False))
         model = build_model(resolved(plain), num_outputs, device)
         with fitting("the run"):
@@ -94,11 +99,29 @@ class Trained:
         Raises:
             ConfigError, DataError: it isn't there, or has other classes.
         """
-        names = {"val": self.config.data.val_split, "train": self.config.data.train_split}
-        data = replace(self.config.data, val_split=names.get(split, split))
+        data = replace(self.config.data, val_split=self._name_of(split))
         loader = build_loader(replace(self.config, data=data), "val", classes=list(self.classes))
         check_trained_on(self.facts, loader.classes, loader.plan.source.where)
         return loader
+
+    def source(self, split: str = "val", root: Path | None = None) -> Source:
+        """The samples of a split, whatever their classes are.
+
+        Args:
+            split: as in `loader`.
+            root: of other data, in any format; None is the run's.
+
+        Raises:
+            ConfigError, DataError: it isn't there.
+        """
+        data = self.config.data
+        if root is not None:
+            data = AutoConfig("auto", str(root), data.train_split, data.val_split, allow_missing_classes=True)
+        return sources.build(data, self._name_of(split))
+
+    def _name_of(self, split: str) -> str:
+        """What a split is called in the data."""
+        return {"val": self.config.data.val_split, "train": self.config.data.train_split}.get(split, split)
 
     def evaluate(self, loader: Loader) -> dict[str, float]:
         """The task's scores on all samples of a loader, which is closed."""
@@ -122,12 +145,10 @@ def config_of(facts: Mapping[str, Any], overrides: Sequence[str], path: Path) ->
     return configs.from_dict(alone, overrides, f"the config in {path}")
 
 
-def prepare_process(config: Config) -> tuple[torch.device, Precision]:
-    """The device and precision of a config; sets what a config says of the whole process: threads, determinism."""
+def prepare_process(config: Config) -> None:
+    """Set what a config says of the whole process: threads, determinism."""
     set_threads(config.threads)
     set_reproducible(deterministic=config.deterministic, cudnn_benchmark=not config.deterministic)
-    device = find_device(config.device)
-    return device, precisions.build(resolved(config).precision, device)
 
 
 def _num_outputs(state: Mapping[str, Any], config: Config, task: Task) -> int:

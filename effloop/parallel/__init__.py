@@ -2,6 +2,6 @@
 
 from effloop.parallel import ddp, dp, single
 from effloop.parallel.base import Parallel, ParallelConfig, parallels
-from effloop.parallel.slice import Slice, own_slice
+from effloop.parallel.slice import OwnSlice, Slice, own_slice
 
-__all__ = ["Parallel", "ParallelConfig", "Slice", "ddp", "dp", "own_slice", "parallels", "single"]
+__all__ = ["OwnSlice", "Parallel", "ParallelConfig", "Slice", "ddp", "dp", "own_slice", "parallels", "single"]

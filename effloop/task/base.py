@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -139,6 +140,26 @@ class Task(ABC):
             sums: M of them.
             since: what they were earlier; the scores are of what came after.
         """
+
+    def predictions(
+        self, outputs: Tensor, classes: Sequence[str], top: int = 1, *, every: bool = False
+    ) -> dict[str, NDArray[np.float32] | list[str]]:
+        """What the model says of each image, in words and numbers.
+
+        Args:
+            outputs: (N, K), on any device.
+            classes: their names; empty where targets are no classes.
+            top: of tasks that rank classes, how many.
+            every: of such tasks, whether each class's score has a column, too.
+
+        Returns:
+            {column: N values}; by default the outputs themselves.
+        """
+        del classes, top, every
+        numbers = outputs.float().cpu().numpy()
+        if numbers.shape[1] == 1:
+            return {"output": numbers[:, 0]}
+        return {f"output_{number}": column for number, column in enumerate(numbers.T, start=1)}
 
     @abstractmethod
     def example_targets(self, batch_size: int, num_outputs: int, device: torch.device) -> Tensor:

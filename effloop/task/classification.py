@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from effloop.errors import ConfigError, DataError
@@ -86,6 +88,23 @@ class Classification(Task):
         samples = totals.pop("samples")
         names = score_names(self.meters)
         return {name: totals[name] / samples if samples else float("nan") for name in names}
+
+    def predictions(
+        self, outputs: Tensor, classes: Sequence[str], top: int = 1, *, every: bool = False
+    ) -> dict[str, NDArray[np.float32] | list[str]]:
+        """The `top` best classes and their probabilities, `class`, `score`, `class_2`, `score_2`, …; with `every`
+        then `p_NAME`, the probability of each class.
+        """
+        probabilities = outputs.float().softmax(dim=1).cpu()
+        scores, ranked = probabilities.topk(min(top, len(classes)), dim=1)
+        columns: dict[str, NDArray[np.float32] | list[str]] = {}
+        for rank in range(ranked.shape[1]):
+            suffix = f"_{rank + 1}" if rank else ""
+            columns[f"class{suffix}"] = [classes[label] for label in ranked[:, rank].tolist()]
+            columns[f"score{suffix}"] = scores[:, rank].numpy()
+        if every:
+            columns |= {f"p_{name}": probabilities[:, label].numpy() for label, name in enumerate(classes)}
+        return columns
 
     def example_targets(self, batch_size: int, num_outputs: int, device: torch.device) -> Tensor:
         """(N,) int64 class indices."""

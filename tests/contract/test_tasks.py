@@ -67,3 +67,10 @@ class TestTask:
         assert list(task.scores(first)) == score_names(meters_of(name))
         assert task.scores(both, since=first) == pytest.approx(task.scores(second))
         assert all(math.isnan(value) for value in task.scores([0.0] * task.num_sums).values())
+
+    @pytest.mark.parametrize("num_outputs", [1, NUM_OUTPUTS])
+    def test_predictions_are_a_value_for_each_image(self, name: str, num_outputs: int) -> None:
+        classes = [f"c{number}" for number in range(num_outputs)]
+        columns = make(name).predictions(torch.randn(5, num_outputs), classes, 3, every=True)
+        assert columns
+        assert {len(values) for values in columns.values()} == {5}

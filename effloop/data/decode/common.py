@@ -182,7 +182,7 @@ def decode_with_pillow(data: Encoded, header: Header) -> NDArray[np.uint8]:
     """
     try:
         with _PLUGINS[header.format](io.BytesIO(data)) if header.format in _PLUGINS else open_other(data) as image:
-            pixels = _to_rgb(image)
+            pixels = to_rgb(image)
     except MemoryError:
         raise  # about the machine, not about the image
     except Exception as error:  # a damaged file can make Pillow raise nearly anything
@@ -213,7 +213,8 @@ _PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
 }
 
 
-def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
+def to_rgb(image: Image.Image) -> NDArray[np.uint8]:
+    """Pillow's image -> (height, width, 3) uint8 RGB, colours as `Decoder` says."""
     image.load()
     if image.mode == "RGB":
         return np.asarray(image)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 from effloop.data.source.base import DataConfig, Source, sources
 from effloop.data.source.root import expand_root
@@ -26,6 +27,18 @@ def open_source(config: AutoConfig, split: str) -> Source:
 
 def _format_of(config: AutoConfig) -> str:
     root = expand_root(config)
+    if name := format_of(root):
+        return name
+    formats = ", ".join(name for name in sources.names() if name not in ("auto", "embedded"))
+    raise ConfigError(f"data.root: '{config.root}' is in no format that EffLoop knows; have {formats}: set data=FORMAT")
+
+
+def format_of(root: Path) -> str | None:
+    """The name of the source that a path looks like a dataset of; any folder that no other claims is a `folder`.
+
+    Raises:
+        DataError: it can't be read.
+    """
     for name in sorted(sources.names(), key=lambda name: name == "folder"):  # last: it claims any folder
         factory = sources[name].factory
         try:
@@ -33,5 +46,4 @@ def _format_of(config: AutoConfig) -> str:
                 return name
         except OSError as error:
             raise DataError(f"{error.filename or root} can't be read: {error.strerror}") from None
-    formats = ", ".join(name for name in sources.names() if name not in ("auto", "embedded"))
-    raise ConfigError(f"data.root: '{config.root}' is in no format that EffLoop knows; have {formats}: set data=FORMAT")
+    return None

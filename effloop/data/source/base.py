@@ -134,6 +134,10 @@ class Source(ABC):
         """`raw_key` as text on one line, for messages."""
         return printable(self.raw_key(index))
 
+    def name(self, index: int) -> str:
+        """What identifies sample `index` in messages: its key, and where it is."""
+        return f"{self.where}/{self.key(index)}"
+
     @abstractmethod
     def size(self, index: int) -> int:
         """Bytes of the encoded image of sample `index`, from the index: the image isn't read."""
@@ -148,7 +152,7 @@ class Source(ABC):
     @property
     @abstractmethod
     def where(self) -> str:
-        """The file or folder of this split, for messages: `{where}/{key}` identifies a sample."""
+        """The file or folder of this split, for messages."""
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:

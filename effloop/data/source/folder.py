@@ -29,7 +29,7 @@ EXTENSIONS = tuple(map(str.encode, other.EXTENSIONS))
 
 SOUGHT = "looked for .jpg, .png, .webp, .gif, .tif and the like"
 """For messages; all of them would be too many."""
-_ENDINGS = frozenset(EXTENSIONS)
+ENDINGS = frozenset(EXTENSIONS)
 
 # A folder that changed less than this before it was scanned may change again without a newer timestamp (the kernel's
 # clock ticks every 1-10 ms, that of some file systems every 2 s).
@@ -121,7 +121,7 @@ class FolderSource(Source):
 
 def _listing(root: Path, split: str, config: DataConfig) -> str:
     """What `root` has instead of the folder of `split`, and what to do."""
-    folders = sorted(printable(entry.name) for entry in _entries(os.fsencode(root)) if entry.is_dir())
+    folders = sorted(printable(entry.name) for entry in entries(os.fsencode(root)) if entry.is_dir())
     if not folders:
         return f"it has no folders at all, where SPLIT/CLASS/ with images should be ({SOUGHT}): set data.root=PATH"
     key, other = ("val_split", config.train_split) if split == config.val_split else ("train_split", config.val_split)
@@ -178,10 +178,10 @@ class _Scan:
     def _scan(self) -> list[bytes]:
         """Fill the columns; returns the class names."""
         self._add_folder(self.root)
-        classes = sorted((e.name for e in _entries(self.root) if e.is_dir()), key=os.fsdecode)
+        classes = sorted((e.name for e in entries(self.root) if e.is_dir()), key=os.fsdecode)
         for label, name in enumerate(classes):
             before = len(self.files)
-            for folder in sorted(_folders(os.path.join(self.root, name), ()), key=os.fsdecode):
+            for folder in sorted(folders(os.path.join(self.root, name)), key=os.fsdecode):
                 self._add_files(folder, label)
             if len(self.files) == before:
                 self.empty.append(printable(name))
@@ -212,7 +212,7 @@ class _Scan:
 
     def _add_files(self, folder: bytes, label: int) -> None:
         self._add_folder(folder)
-        found = [e for e in _entries(folder) if e.name[e.name.rfind(b".") :].lower() in _ENDINGS and not e.is_dir()]
+        found = [e for e in entries(folder) if e.name[e.name.rfind(b".") :].lower() in ENDINGS and not e.is_dir()]
         for entry in sorted(found, key=lambda entry: os.fsdecode(entry.name)):
             try:
                 size = entry.stat().st_size
@@ -225,7 +225,7 @@ class _Scan:
         self.mtimes.append(os.stat(folder).st_mtime_ns)
 
 
-def _folders(folder: bytes, above: tuple[tuple[int, int], ...]) -> Iterator[bytes]:
+def folders(folder: bytes, above: tuple[tuple[int, int], ...] = ()) -> Iterator[bytes]:
     """`folder` and all folders below it, following symbolic links, but not back to a folder above."""
     status = os.stat(folder)
     identity = (status.st_dev, status.st_ino)
@@ -235,12 +235,12 @@ def _folders(folder: bytes, above: tuple[tuple[int, int], ...]) -> Iterator[byte
             f"({printable(os.path.realpath(folder))}); remove the link"
         )
     yield folder
-    for entry in _entries(folder):
+    for entry in entries(folder):
         if entry.is_dir():
-            yield from _folders(entry.path, (*above, identity))
+            yield from folders(entry.path, (*above, identity))
 
 
-def _entries(folder: bytes) -> list[os.DirEntry[bytes]]:
+def entries(folder: bytes) -> list[os.DirEntry[bytes]]:
     """The entries of `folder` that aren't hidden: `.ipynb_checkpoints` is no class, `._1.jpg` no image."""
-    with os.scandir(folder) as entries:
-        return [entry for entry in entries if not entry.name.startswith(b".")]
+    with os.scandir(folder) as found:
+        return [entry for entry in found if not entry.name.startswith(b".")]

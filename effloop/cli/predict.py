@@ -1,0 +1,160 @@
+"""`predict`: what a trained model says of images."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from effloop.cli.command import RunOptions, command
+from effloop.config.typed import key_of
+from effloop.convert.progress import Meter as Progress
+from effloop.data.check import listed
+from effloop.data.image.other import EXTENSIONS
+from effloop.data.source import Source
+from effloop.data.source.auto import format_of
+from effloop.data.source.files import Unlabelled, find_images
+from effloop.errors import ConfigError, DataError
+from effloop.inference.predict import Predictions
+from effloop.inference.trained import Trained
+from effloop.inference.writers import Columns, check_writable, rows_of, writing
+
+_SHOWN = 20
+"""Rows on the screen, and bad images that are named there."""
+
+
+@dataclass(frozen=True)
+class PredictOptions(RunOptions):
+    """Of `predict`.
+
+    Attributes:
+        run: the folder of a run, for its best checkpoint, or a .ckpt file.
+        paths: images, folders of images, or patterns in quotes such as 'photos/*.jpg'; or a dataset. Without any,
+            the run's own data, or that of data.root.
+        split: of a dataset: val, train or any other.
+        out: a table with a row for each image: .csv, .tsv, .jsonl or .parquet; without it the first 20 are shown.
+        top: how many classes for each image.
+        scores: add the score of each class.
+    """
+
+    paths: tuple[Path, ...] = field(default=(), metadata={"positional": "PATH"})
+    split: str = "val"
+    out: Path | None = None
+    top: Annotated[int, range(1, 1001)] = 1
+    scores: bool = False
+
+
+@command("predict", PredictOptions, "outputs/first photos/ out=scores.csv")
+def predict(options: PredictOptions, overrides: list[str]) -> int:
+    """What a run's model says of images: their classes and scores, as a table.
+
+    Images are prepared as for the run's validation. Those that can't be read are listed, and have a row without scores.
+    """
+    if options.out:
+        check_writable(options.out)
+    trained = Trained.from_checkpoint(options.run, overrides)
+    source, has_targets = _source(options, overrides, trained)
+    predictions = Predictions.of(trained, Unlabelled(source))
+    print(f"{trained.describe()}, on {predictions.loader.describe()}", flush=True)
+    started = time.perf_counter()
+    shown = _write(options, predictions, source if has_targets else None)
+    seconds = time.perf_counter() - started
+    if shown:
+        _show(shown, len(predictions))
+    problems = [f"{source.name(sample)} {predictions.problems[sample]}" for sample in sorted(predictions.problems)]
+    if problems:
+        what = f"{len(problems):,} of {len(predictions):,} images can't be used"
+        print(f"effloop: warning: {listed(what, problems, 'they have no scores')}", file=sys.stderr)
+    if len(problems) == len(predictions):
+        raise DataError(f"{source.where}: none of the {len(problems):,} images can be used; name others")
+    to = f" -> {options.out}" if options.out else ""
+    print(f"{len(predictions):,} images in {seconds:.1f} s, {len(predictions) / seconds:,.0f} images/s{to}")
+    return 0
+
+
+def _source(options: PredictOptions, overrides: Sequence[str], trained: Trained) -> tuple[Source, bool]:
+    """The images, and whether they have targets.
+
+    Raises:
+        ConfigError: paths beside `data.root`, or a dataset beside other paths.
+        DataError: there are no such images.
+    """
+    datasets = [path for path in options.paths if _is_dataset(path)]
+    if not options.paths:
+        return trained.source(options.split), True
+    if any(key_of(override) == "data.root" for override in overrides):
+        raise ConfigError(f"predict: '{options.paths[0]}' contradicts data.root; drop one of them")
+    if not datasets:
+        return find_images(options.paths), False
+    if len(options.paths) > 1:
+        raise ConfigError(f"predict: '{datasets[0]}' is a dataset, which stands alone; drop the other paths")
+    return trained.source(options.split, datasets[0]), True
+
+
+def _is_dataset(path: Path) -> bool:
+    """Whether a path is a dataset of a packed format, not a folder of images or an image."""
+    known = path.exists() and path.suffix.lower() not in EXTENSIONS
+    return known and format_of(path) not in (None, "folder")
+
+
+def _write(options: PredictOptions, predictions: Predictions, source: Source | None) -> list[dict[str, Any]]:
+    """Write the table.
+
+    Args:
+        options: where to, and which columns.
+        predictions: what is written.
+        source: has the targets that are written, too; None writes none.
+
+    Returns:
+        The first rows, if there is no file to write to.
+    """
+    rows: list[dict[str, Any]] = []
+    with writing(options.out) if options.out else nullcontext() as writer, Progress() as progress:
+        found = predictions.columns(options.top, every=options.scores)
+        progress.begin("predicted", len(predictions))
+        for ids, columns in found:
+            table = _table(predictions, ids.tolist(), columns, source)
+            if writer:
+                writer.write(table)
+            elif len(rows) < _SHOWN:
+                rows += rows_of(table)
+            progress.advance(len(ids))
+    return rows[:_SHOWN]
+
+
+def _table(predictions: Predictions, ids: Sequence[int], columns: Columns, source: Source | None) -> Columns:
+    """Columns with the images' names, their targets if there are any, and what is wrong with them."""
+    samples = predictions.loader.plan.source
+    return {
+        "path": [samples.raw_key(sample).decode("utf-8", "backslashreplace") for sample in ids],
+        **columns,
+        **({"target": [source.target_name(sample) for sample in ids]} if source else {}),
+        "error": [predictions.problems.get(sample, "") for sample in ids],
+    }
+
+
+def _show(rows: Sequence[dict[str, Any]], count: int) -> None:
+    """Print rows as a table, without columns that have nothing in them, and paths from the folder that all are in."""
+    table = Table(title=f"the first {len(rows)} of {count:,} images" if count > len(rows) else None)
+    if (common := os.path.commonpath([os.path.dirname(row["path"]) for row in rows])) not in ("", "/"):
+        rows = [{**row, "path": os.path.relpath(row["path"], common)} for row in rows]
+    names = [name for name in rows[0] if any(row[name] not in (None, "") for row in rows)]
+    for name in names:
+        is_text = any(isinstance(row[name], str) for row in rows)
+        table.add_column(name, justify="left" if is_text else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(row[name]) for name in names))
+    Console().print(table)
+
+
+def _cell(value: str | float | None) -> Text:
+    return Text("" if value is None else value if isinstance(value, str) else f"{value:.4f}")

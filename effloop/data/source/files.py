@@ -1,0 +1,154 @@
+"""Images that are no dataset: files by their paths, and images in memory. They have no targets."""
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from effloop.data.image.header import Encoded
+from effloop.data.source.base import Fingerprint, Source, printable
+from effloop.data.source.folder import ENDINGS, SOUGHT, entries, folders
+from effloop.data.source.wrapped import Wrapped
+from effloop.errors import DataError
+
+
+class Unlabelled(Wrapped):
+    """A source without its targets.
+
+    Args:
+        source: whose samples these are.
+    """
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source)
+        self.classes = ()
+
+    @property
+    def labels(self) -> NDArray[Any]:  # type: ignore[override]
+        return self.targets
+
+    @property
+    def targets(self) -> NDArray[Any]:
+        """(len,) zeros, which nothing reads."""
+        return np.zeros(len(self.source), np.uint8)
+
+
+class _Images(Source):
+    """Images without targets, in a list."""
+
+    classes = ()
+
+    def __init__(self, count: int) -> None:
+        self.labels = np.zeros(count, np.uint8)
+
+    def name(self, index: int) -> str:
+        return self.key(index)
+
+    def fingerprint(self) -> dict[str, Any]:
+        found = Fingerprint()
+        for index in range(len(self)):
+            found.add(self.raw_key(index), 0, self.size(index))
+        return found.result()
+
+
+class ImageFiles(_Images):
+    """Image files by their paths.
+
+    Args:
+        paths: of the files; what isn't an image is found when it is read.
+        where: what they are, for messages.
+    """
+
+    def __init__(self, paths: Sequence[bytes], where: str) -> None:
+        super().__init__(len(paths))
+        self.paths = paths
+        self._where = where
+
+    def read(self, index: int) -> Encoded:
+        try:
+            opened = os.open(self.paths[index], os.O_RDONLY | os.O_NONBLOCK)  # else a FIFO without a writer blocks
+            with open(opened, "rb", buffering=0) as file:
+                if not stat.S_ISREG(os.fstat(opened).st_mode):
+                    raise DataError("is not a regular file")
+                return file.read()
+        except OSError as error:
+            raise DataError(f"can't be read: {error.strerror}") from None
+
+    def raw_key(self, index: int) -> bytes:
+        return self.paths[index]
+
+    def size(self, index: int) -> int:
+        return os.stat(self.paths[index]).st_size
+
+    @property
+    def where(self) -> str:
+        return self._where
+
+    def files(self) -> Iterable[bytes]:
+        return self.paths
+
+
+class ImagesInMemory(_Images):
+    """Encoded images in memory.
+
+    Args:
+        images: each of them encoded.
+        names: of each, for messages.
+    """
+
+    def __init__(self, images: Sequence[Encoded], names: Sequence[str]) -> None:
+        super().__init__(len(images))
+        self.images = images
+        self.names = names
+
+    def read(self, index: int) -> Encoded:
+        return self.images[index]
+
+    def raw_key(self, index: int) -> bytes:
+        return os.fsencode(self.names[index])
+
+    def size(self, index: int) -> int:
+        return len(self.images[index])
+
+    @property
+    def where(self) -> str:
+        return "images in memory"
+
+
+def find_images(paths: Sequence[Path]) -> ImageFiles:
+    """The images that paths name, in this order, each once.
+
+    Args:
+        paths: files, which are taken whatever their names are; folders, whose images are taken with those in all
+            folders below, sorted; or patterns such as `photos/**/*.jpg`.
+
+    Raises:
+        DataError: a path is not there, a pattern matches nothing, or a folder has no images.
+    """
+    found: dict[bytes, None] = {}
+    for path in dict.fromkeys(paths):
+        before = len(found)
+        matches = [path] if os.path.lexists(path) else map(Path, sorted(glob.glob(str(path), recursive=True)))
+        for match in matches:
+            found.update(dict.fromkeys(_below(os.fsencode(match)) if match.is_dir() else [os.fsencode(match)]))
+        if len(found) == before and path.is_dir():
+            raise DataError(f"'{path}' has no images ({SOUGHT}); name another folder")
+        if len(found) == before and not os.path.lexists(path):
+            what = "matches nothing" if glob.has_magic(str(path)) else "is not there"
+            raise DataError(f"'{path}' {what}; name images, folders of images, or patterns such as 'photos/*.jpg'")
+    names = ", ".join(printable(os.fsencode(path)) for path in paths[:3])
+    return ImageFiles([*found], names + (f" and {len(paths) - 3} more" if len(paths) > 3 else ""))
+
+
+def _below(folder: bytes) -> Iterator[bytes]:
+    """Paths of the images in a folder and those below, sorted within each folder."""
+    for each in sorted(folders(folder), key=os.fsdecode):
+        names = [e.name for e in entries(each) if e.name[e.name.rfind(b".") :].lower() in ENDINGS and not e.is_dir()]
+        yield from (os.path.join(each, name) for name in sorted(names, key=os.fsdecode))

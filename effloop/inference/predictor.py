@@ -1,0 +1,152 @@
+"""A trained model for other programs: a module with its classes and its preprocessing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, nn
+
+from effloop.build.loader import loader_of
+from effloop.data.decode.common import to_rgb
+from effloop.data.image.header import Encoded
+from effloop.data.source.files import ImagesInMemory
+from effloop.errors import ConfigError, DataError
+from effloop.inference.trained import Trained
+from effloop.inference.writers import rows_of
+
+ImageLike = str | os.PathLike[str] | bytes | bytearray | memoryview | Image.Image | NDArray[np.uint8]
+"""The path of a file, an encoded image, Pillow's image, or (H, W, 3) uint8 RGB."""
+
+
+_SINGLE = (str, os.PathLike, bytes, bytearray, memoryview, Image.Image)
+
+
+class Predictor(nn.Module):
+    """A trained model with the preprocessing that it was evaluated with.
+
+        model = effloop.load("outputs/pets")
+        model.predict(["cat.jpg"])  # [{"class": "cat", "score": 0.98}]
+
+    Attributes:
+        model: the network, in eval mode: (N, 3, S, S) float32, normalised -> (N, K) outputs.
+        classes: names of the classes, in the order of the outputs; empty where targets are no classes.
+        image_size: S, in pixels.
+    """
+
+    def __init__(self, trained: Trained) -> None:
+        super().__init__()
+        self.model = trained.model
+        self.classes = trained.classes
+        self.image_size = trained.config.image_size
+        self._trained = trained
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network is; `.to(device)` moves it."""
+        return next((each.device for each in self.model.parameters()), self._trained.device)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(N, 3, S, S) float32, normalised as by `preprocess` -> (N, K) outputs, in the run's precision."""
+        dtype = self._trained.precision.dtype
+        with torch.autocast(self.device.type, dtype or torch.bfloat16, enabled=dtype is not None):
+            outputs: Tensor = self.model(images)
+        return outputs
+
+    def preprocess(self, images: Iterable[ImageLike] | ImageLike) -> Tensor:
+        """Images of any size -> (N, 3, S, S) float32 on the model's device, by the run's decoder, crop and resize.
+
+        Raises:
+            DataError: an image can't be read or decoded; the message names it.
+            ConfigError: there are none, or one is nothing of `ImageLike`.
+        """
+        return torch.cat([batch.clone() for batch in self._batches(images)])
+
+    @torch.inference_mode()
+    def predict(
+        self, images: Iterable[ImageLike] | ImageLike, top: int = 1, *, every: bool = False
+    ) -> list[dict[str, Any]]:
+        """What the model says of each image.
+
+        Args:
+            images: paths, encoded images, Pillow's images or (H, W, 3) uint8 arrays, in any mixture; or one of these.
+            top: how many classes of each, the most probable first.
+            every: add `p_NAME`, the probability of each class.
+
+        Returns:
+            A dict for each image: `class`, `score`, then `class_2`, `score_2` and so on; of other tasks their own keys.
+
+        Raises:
+            DataError, ConfigError: as `preprocess` does.
+        """
+        task = self._trained.task
+        found: list[dict[str, Any]] = []
+        for batch in self._batches(images):
+            found += rows_of(task.predictions(self(batch), self.classes, top, every=every))
+        return found
+
+    def _batches(self, images: Iterable[ImageLike] | ImageLike) -> Iterator[Tensor]:
+        """(n, 3, S, S) float32 on the device, batch by batch, loaded ahead by threads."""
+        given: Any = images
+        single = isinstance(given, _SINGLE) or (isinstance(given, np.ndarray) and given.ndim == 3)
+        each: list[Any] = [given] if single else list(given)
+        if not each:
+            raise ConfigError("images: there are none; give a list of paths, encoded images, or arrays")
+        source = ImagesInMemory([_encoded(image, number) for number, image in enumerate(each)], _names(each))
+        config = replace(self._trained.config, device=str(self.device))
+        if len(each) == 1:
+            config.num_workers = 0  # threads take longer to start than an image to load
+        with closing(loader_of(config, source)) as loader:
+            left = len(each)
+            for batch in loader.epoch(0):
+                yield batch.images[:left]
+                left -= len(batch)
+
+
+def _names(images: Sequence[ImageLike]) -> list[str]:
+    return [
+        os.fspath(image) if isinstance(image, str | os.PathLike) else f"image {number}"
+        for number, image in enumerate(images)
+    ]
+
+
+def _encoded(image: ImageLike, number: int) -> Encoded:
+    """An encoded image, of a file or as raw pixels.
+
+    Raises:
+        DataError: the file can't be read.
+        ConfigError: it is no image.
+    """
+    if isinstance(image, str | os.PathLike):
+        try:
+            return Path(image).read_bytes()
+        except OSError as error:
+            raise DataError(f"{os.fspath(image)} can't be read: {error.strerror}") from None
+    if isinstance(image, bytes | bytearray | memoryview):
+        return image
+    pixels = to_rgb(image) if isinstance(image, Image.Image) else image
+    if isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] == 3:
+        return b"P6\n%d %d\n255\n" % (pixels.shape[1], pixels.shape[0]) + pixels.tobytes()
+    of = f"{pixels.dtype} {pixels.shape}" if isinstance(pixels, np.ndarray) else type(image).__name__
+    raise ConfigError(f"images: image {number} is {of}; give a path, encoded bytes, Pillow's image or (H, W, 3) uint8")
+
+
+def load(run: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Predictor:
+    """A run's model, with the weights that it was scored by, its classes and its preprocessing.
+
+    Args:
+        run: a run folder, for its best checkpoint; or a .ckpt file.
+        overrides: change the run's config, e.g. `["device=cpu", "num_workers=4"]`.
+
+    Raises:
+        CheckpointError, ConfigError: there is no such run, or it can't be loaded.
+    """
+    return Predictor(Trained.from_checkpoint(Path(run).expanduser(), overrides, whole_process=False))

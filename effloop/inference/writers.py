@@ -1,0 +1,157 @@
+"""Tables of predictions, written as they come: CSV, JSON lines or parquet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from effloop.errors import ConfigError, optional_package
+from effloop.registry import either
+from effloop.system.files import replacing
+
+Columns = Mapping[str, NDArray[np.float32] | Sequence[str]]
+"""{name: a number or a text for each row}; NaN is no number. The names and kinds are the same every time."""
+
+
+class Writer(ABC):
+    """Writes rows to a file, those of a batch at a time."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+
+    @abstractmethod
+    def write(self, columns: Columns) -> None:
+        """Append rows."""
+
+    def close(self) -> None:  # noqa: B027  most have written all by then
+        """Write what is still to be written."""
+
+
+class CSVWriter(Writer):
+    """RFC 4180, in UTF-8, with a header."""
+
+    separator = ","
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(file)
+        self._text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
+        self._rows = csv.writer(self._text, delimiter=self.separator, lineterminator="\n")
+        self._has_header = False
+
+    def write(self, columns: Columns) -> None:
+        if not self._has_header:
+            self._rows.writerow(columns)
+            self._has_header = True
+        self._rows.writerows(_rows(columns))
+
+    def close(self) -> None:
+        self._text.detach()  # else it would close the file
+
+
+class TSVWriter(CSVWriter):
+    """CSV with tabs."""
+
+    separator = "\t"
+
+
+class JSONLinesWriter(Writer):
+    """A JSON object for each row."""
+
+    def write(self, columns: Columns) -> None:
+        for row in rows_of(columns):
+            self.file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+
+
+class ParquetWriter(Writer):
+    """Parquet, a row group for each batch of 65,536 rows; numbers are float32."""
+
+    _ROWS = 65_536
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(file)
+        self._arrow = optional_package("pyarrow", "out=FILE.parquet", "effloop[parquet]")
+        optional_package("pyarrow.parquet", "out=FILE.parquet", "effloop[parquet]")
+        self._pending: list[Any] = []
+        self._writer: Any = None
+
+    def write(self, columns: Columns) -> None:
+        pa = self._arrow
+        made = {
+            name: pa.array(values, pa.float32(), from_pandas=True)
+            if isinstance(values, np.ndarray)
+            else pa.array(values, pa.string())
+            for name, values in columns.items()
+        }
+        self._pending.append(pa.table(made))
+        if sum(map(len, self._pending)) >= self._ROWS:
+            self._flush()
+
+    def close(self) -> None:
+        if self._pending:
+            self._flush()
+        if self._writer:
+            self._writer.close()
+
+    def _flush(self) -> None:
+        table = self._arrow.concat_tables(self._pending)
+        self._pending = []
+        self._writer = self._writer or self._arrow.parquet.ParquetWriter(self.file, table.schema)
+        self._writer.write_table(table)
+
+
+def rows_of(columns: Columns) -> Iterator[dict[str, Any]]:
+    """A dict for each row: numbers with six digits, None for NaN; texts."""
+    return (dict(zip(columns, row, strict=True)) for row in _rows(columns))
+
+
+def _rows(columns: Columns) -> Iterator[tuple[Any, ...]]:
+    """Row by row: numbers with six digits, None for NaN; texts."""
+    return zip(*map(_values, columns.values()), strict=True)
+
+
+def _values(column: NDArray[np.float32] | Sequence[str]) -> Sequence[Any]:
+    if not isinstance(column, np.ndarray):
+        return column
+    return [None if math.isnan(value) else float(f"{value:.6g}") for value in column.tolist()]
+
+
+WRITERS: dict[str, type[Writer]] = {
+    ".csv": CSVWriter,
+    ".tsv": TSVWriter,
+    ".jsonl": JSONLinesWriter,
+    ".parquet": ParquetWriter,
+}
+"""By the extension of the file."""
+
+
+def check_writable(out: Path) -> None:
+    """Refuse a file that a table can't be written to, before there is one.
+
+    Raises:
+        ConfigError: another extension, no such folder, or a package is missing.
+    """
+    if out.suffix.lower() not in WRITERS:
+        raise ConfigError(f"out: '{out}' is no table's file; set out=NAME with {either([*WRITERS])}")
+    if out.is_dir() or not out.absolute().parent.is_dir():
+        what = "is a folder" if out.is_dir() else "is in no folder that exists"
+        raise ConfigError(f"out: '{out}' {what}; set out=FILE")
+    WRITERS[out.suffix.lower()](io.BytesIO())
+
+
+@contextmanager
+def writing(out: Path) -> Iterator[Writer]:
+    """A writer to a file, which is there when it is complete, and untouched if not."""
+    with replacing(out) as file:
+        writer = WRITERS[out.suffix.lower()](file)
+        yield writer
+        writer.close()

@@ -1,0 +1,156 @@
+"""`predict`, and `effloop.load` for other programs."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from images import encode, photo
+from PIL import Image
+
+import effloop
+from effloop.cli.main import main
+from effloop.errors import ConfigError, DataError, EffLoopError
+from effloop.inference.trained import Trained
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def bad_files(folder: Path) -> list[str]:
+    """Ten files that look like images and can't be used; their names."""
+    good = encode(photo(40, 40), "JPEG")
+    contents = {
+        "empty.jpg": b"",
+        "cut.jpg": good[: len(good) // 2],
+        "header.jpg": good[:60],
+        "page.jpg": b"<html>404</html>",
+        "noise.png": bytes(range(256)) * 4,
+        "cut.png": encode(photo(40, 40), "PNG")[:-400],
+        "cut.gif": b"GIF89a" + bytes(20),
+        "large.bmp": b"BM" + bytes(12) + (40).to_bytes(4, "little") + (90_000).to_bytes(4, "little") * 2 + bytes(32),
+    }
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    os.mkfifo(folder / "pipe.jpg")
+    (folder / "gone.jpg").symlink_to("nothing")
+    return [*contents, "pipe.jpg", "gone.jpg"]
+
+
+def test_the_same_top1_as_eval_with_bad_files_among_them(
+    finished: Path, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(photos / "val", "new")
+    bad = bad_files(here / "new" / "b")
+    assert main(["predict", str(finished), "new", "out=scores.csv", "top=2", "scores=true"]) == 0
+    printed = capsys.readouterr()
+    assert f"{len(bad)} of 23 images can't be used; they have no scores:" in printed.err
+    for name in bad:
+        assert f"new/b/{name} " in printed.err
+    assert re.search(r"23 images in [\d.]+ s, [\d,]+ images/s -> scores.csv$", printed.out.strip())
+    rows = table(here / "scores.csv")
+    assert [*rows[0]] == ["path", "class", "score", "class_2", "score_2", "p_a", "p_b", "p_c", "error"]
+    assert {Path(row["path"]).name for row in rows if row["error"]} == {*bad}
+    scored = [row for row in rows if not row["error"]]
+    for row in scored:
+        shares = sorted((float(row[f"p_{name}"]), name) for name in "abc")
+        assert (row["class"], row["class_2"]) == (shares[2][1], shares[1][1])
+        assert float(row["score"]) == shares[2][0]
+        assert sum(share for share, _ in shares) == pytest.approx(1, abs=1e-5)
+    hits = sum(Path(row["path"]).parent.name == row["class"] for row in scored)
+    trained = Trained.from_checkpoint(finished)
+    assert trained.evaluate(trained.loader())["top1"] == hits / len(scored)
+
+
+def test_datasets_have_their_targets(finished: Path, photos: Path, here: Path) -> None:
+    """The run's own data, other data by data.root, and a packed file as a path: the same rows."""
+    packed = f"{here}/photos.effloop"
+    assert main(["convert", f"data.root={photos}", "to=memmap", f"out={packed}"]) == 0
+    assert main(["predict", str(finished), "out=own.csv"]) == 0
+    assert main(["predict", str(finished), packed, "split=val", "out=packed.csv"]) == 0
+    assert main(["predict", str(finished), f"data.root={packed}", "data=auto", "out=root.csv"]) == 0
+    own = table(here / "own.csv")
+    assert own == table(here / "packed.csv") == table(here / "root.csv")
+    assert [row["target"] for row in own] == [row["path"][0] for row in own]
+
+
+def test_on_the_screen(finished: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", str(finished), *map(str, sorted((photos / "train" / "a").iterdir()))]) == 0
+    out = capsys.readouterr().out
+    assert "│ 000.jpg │" in out
+    assert "error" not in out
+    assert main(["predict", str(finished), str(photos / "train"), "top=2"]) == 0
+    assert "the first 20 of 40 images" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["nowhere"], "'nowhere' is not there; name images, folders of images, or patterns"),
+        (["new", "data.root=x"], "predict: 'new' contradicts data.root; drop one of them"),
+        (["x.effloop", "new"], "predict: 'x.effloop' is a dataset, which stands alone; drop the other paths"),
+        (["new", "out=x.xls"], "out: 'x.xls' is no table's file"),
+        (["new", "top=0"], "top: '0' is not allowed; set a whole number from 1 to 1,000"),
+        (["new/page.jpg"], "new/page.jpg: none of the 1 images can be used"),
+        (["new", "wrong=1"], "'wrong' is not a key of the config"),
+    ],
+)
+def test_refused(
+    finished: Path, photos: Path, here: Path, words: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "new").mkdir()
+    (here / "new" / "page.jpg").write_bytes(b"<html>")
+    if "x.effloop" in words:
+        main(["convert", f"data.root={photos}", "to=memmap", "out=x.effloop"])
+    assert main(["predict", str(finished), *words]) == 2
+    assert line in capsys.readouterr().err
+
+
+class TestLoad:
+    def test_whatever_form_an_image_has(self, finished: Path, photos: Path) -> None:
+        model = effloop.load(finished)
+        path = sorted((photos / "val" / "a").iterdir())[0]
+        image = Image.open(path)
+        forms = [path, str(path), path.read_bytes(), image, np.asarray(image)]
+        found = model.predict(forms, top=3, every=True)
+        assert len(found) == 5
+        assert all(row == found[0] for row in found)
+        assert [*found[0]] == ["class", "score", "class_2", "score_2", "class_3", "score_3", "p_a", "p_b", "p_c"]
+        assert model.predict(path, top=3, every=True) == found[:1]
+
+    def test_it_is_a_module_that_sees_what_eval_sees(self, finished: Path, photos: Path) -> None:
+        """More images than a batch has, and their outputs to the bit."""
+        model = effloop.load(finished, ["num_workers=2"])
+        trained = Trained.from_checkpoint(finished)
+        paths = [photos / "val" / trained.loader().plan.source.key(index) for index in range(13)]
+        images = model.preprocess(paths)
+        batches = [batch.images[batch.valid] for batch in trained.loader().epoch(0)]
+        assert torch.equal(images, torch.cat(batches))
+        with torch.no_grad():
+            assert torch.equal(model(images[:8]), trained.model(batches[0]))
+        assert (model.classes, model.image_size, model.device.type) == (("a", "b", "c"), 16, "cpu")
+        assert sum(each.numel() for each in model.parameters()) > 0
+
+    @pytest.mark.parametrize(
+        ("images", "kind", "line"),
+        [
+            ([], ConfigError, "images: there are none"),
+            ([photo(), 3], ConfigError, "images: image 1 is int; give a path"),
+            ([photo().astype(float)], ConfigError, "images: image 0 is float64 (67, 53, 3); give a path"),
+            (["nowhere.jpg"], DataError, "nowhere.jpg can't be read: No such file or directory"),
+            ([photo(), b"junk of some bytes"], DataError, "image 1 is not an image that Pillow reads"),
+        ],
+    )
+    def test_refused(self, finished: Path, images: Any, kind: type[EffLoopError], line: str) -> None:
+        with pytest.raises(kind) as error:
+            effloop.load(finished).predict(images)
+        assert str(error.value).startswith(line)

@@ -1,0 +1,83 @@
+"""Tables of predictions."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from effloop.errors import ConfigError
+from effloop.inference.writers import WRITERS, check_writable, rows_of, writing
+
+NAN = float("nan")
+PARTS = [
+    {"path": ["a,b.jpg", 'q"\n.jpg'], "score": np.array([0.12345678, NAN], np.float32), "error": ["", "is empty"]},
+    {"path": ["ü.jpg"], "score": np.array([1e-9], np.float32), "error": [""]},
+]
+ROWS = [
+    {"path": "a,b.jpg", "score": 0.123457, "error": ""},
+    {"path": 'q"\n.jpg', "score": None, "error": "is empty"},
+    {"path": "ü.jpg", "score": 1e-9, "error": ""},
+]
+
+
+def written(out: Path) -> Path:
+    check_writable(out)
+    with writing(out) as writer:
+        for part in PARTS:
+            writer.write(part)
+    return out
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_csv(tmp_path: Path, suffix: str) -> None:
+    with written(tmp_path / f"x{suffix}").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file, delimiter="\t" if suffix == ".tsv" else ","))
+    assert rows == [{k: "" if v is None else str(v) for k, v in row.items()} for row in ROWS]
+
+
+def test_json_lines(tmp_path: Path) -> None:
+    assert [json.loads(line) for line in written(tmp_path / "x.jsonl").read_text().splitlines()] == ROWS
+
+
+def test_parquet(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = parquet.read_table(written(tmp_path / "x.PARQUET"))
+    assert [str(kind) for kind in table.schema.types] == ["string", "float", "string"]
+    assert table["path"].to_pylist() == [row["path"] for row in ROWS]
+    assert table["score"].to_pylist() == [pytest.approx(0.12345678), None, pytest.approx(1e-9)]
+
+
+def test_rows() -> None:
+    assert [row for part in PARTS for row in rows_of(part)] == ROWS
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_a_failure_leaves_the_file_as_it_was(tmp_path: Path, suffix: str) -> None:
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+    out = tmp_path / f"x{suffix}"
+    out.write_text("before")
+    with pytest.raises(ValueError), writing(out) as writer:  # noqa: PT011, PT012  it comes in the middle
+        writer.write(PARTS[0])
+        raise ValueError
+    assert out.read_text() == "before"
+    assert [path.name for path in tmp_path.iterdir()] == [out.name]
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("x.txt", "out: 'x.txt' is no table's file; set out=NAME with .csv, .tsv, .jsonl or .parquet"),
+        ("no/x.csv", "out: 'no/x.csv' is in no folder that exists; set out=FILE"),
+        ("folder.csv", "out: 'folder.csv' is a folder; set out=FILE"),
+    ],
+)
+def test_refused(here: Path, name: str, line: str) -> None:
+    (here / "folder.csv").mkdir()
+    with pytest.raises(ConfigError, match=re.escape(line)):
+        check_writable(Path(name))
