@@ -17,7 +17,7 @@ from effloop.build.model import build_model
 from effloop.build.race import fastest, seconds_of, state_preserved
 from effloop.build.resolve import Resolved, resolved
 from effloop.config import Config
-from effloop.data.source.wrapped import open_split
+from effloop.data.source.splits import open_split
 from effloop.errors import ConfigError
 from effloop.optim import optimizers
 from effloop.parallel import Parallel

@@ -23,7 +23,7 @@ from effloop.data.loader import Loader
 from effloop.data.plan import Order, Plan
 from effloop.data.progressive import Stages
 from effloop.data.source import Cache, Source, Tail, sources
-from effloop.data.source.wrapped import check_same_classes, classes_without_samples, open_split
+from effloop.data.source.splits import check_same_classes, classes_without_samples, open_split
 from effloop.data.transfer import Transfer
 from effloop.errors import ConfigError, EffLoopError, warn
 from effloop.parallel import OwnSlice, Slice, own_slice

@@ -22,7 +22,7 @@ from effloop.config import Config
 from effloop.config.hydra_setup import run_folder
 from effloop.data.source import Source
 from effloop.data.source.base import printable
-from effloop.data.source.wrapped import open_split
+from effloop.data.source.splits import open_split
 from effloop.launch.execute import run
 from effloop.launch.spec import RunSpec
 from effloop.runs import compare

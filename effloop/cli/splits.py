@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from effloop.config import Config
 from effloop.data.source import Source, sources
-from effloop.data.source.wrapped import open_split
+from effloop.data.source.splits import open_split
 from effloop.errors import DataError
 
 

@@ -24,8 +24,8 @@ from effloop.convert.reencode import Recode
 from effloop.convert.workfolder import WorkFolder, check_free, is_disk_full, size, tree_size, unwritable
 from effloop.data.decode import Decoder
 from effloop.data.source.base import Source
+from effloop.data.source.splits import check_same_classes
 from effloop.data.source.storage.writing import Dataset, writers
-from effloop.data.source.wrapped import check_same_classes
 from effloop.errors import PROGRAM, ConfigError, DataError, EffLoopError, InterruptedRunError
 
 _PIXEL_PACKAGES = ("torch", "pillow", "simplejpeg", "opencv-python", "opencv-python-headless")

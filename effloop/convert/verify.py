@@ -14,7 +14,7 @@ from rich.table import Table
 from effloop.convert.progress import Meter, in_order
 from effloop.data.decode import Decoder
 from effloop.data.source.base import Source
-from effloop.data.source.wrapped import check_same_classes, classes_without_samples
+from effloop.data.source.splits import check_same_classes, classes_without_samples
 from effloop.errors import ConfigError, DataError
 
 _RUN = 32  # samples that a thread takes at a time

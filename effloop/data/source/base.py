@@ -215,6 +215,14 @@ class Fingerprint:
         return {"samples": self.samples, "bytes": self._bytes, "sha256": self._digest.hexdigest()}
 
 
+def fingerprint_of(source: Source) -> dict[str, Any]:
+    """The fingerprint of a source, from the keys, labels and sizes of all samples."""
+    fingerprint = Fingerprint()
+    for index, label in enumerate(source.labels.tolist()):
+        fingerprint.add(source.raw_key(index), label, source.size(index))
+    return fingerprint.result()
+
+
 sources: Registry[Source] = Registry("data")
 
 

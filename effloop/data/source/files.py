@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from effloop.data.image.header import Encoded
-from effloop.data.source.base import Fingerprint, Source, printable
+from effloop.data.source.base import Source, fingerprint_of, printable
 from effloop.data.source.folder import ENDINGS, SOUGHT, entries, folders
 from effloop.data.source.wrapped import Wrapped
 from effloop.errors import DataError
@@ -52,10 +52,7 @@ class _Images(Source):
         return self.key(index)
 
     def fingerprint(self) -> dict[str, Any]:
-        found = Fingerprint()
-        for index in range(len(self)):
-            found.add(self.raw_key(index), 0, self.size(index))
-        return found.result()
+        return fingerprint_of(self)
 
 
 class ImageFiles(_Images):

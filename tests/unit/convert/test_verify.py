@@ -10,9 +10,9 @@ from plans import line, open_source, read_bytes, write_as, write_records
 from effloop.convert.verify import Problems, SplitReport, verify, verify_split
 from effloop.data.decode import Decoder, decoders
 from effloop.data.source import Source, sources
+from effloop.data.source.splits import check_same_classes
 from effloop.data.source.storage.columns import ColumnFile
 from effloop.data.source.storage.writing import writers
-from effloop.data.source.wrapped import check_same_classes
 from effloop.errors import ConfigError, DataError
 
 

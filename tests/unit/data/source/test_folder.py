@@ -14,8 +14,8 @@ from torchvision.datasets import ImageFolder
 
 from effloop.data.image.header import pnm_header
 from effloop.data.source import printable
+from effloop.data.source.splits import classes_without_samples
 from effloop.data.source.storage.writing import Dataset, writers
-from effloop.data.source.wrapped import classes_without_samples
 from effloop.errors import ConfigError, DataError
 
 JPEG = encode(photo(8, 9), "JPEG")

@@ -8,7 +8,7 @@ import pytest
 from plans import open_source, write_as
 
 from effloop.data.source import sources
-from effloop.data.source.wrapped import check_same_classes, classes_without_samples, open_split
+from effloop.data.source.splits import check_same_classes, classes_without_samples, open_split
 from effloop.errors import DataError
 
 
