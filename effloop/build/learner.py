@@ -16,6 +16,7 @@ from effloop.build.environment import Environment
 from effloop.build.loader import Data
 from effloop.build.model import build_model
 from effloop.build.resolve import Resolved
+from effloop.build.teacher import build_loss
 from effloop.checkpoint import files, rng
 from effloop.config import Config
 from effloop.data.loader import Loader
@@ -93,10 +94,11 @@ def build_learner(environment: Environment, data: Data, start: Start, advise: Ad
     if advise and found:
         notes += advise(config, model, found, [data.largest, data.val], parallel, precision)
     average, optimizer, schedule, more = _optimizer(config, model, data.train)
-    notes += more
+    loss, about_loss = build_loss(environment, data, num_outputs)
+    notes += [*more, *about_loss]
     if parallel.rank:  # the same weights everywhere, but not the same dropout
         rng.seed_all(config.seed + parallel.rank)
-    step = Step(model, environment.task, precision)
+    step = Step(model, environment.task, precision, loss)
     train_step = parallel.wrap(step, find_unused=bool(found and found.unused))
     if config.compile:
         seconds = compile_now(config, train_step, average.model, environment.task, precision, num_outputs)
@@ -119,7 +121,8 @@ def _load(model: nn.Module, environment: Environment, data: Data, start: Start) 
             notes += check_same_data(start.state, data.fingerprints, in_place=start.in_place)
             model.load_state_dict(files.trained(start.state))
     elif config.model.weights:
-        notes.append(load_weights(model, config.model.weights, config.model.zoo, config.image_size))
+        normalisation = tuple(config.data.mean or ()), tuple(config.data.std or ())
+        notes.append(load_weights(model, config.model.weights, config.model.zoo, config.image_size, normalisation))
     if config.model.weights and config.resume:
         notes.append(f"weights: those of {start.checkpoint}; model.weights is not read")
     return notes

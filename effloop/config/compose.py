@@ -119,6 +119,8 @@ def to_dict(config: Config) -> dict[str, Any]:
             plain["data"][key] = os.path.abspath(os.path.expanduser(plain["data"][key]))
     if plain["resume"]:
         plain["resume"] = os.path.abspath(os.path.expanduser(plain["resume"]))
+    if plain["distill"]["teacher"]:
+        plain["distill"]["teacher"] = os.path.abspath(os.path.expanduser(plain["distill"]["teacher"]))
     weights = os.path.expanduser(plain["model"]["weights"] or "")
     if os.path.exists(weights):  # else it is the name of pretrained weights
         plain["model"]["weights"] = os.path.abspath(weights)

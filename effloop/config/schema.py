@@ -21,6 +21,7 @@ from effloop.parallel import ParallelConfig
 from effloop.precision import PrecisionConfig
 from effloop.record import RecordConfig
 from effloop.task import TaskConfig
+from effloop.train.distill import DistillConfig
 
 
 @dataclass
@@ -67,6 +68,7 @@ class Config:
         out: the folder that runs and sweeps are written to.
         run: name of the run folder below it.
         objective: what the runs of a sweep are compared by, and a search optimizes; null is the task's first score.
+        distill: a teacher to learn from.
         sweep: options of a sweep.
     """
 
@@ -103,6 +105,7 @@ class Config:
     out: str = "outputs"
     run: str = "unnamed"
     objective: str | None = None
+    distill: DistillConfig = field(default_factory=DistillConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
 
     GROUPS: ClassVar[tuple[str, ...]] = (

@@ -1,6 +1,6 @@
 """Models: images in, logits out."""
 
-from effloop.model import cnn, small_resnet, zoo
+from effloop.model import cnn, packaged, small_resnet, zoo
 from effloop.model.base import ModelConfig, models
 from effloop.model.checkpointing import checkpoint_blocks
 from effloop.model.freezing import freeze
@@ -16,6 +16,7 @@ __all__ = [
     "freeze",
     "load_weights",
     "models",
+    "packaged",
     "parameter_groups",
     "probe",
     "small_resnet",

@@ -54,7 +54,7 @@ class ModelConfig(PartConfig):
         freeze: names or glob patterns of modules and parameters to freeze, e.g. [features] or
             ["layer[12]", "*.bn1"].
         weights: initial weights: a run folder or .ckpt of EffLoop, a state dict by torch.save or safetensors, or, for
-            a model of torchvision or timm, the name of its weights there, e.g. DEFAULT.
+            a model that has pretrained ones, their name, e.g. DEFAULT.
     """
 
     num_classes: int | None = None

@@ -22,7 +22,10 @@ _ZIP = b"PK\x03\x04"
 _HOLDERS = ("model", "state_dict")
 """Keys of weights in a checkpoint, the preferred first: EffLoop's own, and many others'."""
 
-_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
+"""Mean and std of images, a number for each channel, in units of 0-1."""
+
+_IMAGENET: Normalisation = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """The defaults of `data.mean` and `data.std`."""
 
 _WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.)+")
@@ -32,7 +35,13 @@ _OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
 """`norm.1.weight` in torchvision's own files is `norm1.weight` in its DenseNets."""
 
 
-def load_weights(model: nn.Module, weights: str, zoo: Zoo | None = None, image_size: int = 224) -> str:
+def load_weights(
+    model: nn.Module,
+    weights: str,
+    zoo: Zoo | None = None,
+    image_size: int = 224,
+    normalisation: Normalisation = _IMAGENET,
+) -> str:
     """Load weights into a model; the head stays as initialised if its number of classes differs.
 
     The head is the last layers, if only the first dimension of their weights and biases differs.
@@ -43,28 +52,44 @@ def load_weights(model: nn.Module, weights: str, zoo: Zoo | None = None, image_s
             or safetensors that holds a state dict, or the name of weights of `zoo`.
         zoo: the package that has weights for this model, if one has.
         image_size: pixels, to which timm resamples position embeddings.
+        normalisation: mean and std of the run's images.
 
     Returns:
-        A line of text: source, number of tensors, and what stays as initialised.
+        A line of text: source, number of tensors, what stays as initialised, and the mean and std that the weights
+        expect where the run's are others.
 
     Raises:
         ConfigError: there are no such weights, they can't be downloaded or read, or they are of another model.
     """
-    path, expects = weights_file(weights), ""
+    path = weights_file(weights)
     names = zoo.names() if zoo and path is None else []
     if zoo and weights in names:
         where, found = f"{zoo.package}'s {weights}", zoo.tensors(weights, image_size)
-        if (normalisation := zoo.normalisation(weights)) != _IMAGENET:
-            mean, std = (f"[{','.join(map(str, values))}]" for values in normalisation)
-            expects = f"; they expect data.mean={mean} data.std={std}"
+        expected = zoo.normalisation(weights)
     elif path is not None:
-        where, found = str(path), _tensors(_read(path), path)
+        content = _read(path)
+        where, found, expected = str(path), _tensors(content, path), _normalisation(content) or normalisation
     else:
         known = f"; or a name that {zoo.package} has for {zoo.arch}: {choices(weights, names)}" if zoo and names else ""
         raise ConfigError(f"model.weights: '{weights}' is not there; name a run folder or a file{known}")
     left = _load(model, _renamed(found, model), where)
     head = f"; {', '.join(left)} not loaded: another number of classes" if left else ""
+    expects = "" if expected == normalisation else f"; they expect {_as_typed(expected)}"
     return f"weights: {len(model.state_dict()) - len(left)} tensors from {where}{head}{expects}"
+
+
+def _normalisation(content: Any) -> Normalisation | None:
+    """The mean and std that a checkpoint of EffLoop's was trained with; None if the file doesn't say."""
+    config = content.get("config") if isinstance(content, Mapping) else None
+    data = config.get("data") if isinstance(config, Mapping) else None
+    if not isinstance(data, Mapping) or not data.get("mean") or not data.get("std"):
+        return None
+    return tuple(data["mean"]), tuple(data["std"])
+
+
+def _as_typed(normalisation: Normalisation) -> str:
+    mean, std = (f"[{','.join(map(str, values))}]" for values in normalisation)
+    return f"data.mean={mean} data.std={std}"
 
 
 def weights_file(weights: str) -> Path | None:

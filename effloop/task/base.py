@@ -91,12 +91,14 @@ class Task(ABC):
     Attributes:
         meters: the scores, most important first; the first is the default objective.
         mixes: whether targets may be shares of classes, (N, K) float32, as MixUp and CutMix make them.
+        distils: whether it has a `distillation_loss`.
         target: what a sample's target is.
         num_sums: M, how many numbers `sums` gives.
     """
 
     meters: tuple[Meter, ...]
     mixes: ClassVar[bool] = False
+    distils: ClassVar[bool] = False
     target: TargetSpec
     num_sums: int
 
@@ -117,6 +119,19 @@ class Task(ABC):
     @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """(N, K) outputs, (N, ...) targets -> () mean loss of a training batch."""
+
+    def distillation_loss(self, outputs: Tensor, taught: Tensor, temperature: float) -> Tensor:
+        """How far a model's outputs are from a teacher's; only of tasks with `distils`.
+
+        Args:
+            outputs: (N, K) of the model that is trained.
+            taught: (N, K) of the teacher, without gradients.
+            temperature: softens both.
+
+        Returns:
+            () mean of the batch.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def sums(self, outputs: Tensor, targets: Tensor, valid: Tensor, loss: Tensor | None = None) -> Tensor:

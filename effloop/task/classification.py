@@ -42,6 +42,7 @@ class Classification(Task):
 
     meters = (Meter("top1", "Top@1"), Meter("top5", "Top@5", min_outputs=_RANKS + 1), LOSS)
     mixes: ClassVar[bool] = True
+    distils: ClassVar[bool] = True
 
     def __init__(self, config: ClassificationConfig) -> None:
         self.label_smoothing = config.label_smoothing
@@ -61,6 +62,13 @@ class Classification(Task):
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """(N, K) logits, (N,) int64 or (N, K) float32 shares of the classes -> () mean loss of a training batch."""
         return F.cross_entropy(outputs, targets, label_smoothing=self.label_smoothing)
+
+    def distillation_loss(self, outputs: Tensor, taught: Tensor, temperature: float) -> Tensor:
+        """The Kullback-Leibler divergence of the softened classes from the teacher's, times the temperature squared,
+        which keeps the gradients' size (Hinton et al. 2015).
+        """
+        ours, theirs = ((each.float() / temperature).log_softmax(dim=1) for each in (outputs, taught))
+        return F.kl_div(ours, theirs, reduction="batchmean", log_target=True) * temperature**2
 
     @torch.no_grad()
     def sums(self, outputs: Tensor, targets: Tensor, valid: Tensor, loss: Tensor | None = None) -> Tensor:

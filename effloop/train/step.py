@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from effloop.precision import Precision
 from effloop.task import Task
+from effloop.train.distill import TrainLoss
 
 
 class Step(nn.Module):
@@ -16,13 +17,15 @@ class Step(nn.Module):
 
     Args:
         model: (N, 3, S, S) -> (N, K) outputs.
-        task: its loss is what is minimised.
+        task: its sums are returned.
         precision: autocast of the forward pass.
+        loss: what is minimised; None is the task's loss.
     """
 
-    def __init__(self, model: nn.Module, task: Task, precision: Precision) -> None:
+    def __init__(self, model: nn.Module, task: Task, precision: Precision, loss: TrainLoss | None = None) -> None:
         super().__init__()
         self.model = model
+        self.loss = loss or TrainLoss(task)
         self.task = task
         self.precision = precision
 
@@ -39,5 +42,5 @@ class Step(nn.Module):
         """
         with self.precision.autocast():
             outputs = self.model(images)
-            loss = self.task.loss(outputs, targets)
+            loss = self.loss(outputs, targets, images)
         return loss, self.task.sums(outputs.detach(), targets, valid, loss.detach())

@@ -37,7 +37,6 @@ NEEDS = {
     "data/zarr": ["data.root=."],
     "data/tar": ["data.root=."],
     "precision/tf32": [],
-    "experiment/finetune": ["model.weights=DEFAULT"],
 }
 
 

@@ -27,7 +27,7 @@ NARROW = {
     "embedded": ["data=auto", "model.width=4", "image_size=16"],
     "digits": ["model.width=4", "image_size=16"],
     "cifar10_fast": [],
-    "finetune": ["model.width=4", "image_size=16"],
+    "finetune": ["model=cnn", "model.width=4", "image_size=16"],
     "imagenet_resnet50": ["image_size=32"],
     "imagenet_resnet50_8gpu": ["model=resnet18", "image_size=48", "progressive=[32,48]", "parallel.processes=2"],
 }
@@ -51,9 +51,9 @@ def weights(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def given(name: str, weights: Path | str = "DEFAULT") -> list[str]:
-    """The recipe, with what it doesn't know."""
-    return [f"experiment={name}", *[f"model.weights={weights}"] * (name == "finetune")]
+def given(name: str, weights: Path | None = None) -> list[str]:
+    """The recipe, from other weights if it has some."""
+    return [f"experiment={name}", *[f"model.weights={weights}"] * (name == "finetune" and weights is not None)]
 
 
 def tiny(name: str, root: Path, weights: Path) -> list[str]:
@@ -104,9 +104,13 @@ def test_data_has_to_be_given(name: str, here: Path) -> None:
     assert not list(here.iterdir())
 
 
-def test_weights_have_to_be_given() -> None:
-    with pytest.raises(ConfigError, match=r"^model.weights: '' is not allowed; set .*$"):
-        effloop.compose(["experiment=finetune", "data.root=."])
+def test_fine_tuning_has_weights_of_its_own_and_their_normalisation() -> None:
+    own = effloop.compose(["experiment=finetune"])
+    assert (own.model.name, own.model.weights) == ("efficientnet_lite0", "DEFAULT")
+    assert own.model.zoo is not None
+    assert own.model.zoo.normalisation("DEFAULT") == (tuple(own.data.mean or ()), tuple(own.data.std or ()))
+    other = effloop.compose(["experiment=finetune", "model=resnet50", "model.weights=DEFAULT"])
+    assert (other.data.mean, other.data.std) == (effloop.compose([]).data.mean, effloop.compose([]).data.std)
 
 
 def test_embedded_is_the_default_run() -> None:
@@ -133,7 +137,6 @@ def test_fine_tuning_starts_from_the_weights_and_leaves_the_head(root: Path, wei
         ("imagenet_resnet50_8gpu", 8 * 512, 1.7),
         ("imagenet_resnet50_8gpu", 4 * 512, 0.85),
         ("cifar10_fast", 512, 0.4),
-        ("finetune", 64, 0.0025),
     ],
 )
 def test_the_rate_follows_the_images_of_an_update(name: str, images: int, lr: float) -> None:

@@ -20,6 +20,7 @@ CASES = {
     "mobilenet_v3_small": (["model=mobilenet_v3_small"], 32),
     "googlenet": (["model=googlenet"], 64),
     "vit_b_16": (["model=vit_b_16"], 32),
+    "efficientnet_lite0": (["model=efficientnet_lite0"], 32),
     "timm": (["model=timm", "model.arch=resnet10t"], 32),
     "timm-vit": (["model=timm", "model.arch=vit_tiny_patch16_224"], 32),
 }

