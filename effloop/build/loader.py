@@ -19,6 +19,7 @@ from effloop.data.check import check_samples
 from effloop.data.decode import decoders
 from effloop.data.engine import engines
 from effloop.data.engine.threads import ThreadsConfig
+from effloop.data.five_crops import five_crops
 from effloop.data.loader import Loader
 from effloop.data.plan import Order, Plan
 from effloop.data.progressive import Stages
@@ -30,10 +31,16 @@ from effloop.parallel import OwnSlice, Slice, own_slice
 from effloop.system.hardware import find_device, keep_freed_memory
 from effloop.task import Task, tasks
 from effloop.train.trainer import BatchStream
+from effloop.train.views import ONE_VIEW, Views
 
 
 def build_loader(
-    config: Config, split: str = "train", *, parallel: Slice | None = None, classes: Sequence[str] | None = None
+    config: Config,
+    split: str = "train",
+    *,
+    parallel: Slice | None = None,
+    classes: Sequence[str] | None = None,
+    views: Views = ONE_VIEW,
 ) -> Loader:
     """The batches of one split, for EffLoop's loop or anybody's.
 
@@ -48,6 +55,8 @@ def build_loader(
             torch.distributed, torchrun or Slurm have it: of a single process all.
         classes: with `data.allow_missing_classes`, the names that labels count, such as those of a checkpoint; None is
             those of the training split, then others of the validation split.
+        views: for test-time augmentation; with its five crops each batch comes five times in a row, as `Views.outputs`
+            takes them. Not of `train`.
 
     Returns:
         A loader of `Batch`es on `config.device`: images (N, 3, S, S) float32, normalised with
@@ -60,7 +69,7 @@ def build_loader(
     if config.reuse_memory:
         keep_freed_memory()
     parallel = parallel or own_slice(find_device(config.device))
-    return _loader(resolved(config, parallel), tasks.build(config.task), split, parallel, classes)
+    return _loader(resolved(config, parallel), tasks.build(config.task), split, parallel, classes, views)
 
 
 def loader_of(config: Config, source: Source, plan: type[Plan] = Plan) -> Loader:
@@ -83,12 +92,21 @@ def loader_of(config: Config, source: Source, plan: type[Plan] = Plan) -> Loader
     return _loader_of(found, tasks.build(config.task), made, device, train=False)
 
 
-def _loader(config: Resolved, task: Task, split: str, parallel: Slice, classes: Sequence[str] | None = None) -> Loader:
+def _loader(
+    config: Resolved,
+    task: Task,
+    split: str,
+    parallel: Slice,
+    classes: Sequence[str] | None = None,
+    views: Views = ONE_VIEW,
+) -> Loader:
     train, device = split == "train", parallel.device
     plan = _plan(config, _source(config, split, parallel, classes), parallel, train=train)
     if device.type == "cpu" and plan.augment.has_device_part:
         warn("augment.device=gpu: the model is on the CPU; batches are augmented there, in the training thread")
     check_samples(plan, config.data.check, config.num_workers)
+    if views.fivecrop:
+        plan = five_crops(plan)
     return _loader_of(config, task, plan, device, train=train)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -129,6 +129,7 @@ class Plan:
         source, decoder, augment: what a sample passes through.
         order: which samples are in which batch.
         seed: of the samples' random numbers.
+        crops: of `five_crops`: `augment` in several places; a batch comes once in each, and a request's epoch is which.
     """
 
     source: Source
@@ -136,6 +137,7 @@ class Plan:
     augment: Augment
     order: Order
     seed: int
+    crops: Sequence[Augment] = ()
 
     def requests(self, epoch: int, samples_seen: int = 0) -> Iterator[BatchRequest]:
         """The batches of one epoch, starting at a position.
@@ -154,7 +156,8 @@ class Plan:
                 "continue with the batch size and number of ranks that the run had"
             )
         for number in range(first, len(self.order)):
-            yield BatchRequest(epoch, *self.order.batch(epoch, number))
+            turn = number % len(self.crops) if self.crops else epoch
+            yield BatchRequest(turn, *self.order.batch(epoch, number))
 
     def shape(self, request: BatchRequest) -> tuple[int, int, int, int]:
         """(B, S, S, 3), the shape of a batch's pixels."""
@@ -235,12 +238,13 @@ class Plan:
             DataError: an image is too small for a crop; the message names it.
         """
         sizes, keys = np.array([(image.height, image.width) for image in infos], np.int64), self.keys(epoch, ids)
+        augment = self.crops[epoch % len(self.crops)] if self.crops else self.augment
         try:
-            return Prepared(ids, encoded, infos, self.augment.draw(keys, sizes))
+            return Prepared(ids, encoded, infos, augment.draw(keys, sizes))
         except ConfigError:
             for row, sample in enumerate(ids.tolist()):
                 try:
-                    self.augment.draw(keys[row : row + 1], sizes[row : row + 1])
+                    augment.draw(keys[row : row + 1], sizes[row : row + 1])
                 except ConfigError as error:
                     self._reraise(sample, DataError(f"can't be augmented: {error}"))
             raise

@@ -26,6 +26,7 @@ from effloop.record import Metrics
 from effloop.system.hardware import find_device, set_reproducible, set_threads
 from effloop.task import Task, tasks
 from effloop.train.trainer import evaluate
+from effloop.train.views import ONE_VIEW, Views, evaluate_views
 
 
 @dataclass(frozen=True)
@@ -93,14 +94,19 @@ class Trained:
         """The file, and the epoch that its weights are of."""
         return f"{self.path}, epoch {self.facts['progress']['epoch'] - 1}"
 
-    def loader(self, split: str = "val") -> Loader:
+    def loader(self, split: str = "val", views: Views = ONE_VIEW) -> Loader:
         """A split of the run's data, in order and never augmented: val, train or any other split of it, e.g. test.
 
+        Args:
+            split: which.
+            views: of each image, for test-time augmentation.
+
         Raises:
-            ConfigError, DataError: it isn't there, or has other classes.
+            ConfigError, DataError: it isn't there, or has other classes; the task or the data doesn't allow the views.
         """
+        views.check(self.task, self.config.task.name)
         data = replace(self.config.data, val_split=self._name_of(split))
-        loader = build_loader(replace(self.config, data=data), "val", classes=list(self.classes))
+        loader = build_loader(replace(self.config, data=data), "val", classes=list(self.classes), views=views)
         check_trained_on(self.facts, loader.classes, loader.plan.source.where)
         return loader
 
@@ -128,6 +134,18 @@ class Trained:
         metrics = Metrics(self.task.num_sums, self.device)
         with closing(loader):
             return evaluate(self.model, loader.epoch(0), self.task, metrics, self.precision)
+
+    def evaluate_views(self, loader: Loader, views: Views) -> list[dict[str, float]]:
+        """As `evaluate`: of each image as it is and, second, of several views together.
+
+        Args:
+            loader: from `loader`, with the same views.
+            views: of each image; of a single one there is no second.
+        """
+        if len(views) == 1:
+            return [self.evaluate(loader)]
+        with closing(loader):
+            return evaluate_views(self.model, loader.epoch(0), self.task, self.precision, views)
 
     @property
     def resolved(self) -> Resolved:

@@ -92,6 +92,7 @@ class Task(ABC):
         meters: the scores, most important first; the first is the default objective.
         mixes: whether targets may be shares of classes, (N, K) float32, as MixUp and CutMix make them.
         distils: whether it has a `distillation_loss`.
+        ensembles: whether outputs for several views of an image can be made into one, by `ensemble`.
         target: what a sample's target is.
         num_sums: M, how many numbers `sums` gives.
     """
@@ -99,6 +100,7 @@ class Task(ABC):
     meters: tuple[Meter, ...]
     mixes: ClassVar[bool] = False
     distils: ClassVar[bool] = False
+    ensembles: ClassVar[bool] = False
     target: TargetSpec
     num_sums: int
 
@@ -175,6 +177,17 @@ class Task(ABC):
         if numbers.shape[1] == 1:
             return {"output": numbers[:, 0]}
         return {f"output_{number}": column for number, column in enumerate(numbers.T, start=1)}
+
+    def ensemble(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Outputs for several views of the same images -> one output for each image; only where `ensembles` is set.
+
+        Args:
+            outputs: (N, K) each, as the model gives them.
+
+        Returns:
+            (N, K), which `sums` takes like a model's outputs.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def example_targets(self, batch_size: int, num_outputs: int, device: torch.device) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -43,6 +44,7 @@ class Classification(Task):
     meters = (Meter("top1", "Top@1"), Meter("top5", "Top@5", min_outputs=_RANKS + 1), LOSS)
     mixes: ClassVar[bool] = True
     distils: ClassVar[bool] = True
+    ensembles: ClassVar[bool] = True
 
     def __init__(self, config: ClassificationConfig) -> None:
         self.label_smoothing = config.label_smoothing
@@ -113,6 +115,22 @@ class Classification(Task):
         if every:
             columns |= {f"p_{name}": probabilities[:, label].numpy() for label, name in enumerate(classes)}
         return columns
+
+    def ensemble(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Logits of several views -> logarithms of the mean probabilities, whose softmax they are again.
+
+        Probabilities are averaged, as by Krizhevsky et al. 2012 ("ImageNet classification with deep convolutional
+        neural networks"), and not logits, which have no common scale: one sure view would outvote the others. The
+        loss is then never above the mean of the views' losses.
+
+        Args:
+            outputs: (N, K) logits each.
+
+        Returns:
+            (N, K) float32.
+        """
+        views = torch.stack([each.float().log_softmax(dim=1) for each in outputs])
+        return views.logsumexp(dim=0) - math.log(len(outputs))
 
     def example_targets(self, batch_size: int, num_outputs: int, device: torch.device) -> Tensor:
         """(N,) int64 class indices."""

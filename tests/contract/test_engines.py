@@ -20,6 +20,7 @@ from plans import line, make_decoder, make_engine, make_plan, native_config, ope
 from effloop.batch import Batch
 from effloop.data.augment.native.augment import NativeAugment
 from effloop.data.engine import engines
+from effloop.data.five_crops import five_crops
 from effloop.data.plan import Plan
 from effloop.errors import ConfigError, DataError
 
@@ -69,6 +70,17 @@ def nothing_left_behind() -> Iterator[None]:
         thread.join(10)
         assert not thread.is_alive(), thread
     assert multiprocessing.active_children() == []
+
+
+@every_engine
+def test_five_crops(name: str, num_workers: int, photos: Path) -> None:
+    """For test-time augmentation: each batch five times, other parts of the images each time."""
+    plan = five_crops(make_plan(open_source("folder", photos, "val"), train=False))
+    with closing(make_engine(name, plan, num_workers)) as engine:
+        assert_same(engine.stream(0), reference(name, plan, 0))
+        own = [batch.images.float() for batch in engine.stream(0)]
+    for one, other in zip(own, inline(plan, 0), strict=True):
+        assert (one - other.images).abs().mean() < 2
 
 
 @pytest.mark.parametrize("name", engines.names())

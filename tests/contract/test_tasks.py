@@ -47,6 +47,17 @@ class TestTask:
         loss.backward()
         assert torch.isfinite(outputs.grad).all()
 
+    def test_views_of_an_image_become_one_output(self, name: str) -> None:
+        """Of the shape that `sums` takes; of two that agree it has the scores of each."""
+        task = make(name)
+        if not task.ensembles:
+            pytest.skip("it has none")
+        outputs, targets, valid = example(task)
+        together = task.ensemble([outputs, outputs, outputs])
+        assert together.shape == outputs.shape
+        torch.testing.assert_close(task.sums(together, targets, valid), task.sums(outputs, targets, valid))
+        torch.testing.assert_close(task.ensemble([outputs, outputs.flip(0)]), task.ensemble([outputs.flip(0), outputs]))
+
     def test_sums_add_up(self, name: str) -> None:
         """Over batches, and so over ranks and restarts; padding counts nowhere, whatever it holds."""
         task = make(name)

@@ -9,8 +9,11 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
 import yaml
 from runs import TINY, call, rows, train
 
@@ -23,9 +26,11 @@ from effloop.cli.main import main
 from effloop.cli.options import options_of, parse
 from effloop.config import Config
 from effloop.errors import PROGRAM
+from effloop.inference.trained import Trained
 from effloop.optim import optimizers, schedules
 from effloop.parallel import parallels
 from effloop.precision import precisions
+from effloop.train.views import Views
 
 
 def test_help_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
@@ -238,6 +243,7 @@ class TestEval:
             ("seed=1,2", "seed=1,2: several values are a sweep"),
             ("image_size=8", "set 16 or more"),
             ("model.num_classes=4", "the data has 3 classes"),
+            ("tta=fliip", "tta: 'fliip' is not allowed; set flip, fivecrop"),
         ],
     )
     def test_refusals(self, finished: Path, override: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -245,6 +251,24 @@ class TestEval:
         err = capsys.readouterr().err
         assert words in err
         assert err.count("\n") == 1
+
+    def test_views(self, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """Of the image alone, and of several views of it: their mean, computed here."""
+        assert main(["eval", str(finished), "tta=flip,fivecrop"]) == 0
+        rows = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if "│" in line]
+        labels, losses = ([row[column].strip() for row in rows] for column in (0, -1))
+        assert labels == ["none", "flip,fivecrop: 10 views"]
+        trained = Trained.from_checkpoint(finished)
+        summary = json.loads((finished / "summary.json").read_text())
+        assert losses[0] == f"{summary['best']['loss']:.4f}"
+        shares: Any = 0
+        crops = list(trained.loader(views=Views(fivecrop=True)).epoch(0))
+        targets = torch.cat([batch.targets[batch.valid] for batch in crops[::5]])
+        for crop in range(5):
+            images = torch.cat([batch.images[batch.valid] for batch in crops[crop::5]])
+            with torch.no_grad():
+                shares += (trained.model(images).softmax(1) + trained.model(images.flip(3)).softmax(1)) / 10
+        assert losses[1] == f"{float(F.nll_loss(shares.log(), targets)):.4f}"
 
     def test_leaves_no_trace(self, finished: Path, here: Path) -> None:
         before = sorted(finished.rglob("*"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -153,6 +154,19 @@ class Augment(ABC):
         """
         del keys
         return images
+
+    def five_crops(self) -> Sequence[Augment]:
+        """For evaluation: this augmentation with its crop in the centre, and in each of the image's four corners.
+
+        Only what they draw differs; `apply` and everything else is the same.
+
+        Raises:
+            ConfigError: it has no crop that could be elsewhere.
+        """
+        raise ConfigError(
+            f"tta: fivecrop needs a crop for evaluation that can be in the corners, and {type(self).__name__} of "
+            "augment has none; drop fivecrop"
+        )
 
     def check(self, sizes: NDArray[np.int64]) -> None:  # noqa: B027  most accept any image
         """Refuse images whose size can't be augmented.

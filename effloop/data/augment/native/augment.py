@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -14,7 +15,7 @@ from effloop.data.augment import recipe
 from effloop.data.augment.base import Augment, Device, Draws, RecipeConfig, augments
 from effloop.data.augment.framing import Image, Sizes, clip_boxes, crop_and_flip_batch, write_crop
 from effloop.data.augment.native.flips import RandomHorizontalFlip
-from effloop.data.augment.native.frames import CenterCropResize, RandomResizedCrop, WholeImage
+from effloop.data.augment.native.frames import FIVE_PLACES, CenterCropResize, RandomResizedCrop, WholeImage
 from effloop.data.augment.operation import CropOperation, Keys, Operation, operations
 from effloop.data.augment.recipe import Step
 from effloop.data.image.resize import FastResize, resize_into
@@ -115,6 +116,17 @@ class NativeAugment(Augment):
                 images = now.apply_batch(images, drawn[number])
                 number += 1
         return images
+
+    def five_crops(self) -> Sequence[Augment]:
+        crop = self.first
+        if not isinstance(crop, CenterCropResize):  # a training's
+            return super().five_crops()
+        found = []
+        for place in FIVE_PLACES:
+            placed = copy.copy(self)
+            placed.host = [replace(self.host[0], op=CenterCropResize(self.size, crop.share, place))]
+            found.append(placed)
+        return found
 
     def check(self, sizes: Sizes) -> None:
         recipe.check_output_sizes(_sizes_after(self.host, sizes), self.size)

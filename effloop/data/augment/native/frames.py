@@ -133,20 +133,27 @@ class WholeImage(CropOperation):
         return np.concatenate([np.zeros_like(sizes), sizes], axis=1)
 
 
+CENTER = (0.5, 0.5)
+FIVE_PLACES = (CENTER, (0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0))
+"""Of a square in an image, down and across: the centre, the four corners."""
+
+
 class CenterCropResize(CropOperation):
-    """For evaluation: a square centre crop, resized.
+    """For evaluation: a square centre crop, resized; or one elsewhere.
 
     Args:
         size: height and width of the output.
         share: side of the square, as a share of the shorter side.
+        place: of the square in the image, down and across: 0 is top or left, 1 bottom or right.
     """
 
-    def __init__(self, size: int, share: float) -> None:
+    def __init__(self, size: int, share: float, place: tuple[float, float] = CENTER) -> None:
         self.target = (size, size)
         self.share = share
+        self.place = place
 
     def boxes(self, keys: Keys, sizes: Sizes) -> NDArray[np.int64]:
-        return center_boxes(sizes, self.share)
+        return square_boxes(sizes, self.share, self.place)
 
 
 def check_size(name: str, value: object) -> tuple[int, int]:
@@ -193,12 +200,12 @@ def random_resized_boxes(
     return np.stack([top, left, h, w], axis=1)
 
 
-def center_boxes(sizes: NDArray[np.int64], share: float) -> NDArray[np.int64]:
-    """(N, 2) sizes -> (N, 4) centred squares whose side is `share` of the shorter side.
+def square_boxes(sizes: NDArray[np.int64], share: float, place: tuple[float, float] = CENTER) -> NDArray[np.int64]:
+    """(N, 2) sizes -> (N, 4) squares whose side is `share` of the shorter side, in the centre or another place.
 
     Cropping, then resizing equals resizing the shorter side to `size / share`, then cropping the centre, up to
     rounding, and only that part has to be decoded.
     """
     side = np.maximum(np.rint(sizes.min(axis=1) * share), 1).astype(np.int64)
-    corner = (sizes - side[:, None]) // 2
+    corner = ((sizes - side[:, None]) * place).astype(np.int64)
     return np.concatenate([corner, side[:, None], side[:, None]], axis=1)

@@ -8,7 +8,7 @@ from plans import native_config
 from torchvision.transforms import RandomResizedCrop
 
 from effloop.data.augment.native.augment import NativeAugment, NativeConfig
-from effloop.data.augment.native.frames import center_boxes, random_resized_boxes
+from effloop.data.augment.native.frames import random_resized_boxes, square_boxes
 from effloop.data.random import sample_keys, uniforms
 
 SCALE, RATIO = [0.08, 1.0], [3 / 4, 4 / 3]
@@ -122,5 +122,5 @@ def test_flip_mirrors_left_to_right() -> None:
         ((1, 9), 0.1, [0, 4, 1, 1]),
     ],
 )
-def test_center_boxes(size: tuple[int, int], share: float, box: list[int]) -> None:
-    assert center_boxes(np.array([size]), share).tolist() == [box]
+def test_square_boxes(size: tuple[int, int], share: float, box: list[int]) -> None:
+    assert square_boxes(np.array([size]), share).tolist() == [box]

@@ -1,0 +1,94 @@
+"""Test-time augmentation: several views of each image, whose outputs become one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from effloop.batch import Batch
+from effloop.errors import ConfigError
+from effloop.precision import Precision
+from effloop.record import Metrics
+from effloop.task import Task
+
+
+@dataclass(frozen=True)
+class Views:
+    """Which views of an image the model sees; the first is always the image as without any.
+
+    Attributes:
+        flip: every crop and its mirror image.
+        fivecrop: the centre and the four corners, from a loader that was built with these views.
+    """
+
+    flip: bool = False
+    fivecrop: bool = False
+
+    def __len__(self) -> int:
+        """Views of an image."""
+        return (1 + self.flip) * self.num_crops
+
+    @property
+    def num_crops(self) -> int:
+        """How many batches in a row are of the same samples."""
+        return 5 if self.fivecrop else 1
+
+    def check(self, task: Task, name: str) -> None:
+        """Refuse a task that can't make one output of several.
+
+        Args:
+            task: which scores.
+            name: its own, in the registry.
+
+        Raises:
+            ConfigError: it can't.
+        """
+        if len(self) > 1 and not task.ensembles:
+            raise ConfigError(f"tta: task={name} has no average of outputs for several views of an image; drop tta")
+
+    def outputs(
+        self, forward: Callable[[Tensor], Tensor], batches: Iterable[Batch]
+    ) -> Iterator[tuple[Batch, list[Tensor]]]:
+        """Each batch of samples, and the outputs for its views: `task.ensemble` makes one of them.
+
+            for batch, outputs in views.outputs(model, build_loader(config, "val", views=views)):
+                task.ensemble(outputs) if len(views) > 1 else outputs[0]
+
+        Args:
+            forward: (N, 3, S, S) images -> (N, K) outputs.
+            batches: of an epoch.
+        """
+        found: list[Tensor] = []
+        for number, batch in enumerate(batches, 1):
+            found.append(forward(batch.images))
+            if self.flip:
+                found.append(forward(batch.images.flip(3)))
+            if number % self.num_crops == 0:
+                yield batch, found
+                found = []
+
+
+ONE_VIEW = Views()
+"""The image as it is."""
+
+
+@torch.no_grad()
+def evaluate_views(
+    model: nn.Module, batches: Iterable[Batch], task: Task, precision: Precision, views: Views
+) -> list[dict[str, float]]:
+    """The task's scores of a single process's batches: of the first view alone, and of all views together."""
+
+    def forward(images: Tensor) -> Tensor:
+        with precision.autocast():
+            outputs: Tensor = model(images)
+        return outputs
+
+    model.eval()
+    alone, together = metrics = [Metrics(task.num_sums, precision.device) for _ in range(2)]
+    for batch, outputs in views.outputs(forward, batches):
+        alone.add(task.sums(outputs[0], batch.targets, batch.valid))
+        together.add(task.sums(task.ensemble(outputs), batch.targets, batch.valid))
+    return [task.scores(each.read()) for each in metrics]
