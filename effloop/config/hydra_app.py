@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 import errno
 import os
@@ -253,9 +254,34 @@ def call_hydra(job: TaskFunction, flags: Sequence[str], overrides: Sequence[str]
     sys.argv = ["effloop", *overrides, *flags]  # argparse needs the overrides in one piece
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
-        decorate(job)()
+        with _help_of_any_type():
+            decorate(job)()
     finally:
         sys.argv = saved_argv
         os.environ.pop("HYDRA_FULL_ERROR")
         if saved_flag is not None:
             os.environ["HYDRA_FULL_ERROR"] = saved_flag
+
+
+@contextmanager
+def _help_of_any_type() -> Iterator[None]:
+    """Let argparse take a help that is no string, as Hydra 1.3 gives it; strings are checked as ever.
+
+    Python 3.14's argparse expands each help as soon as it is added, and raises for Hydra's object, which makes its
+    text when it is printed.
+    """
+    owner: Any = next((kind for kind in argparse.ArgumentParser.__mro__ if "_check_help" in vars(kind)), None)
+    if owner is None:  # before Python 3.14
+        yield
+        return
+    check = owner._check_help
+
+    def check_strings(self: argparse.ArgumentParser, action: argparse.Action) -> None:
+        if isinstance(action.help, str):
+            check(self, action)
+
+    owner._check_help = check_strings
+    try:
+        yield
+    finally:
+        owner._check_help = check
