@@ -72,13 +72,17 @@ def build_loader(
     return _loader(resolved(config, parallel), tasks.build(config.task), split, parallel, classes, views)
 
 
-def loader_of(config: Config, source: Source, plan: type[Plan] = Plan) -> Loader:
+def loader_of(config: Config, source: Source, plan: type[Plan] = Plan, views: Views = ONE_VIEW) -> Loader:
     """The batches of any source, in order, prepared as a validation split's are, and loaded by threads.
 
     Args:
         config: from `compose`; of `data` only the normalisation is used, and `engine` isn't.
         source: what is loaded.
         plan: the class of the loader's plan.
+        views: as in `build_loader`.
+
+    Raises:
+        ConfigError: the augmentation or the images don't allow the views.
     """
     device = find_device(config.device)
     found = resolved(config)
@@ -89,6 +93,8 @@ def loader_of(config: Config, source: Source, plan: type[Plan] = Plan) -> Loader
         engine=ThreadsConfig(name="threads"),
     )
     made = _plan(found, source, OwnSlice(0, 1, 1, device), train=False, kind=plan)
+    if views.fivecrop:
+        made = five_crops(made)
     return _loader_of(found, tasks.build(config.task), made, device, train=False)
 
 

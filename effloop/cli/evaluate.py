@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
 
 from effloop.cli.command import RunOptions, command
 from effloop.inference.trained import Trained
-from effloop.train.views import Views
+from effloop.train.views import ViewName, Views
 
 
 @dataclass(frozen=True)
@@ -25,14 +24,14 @@ class EvalOptions(RunOptions):
     """
 
     split: str = "val"
-    tta: tuple[Literal["flip", "fivecrop"], ...] = ()
+    tta: tuple[ViewName, ...] = ()
 
 
 @command("eval", EvalOptions, "outputs/first split=test tta=flip")
 def evaluate(options: EvalOptions, overrides: list[str]) -> int:
     """Score a run's best checkpoint, or a .ckpt file, on a split."""
     trained = Trained.from_checkpoint(options.run, overrides)
-    views = Views(**dict.fromkeys(options.tta, True))
+    views = Views.of(options.tta)
     loader = trained.loader(options.split, views)
     started = time.perf_counter()
     found = trained.evaluate_views(loader, views)

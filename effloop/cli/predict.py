@@ -27,6 +27,7 @@ from effloop.errors import ConfigError, DataError
 from effloop.inference.predict import Predictions
 from effloop.inference.trained import Trained
 from effloop.inference.writers import Columns, check_writable, rows_of, writing
+from effloop.train.views import ViewName, Views
 
 _SHOWN = 20
 """Rows on the screen, and bad images that are named there."""
@@ -44,6 +45,7 @@ class PredictOptions(RunOptions):
         out: a table with a row for each image: .csv, .tsv, .jsonl or .parquet; without it the first 20 are shown.
         top: how many classes for each image.
         scores: add the score of each class.
+        tta: test-time augmentation, as of eval.
     """
 
     paths: tuple[Path, ...] = field(default=(), metadata={"positional": "PATH"})
@@ -51,6 +53,7 @@ class PredictOptions(RunOptions):
     out: Path | None = None
     top: Annotated[int, range(1, 1001)] = 1
     scores: bool = False
+    tta: tuple[ViewName, ...] = ()
 
 
 @command("predict", PredictOptions, "outputs/first photos/ out=scores.csv")
@@ -63,7 +66,7 @@ def predict(options: PredictOptions, overrides: list[str]) -> int:
         check_writable(options.out)
     trained = Trained.from_checkpoint(options.run, overrides)
     source, has_targets = _source(options, overrides, trained)
-    predictions = Predictions.of(trained, Unlabelled(source))
+    predictions = Predictions.of(trained, Unlabelled(source), Views.of(options.tta))
     print(f"{trained.describe()}, on {predictions.loader.describe()}", flush=True)
     started = time.perf_counter()
     shown = _write(options, predictions, source if has_targets else None)

@@ -40,7 +40,7 @@ def five_crops(plan: Plan) -> Plan:
     crops = plan.augment.five_crops()
     order = _RepeatedOrder(**vars(plan.order), times=len(crops))
     found = replace(plan, order=order, crops=crops)
-    ids = np.arange(min(_LOOKED_AT, order.num_samples))
+    ids = np.unique(np.linspace(0, order.num_samples - 1, _LOOKED_AT).astype(np.int64))
     read = plan.read(ids)
     boxes = [found.draw(turn, ids, *read).draws.boxes for turn in range(len(crops))]
     if all((each == boxes[0]).all() for each in boxes):

@@ -20,6 +20,7 @@ from effloop.data.source import Source
 from effloop.errors import DataError
 from effloop.inference.trained import Trained
 from effloop.inference.writers import Columns
+from effloop.train.views import ONE_VIEW, Views
 
 
 @dataclass(frozen=True)
@@ -71,18 +72,25 @@ class Predictions:
         trained: the model.
         loader: of the samples, in order.
         problems: {sample: what is wrong with it}; complete when the batches are through.
+        views: of each image.
     """
 
     trained: Trained
     loader: Loader
     problems: dict[int, str]
+    views: Views = ONE_VIEW
 
     @classmethod
-    def of(cls, trained: Trained, source: Source) -> Predictions:
-        """Of all samples of a source."""
-        loader = loader_of(trained.config, source, TolerantPlan)
+    def of(cls, trained: Trained, source: Source, views: Views = ONE_VIEW) -> Predictions:
+        """Of all samples of a source.
+
+        Raises:
+            ConfigError: the task or the images don't allow the views.
+        """
+        views.check(trained.task, trained.config.task.name)
+        loader = loader_of(trained.config, source, TolerantPlan, views)
         assert isinstance(loader.plan, TolerantPlan)
-        return cls(trained, loader, loader.plan.problems)
+        return cls(trained, loader, loader.plan.problems, views)
 
     def __len__(self) -> int:
         return len(self.loader.plan.source)
@@ -103,13 +111,17 @@ class Predictions:
         """Ids and (n, K) outputs without the padding, one batch late: reading them waits for the device."""
         before: list[tuple[NDArray[np.int64], Tensor]] = []
         with closing(self.loader):
-            for batch in self.loader.epoch(0):
-                with self.trained.precision.autocast():
-                    outputs = self.trained.model(batch.images)
+            for batch, found in self.views.outputs(self._forward, self.loader.epoch(0)):
+                outputs = self.trained.task.ensemble(found) if len(self.views) > 1 else found[0]
                 filled = min(len(batch), len(self) - int(batch.ids[0]))
                 yield from before
                 before = [(batch.ids[:filled].numpy(), outputs[:filled])]
             yield from before
+
+    def _forward(self, images: Tensor) -> Tensor:
+        with self.trained.precision.autocast():
+            outputs: Tensor = self.trained.model(images)
+        return outputs
 
 
 def _without(values: NDArray[np.float32] | list[str], rows: list[int]) -> NDArray[np.float32] | list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,8 @@ from effloop.errors import ConfigError
 from effloop.precision import Precision
 from effloop.record import Metrics
 from effloop.task import Task
+
+ViewName = Literal["flip", "fivecrop"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,11 @@ class Views:
 
     flip: bool = False
     fivecrop: bool = False
+
+    @classmethod
+    def of(cls, names: Iterable[ViewName]) -> Self:
+        """Those that are named."""
+        return cls(**dict.fromkeys(names, True))
 
     def __len__(self) -> int:
         """Views of an image."""

@@ -154,3 +154,21 @@ class TestLoad:
         with pytest.raises(kind) as error:
             effloop.load(finished).predict(images)
         assert str(error.value).startswith(line)
+
+
+@pytest.mark.parametrize("tta", ["flip", "fivecrop", "flip,fivecrop"])
+def test_the_same_top1_as_eval_with_several_views(
+    tta: str, finished: Path, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(photos / "val", "new")
+    bad_files(here / "new" / "b")
+    assert main(["eval", str(finished), f"tta={tta}"]) == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "views" in line]
+    assert main(["predict", str(finished), "new", "out=scores.csv", "scores=true", f"tta={tta}"]) == 0
+    rows = [each for each in table(here / "scores.csv") if not each["error"]]
+    classes = [Path(each["path"]).parent.name for each in rows]
+    right = sum(name == each["class"] for name, each in zip(classes, rows, strict=True))
+    loss = -np.log([float(each[f"p_{name}"]) for name, each in zip(classes, rows, strict=True)]).mean()
+    assert f"{right / 13:.2%}" in row
+    assert f"{loss:.4f}" in row
+    assert main(["predict", str(finished), "new", f"tta={tta},{tta}"]) == 2
