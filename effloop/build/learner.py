@@ -134,7 +134,7 @@ def _optimizer(
     """What changes a model; lines for users.
 
     Raises:
-        ConfigError: an epoch has no update.
+        ConfigError: an epoch has no update, or the run can't be profiled as asked for.
     """
     updates = len(train) // config.accumulate
     if not updates:
@@ -142,6 +142,7 @@ def _optimizer(
             f"accumulate: {config.accumulate} is more than the {len(train)} batches of an epoch; "
             f"set accumulate={len(train)} or less"
         )
+    config.profile.check(updates * config.epochs, next(model.parameters()).device)
     average = EMA(model, config.optim.ema) if config.optim.ema else NoEMA(model)
     if config.optim.ema and config.compile:
         average.model.compile()  # a copy isn't, though what it is a copy of is

@@ -16,6 +16,7 @@ from effloop.checkpoint import Checkpoints, checkpointers
 from effloop.config import Config
 from effloop.config.hydra_setup import run_folder
 from effloop.errors import ConfigError
+from effloop.profile import profilers
 from effloop.record import Metrics, Recorder, recorders
 from effloop.runs.folder import RunInfo, claim_run_dir, record_resume, record_start, state_recorded, write_run_info
 from effloop.runs.reader import flatten
@@ -94,6 +95,7 @@ def _trainer(environment: Environment, data: Data, learner: Learner, start: Star
         precision=environment.precision,
         recorder=_recorder(environment, start, run_dir),
         checkpoints=_checkpoints(environment, data, run_dir),
+        profiler=profilers.build(config.profile, run_dir, parallel.device, parallel.rank),
         train=data.batches,
         val=data.val,
         recorded=nullcontext if parallel.rank else partial(state_recorded, run_dir),

@@ -151,6 +151,8 @@ def from_dict(plain: Any, overrides: Sequence[str], where: str) -> Config:
         ConfigError: the values are no such config, or an override is invalid.
     """
     registry.load_plugins()  # which may have one of the parts
+    if isinstance(plain, dict):
+        plain = {"profile": {"name": "none"}, **plain}  # runs of earlier versions have no such part
     parts = [plain.get(group) for group in Config.GROUPS] if isinstance(plain, dict) else [None]
     if not all(isinstance(part, dict) and "name" in part for part in parts):
         raise ConfigError(f"{where} is not a config that EffLoop wrote")

@@ -19,6 +19,7 @@ from effloop.model import ModelConfig
 from effloop.optim import OptimConfig, ScheduleConfig
 from effloop.parallel import ParallelConfig
 from effloop.precision import PrecisionConfig
+from effloop.profile import ProfileConfig
 from effloop.record import RecordConfig
 from effloop.task import TaskConfig
 from effloop.train.distill import DistillConfig
@@ -84,6 +85,7 @@ class Config:
     task: TaskConfig = MISSING
     record: RecordConfig = MISSING
     checkpoint: CheckpointConfig = MISSING
+    profile: ProfileConfig = MISSING
     batch_size: int = 32
     num_workers: int | str = "auto"
     threads: int | str = "auto"
@@ -121,6 +123,7 @@ class Config:
         "task",
         "record",
         "checkpoint",
+        "profile",
     )
 
     def __post_init__(self) -> None:

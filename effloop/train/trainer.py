@@ -16,6 +16,7 @@ from effloop.errors import ConfigError
 from effloop.optim import NoEMA, restore
 from effloop.parallel import Parallel
 from effloop.precision import Precision
+from effloop.profile import Profiler
 from effloop.record import Metrics, Position, Recorder
 from effloop.task import Task
 
@@ -90,6 +91,7 @@ class Trainer:
         notes: lines for the log, written when training begins.
         prunes: (epochs done, epochs) -> whether the run ends early; the same on all ranks.
         recorded: gives a context around `fit`, which notes how the run ends.
+        profiler: looks at some updates, after which the run ends.
         progress: the position.
     """
 
@@ -110,10 +112,13 @@ class Trainer:
     notes: Sequence[str] = ()
     prunes: Callable[[int, int], bool] = lambda done, epochs: False
     recorded: Callable[[], AbstractContextManager[None]] = nullcontext
+    profiler: Profiler = field(default_factory=Profiler)
     progress: Progress = field(default_factory=Progress)
 
     def fit(self) -> dict[str, float]:
         """Train to the end and return the last validation scores, as the task names them.
+
+        A run that is profiled ends after the profile, without scores.
 
         Raises:
             ConfigError: nothing is left to train.
@@ -122,13 +127,17 @@ class Trainer:
             raise ConfigError(f"epochs: {self.loop.epochs} are done; build a trainer with resume=RUN and more epochs")
         scores: dict[str, float] = {}
         summary: dict[str, Any] = {}
-        with self.recorded(), self.recorder, closing(self.train), closing(self.val):
+        with self.recorded(), self.recorder, self.profiler, closing(self.train), closing(self.val):
             for line in self.notes:
                 self.recorder.note(line)
             if not self.progress.step:  # a run that continues has been looked at
                 self.recorder.images("samples", self.train.preview)
             while self.progress.epoch < self.loop.epochs:
                 self.train_epoch(self.train.epoch(self.progress.epoch, self.progress.samples_seen))
+                if self.profiler.done:
+                    for line in self.profiler.report():
+                        self.recorder.note(line)
+                    return scores
                 position = self.position()
                 with self.recorder.span("evaluation", position):
                     scores = self.evaluate(self.recorder.validation(self.val.epoch(0)))
@@ -160,6 +169,9 @@ class Trainer:
             if update:
                 lr = self.update()
                 self.recorder.step(self.position(), self.metrics, lr)
+                self.profiler.step()
+                if self.profiler.done:
+                    return
 
     def forward_backward(self, batch: Batch, *, sync: bool) -> None:
         """Add one batch's gradients; loss and scores stay on the device."""

@@ -1,0 +1,118 @@
+"""Profilers, on a CPU; what they say of a GPU is tested on one."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pstats
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from effloop.errors import ConfigError
+from effloop.profile import ProfileConfig, Profiler, profilers
+from effloop.profile.base import place
+from effloop.profile.syncs import SyncFinder
+
+CPU = torch.device("cpu")
+
+
+def config(name: str, wait: int = 1, steps: int = 2) -> ProfileConfig:
+    made = profilers[name].config(name=name)
+    assert isinstance(made, ProfileConfig)
+    made.wait, made.steps = wait, steps
+    return made
+
+
+def profiled(name: str, folder: Path, wait: int = 1, steps: int = 2, rank: int = 0) -> tuple[Profiler, int]:
+    """A profiler after a loop of its own, and how many updates that took."""
+    updates = 0
+    with profilers.build(config(name, wait, steps), folder, CPU, rank) as profiler:
+        while not profiler.done:
+            update(torch.ones(8, 8))
+            updates += 1
+            profiler.step()
+    return profiler, updates
+
+
+def update(x: Tensor) -> float:
+    return float((x @ x).sum().item())
+
+
+LINE = update.__code__.co_firstlineno + 1
+
+
+@pytest.mark.parametrize("wait", [0, 1, 3])
+def test_torch(tmp_path: Path, wait: int) -> None:
+    """The multiplications of two updates, and then one update whose reads of tensors are found."""
+    profiler, updates = profiled("torch", tmp_path, wait)
+    assert updates == wait + 3
+    with gzip.open(tmp_path / "profile" / "effloop.pt.trace.json.gz") as file:
+        names = [event.get("name") for event in json.load(file)["traceEvents"]]
+    assert names.count("aten::mm") == 2
+    text = "\n".join(profiler.report())
+    assert re.search(r"aten::mm +│ +1\.0 │", text)
+    assert re.search(rf"profile/test_profilers.py:{LINE} \(update\) │ item\(\), float\(\) or bool\(\) │ +1 │", text)
+    assert (tmp_path / "profile" / "operators.txt").read_text().startswith("operators of 2 updates")
+
+
+def test_cprofile(tmp_path: Path) -> None:
+    profiler, updates = profiled("cprofile", tmp_path)
+    assert updates == 3
+    stats = pstats.Stats(str(tmp_path / "profile" / "cprofile.pstats"))
+    assert {name: calls for (_, _, name), (_, calls, *_) in stats.stats.items()}["update"] == 2  # type: ignore[attr-defined]
+    assert "profile/test_profilers.py" in "\n".join(profiler.report())
+
+
+@pytest.mark.parametrize("name", ["torch", "cprofile"])
+def test_other_ranks_do_as_many_updates(tmp_path: Path, name: str) -> None:
+    _, updates = profiled(name, tmp_path)
+    assert profiled(name, tmp_path / "none", rank=1)[1] == updates
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("name", ["torch", "cprofile"])
+def test_a_loop_that_stops_in_between(tmp_path: Path, name: str) -> None:
+    """Nothing stays switched on."""
+    for stop in range(5):
+        with profilers.build(config(name), tmp_path, CPU, 0) as profiler:
+            for _ in range(stop):
+                profiler.step()
+        profiled("cprofile", tmp_path)  # Python has one profiler at a time
+        assert not torch._C._len_torch_dispatch_stack()
+
+
+def test_what_cannot_be_profiled() -> None:
+    config("none").check(0, CPU)
+    config("torch").check(4, CPU)
+    with pytest.raises(ConfigError, match=r"wait=1 and steps=2 are 4 updates, the run has 3; set profile.wait=0"):
+        config("torch").check(3, CPU)
+    with pytest.raises(ConfigError, match="nvtx is for NVIDIA GPUs, and the model is on the CPU"):
+        config("nvtx").check(100, CPU)
+    for key, value in (("wait", -1), ("steps", 0)):
+        with pytest.raises(ConfigError, match=rf"profile\.{key}: {value} is not allowed"):
+            ProfileConfig("torch", **{key: value})
+
+
+def test_where_values_are_read() -> None:
+    """Lines of whoever calls torch; not the counters of an optimizer, which are on the host."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([weight], lr=0.1)
+    with SyncFinder() as finder:
+        weight.sum().backward()
+        optimizer.step()
+    assert not finder.found
+    with SyncFinder() as finder:
+        weight[weight > 0.5].sum()
+        if weight.sum() > 0:
+            weight.detach().tolist()
+    assert {what for *_, what in finder.found} == {"a mask as an index", "item(), float() or bool()"}
+    assert {Path(file).name for file, *_ in finder.found} == {"test_profilers.py"}
+
+
+def test_place() -> None:
+    assert place("/a/b/c.py", 3, "f") == "b/c.py:3 (f)"
+    assert place("~", 0, "<built-in method x>") == "<built-in method x>"
