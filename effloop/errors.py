@@ -42,6 +42,12 @@ class CheckpointError(EffLoopError):
     """A checkpoint or run folder that can't be written, found or read."""
 
 
+class ParityError(EffLoopError):
+    """An exported model whose outputs aren't those of the trained one."""
+
+    exit_code = 1
+
+
 class InterruptedRunError(EffLoopError):
     """Ctrl-C during training; the message says how to resume."""
 

@@ -18,7 +18,7 @@ class EvalOptions(RunOptions):
     """Of `eval`.
 
     Attributes:
-        run: the folder of a run, or a .ckpt file.
+        run: the folder of a run, a .ckpt file, or a file by export.
         split: val, train or any other split of the data, e.g. test; its images are never augmented.
         tta: test-time augmentation: the mean over each image and its mirror image, over five crops, or both.
     """
@@ -30,7 +30,7 @@ class EvalOptions(RunOptions):
 @command("eval", EvalOptions, "outputs/first split=test tta=flip")
 def evaluate(options: EvalOptions, overrides: list[str]) -> int:
     """Score a run's best checkpoint, or a .ckpt file, on a split."""
-    trained = Trained.from_checkpoint(options.run, overrides)
+    trained = Trained.open(options.run, overrides)
     views = Views.of(options.tta)
     loader = trained.loader(options.split, views)
     started = time.perf_counter()

@@ -7,7 +7,21 @@ from collections.abc import Sequence
 
 import effloop
 from effloop import registry
-from effloop.cli import bench, choices, convert, diff, evaluate, predict, replay, report, resume, show, train, verify  # noqa: F401
+from effloop.cli import (  # noqa: F401
+    bench,
+    choices,
+    convert,
+    diff,
+    evaluate,
+    export,
+    predict,
+    replay,
+    report,
+    resume,
+    show,
+    train,
+    verify,
+)
 from effloop.cli.command import commands
 from effloop.cli.help import of_command, overview
 from effloop.cli.options import options_of
@@ -20,8 +34,8 @@ from effloop.system.processes import discard_output
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code.
 
-    0, 1 for data that `verify` finds fault with, or a replay's other numbers, 2 for what the user can fix, 130 for
-    Ctrl-C.
+    0, 1 for data that `verify` finds fault with, a replay's other numbers or an export's other outputs, 2 for what the
+    user can fix, 130 for Ctrl-C.
     """
     args = list(sys.argv[1:] if argv is None else argv)
     try:

@@ -38,7 +38,7 @@ class PredictOptions(RunOptions):
     """Of `predict`.
 
     Attributes:
-        run: the folder of a run, for its best checkpoint, or a .ckpt file.
+        run: the folder of a run, for its best checkpoint, a .ckpt file, or a file by export.
         paths: images, folders of images, or patterns in quotes such as 'photos/*.jpg'; or a dataset. Without any,
             the run's own data, or that of data.root.
         split: of a dataset: val, train or any other.
@@ -64,7 +64,7 @@ def predict(options: PredictOptions, overrides: list[str]) -> int:
     """
     if options.out:
         check_writable(options.out)
-    trained = Trained.from_checkpoint(options.run, overrides)
+    trained = Trained.open(options.run, overrides)
     source, has_targets = _source(options, overrides, trained)
     predictions = Predictions.of(trained, Unlabelled(source), Views.of(options.tta))
     print(f"{trained.describe()}, on {predictions.loader.describe()}", flush=True)

@@ -143,10 +143,10 @@ def load(run: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Predicto
     """A run's model, with the weights that it was scored by, its classes and its preprocessing.
 
     Args:
-        run: a run folder, for its best checkpoint; or a .ckpt file.
+        run: a run folder, for its best checkpoint; a .ckpt file, or one by `effloop export`.
         overrides: change the run's config, e.g. `["device=cpu", "num_workers=4"]`.
 
     Raises:
         CheckpointError, ConfigError: there is no such run, or it can't be loaded.
     """
-    return Predictor(Trained.from_checkpoint(Path(run).expanduser(), overrides, whole_process=False))
+    return Predictor(Trained.open(Path(run).expanduser(), overrides, whole_process=False))

@@ -21,6 +21,9 @@ from effloop.config import Config
 from effloop.data.loader import Loader
 from effloop.data.source import Source, sources
 from effloop.data.source.auto import AutoConfig
+from effloop.errors import CheckpointError, ConfigError
+from effloop.inference.fixed import FixedBatch
+from effloop.inference.formats import format_of, metadata, one_line_errors
 from effloop.precision import Precision, precisions
 from effloop.record import Metrics
 from effloop.system.hardware import find_device, set_reproducible, set_threads
@@ -36,7 +39,7 @@ class Trained:
     Attributes:
         path: the file that the model is from.
         config: of the run, changed by overrides, for a single process.
-        facts: what the file says beside the weights: `config`, `classes`, `num_outputs`, `progress`.
+        facts: what the file says beside the weights: `config`, `classes`, `num_outputs`, `progress`, `data`.
         task: with the meters that suit the model.
         model: in eval mode; (N, 3, S, S) float32, normalised, on `device` -> (N, K) outputs there.
         precision: autocast of the forward pass.
@@ -50,6 +53,22 @@ class Trained:
     model: nn.Module
     precision: Precision
     device: torch.device
+
+    @classmethod
+    def open(cls, path: Path, overrides: Sequence[str] = (), *, whole_process: bool = True) -> Self:
+        """A run folder, a .ckpt file, or a file that was exported.
+
+        Args:
+            path: one of them.
+            overrides: change the run's config, e.g. `data.root` or `device`.
+            whole_process: also set what the config says of the process: `threads`, `deterministic`, `cudnn_benchmark`.
+
+        Raises:
+            CheckpointError, ConfigError, DataError: it can't be read, or doesn't fit the overrides.
+        """
+        exported = format_of(path) is not None and not path.is_dir()
+        read = cls.from_exported if exported else cls.from_checkpoint
+        return read(path, overrides, whole_process=whole_process)
 
     @classmethod
     def from_checkpoint(cls, run: Path, overrides: Sequence[str] = (), *, whole_process: bool = True) -> Self:
@@ -69,16 +88,44 @@ class Trained:
         check_same_model(config, state)
         task = tasks.build(config.task)
         num_outputs = _num_outputs(state, config, task)
-        if whole_process:
-            prepare_process(config)
-        device = find_device(config.device)
-        precision = precisions.build(resolved(config).precision, device)
-        plain = replace(config, model=replace(config.model, freeze=[], checkpointing=False))
-        model = build_model(resolved(plain), num_outputs, device)
+        device, precision = _place(config, whole_process=whole_process)
+        model = _network(config, num_outputs, device)
         with fitting("the run"):
             model.load_state_dict(state["model"])
-        facts = {key: state[key] for key in ("config", "classes", "progress")} | {"num_outputs": num_outputs}
+        facts = {key: state.get(key) for key in ("config", "classes", "progress", "data")}
+        facts["num_outputs"] = num_outputs
         return cls(path, config, facts, task.for_outputs(num_outputs), model.eval(), precision, device)
+
+    @classmethod
+    def from_exported(cls, path: Path, overrides: Sequence[str] = (), *, whole_process: bool = True) -> Self:
+        """A file by `effloop export`, run by what runs its format.
+
+        Args:
+            path: its suffix names the format.
+            overrides: change the config in its metadata.
+            whole_process: as in `from_checkpoint`; the runtime has as many threads as torch.
+
+        Raises:
+            CheckpointError, ConfigError: it can't be read, its runtime isn't installed, or an override asks for
+                another model or size.
+        """
+        kind = format_of(path)
+        assert kind is not None
+        if not path.is_file():
+            raise CheckpointError(f"'{path}' is not there; name a run folder, a .ckpt file or an exported file")
+        with one_line_errors(f"{path} can't be read"):
+            text = kind().read_metadata(path)
+        found = metadata.read(text, path)
+        config = config_of(found, overrides, path)
+        _check_same_input(config, found)
+        count, task = int(found["num_outputs"]), tasks.build(config.task)
+        device, precision = _place(config, whole_process=whole_process)
+        with one_line_errors(f"{path} can't be opened"):
+            model = kind().open(path, device, lambda: _network(config, count, device)).eval()
+        batch = found["input"]["shape"][0]
+        facts = {**found, "progress": {"epoch": found["provenance"]["epoch"] + 1}, "data": found["provenance"]["data"]}
+        model = FixedBatch(model, batch) if isinstance(batch, int) else model
+        return cls(path, config, facts, task.for_outputs(count), model, precision, device)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -89,6 +136,10 @@ class Trained:
     def num_outputs(self) -> int:
         """K, how many outputs the model has for each image."""
         return int(self.facts["num_outputs"])
+
+    def network(self) -> nn.Module:
+        """The same model before training, on the device."""
+        return _network(self.config, self.num_outputs, self.device)
 
     def describe(self) -> str:
         """The file, and the epoch that its weights are of."""
@@ -167,6 +218,33 @@ def prepare_process(config: Config) -> None:
     """Set what a config says of the whole process: threads, determinism."""
     set_threads(config.threads)
     set_reproducible(deterministic=config.deterministic, cudnn_benchmark=not config.deterministic)
+
+
+def _place(config: Config, *, whole_process: bool) -> tuple[torch.device, Precision]:
+    """Where and in which precision a config says to compute."""
+    if whole_process:
+        prepare_process(config)
+    device = find_device(config.device)
+    return device, precisions.build(resolved(config).precision, device)
+
+
+def _network(config: Config, num_outputs: int, device: torch.device) -> nn.Module:
+    """The model as a config builds it, for inference."""
+    plain = replace(config, model=replace(config.model, freeze=[], checkpointing=False))
+    return build_model(resolved(plain), num_outputs, device)
+
+
+def _check_same_input(config: Config, found: Mapping[str, Any]) -> None:
+    """Refuse overrides that a file can't follow any more.
+
+    Raises:
+        ConfigError: another model or size of images.
+    """
+    size = found["input"]["shape"][-1]
+    if config.image_size != size:
+        raise ConfigError(f"image_size: {config.image_size}, but the exported file takes {size}; export the run again")
+    if configs.to_dict(config)["model"] != found["config"]["model"]:
+        raise ConfigError("model: an exported file has the model that it was made of; leave out what sets another")
 
 
 def _num_outputs(state: Mapping[str, Any], config: Config, task: Task) -> int:

@@ -137,6 +137,21 @@ def find_device(name: str) -> torch.device:
     return device
 
 
+CPUINFO = Path("/proc/cpuinfo")
+"""What Linux tells about the cores."""
+
+
+def has_vnni() -> bool:
+    """Whether the CPU sums products of bytes in 32 bits at once. An x86 CPU without these instructions sums pairs of
+    them in 16 bits, which overflow unless weights have 7 bits; other CPUs don't.
+    """
+    try:
+        flags = set(re.findall(r"^flags\s*:(.*)$", CPUINFO.read_text(), re.MULTILINE)[0].split())
+    except (OSError, IndexError):  # no x86
+        return True
+    return bool(flags & {"avx512_vnni", "avx_vnni"})
+
+
 _OTHER_FILES = 256  # kept open by the rest of a training: libraries, workers' pipes, logs
 
 

@@ -90,6 +90,7 @@ class Task(ABC):
 
     Attributes:
         meters: the scores, most important first; the first is the default objective.
+        outputs: what a model's outputs are, in words.
         mixes: whether targets may be shares of classes, (N, K) float32, as MixUp and CutMix make them.
         distils: whether it has a `distillation_loss`.
         ensembles: whether outputs for several views of an image can be made into one, by `ensemble`.
@@ -101,6 +102,7 @@ class Task(ABC):
     mixes: ClassVar[bool] = False
     distils: ClassVar[bool] = False
     ensembles: ClassVar[bool] = False
+    outputs: ClassVar[str] = "outputs"
     target: TargetSpec
     num_sums: int
 
@@ -188,6 +190,14 @@ class Task(ABC):
             (N, K), which `sums` takes like a model's outputs.
         """
         raise NotImplementedError
+
+    def agreement(self, outputs: Tensor, expected: Tensor) -> Tensor:
+        """(N, K) outputs of a model in two forms -> (N,) bool, whether they predict the same.
+
+        Here: whether no output of the sample differs by more than 1 % of the largest one in the batch.
+        """
+        differences = (outputs - expected).abs().flatten(1).amax(dim=1)
+        return differences <= 0.01 * expected.abs().amax()
 
     @abstractmethod
     def example_targets(self, batch_size: int, num_outputs: int, device: torch.device) -> Tensor:

@@ -45,6 +45,7 @@ class Classification(Task):
     mixes: ClassVar[bool] = True
     distils: ClassVar[bool] = True
     ensembles: ClassVar[bool] = True
+    outputs: ClassVar[str] = "logits; their softmax is the classes' probabilities"
 
     def __init__(self, config: ClassificationConfig) -> None:
         self.label_smoothing = config.label_smoothing
@@ -131,6 +132,10 @@ class Classification(Task):
         """
         views = torch.stack([each.float().log_softmax(dim=1) for each in outputs])
         return views.logsumexp(dim=0) - math.log(len(outputs))
+
+    def agreement(self, outputs: Tensor, expected: Tensor) -> Tensor:
+        """(N, K) logits twice -> (N,) bool, whether the best class is the same."""
+        return outputs.argmax(dim=1) == expected.argmax(dim=1)
 
     def example_targets(self, batch_size: int, num_outputs: int, device: torch.device) -> Tensor:
         """(N,) int64 class indices."""

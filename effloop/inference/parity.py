@@ -1,0 +1,115 @@
+"""Whether an exported model is the trained one: both on the same images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from math import ceil
+
+import torch
+from torch import Tensor, nn
+
+from effloop.batch import Batch
+from effloop.data.loader import Loader
+from effloop.errors import ParityError
+from effloop.record import Metrics
+from effloop.task import Meter, Task
+
+LEAST_AGREEMENT = 0.999
+"""Share of images that a file's predictions have to be the same for, unless it is int8."""
+
+MOST_LOST = 0.01
+"""How much of the task's first score int8 may cost: a percentage point, or 1 % of a score that is no share."""
+
+
+@dataclass(frozen=True)
+class Parity:
+    """An exported model beside the trained one.
+
+    Attributes:
+        images: that both were given.
+        difference: the largest absolute difference of outputs.
+        spread: the standard deviation of the trained model's outputs.
+        agreement: share of the images for which both predict the same.
+        before: scores of the trained model.
+        after: scores of the exported one.
+    """
+
+    images: int
+    difference: float
+    spread: float
+    agreement: float
+    before: dict[str, float]
+    after: dict[str, float]
+
+    def check(self, meter: Meter, *, int8: bool) -> None:
+        """Refuse an exported model that isn't good enough.
+
+        Args:
+            meter: of the task's first score.
+            int8: whether that is held, and not the agreement.
+
+        Raises:
+            ParityError: it isn't; the line has the figures.
+        """
+        before, after = self.before[meter.name], self.after[meter.name]
+        scores = f"{meter.name} {meter.text(before)} before, {meter.text(after)} after"
+        if int8:
+            lost = before - after if meter.higher_is_better else after - before
+            allowed = MOST_LOST if meter.percent else MOST_LOST * abs(before)
+            if not lost <= allowed:  # NaN is refused, too
+                raise ParityError(
+                    f"int8 costs more than {meter.text(allowed)} on {self.images:,} images: {scores}; "
+                    "no file was written; try calibrate=1000, or leave int8 out"
+                )
+        elif not self.agreement >= LEAST_AGREEMENT:
+            raise ParityError(
+                f"the exported model predicts the same for {self.agreement:.2%} of {self.images:,} images, "
+                f"{LEAST_AGREEMENT:.1%} are needed: outputs differ by up to {self.difference:.3g}, {scores}; "
+                "no file was written; try another format"
+            )
+
+
+def compare(expected: nn.Module, exported: nn.Module, loader: Loader, task: Task, images: int | None = None) -> Parity:
+    """Run both models on a split, or its first images.
+
+    Args:
+        expected: the trained model.
+        exported: the same, from a file.
+        loader: of the split; its last batch may be padded.
+        task: whose predictions and scores are compared.
+        images: about how many, by whole batches; None is all.
+    """
+    batches: Iterable[Batch] = loader.epoch(0)
+    if images is not None:
+        batches = islice(batches, ceil(images / loader.plan.order.batch_per_rank))
+    device = loader.transfer.device
+    sums = [Metrics(task.num_sums, device) for _ in range(2)]
+    facts = torch.zeros(4, dtype=torch.float64, device=device)  # images that agree, numbers, their sum, their squares'
+    difference, count = torch.zeros((), device=device), 0
+    with torch.inference_mode():
+        for batch in batches:
+            pair = [model(batch.images).float() for model in (expected, exported)]
+            _check_shapes(*pair)
+            for outputs, metrics in zip(pair, sums, strict=True):
+                metrics.add(task.sums(outputs, batch.targets, batch.valid))
+            ours, others = (outputs[batch.valid] for outputs in pair)
+            count += len(ours)
+            difference = torch.maximum(difference, (ours - others).abs().nan_to_num(torch.inf).max())
+            finite = others.flatten(1).isfinite().all(dim=1)
+            agree = (task.agreement(others, ours) & finite).sum()
+            wide = ours.double()
+            facts += torch.stack([agree, torch.tensor(wide.numel(), device=device), wide.sum(), wide.square().sum()])
+    agreeing, numbers, total, squares = facts.tolist()
+    before, after = (task.scores(metrics.read()) for metrics in sums)
+    spread = max(squares / numbers - (total / numbers) ** 2, 0.0) ** 0.5
+    return Parity(count, float(difference), spread, agreeing / count, before, after)
+
+
+def _check_shapes(expected: Tensor, exported: Tensor) -> None:
+    if exported.shape != expected.shape:
+        raise ParityError(
+            f"the exported model gives {tuple(exported.shape)} outputs where the trained one gives "
+            f"{tuple(expected.shape)}; no file was written; try another format"
+        )
