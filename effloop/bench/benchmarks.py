@@ -9,6 +9,8 @@ from typing import Any
 
 from effloop.bench.augment import augment
 from effloop.bench.augment_tables import GRID, write_files
+from effloop.bench.inference import inference
+from effloop.bench.inference import write_files as write_inference_files
 from effloop.bench.loader import loader
 from effloop.bench.loop import loop
 from effloop.bench.scale import scale
@@ -48,6 +50,13 @@ BENCHMARKS = {
         3,
         {"table": "both", "limit": "all", "grid": GRID},
         write_files,
+    ),
+    "inference": Benchmark(
+        inference,
+        5,
+        {"run": "", "formats": "all", "cores": "auto", "batch": "32", "work": ""},
+        write_inference_files,
+        overrides=True,
     ),
 }
 """Benchmarks by the names that `what=` takes."""

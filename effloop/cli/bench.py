@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,23 +21,28 @@ class BenchOptions:
 
     Attributes:
         what: Trainer beside a bare loop, each key of the training step, the loader beside others, whole training
-            beside a bare loop, the storage formats, millions of samples, or the libraries that augment.
+            beside a bare loop, the storage formats, millions of samples, the libraries that augment, or a trained
+            model in the formats of export.
         repeats: how often each side is measured; without it as often as the benchmark needs.
-        out: a JSON file for the figures; those of augment are in outputs/bench without it.
-        work: step, loader, train, storage, scale: a folder for temporary files.
+        out: a JSON file for the figures; those of augment and inference are in outputs/bench without it.
+        run: inference: the folder of a run, or a .ckpt file.
+        work: step, loader, train, storage, scale, inference: a folder for temporary files.
         folder: loader, train: the original photographs for the others, ROOT/SPLIT/CLASS/*; without it data.root.
         knobs: step: names with commas between, or all.
         vs: loader: the others' names with commas between, or none.
-        formats: storage: names with commas between, or all.
+        formats: storage, inference: names with commas between, or all.
         samples: scale: numbers of samples with commas between.
         table: augment: libraries, device or both.
         limit: augment: so many images only, or all.
         grid: augment: BATCHxWORKERS with commas between.
+        cores: inference: numbers of threads with commas between, or auto, for 1 and as many as there are cores.
+        batch: inference: images in a batch.
     """
 
     what: Annotated[str, BENCHMARKS] = "loop"
     repeats: Annotated[int, range(1, 1_000_001)] | None = None
     out: Path | None = None
+    run: Path | None = field(default=None, metadata={"positional": "RUN"})
     work: str | None = None
     folder: str | None = None
     knobs: str | None = None
@@ -47,13 +52,15 @@ class BenchOptions:
     table: str | None = None
     limit: str | None = None
     grid: str | None = None
+    cores: str | None = None
+    batch: str | None = None
 
     def __post_init__(self) -> None:
         own = BENCHMARKS[self.what].options
-        for field in fields(self)[3:]:
-            if getattr(self, field.name) is not None and field.name not in own:
-                takers = ", ".join(name for name, benchmark in BENCHMARKS.items() if field.name in benchmark.options)
-                raise ConfigError(f"{field.name}: what={self.what} doesn't take it; set what to one of {takers}")
+        for each in fields(self)[3:]:
+            if getattr(self, each.name) is not None and each.name not in own:
+                takers = ", ".join(name for name, benchmark in BENCHMARKS.items() if each.name in benchmark.options)
+                raise ConfigError(f"{each.name}: what={self.what} doesn't take it; set what to one of {takers}")
 
 
 @command("bench", BenchOptions, "what=loader data.root=/data/pets vs=torchvision")
