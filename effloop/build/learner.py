@@ -15,6 +15,7 @@ from effloop.build.checks import check_resumable, check_same_data, check_trained
 from effloop.build.environment import Environment
 from effloop.build.loader import Data
 from effloop.build.model import build_model
+from effloop.build.probe import build_probe, check_probe
 from effloop.build.resolve import Resolved
 from effloop.build.teacher import build_loss
 from effloop.checkpoint import files, rng
@@ -27,6 +28,7 @@ from effloop.parallel import Parallel
 from effloop.precision import Precision
 from effloop.system.hardware import determinism_explained
 from effloop.train.step import Step
+from effloop.train.trainer import BatchStream
 
 Advise = Callable[[Resolved, nn.Module, Probe, Sequence[Loader], Parallel, Precision], list[str]]
 """Config, model, its probe, loaders, parallel and precision of a run -> lines for users."""
@@ -66,6 +68,7 @@ class Learner:
         train_step: the `Step` around it, as `parallel` wrapped it.
         average: has the weights that are evaluated.
         optimizer, schedule: of the parameters that are trained.
+        train, val: what the loop asks for batches.
         notes: lines for users.
     """
 
@@ -74,6 +77,8 @@ class Learner:
     average: NoEMA
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LRScheduler
+    train: BatchStream
+    val: BatchStream
     notes: list[str]
 
 
@@ -84,6 +89,8 @@ def build_learner(environment: Environment, data: Data, start: Start, advise: Ad
         ConfigError, DataError, CheckpointError: a part can't be built, or the checkpoint doesn't fit.
     """
     config, parallel, precision = environment.config, environment.parallel, environment.precision
+    if config.probe:
+        check_probe(config, parallel)
     num_outputs = environment.task.num_outputs(data.train.plan.source)
     model = build_model(config, num_outputs, parallel.device)
     notes = _load(model, environment, data, start)
@@ -93,7 +100,12 @@ def build_learner(environment: Environment, data: Data, start: Start, advise: Ad
             found = probe(model, config.image_size, channels_last=config.channels_last)
     if advise and found:
         notes += advise(config, model, found, [data.largest, data.val], parallel, precision)
-    average, optimizer, schedule, more = _optimizer(config, model, data.train)
+    train: BatchStream = data.batches
+    val: BatchStream = data.val
+    if config.probe:
+        train, val, more = build_probe(environment, data, model)
+        notes += more
+    average, optimizer, schedule, more = _optimizer(config, model, train)
     loss, about_loss = build_loss(environment, data, num_outputs)
     notes += [*more, *about_loss]
     if parallel.rank:  # the same weights everywhere, but not the same dropout
@@ -103,7 +115,7 @@ def build_learner(environment: Environment, data: Data, start: Start, advise: Ad
     if config.compile:
         seconds = compile_now(config, train_step, average.model, environment.task, precision, num_outputs)
         notes.append(f"compile  {seconds:.1f} s, before the first step")
-    return Learner(model, train_step, average, optimizer, schedule, notes)
+    return Learner(model, train_step, average, optimizer, schedule, train, val, notes)
 
 
 def _load(model: nn.Module, environment: Environment, data: Data, start: Start) -> list[str]:
@@ -129,7 +141,7 @@ def _load(model: nn.Module, environment: Environment, data: Data, start: Start) 
 
 
 def _optimizer(
-    config: Resolved, model: nn.Module, train: Loader
+    config: Resolved, model: nn.Module, train: BatchStream
 ) -> tuple[NoEMA, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, list[str]]:
     """What changes a model; lines for users.
 

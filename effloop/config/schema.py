@@ -69,6 +69,8 @@ class Config:
         out: the folder that runs and sweeps are written to.
         run: name of the run folder below it.
         objective: what the runs of a sweep are compared by, and a search optimizes; null is the task's first score.
+        probe: times that an epoch goes over the images to train the last layer alone, on what the layers below give
+            for them, which is computed once (a linear probe); 0 trains the whole model.
         distill: a teacher to learn from.
         sweep: options of a sweep.
     """
@@ -107,6 +109,7 @@ class Config:
     out: str = "outputs"
     run: str = "unnamed"
     objective: str | None = None
+    probe: int = 0
     distill: DistillConfig = field(default_factory=DistillConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
 
@@ -130,6 +133,8 @@ class Config:
         for key in ("batch_size", "epochs", "accumulate", "image_size"):
             if getattr(self, key) < 1:
                 raise ConfigError(f"{key}: {getattr(self, key)} is not allowed; set a whole number above 0, e.g. 1")
+        if self.probe < 0:
+            raise ConfigError(f"probe: {self.probe} is not allowed; set a number of passes, or 0")
         for key in ("lr", "max_grad_norm"):
             value = getattr(self, key)
             if value is not None and not 0 < value < math.inf:

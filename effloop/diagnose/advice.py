@@ -30,6 +30,11 @@ _MIN_TAIL = 0.05
 """Share of the samples, or of the batches, from which a tail is worth a line. Each epoch drops different ones, and
 almost every data set has a tail: 11 of the 1,515 embedded photographs, in batches of 32."""
 
+_MIN_UPDATES = 40
+"""Updates of a whole run that are worth a line if there are fewer. Fine-tuned on 200 photographs of 10 classes by
+AdamW, model=efficientnet_lite0 had a top-1 of 33 % after 13 updates, 54 after 26, 66 after 39 and 67 after 65. The
+EMA is no reason: its decay grows with the updates, and after 10 of them it holds 0.001 % of the first weights."""
+
 _MAX_NAMES = 5
 """Layers or parameters that a line names, at most."""
 
@@ -156,7 +161,7 @@ def _check_model(config: Config, facts: RunFacts) -> Iterator[str]:
             f"model: {_count_and_names(unused, _MAX_NAMES, 'parameter is', 'parameters are')} not used by the model, "
             f"so they aren't trained{cost}; remove them, or set model.freeze to {names}"
         )
-    if frozen:
+    if frozen and not config.probe:
         fix = "; set model.freeze=[] to train them" if config.model.freeze else ", as the model was built"
         share = f"{100 * frozen / facts.parameters:.1f} %"
         yield f"model: {frozen:,} of {facts.parameters:,} parameters ({share}) are frozen and stay as they are{fix}"
@@ -179,6 +184,21 @@ def _check_tail(config: Config, facts: RunFacts) -> Iterator[str]:
         yield (
             f"accumulate: {config.accumulate} leaves the last {rest} of {batches} batches of each epoch without an "
             f"update; set accumulate={whole}, or another batch_size"
+        )
+
+
+def _check_updates(config: Config, facts: RunFacts) -> Iterator[str]:
+    """Updates in the whole run, too few to learn much."""
+    size = config.batch_size * facts.world_size
+    batches = facts.samples // size if config.data.tail is Tail.drop else -(-facts.samples // size)
+    each = max(1, batches // config.accumulate * max(1, config.probe))
+    if each * config.epochs < _MIN_UPDATES:
+        smaller = config.batch_size * config.accumulate * each * config.epochs // _MIN_UPDATES
+        yield (
+            f"epochs: {config.epochs} of {each} updates are {each * config.epochs} in all, too few to learn much; "
+            f"set epochs={-(-_MIN_UPDATES // each)} or more"
+            + f", or batch_size={smaller}"
+            * (smaller >= _MIN_NORM_IMAGES and config.accumulate == 1)
         )
 
 
@@ -259,4 +279,13 @@ def _count_and_names(names: Sequence[str], most: int, one: str, several: str) ->
     return f"{len(names)} {one if len(names) == 1 else several} ({', '.join(some)})"
 
 
-CHECKS = (_check_sizes, _check_model, _check_tail, _check_threads, _check_memory, _check_batch_norm, _check_determinism)
+CHECKS = (
+    _check_sizes,
+    _check_model,
+    _check_tail,
+    _check_updates,
+    _check_threads,
+    _check_memory,
+    _check_batch_norm,
+    _check_determinism,
+)

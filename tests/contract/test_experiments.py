@@ -28,6 +28,7 @@ NARROW = {
     "digits": ["model.width=4", "image_size=16"],
     "cifar10_fast": [],
     "finetune": ["model=cnn", "model.width=4", "image_size=16"],
+    "probe": ["model=cnn", "model.width=4", "image_size=16", "probe=1"],
     "imagenet_resnet50": ["image_size=32"],
     "imagenet_resnet50_8gpu": ["model=resnet18", "image_size=48", "progressive=[32,48]", "parallel.processes=2"],
 }
@@ -53,7 +54,10 @@ def weights(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def given(name: str, weights: Path | None = None) -> list[str]:
     """The recipe, from other weights if it has some."""
-    return [f"experiment={name}", *[f"model.weights={weights}"] * (name == "finetune" and weights is not None)]
+    return [
+        f"experiment={name}",
+        *[f"model.weights={weights}"] * (name in ("finetune", "probe") and weights is not None),
+    ]
 
 
 def tiny(name: str, root: Path, weights: Path) -> list[str]:

@@ -22,7 +22,7 @@ from effloop.precision import precisions
 CPU = torch.device("cpu")
 GPU = {"device": "cuda", "mixed": True}
 RANKS = {"world_size": 2, "local_world_size": 2, "sharing": 2}
-QUIET = ("model.width=8", "data.tail=wrap")  # in TINY's batches of 8: nothing to say
+QUIET = ("model.width=8", "data.tail=wrap", "epochs=40")  # in TINY's batches of 8: nothing to say
 
 
 def composed(photos: Path, *overrides: str) -> Config:
@@ -69,6 +69,17 @@ def test_nothing_where_all_is_well(photos: Path) -> None:
     assert said(photos) == []
     assert said(photos, **GPU) == []
     assert said(photos, "batch_size=16", "num_workers=1", torch_threads=1, **RANKS) == []
+
+
+def test_few_updates(photos: Path) -> None:
+    (line,) = said(photos, "epochs=7")  # of 40 images in batches of 8
+    assert line == "epochs: 7 of 5 updates are 35 in all, too few to learn much; set epochs=8 or more"
+    assert said(photos, "epochs=8") == []
+    assert said(photos, "epochs=2", "probe=4") == []
+    (line,) = said(photos, "epochs=10", "batch_size=20")
+    assert line.endswith("10 of 2 updates are 20 in all, too few to learn much; set epochs=20 or more")
+    (line,) = said(photos, "epochs=30", "batch_size=40")
+    assert line.endswith("; set epochs=40 or more, or batch_size=30")
 
 
 def test_a_batch_that_is_no_multiple_of_eight(photos: Path) -> None:

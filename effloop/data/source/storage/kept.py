@@ -11,6 +11,12 @@ from effloop.data.source.storage.columns import ColumnFile
 from effloop.errors import ConfigError, DataError
 
 
+def kept_folder(index_dir: str | None) -> Path:
+    """`data.index_dir`, or the user's cache folder where that is None."""
+    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "effloop"
+    return Path(index_dir).expanduser() if index_dir else default
+
+
 def open_kept(
     name: str,
     index_dir: str | None,
@@ -30,9 +36,7 @@ def open_kept(
     Raises:
         ConfigError: the index can't be written.
     """
-    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "effloop"
-    folder = Path(index_dir).expanduser() if index_dir else default
-    path = folder / f"{name}-{hashlib.sha256(identity).hexdigest()[:16]}.index"
+    path = kept_folder(index_dir) / f"{name}-{hashlib.sha256(identity).hexdigest()[:16]}.index"
     try:
         index = ColumnFile(path)
         if is_current(index):

@@ -1,0 +1,88 @@
+"""A model's last layer, and training it alone on what the layers below give."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from effloop.errors import ConfigError
+
+
+def find_head(model: nn.Module, image_size: int) -> str:
+    """The name of the linear layer whose output is the model's.
+
+    Args:
+        model: in evaluation mode, on its device.
+        image_size: height and width in pixels.
+
+    Raises:
+        ConfigError: it ends with something else.
+    """
+    calls: list[tuple[str, Tensor, Tensor]] = []
+    handles = [
+        module.register_forward_hook(lambda _, inputs, output, name=name: calls.append((name, inputs[0], output)))
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+    ]
+    device = next(model.parameters()).device
+    with torch.no_grad():
+        logits = model(torch.zeros(1, 3, image_size, image_size, device=device))
+    for handle in handles:
+        handle.remove()
+    for name, features, output in calls:
+        if output is logits and features.ndim == 2:
+            return name
+    raise ConfigError("probe: this model doesn't end with a linear layer; choose another model, or set probe=0")
+
+
+class Features:
+    """What a model gives its head: (N, 3, S, S) images -> (N, D).
+
+    Args:
+        model: in evaluation mode.
+        head: the name of its last layer.
+    """
+
+    def __init__(self, model: nn.Module, head: str) -> None:
+        self.model, self.head = model, model.get_submodule(head)
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Tensor:
+        """The input of the head, (N, D) float32 on the images' device."""
+        seen: list[Tensor] = []
+        handle = self.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        try:
+            self.model(images)
+        finally:
+            handle.remove()
+        return seen[0].float()
+
+
+def train_head_only(model: nn.Module, head: str) -> None:
+    """Let a model take (N, D) features instead of images, and freeze all but its head.
+
+    Its names in the state dict stay as they are, and so do its weights below the head.
+
+    Args:
+        model: changed in place.
+        head: the name of its last layer.
+    """
+    model.requires_grad_(False)
+    model.get_submodule(head).requires_grad_(True)
+    kind: Any = type(model)
+    model.__class__ = _of_features(kind, head)
+
+
+@functools.cache
+def _of_features(kind: Any, head: str) -> type[nn.Module]:
+    class OfFeatures(kind):  # type: ignore[misc]
+        def forward(self, features: Tensor) -> Tensor:
+            """(N, D) -> (N, K) outputs."""
+            outputs: Tensor = self.get_submodule(head)(features)
+            return outputs
+
+    OfFeatures.__name__, OfFeatures.__qualname__ = kind.__name__, kind.__qualname__
+    return OfFeatures
