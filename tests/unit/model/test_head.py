@@ -44,6 +44,6 @@ def test_images_to_features_to_outputs(name: str) -> None:
 
 @pytest.mark.parametrize("model", [zoo.squeezenet1_1(num_classes=3), nn.Sequential(nn.Conv2d(3, 2, 1), nn.Flatten())])
 def test_models_without_one(model: nn.Module) -> None:
-    with pytest.raises(ConfigError, match="^probe: this model doesn't end with a linear layer"):
+    with pytest.raises(ConfigError, match=r"^probe: this model doesn't end with a linear layer"):
         find_head(model.eval(), 32)
     assert not any(module._forward_hooks for module in model.modules())
