@@ -17,7 +17,7 @@ from effloop.build.model import build_model
 from effloop.build.race import state_preserved
 from effloop.build.resolve import resolved
 from effloop.checkpoint import files
-from effloop.errors import ConfigError, DataError
+from effloop.errors import CheckpointError, ConfigError, DataError
 from effloop.train.distill import DistillationLoss, Teacher, TrainLoss
 
 
@@ -34,8 +34,11 @@ def build_loss(environment: Environment, data: Data, num_outputs: int) -> tuple[
         raise ConfigError(
             f"distill.teacher: task={environment.config.task.name} can't learn from a teacher; set distill.teacher=null"
         )
-    path = files.find(Path(config.teacher).expanduser(), "best")
-    state = files.read(path)
+    try:
+        path = files.find(Path(config.teacher).expanduser(), "best")
+        state = files.read(path)
+    except CheckpointError as error:
+        raise CheckpointError(f"distill.teacher: {error}") from None
     _check(state, path, environment, data)
     teacher = _teacher(state, path, environment, num_outputs)
     parameters = sum(each.numel() for each in teacher.parameters())
