@@ -20,6 +20,7 @@ from effloop.build.environment import Environment
 from effloop.build.loader import Data, build_loader
 from effloop.build.resolve import Resolved
 from effloop.convert.progress import Meter
+from effloop.data.cache.cached import decoder_identity
 from effloop.data.features import FeatureStream
 from effloop.data.loader import Loader
 from effloop.data.source.storage.kept import kept_folder
@@ -87,7 +88,8 @@ def _key(config: Resolved, precision: Precision, model: nn.Module, head: str, lo
     plain = configs.to_dict(config)
     facts = {
         "data": loader.plan.source.identity(),
-        **{key: plain[key] for key in ("decode", "augment", "image_size", "channels_last")},
+        "decoder": decoder_identity(loader.plan.decoder),
+        **{key: plain[key] for key in ("augment", "image_size", "channels_last")},
         **{key: plain["data"][key] for key in ("mean", "std")},
         "model": {
             key: value for key, value in plain["model"].items() if key not in ("weights", "freeze", "num_classes")

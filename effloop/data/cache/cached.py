@@ -86,11 +86,11 @@ def _name(source: Source, kind: Cache, decoder: Decoder) -> str:
     """Identifies what is kept, in 16 hex digits: the data in its current state, and how it is decoded."""
     identity: dict[str, Any] = {"data": source.identity(), "kind": kind.value, "layout": _LAYOUT}
     if kind is Cache.pixels:
-        identity["decoder"] = _identity_of(decoder)
+        identity["decoder"] = decoder_identity(decoder)
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _identity_of(decoder: Decoder) -> dict[str, Any]:
+def decoder_identity(decoder: Decoder) -> dict[str, Any]:
     """What its pixels depend on: its class, its options, and the versions of the packages it uses."""
     identity: dict[str, Any] = {
         "class": type(decoder).__qualname__,
@@ -98,7 +98,7 @@ def _identity_of(decoder: Decoder) -> dict[str, Any]:
     }  # decodes damaged images
     for name, part in vars(decoder).items():
         if isinstance(part, Decoder):
-            identity[name] = _identity_of(part)
+            identity[name] = decoder_identity(part)
         elif isinstance(part, ModuleType):
             identity[name] = [part.__name__, getattr(part, "__version__", None)]
         elif isinstance(part, DecodeConfig):
