@@ -70,6 +70,7 @@ class Learner:
         optimizer, schedule: of the parameters that are trained.
         train, val: what the loop asks for batches.
         notes: lines for users.
+        compile_s: seconds that compiling took.
     """
 
     model: nn.Module
@@ -80,6 +81,7 @@ class Learner:
     train: BatchStream
     val: BatchStream
     notes: list[str]
+    compile_s: float = 0.0
 
 
 def build_learner(environment: Environment, data: Data, start: Start, advise: Advise | None) -> Learner:
@@ -112,10 +114,11 @@ def build_learner(environment: Environment, data: Data, start: Start, advise: Ad
         rng.seed_all(config.seed + parallel.rank)
     step = Step(model, environment.task, precision, loss)
     train_step = parallel.wrap(step, find_unused=bool(found and found.unused))
+    seconds = 0.0
     if config.compile:
         seconds = compile_now(config, train_step, average.model, environment.task, precision, num_outputs)
         notes.append(f"compile  {seconds:.1f} s, before the first step")
-    return Learner(model, train_step, average, optimizer, schedule, train, val, notes)
+    return Learner(model, train_step, average, optimizer, schedule, train, val, notes, seconds)
 
 
 def _load(model: nn.Module, environment: Environment, data: Data, start: Start) -> list[str]:

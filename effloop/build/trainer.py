@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -50,6 +51,7 @@ def build_trainer(
     """
     if resume is not None and run_dir is None:
         raise ConfigError("resume: continues in the run's own folder; give run_dir, or set config.resume")
+    began = time.perf_counter()
     environment = build_environment(config)
     data = build_data(environment)
     environment = environment.for_outputs(environment.task.num_outputs(data.train.plan.source))
@@ -62,7 +64,8 @@ def build_trainer(
         environment.parallel.world_size,
     )
     folder = environment.parallel.on_rank0(partial(_run_folder, about, run_dir, start, begun))
-    return _trainer(environment, data, learner, start, Path(folder))
+    startup = {"build": time.perf_counter() - began - learner.compile_s, "compile": learner.compile_s}
+    return _trainer(environment, data, learner, start, Path(folder), startup)
 
 
 def _run_folder(about: RunInfo, run_dir: Path | None, start: Start, begun: Begun) -> str:
@@ -80,8 +83,10 @@ def _run_folder(about: RunInfo, run_dir: Path | None, start: Start, begun: Begun
     return str(made)
 
 
-def _trainer(environment: Environment, data: Data, learner: Learner, start: Start, run_dir: Path) -> Trainer:
-    """All parts together, where `start` left them."""
+def _trainer(
+    environment: Environment, data: Data, learner: Learner, start: Start, run_dir: Path, startup: Mapping[str, float]
+) -> Trainer:
+    """All parts together, where `start` left them; `startup` has the seconds that building them took."""
     config, parallel = environment.config, environment.parallel
     trainer = Trainer(
         model=learner.model,
@@ -93,7 +98,7 @@ def _trainer(environment: Environment, data: Data, learner: Learner, start: Star
         metrics=Metrics(environment.task.num_sums, parallel.device, parallel.sum),
         parallel=parallel,
         precision=environment.precision,
-        recorder=_recorder(environment, start, run_dir),
+        recorder=_recorder(environment, start, run_dir, startup),
         checkpoints=_checkpoints(environment, data, run_dir),
         profiler=profilers.build(config.profile, run_dir, parallel.device, parallel.rank),
         train=learner.train,
@@ -108,12 +113,13 @@ def _trainer(environment: Environment, data: Data, learner: Learner, start: Star
     return trainer
 
 
-def _recorder(environment: Environment, start: Start, run_dir: Path) -> Recorder:
+def _recorder(environment: Environment, start: Start, run_dir: Path, startup: Mapping[str, float]) -> Recorder:
     return recorders.build(
         environment.config.record,
         run_dir=run_dir,
         task=environment.task,
         first_step=Progress(**start.state["progress"]).step if start.state else 0,
+        startup=startup,
         hyperparameters=flatten(configs.to_dict(environment.recorded)),
         rank=environment.parallel.rank,
         world_size=environment.parallel.world_size,

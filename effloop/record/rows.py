@@ -126,7 +126,8 @@ class SummaryFile(Sink):
         self._path = path
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        write_text(self._path, json.dumps(finite(summary), indent=2) + "\n")
+        plain = {key: value for key, value in summary.items() if key != "efficiency"}  # which has a file of its own
+        write_text(self._path, json.dumps(finite(plain), indent=2) + "\n")
 
 
 def finite(values: Any) -> Any:

@@ -17,6 +17,7 @@ from effloop.errors import ConfigError
 from effloop.record import grid
 from effloop.record.base import Position, RecordConfig, Recorder, recorders
 from effloop.record.clock import Clock, Span
+from effloop.record.efficiency import Efficiency, EfficiencyFile
 from effloop.record.lines import LogFile, PlainOutput, TerminalSink
 from effloop.record.metrics import Metrics
 from effloop.record.rows import EpochTable, MetricsFile, PerfFile, SummaryFile, read_times
@@ -78,13 +79,14 @@ class RunRecorder(Recorder):
         task: Task,
         first_step: int,
         hyperparameters: Mapping[str, Any],
+        startup: Mapping[str, float],
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
         """Record to `run_dir`; a resumed run continues after update `first_step`.
 
         Only rank 0 writes. The others run this, too, because reading the metrics needs all ranks' sums.
-        `hyperparameters` are for comparing runs: {"optim.lr": 0.1, …}.
+        `hyperparameters` are for comparing runs: {"optim.lr": 0.1, …}; `startup` has the seconds before training.
         """
         self.config = config
         self.run_dir = run_dir
@@ -95,6 +97,8 @@ class RunRecorder(Recorder):
         self._world_size = world_size
         self._clock = self._validation = Clock()
         self._training = Span()
+        self._startup = startup
+        self._intervals: list[Span] = []
         self._other_s: dict[str, float] = defaultdict(float)
         self._sinks = Sinks()
         if self._writes:
@@ -123,6 +127,7 @@ class RunRecorder(Recorder):
         self._open("perf.jsonl", lambda path: PerfFile(path, first_step))
         self._open("metrics.csv", lambda path: EpochTable(path, first_step, names))
         self._open("summary.json", SummaryFile)
+        self._open("efficiency.json", EfficiencyFile)
         if self.config.tensorboard:
             self._open("tensorboard", lambda path: TensorBoardSink(path, first_step, params, names))
         if self.config.mlflow:
@@ -187,6 +192,7 @@ class RunRecorder(Recorder):
             epoch_span=span,
         )
         self._reported, self._reported_span = sums, span
+        self._intervals.append(report.span)
         self._sinks.for_each(lambda sink: sink.train(report))
 
     @contextmanager
@@ -214,11 +220,17 @@ class RunRecorder(Recorder):
             "evaluation": self._other_s["evaluation"],
             "checkpoint": self._other_s["checkpoint"],
         }
+        times["other"] = seconds - sum(times.values())
+        besides = {name: times[name] for name in ("evaluation", "checkpoint", "other")}
+        efficiency = Efficiency.of(self._training, self._intervals, besides, self._startup)
         full = {
             **summary,
             "seconds": seconds,
             "images_per_s": self._training.images_per_s,
             "wait": self._training.wait,
-            "time": {**times, "other": seconds - sum(times.values())},
+            "time": times,
+            "efficiency": efficiency,
         }
+        for line in efficiency.lines():
+            self.note(line)
         self._sinks.for_each(lambda sink: sink.finish(full))

@@ -61,6 +61,7 @@ def test_run_folder_is_complete(finished: Path) -> None:
         "checkpoints/best.ckpt",
         "state.json",
         "summary.json",
+        "efficiency.json",
     }
 
 

@@ -1,0 +1,99 @@
+"""Where a run's time and memory went: `efficiency.json`, and three lines at the end."""
+
+from __future__ import annotations
+
+import json
+import resource
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from rich.filesize import decimal
+
+from effloop.record.clock import Span
+from effloop.record.rows import finite
+from effloop.record.sinks import Sink
+from effloop.system.files import write_text
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """Of a run, those of rank 0. The seconds add up to all the time since it began to be built.
+
+    Attributes:
+        images_per_s: of all ranks, in training, the wait for data included.
+        steady_images_per_s: the median over the intervals between two lines of the log, without the first one.
+        wait: share of the training that waited for data, in which the device has nothing to do.
+        bound: `data` where that is more than 10 %, else `computing`.
+        seconds: {part: its seconds}. `build`: data and model, before the first step; `compile`; `warm_up`: what the
+            first interval took more than a steady one; `step` and `wait`: the rest of the training; `evaluation`;
+            `checkpoint`; `other`.
+        peak_bytes: {place: bytes}. `host`: this process, pages of files included; `gpu`: tensors on the current GPU, 0
+            without one.
+    """
+
+    images_per_s: float
+    steady_images_per_s: float
+    wait: float
+    bound: str
+    seconds: Mapping[str, float]
+    peak_bytes: Mapping[str, int]
+
+    MOST_WAIT: ClassVar[float] = 0.1
+
+    @classmethod
+    def of(
+        cls, training: Span, intervals: Sequence[Span], seconds: Mapping[str, float], startup: Mapping[str, float]
+    ) -> Efficiency:
+        """Of a run that has ended.
+
+        Args:
+            training: all of it.
+            intervals: its parts, in order.
+            seconds: `evaluation`, `checkpoint` and `other`.
+            startup: `build` and `compile`.
+        """
+        steady = statistics.median([each.images_per_s for each in intervals[1:]] or [training.images_per_s])
+        first = intervals[0] if len(intervals) > 1 else Span()
+        warm_up = max(0.0, first.seconds - first.waited_s - first.samples / steady) if steady else 0.0
+        parts = {"warm_up": warm_up, "step": training.seconds - training.waited_s - warm_up, "wait": training.waited_s}
+        return cls(
+            training.images_per_s,
+            steady,
+            training.wait,
+            "data" if training.wait > cls.MOST_WAIT else "computing",
+            {**startup, **parts, **seconds},
+            _peak_bytes(),
+        )
+
+    def lines(self) -> list[str]:
+        """Three lines: speed, time, memory."""
+        total = sum(self.seconds.values())
+        parts = ", ".join(f"{name.replace('_', '-')} {each:.1f}" for name, each in self.seconds.items() if each >= 0.05)
+        gpu = f", {decimal(self.peak_bytes['gpu'])} on the GPU" if self.peak_bytes["gpu"] else ""
+        return [
+            f"speed  {self.steady_images_per_s:,.0f} images/s steady; {self.wait:.1%} of training waited for data: "
+            f"bound by {self.bound}",
+            f"time   {total:.1f} s: {parts}",
+            f"memory {decimal(self.peak_bytes['host'])} at most{gpu}",
+        ]
+
+
+def _peak_bytes() -> dict[str, int]:
+    cuda: Any = torch.cuda  # without types
+    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"host": host, "gpu": cuda.max_memory_allocated() if cuda.is_initialized() else 0}
+
+
+class EfficiencyFile(Sink):
+    """`efficiency.json`, written at the end; when a run is resumed, the old file is deleted."""
+
+    def __init__(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        self._path = path
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        write_text(self._path, json.dumps(finite(asdict(summary["efficiency"])), indent=2) + "\n")
