@@ -64,8 +64,8 @@ def inference(
     names, size = side_names(formats), _number("batch", batch)
     found = available_cores()
     counts = sorted({1, found}) if cores == "auto" else [_number("cores", word) for word in cores.split(",")]
-    own = [override for override in overrides if key_of(override) != "device"]
-    trained = Trained.from_checkpoint(Path(run), [*own, "device=cpu"])
+    own = [override for override in overrides if key_of(override) not in ("device", "precision", "amp")]
+    trained = Trained.from_checkpoint(Path(run), [*own, "device=cpu", "precision=fp32", "amp=null"])
     score = trained.evaluate(trained.loader())[trained.task.meters[0].name]
     with scratch_folder(work) as scratch, threads_restored(), Console(stderr=True).status("") as status:
         sides = []

@@ -142,6 +142,9 @@ def _program(trained: Trained, form: Format, options: ExportOptions) -> tuple[An
     size = trained.config.image_size
     example = torch.randn(options.fixed or 2, 3, size, size, generator=torch.Generator().manual_seed(0))
     notes = []
+    if trained.precision.dtype is not None:
+        used = str(trained.precision.dtype).removeprefix("torch.")
+        notes.append(f"scores before are of float32; eval of the run computes in {used}, as it was trained")
     if form.fuses:
         simple = simplify(model, example, dynamic=form.dynamic)
         model = simple.model

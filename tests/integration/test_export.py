@@ -31,7 +31,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose predictions are sure enough for int8, with a BatchNorm that is not the first moments'."""
+    """A run whose predictions are sure enough for int8."""
     out = tmp_path_factory.mktemp("run")
     assert train(photos, f"out={out}", "run=run", "epochs=6", "augment.eval_ratio=0.8") == 0
     return out / "run"
