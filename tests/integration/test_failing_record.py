@@ -19,7 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import effloop
 from effloop.cli.main import main
 
-FILES = ("log.txt", "metrics.jsonl", "perf.jsonl", "metrics.csv", "summary.json", "tensorboard")
+FILES = ("log.txt", "metrics.jsonl", "perf.jsonl", "metrics.csv", "summary.json", "efficiency.json", "tensorboard")
 
 
 @contextmanager
