@@ -83,7 +83,8 @@ def inference(
         measured = interleave(runs, repeats)
     rows = [_row(side, count, measured.get(f"{side.name} {count}")) for side in sides for count in counts]
     rows = [row for row in rows if row["ms"] or (row["unavailable"] and row["threads"] == counts[0])]
-    facts = {"run": str(run), "model": trained.config.model.name, "image_size": trained.config.image_size}
+    model = trained.config.model
+    facts = {"run": str(run), "model": getattr(model, "arch", model.name), "image_size": trained.config.image_size}
     facts |= {"batch": size, "repeats": repeats, "cores": found, "score": trained.task.meters[0].name}
     result = {"what": "inference", **facts, "rows": rows}
     _print(result, trained.task.meters[0].text)

@@ -67,7 +67,7 @@ class Parity:
             raise ParityError(
                 f"the exported model predicts the same for {self.agreement:.2%} of {self.images:,} images, "
                 f"{LEAST_AGREEMENT:.1%} are needed: outputs differ by up to {self.difference:.3g}, {scores}; "
-                "no file was written; try another format"
+                "no file was written; try another format, or without half"
             )
 
 
