@@ -29,7 +29,7 @@ class EvalOptions(RunOptions):
 
 @command("eval", EvalOptions, "outputs/first split=test tta=flip")
 def evaluate(options: EvalOptions, overrides: list[str]) -> int:
-    """Score a run's best checkpoint, or a .ckpt file, on a split."""
+    """Score a run's best checkpoint, or a file, on a split."""
     trained = Trained.open(options.run, overrides)
     views = Views.of(options.tta)
     loader = trained.loader(options.split, views)

@@ -25,7 +25,7 @@ class ExportOptions(Options, RunOptions):
 
 @command("export", ExportOptions, "outputs/first to=onnx")
 def export_model(options: ExportOptions, overrides: list[str]) -> int:
-    """Write a run's best model to a file for other programs, and check the file on the validation split.
+    """Write a run's best model to a file for other programs, and check it.
 
     The scored weights, BatchNorm fused, with preprocessing and classes in the file's metadata. A file that predicts
     otherwise for more than 0.1 % of the images, or as int8 loses more than a percentage point, isn't kept.

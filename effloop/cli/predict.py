@@ -58,7 +58,7 @@ class PredictOptions(RunOptions):
 
 @command("predict", PredictOptions, "outputs/first photos/ out=scores.csv")
 def predict(options: PredictOptions, overrides: list[str]) -> int:
-    """What a run's model says of images: their classes and scores, as a table.
+    """What a run's model says of images: classes and scores, as a table.
 
     Images are prepared as for the run's validation. Those that can't be read are listed, and have a row without scores.
     """
