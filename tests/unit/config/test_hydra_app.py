@@ -44,7 +44,7 @@ class TestPython314:
 
     def test_hydras_flags(self, capsys: pytest.CaptureFixture[str]) -> None:
         """Not `--info`, after which Hydra logs to this test's output for as long as the process lives."""
-        assert main(["--cfg", "job", "--package", "optim", "lr=0.5"]) == 0
+        assert main(["--cfg", "job", "--package", "optim", "optim.lr=0.5"]) == 0
         assert "lr: 0.5" in capsys.readouterr().out
 
     def test_other_help_is_checked_as_ever(self) -> None:
