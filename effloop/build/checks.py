@@ -48,6 +48,12 @@ def check_resumable(config: Config, state: Mapping[str, Any], *, world_size: int
         was, now = state["config"]["accumulate"], config.accumulate
         raise ConfigError(f"accumulate: the checkpoint was trained with {was}, not {now}; keep accumulate={was}")
     _check_same_batch(config, state, world_size)
+    probed = state["config"].get("probe", 0)
+    if probed != config.probe:  # it decides what is trained, and how many updates an epoch has
+        raise ConfigError(
+            f"probe: the checkpoint was trained with {probed}, not {config.probe}; keep it, or begin a run of its own "
+            "from the weights alone: model.weights=RUN"
+        )
     frozen, freeze = state["config"]["model"]["freeze"], config.model.freeze
     if frozen != freeze:  # the optimizer's state goes by the place among what is trained
         raise ConfigError(

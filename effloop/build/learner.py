@@ -48,6 +48,11 @@ class Start:
     state: dict[str, Any] | None = None
     in_place: bool = False
 
+    @property
+    def epoch(self) -> int:
+        """Epochs that are done."""
+        return int(self.state["progress"]["epoch"]) if self.state else 0
+
     @classmethod
     def of(cls, config: Config, resume: Path | None) -> Start:
         """Read the checkpoint that `resume`, or `config.resume`, names.
@@ -108,6 +113,8 @@ def build_learner(environment: Environment, data: Data, start: Start, advise: Ad
         train, val, more = build_probe(environment, data, model)
         notes += more
     average, optimizer, schedule, more = _optimizer(config, model, train)
+    left = (len(train) // config.accumulate) * (config.epochs - start.epoch)
+    config.profile.check(left, parallel.device, in_place=start.in_place)
     loss, about_loss = build_loss(environment, data, num_outputs)
     notes += [*more, *about_loss]
     if parallel.rank:  # the same weights everywhere, but not the same dropout
@@ -149,7 +156,7 @@ def _optimizer(
     """What changes a model; lines for users.
 
     Raises:
-        ConfigError: an epoch has no update, or the run can't be profiled as asked for.
+        ConfigError: an epoch has no update.
     """
     updates = len(train) // config.accumulate
     if not updates:
@@ -157,7 +164,6 @@ def _optimizer(
             f"accumulate: {config.accumulate} is more than the {len(train)} batches of an epoch; "
             f"set accumulate={len(train)} or less"
         )
-    config.profile.check(updates * config.epochs, next(model.parameters()).device)
     average = EMA(model, config.optim.ema) if config.optim.ema else NoEMA(model)
     if config.optim.ema and config.compile:
         average.model.compile()  # a copy isn't, though what it is a copy of is

@@ -80,7 +80,8 @@ def build_probe(
         splits[split], line = _kept(path, features, loader, environment.precision)
         notes.append(f"features  {split}: {line}")
     train_head_only(model, head)
-    return FeatureStream(data.train, splits["train"], config.probe), FeatureStream(data.val, splits["val"]), notes
+    streams = FeatureStream(data.train, splits["train"], config.probe, train), FeatureStream(data.val, splits["val"])
+    return *streams, notes
 
 
 def _key(config: Resolved, precision: Precision, model: nn.Module, head: str, loader: Loader) -> str:

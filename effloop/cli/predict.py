@@ -41,7 +41,7 @@ class PredictOptions(RunOptions):
         run: the folder of a run, for its best checkpoint, a .ckpt file, or a file by export.
         paths: images, folders of images, or patterns in quotes such as 'photos/*.jpg'; or a dataset. Without any,
             the run's own data, or that of data.root.
-        split: of a dataset: val, train or any other.
+        split: of a dataset: val, which is the default, train or any other.
         out: a table with a row for each image: .csv, .tsv, .jsonl or .parquet; without it the first 20 are shown.
         top: how many classes for each image.
         scores: add the score of each class.
@@ -49,7 +49,7 @@ class PredictOptions(RunOptions):
     """
 
     paths: tuple[Path, ...] = field(default=(), metadata={"positional": "PATH"})
-    split: str = "val"
+    split: str | None = None
     out: Path | None = None
     top: Annotated[int, range(1, 1001)] = 1
     scores: bool = False
@@ -73,12 +73,7 @@ def predict(options: PredictOptions, overrides: list[str]) -> int:
     seconds = time.perf_counter() - started
     if shown:
         _show(shown, len(predictions))
-    problems = [f"{source.name(sample)} {predictions.problems[sample]}" for sample in sorted(predictions.problems)]
-    if problems:
-        what = f"{len(problems):,} of {len(predictions):,} images can't be used"
-        print(f"effloop: warning: {listed(what, problems, 'they have no scores')}", file=sys.stderr)
-    if len(problems) == len(predictions):
-        raise DataError(f"{source.where}: none of the {len(problems):,} images can be used; name others")
+    _warn(predictions)
     to = f" -> {options.out}" if options.out else ""
     print(f"{len(predictions):,} images in {seconds:.1f} s, {len(predictions) / seconds:,.0f} images/s{to}")
     return 0
@@ -88,24 +83,30 @@ def _source(options: PredictOptions, overrides: Sequence[str], trained: Trained)
     """The images, and whether they have targets.
 
     Raises:
-        ConfigError: paths beside `data.root`, or a dataset beside other paths.
+        ConfigError: paths beside `data.root`, a dataset beside other paths, or a split of what has none.
         DataError: there are no such images.
     """
     datasets = [path for path in options.paths if _is_dataset(path)]
+    split = options.split or "val"
     if not options.paths:
-        return trained.source(options.split), True
+        return trained.source(split), True
     if any(key_of(override) == "data.root" for override in overrides):
         raise ConfigError(f"predict: '{options.paths[0]}' contradicts data.root; drop one of them")
     if not datasets:
+        if options.split:
+            raise ConfigError(
+                f"split: '{options.paths[0]}' is taken as images, which have no splits; leave split out, or set "
+                f"data.root={options.paths[0]} instead"
+            )
         return find_images(options.paths), False
     if len(options.paths) > 1:
         raise ConfigError(f"predict: '{datasets[0]}' is a dataset, which stands alone; drop the other paths")
-    return trained.source(options.split, datasets[0]), True
+    return trained.source(split, datasets[0]), True
 
 
 def _is_dataset(path: Path) -> bool:
     """Whether a path is a dataset of a packed format, not a folder of images or an image."""
-    known = path.exists() and path.suffix.lower() not in EXTENSIONS
+    known = os.path.exists(path) and path.suffix.lower() not in EXTENSIONS
     return known and format_of(path) not in (None, "folder")
 
 
@@ -119,6 +120,10 @@ def _write(options: PredictOptions, predictions: Predictions, source: Source | N
 
     Returns:
         The first rows, if there is no file to write to.
+
+    Raises:
+        DataError: no image can be used; a file from before is left as it was.
+        ConfigError: the file can't be written.
     """
     rows: list[dict[str, Any]] = []
     with writing(options.out) if options.out else nullcontext() as writer, Progress() as progress:
@@ -131,7 +136,19 @@ def _write(options: PredictOptions, predictions: Predictions, source: Source | N
             elif len(rows) < _SHOWN:
                 rows += rows_of(table)
             progress.advance(len(ids))
+        if len(predictions.problems) == len(predictions):  # before a file takes its name
+            _warn(predictions)
+            raise DataError(f"{predictions.loader.plan.source.where}: none of the images can be used; name others")
     return rows[:_SHOWN]
+
+
+def _warn(predictions: Predictions) -> None:
+    """List the images that can't be used, if there are any."""
+    source, found = predictions.loader.plan.source, predictions.problems
+    if found:
+        what = f"{len(found):,} of {len(predictions):,} images can't be used"
+        lines = [f"{source.name(sample)} {found[sample]}" for sample in sorted(found)]
+        print(f"effloop: warning: {listed(what, lines, 'they have no scores')}", file=sys.stderr)
 
 
 def _table(predictions: Predictions, ids: Sequence[int], columns: Columns, source: Source | None) -> Columns:
@@ -148,8 +165,9 @@ def _table(predictions: Predictions, ids: Sequence[int], columns: Columns, sourc
 def _show(rows: Sequence[dict[str, Any]], count: int) -> None:
     """Print rows as a table, without columns that have nothing in them, and paths from the folder that all are in."""
     table = Table(title=f"the first {len(rows)} of {count:,} images" if count > len(rows) else None)
-    if (common := os.path.commonpath([os.path.dirname(row["path"]) for row in rows])) not in ("", "/"):
-        rows = [{**row, "path": os.path.relpath(row["path"], common)} for row in rows]
+    folders = [os.path.dirname(row["path"]) for row in rows]
+    if len({os.path.isabs(folder) for folder in folders}) == 1 and os.path.commonpath(folders) not in ("", "/"):
+        rows = [{**row, "path": os.path.relpath(row["path"], os.path.commonpath(folders))} for row in rows]
     names = [name for name in rows[0] if any(row[name] not in (None, "") for row in rows)]
     for name in names:
         is_text = any(isinstance(row[name], str) for row in rows)

@@ -20,10 +20,14 @@ class FeatureStream:
         loader: of the images.
         features: (N, D) float32 of all samples, which may be a memory-mapped file.
         passes: how often an epoch goes over them.
+        shown: a loader of the images that the features are of; None is `loader`.
     """
 
-    def __init__(self, loader: Loader, features: NDArray[np.float32], passes: int = 1) -> None:
+    def __init__(
+        self, loader: Loader, features: NDArray[np.float32], passes: int = 1, shown: Loader | None = None
+    ) -> None:
         self.loader = loader
+        self.shown = shown or loader
         self.features = features
         self.passes = passes
 
@@ -58,7 +62,7 @@ class FeatureStream:
 
     def preview(self, num_samples: int, num_epochs: int, most: Callable[[int], int]) -> Preview:
         """As `Loader.preview`: the images that the features are of, which are the same in all epochs."""
-        return self.loader.preview(num_samples, min(1, num_epochs), most)
+        return self.shown.preview(num_samples, min(1, num_epochs), most)
 
     def close(self) -> None:
         """As `Loader.close`."""

@@ -56,6 +56,7 @@ class TolerantPlan(Plan):
                 super().decode(prepared, images, number, number + 1, at=at)
             except DataError as error:
                 self.problems[int(prepared.ids[number])] = str(error.__cause__)
+                images[at + number].numpy().fill(0)  # by NumPy: the tensor may be of another thread's inference mode
 
     @property
     def _black(self) -> bytes:

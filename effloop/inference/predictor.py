@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from effloop.build.loader import loader_of
@@ -100,7 +100,10 @@ class Predictor(nn.Module):
         each: list[Any] = [given] if single else list(given)
         if not each:
             raise ConfigError("images: there are none; give a list of paths, encoded images, or arrays")
-        source = ImagesInMemory([_encoded(image, number) for number, image in enumerate(each)], _names(each))
+        exif, names = self._trained.config.decode.exif, _names(each)
+        source = ImagesInMemory(
+            [_encoded(image, name, exif=exif) for image, name in zip(each, names, strict=True)], names
+        )
         config = replace(self._trained.config, device=str(self.device))
         if len(each) == 1:
             config.num_workers = 0  # threads take longer to start than an image to load
@@ -118,25 +121,39 @@ def _names(images: Sequence[ImageLike]) -> list[str]:
     ]
 
 
-def _encoded(image: ImageLike, number: int) -> Encoded:
+def _encoded(image: ImageLike, name: str, *, exif: bool) -> Encoded:
     """An encoded image, of a file or as raw pixels.
 
     Raises:
-        DataError: the file can't be read.
+        DataError: the file can't be read, or Pillow's image can't be decoded.
         ConfigError: it is no image.
     """
     if isinstance(image, str | os.PathLike):
         try:
             return Path(image).read_bytes()
         except OSError as error:
-            raise DataError(f"{os.fspath(image)} can't be read: {error.strerror}") from None
+            raise DataError(f"{name} can't be read: {error.strerror}") from None
     if isinstance(image, bytes | bytearray | memoryview):
         return image
-    pixels = to_rgb(image) if isinstance(image, Image.Image) else image
+    pixels = _pixels(image, name, exif=exif) if isinstance(image, Image.Image) else image
     if isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] == 3:
         return b"P6\n%d %d\n255\n" % (pixels.shape[1], pixels.shape[0]) + pixels.tobytes()
     of = f"{pixels.dtype} {pixels.shape}" if isinstance(pixels, np.ndarray) else type(image).__name__
-    raise ConfigError(f"images: image {number} is {of}; give a path, encoded bytes, Pillow's image or (H, W, 3) uint8")
+    raise ConfigError(f"images: {name} is {of}; give a path, encoded bytes, Pillow's image or (H, W, 3) uint8")
+
+
+def _pixels(image: Image.Image, name: str, *, exif: bool) -> NDArray[np.uint8]:
+    """(H, W, 3) uint8 RGB of Pillow's image, which stays as it is.
+
+    Raises:
+        DataError: it can't be decoded.
+    """
+    try:
+        return to_rgb(ImageOps.exif_transpose(image) if exif else image.copy())
+    except MemoryError:
+        raise  # about the machine, not about the image
+    except Exception as error:  # a damaged file can make Pillow raise nearly anything
+        raise DataError(f"{name} can't be decoded: {' '.join(str(error).split())}") from error
 
 
 def load(run: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Predictor:

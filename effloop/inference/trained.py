@@ -15,6 +15,7 @@ from effloop import config as configs
 from effloop.build.checks import check_same_model, check_trained_on, fitting
 from effloop.build.loader import build_loader
 from effloop.build.model import build_model
+from effloop.build.race import state_preserved
 from effloop.build.resolve import Resolved, resolved
 from effloop.checkpoint import files
 from effloop.config import Config
@@ -229,9 +230,10 @@ def _place(config: Config, *, whole_process: bool) -> tuple[torch.device, Precis
 
 
 def _network(config: Config, num_outputs: int, device: torch.device) -> nn.Module:
-    """The model as a config builds it, for inference."""
+    """The model as a config builds it, for inference; the process's random numbers stay as they were."""
     plain = replace(config, model=replace(config.model, freeze=[], checkpointing=False))
-    return build_model(resolved(plain), num_outputs, device)
+    with state_preserved(nn.Module()):
+        return build_model(resolved(plain), num_outputs, device)
 
 
 def _check_same_input(config: Config, found: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -138,7 +139,7 @@ def check_writable(out: Path) -> None:
     """Refuse a file that a table can't be written to, before there is one.
 
     Raises:
-        ConfigError: another extension, no such folder, or a package is missing.
+        ConfigError: another extension, a folder that can't be written to, or a package is missing.
     """
     if out.suffix.lower() not in WRITERS:
         raise ConfigError(f"out: '{out}' is no table's file; set out=NAME with {either([*WRITERS])}")
@@ -146,12 +147,26 @@ def check_writable(out: Path) -> None:
         what = "is a folder" if out.is_dir() else "is in no folder that exists"
         raise ConfigError(f"out: '{out}' {what}; set out=FILE")
     WRITERS[out.suffix.lower()](io.BytesIO())
+    with _explained(out), TemporaryFile(dir=out.absolute().parent):
+        pass
 
 
 @contextmanager
 def writing(out: Path) -> Iterator[Writer]:
-    """A writer to a file, which is there when it is complete, and untouched if not."""
-    with replacing(out) as file:
+    """A writer to a file, which is there when it is complete, and untouched if not.
+
+    Raises:
+        ConfigError: it can't be written.
+    """
+    with _explained(out), replacing(out) as file:
         writer = WRITERS[out.suffix.lower()](file)
         yield writer
         writer.close()
+
+
+@contextmanager
+def _explained(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"out: '{out}' can't be written: {error.strerror}; set out=FILE") from error

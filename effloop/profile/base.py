@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from effloop.errors import ConfigError
+from effloop.errors import PROGRAM, ConfigError
 from effloop.registry import PartConfig, Registry
 
 
@@ -36,22 +36,28 @@ class ProfileConfig(PartConfig):
         if self.steps < 1:
             raise ConfigError(f"profile.steps: {self.steps} is not allowed; set a number of updates above 0")
 
-    def check(self, updates: int, device: torch.device) -> None:
+    def check(self, updates: int, device: torch.device, *, in_place: bool) -> None:
         """Refuse what can't be profiled.
 
         Args:
-            updates: of the run.
+            updates: that are left of the run.
             device: of the model.
+            in_place: whether the run goes on in a folder that it has begun.
 
         Raises:
-            ConfigError: the run has too few updates, or the profiler is for another device.
+            ConfigError: too few updates, a profiler for another device, or a run that would have to go on afterwards.
         """
         del device
+        if in_place:
+            raise ConfigError(
+                f"profile: {self.name} ends the run, and this one is to be finished; begin one of its own: "
+                f"{PROGRAM} resume=RUN profile={self.name}"
+            )
         needed = self.wait + self.steps + self.more
         if needed > updates:
             raise ConfigError(
-                f"profile: wait={self.wait} and steps={self.steps} are {needed} updates, the run has {updates}; set "
-                f"profile.wait={min(self.wait, updates // 4)} profile.steps={max(1, updates // 2)}, or more epochs"
+                f"profile: wait={self.wait} and steps={self.steps} need {needed} updates, and {updates} are left; "
+                f"set profile.wait={min(self.wait, updates // 4)} profile.steps={max(1, updates // 2)}, or more epochs"
             )
 
 
@@ -59,7 +65,7 @@ class ProfileConfig(PartConfig):
 class NoneConfig(ProfileConfig):
     """Fields of `profile=none`, which have no effect."""
 
-    def check(self, updates: int, device: torch.device) -> None:
+    def check(self, updates: int, device: torch.device, *, in_place: bool) -> None:
         pass
 
 

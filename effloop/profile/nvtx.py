@@ -18,10 +18,10 @@ _autograd: Any = torch.autograd.profiler
 class NVTXConfig(ProfileConfig):
     """Fields of `profile=nvtx`."""
 
-    def check(self, updates: int, device: torch.device) -> None:
+    def check(self, updates: int, device: torch.device, *, in_place: bool) -> None:
         if device.type != "cuda":
             raise ConfigError("profile: nvtx is for NVIDIA GPUs, and the model is on the CPU; set profile=torch")
-        super().check(updates, device)
+        super().check(updates, device, in_place=in_place)
 
 
 @profilers.register("nvtx", NVTXConfig)

@@ -21,15 +21,15 @@ from effloop.system.files import write_text
 
 @dataclass(frozen=True)
 class Efficiency:
-    """Of a run, those of rank 0. The seconds add up to all the time since it began to be built.
+    """Of a run, those of rank 0.
 
     Attributes:
         images_per_s: of all ranks, in training, the wait for data included.
         steady_images_per_s: the median over the intervals between two lines of the log, without the first one.
         wait: share of the training that waited for data, in which the device has nothing to do.
         bound: `data` where that is more than 10 %, else `computing`.
-        seconds: {part: its seconds}. `build`: data and model, before the first step; `compile`; `warm_up`: what the
-            first interval took more than a steady one; `step` and `wait`: the rest of the training; `evaluation`;
+        seconds: {part: its seconds}. `build`: data and model, until there is a run folder; `compile`; `warm_up`: what
+            the first interval took more than a steady one; `step` and `wait`: the rest of the training; `evaluation`;
             `checkpoint`; `other`.
         peak_bytes: {place: bytes}. `host`: this process, pages of files included; `gpu`: tensors on the current GPU, 0
             without one.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 import re
 import shutil
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from images import encode, photo
+from images import encode, exif, photo
 from PIL import Image
 
 import effloop
@@ -51,7 +52,8 @@ def test_the_same_top1_as_eval_with_bad_files_among_them(
 ) -> None:
     shutil.copytree(photos / "val", "new")
     bad = bad_files(here / "new" / "b")
-    assert main(["predict", str(finished), "new", "out=scores.csv", "top=2", "scores=true"]) == 0
+    words = ["top=2", "scores=true", "num_workers=2"]  # threads, of which each finds some of them
+    assert main(["predict", str(finished), "new", "out=scores.csv", *words]) == 0
     printed = capsys.readouterr()
     assert f"{len(bad)} of 23 images can't be used; they have no scores:" in printed.err
     for name in bad:
@@ -92,6 +94,30 @@ def test_on_the_screen(finished: Path, photos: Path, capsys: pytest.CaptureFixtu
     assert "the first 20 of 40 images" in capsys.readouterr().out
 
 
+def test_absolute_and_relative_paths(
+    finished: Path, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(photos / "val" / "a", "new")
+    assert main(["predict", str(finished), "new", str(photos / "val" / "b"), "top=3"]) == 0
+    assert "new/000.jpg" in capsys.readouterr().out
+
+
+def test_an_exported_file(finished: Path, photos: Path, here: Path) -> None:
+    pytest.importorskip("safetensors")
+    assert main(["export", str(finished), "to=state_dict", "out=model.safetensors"]) == 0
+    for model, out in ((finished, "run.csv"), ("model.safetensors", "file.csv")):
+        assert main(["predict", str(model), str(photos / "val"), f"out={out}", "scores=true"]) == 0
+    assert table(here / "run.csv") == table(here / "file.csv")
+
+
+def test_a_table_that_was_there_stays(finished: Path, here: Path) -> None:
+    """If no image can be used, or the table can't be written."""
+    Path("page.jpg").write_bytes(b"<html>")
+    Path("x.csv").write_text("before")
+    assert main(["predict", str(finished), "page.jpg", "out=x.csv"]) == 2
+    assert Path("x.csv").read_text() == "before"
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -99,8 +125,14 @@ def test_on_the_screen(finished: Path, photos: Path, capsys: pytest.CaptureFixtu
         (["new", "data.root=x"], "predict: 'new' contradicts data.root; drop one of them"),
         (["x.effloop", "new"], "predict: 'x.effloop' is a dataset, which stands alone; drop the other paths"),
         (["new", "out=x.xls"], "out: 'x.xls' is no table's file"),
+        (["new", "out=/proc/x.csv"], "out: '/proc/x.csv' can't be written: No such file or directory; set out=FILE"),
+        (
+            ["new", "split=val"],
+            "split: 'new' is taken as images, which have no splits; leave split out, or",
+        ),
+        (["n" * 300], "is not there; name images, folders of images, or patterns"),
         (["new", "top=0"], "top: '0' is not allowed; set a whole number from 1 to 1,000"),
-        (["new/page.jpg"], "new/page.jpg: none of the 1 images can be used"),
+        (["new/page.jpg"], "new/page.jpg: none of the images can be used"),
         (["new", "wrong=1"], "'wrong' is not a key of the config"),
     ],
 )
@@ -140,6 +172,24 @@ class TestLoad:
         assert (model.classes, model.image_size, model.device.type) == (("a", "b", "c"), 16, "cpu")
         assert sum(each.numel() for each in model.parameters()) > 0
 
+    def test_turned_as_exif_says_if_the_run_was(self, finished: Path) -> None:
+        """In whatever form the image is given, which isn't changed."""
+        data = encode(photo(), "JPEG", exif=exif(6))
+        image = Image.open(io.BytesIO(data))
+        for words, same in ((["decode.exif=true"], False), ([], True)):
+            model = effloop.load(finished, words)
+            turned, given, plain = model.preprocess([data, image, encode(photo(), "JPEG")])
+            assert torch.equal(turned, given)
+            assert torch.equal(turned, plain) == same
+        assert image.getexif()[0x0112] == 6
+
+    def test_random_numbers_of_the_program_stay(self, finished: Path) -> None:
+        torch.manual_seed(3)
+        expected = torch.rand(2)
+        torch.manual_seed(3)
+        effloop.load(finished)
+        assert torch.equal(torch.rand(2), expected)
+
     @pytest.mark.parametrize(
         ("images", "kind", "line"),
         [
@@ -148,6 +198,11 @@ class TestLoad:
             ([photo().astype(float)], ConfigError, "images: image 0 is float64 (67, 53, 3); give a path"),
             (["nowhere.jpg"], DataError, "nowhere.jpg can't be read: No such file or directory"),
             ([photo(), b"junk of some bytes"], DataError, "image 1 is not an image that Pillow reads"),
+            (
+                [Image.open(io.BytesIO(encode(photo(), "JPEG")[:900]))],
+                DataError,
+                "image 0 can't be decoded: image file is",
+            ),
         ],
     )
     def test_refused(self, finished: Path, images: Any, kind: type[EffLoopError], line: str) -> None:

@@ -13,7 +13,7 @@ from runs import TINY, rows, train
 import effloop
 from effloop.cli.main import main
 from effloop.data.features import FeatureStream
-from effloop.errors import EffLoopError
+from effloop.errors import ConfigError, EffLoopError
 from effloop.train.trainer import Trainer
 
 
@@ -98,6 +98,9 @@ def test_resumed_to_the_bit(photos: Path, finished: Path, here: Path, cache: Pat
     assert train(photos, *words, "run=half", "epochs=1") == 0
     assert train(photos, *words, "run=rest", "resume=outputs/half") == 0
     assert all(torch.equal(value, state("rest")[name]) for name, value in state("whole").items())
+    for probe in (0, 3):
+        with pytest.raises(ConfigError, match=f"probe: the checkpoint was trained with 2, not {probe}; keep it"):
+            build(photos, "schedule=constant", f"probe={probe}", "resume=outputs/half")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from runs import train
 
+from effloop.cli.main import main
+
 
 def test_it_ends_after_the_profile(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In the first epoch: no validation, no checkpoint; tables on the screen and in the log."""
@@ -23,5 +25,17 @@ def test_it_ends_after_the_profile(photos: Path, here: Path, capsys: pytest.Capt
 
 def test_too_few_updates(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(photos, "profile=cprofile", "epochs=1", "profile.wait=10") == 2
-    assert "profile: wait=10 and steps=20 are 30 updates, the run has 5; set profile.wait=1" in capsys.readouterr().err
+    assert (
+        "profile: wait=10 and steps=20 need 30 updates, and 5 are left; set profile.wait=1" in capsys.readouterr().err
+    )
     assert not (here / "outputs").exists()
+
+
+def test_of_a_run_that_continues(finished: Path, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Updates that are done don't count; in its own folder a run is trained, and not only looked at."""
+    words = ["epochs=4", "profile=cprofile", "profile.wait=4", "profile.steps=2"]
+    assert train(photos, f"resume={finished}", *words) == 2 == main(["resume", str(finished), *words])
+    first, second = capsys.readouterr().err.splitlines()
+    assert "wait=4 and steps=2 need 6 updates, and 5 are left" in first
+    assert "profile: cprofile ends the run, and this one is to be finished" in second
+    assert (finished / "summary.json").is_file()

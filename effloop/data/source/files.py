@@ -134,8 +134,8 @@ def find_images(paths: Sequence[Path]) -> ImageFiles:
         before = len(found)
         matches = [path] if os.path.lexists(path) else map(Path, sorted(glob.glob(str(path), recursive=True)))
         for match in matches:
-            found.update(dict.fromkeys(_below(os.fsencode(match)) if match.is_dir() else [os.fsencode(match)]))
-        if len(found) == before and path.is_dir():
+            found.update(dict.fromkeys(_below(os.fsencode(match)) if os.path.isdir(match) else [os.fsencode(match)]))
+        if len(found) == before and os.path.isdir(path):
             raise DataError(f"'{path}' has no images ({SOUGHT}); name another folder")
         if len(found) == before and not os.path.lexists(path):
             what = "matches nothing" if glob.has_magic(str(path)) else "is not there"

@@ -86,12 +86,14 @@ def test_a_loop_that_stops_in_between(tmp_path: Path, name: str) -> None:
 
 
 def test_what_cannot_be_profiled() -> None:
-    config("none").check(0, CPU)
-    config("torch").check(4, CPU)
-    with pytest.raises(ConfigError, match=r"wait=1 and steps=2 are 4 updates, the run has 3; set profile.wait=0"):
-        config("torch").check(3, CPU)
+    config("none").check(0, CPU, in_place=True)
+    config("torch").check(4, CPU, in_place=False)
+    with pytest.raises(ConfigError, match=r"wait=1 and steps=2 need 4 updates, and 3 are left; set profile.wait=0"):
+        config("torch").check(3, CPU, in_place=False)
+    with pytest.raises(ConfigError, match="profile: torch ends the run, and this one is to be finished"):
+        config("torch").check(100, CPU, in_place=True)
     with pytest.raises(ConfigError, match="nvtx is for NVIDIA GPUs, and the model is on the CPU"):
-        config("nvtx").check(100, CPU)
+        config("nvtx").check(100, CPU, in_place=False)
     for key, value in (("wait", -1), ("steps", 0)):
         with pytest.raises(ConfigError, match=rf"profile\.{key}: {value} is not allowed"):
             ProfileConfig("torch", **{key: value})

@@ -39,7 +39,7 @@ def test_too_short_to_tell(intervals: list[Span]) -> None:
     assert found.bound == "computing"
 
 
-def test_the_parts_of_a_run_are_all_its_time(photos: Path, here: Path) -> None:
+def test_the_parts_of_a_run(photos: Path, here: Path) -> None:
     began = time.perf_counter()
     config = effloop.compose([f"data.root={photos}", *TINY, "run=r"])
     effloop.build_trainer(config).fit()
