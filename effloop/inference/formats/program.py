@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from effloop.inference.formats import archive
 from effloop.inference.formats.base import KEY, Format, register_format
 
 _EXTRA = f"{KEY}.json"
@@ -58,12 +59,10 @@ class Pt2(Format):
         torch.export.save(program, path, extra_files={_EXTRA: metadata})
 
     def read_metadata(self, path: Path) -> str | None:
-        extra: dict[str, Any] = {_EXTRA: ""}
-        torch.export.load(path, extra_files=extra)
-        return extra[_EXTRA] or None
+        return archive.extra_file(path, _EXTRA) or None
 
     def open(self, path: Path, device: torch.device, network: Callable[[], nn.Module]) -> nn.Module:
-        program = torch.export.load(path)
+        program = archive.load(path)
         if device.type != "cpu":
             from torch.export.passes import move_to_device_pass
 
