@@ -55,7 +55,7 @@ def describe(
             "effloop": effloop.__version__,
             "torch": str(torch.__version__),
         },
-        "config": _portable(trained.config),
+        "config": portable(trained.config),
     }
 
 
@@ -100,8 +100,12 @@ def run_folder(checkpoint: Path) -> Path:
     return folder.parent if folder.name == "checkpoints" else folder
 
 
-def _portable(config: Config) -> dict[str, Any]:
+def portable(config: Config) -> dict[str, Any]:
     """A config without this machine's paths, but for the data, which `eval` reads; computing in float32."""
     plain = configs.to_dict(config)
     plain["model"] |= {"weights": None, "freeze": [], "checkpointing": False}
-    return {**plain, "precision": {"name": "fp32"}, "amp": None, "resume": None, "out": "outputs", "run": "exported"}
+    plain["distill"]["teacher"] = None
+    if "index_dir" in plain["data"]:
+        plain["data"]["index_dir"] = None
+    fixed = {"precision": {"name": "fp32"}, "amp": None, "probe": 0, "profile": {"name": "none"}}
+    return {**plain, **fixed, "resume": None, "out": "outputs", "run": "exported"}
