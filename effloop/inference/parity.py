@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
-from math import ceil
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from effloop.batch import Batch
 from effloop.data.loader import Loader
-from effloop.errors import ParityError
+from effloop.errors import ParityError, warn
 from effloop.record import Metrics
 from effloop.task import Meter, Task
 
 LEAST_AGREEMENT = 0.999
 """Share of images that a file's predictions have to be the same for, unless it is int8."""
+
+FEW_AGREE = 0.95
+"""Share below which int8 is kept with a warning: its score can be as good by chance."""
 
 MOST_LOST = 0.01
 """How much of the task's first score int8 may cost: a percentage point, or 1 % of a score that is no share."""
@@ -44,7 +46,7 @@ class Parity:
     after: dict[str, float]
 
     def check(self, meter: Meter, *, int8: bool) -> None:
-        """Refuse an exported model that isn't good enough.
+        """Refuse an exported model that isn't good enough; warn of int8 with few predictions the same.
 
         Args:
             meter: of the task's first score.
@@ -63,6 +65,11 @@ class Parity:
                     f"int8 costs more than {meter.text(allowed)} on {self.images:,} images: {scores}; "
                     "no file was written; try calibrate=1000, or leave int8 out"
                 )
+            if self.agreement < FEW_AGREE:
+                warn(
+                    f"int8 predicts the same for {self.agreement:.2%} of {self.images:,} images only, though its score "
+                    f"holds ({scores}); try calibrate=1000, or compare both on more images"
+                )
         elif not self.agreement >= LEAST_AGREEMENT:
             raise ParityError(
                 f"the exported model predicts the same for {self.agreement:.2%} of {self.images:,} images, "
@@ -72,18 +79,16 @@ class Parity:
 
 
 def compare(expected: nn.Module, exported: nn.Module, loader: Loader, task: Task, images: int | None = None) -> Parity:
-    """Run both models on a split, or its first images.
+    """Run both models on a split, or on some of its images, spread evenly: most splits are sorted by class.
 
     Args:
         expected: the trained model.
         exported: the same, from a file.
         loader: of the split; its last batch may be padded.
         task: whose predictions and scores are compared.
-        images: about how many, by whole batches; None is all.
+        images: how many, if there are more; None is all.
     """
-    batches: Iterable[Batch] = loader.epoch(0)
-    if images is not None:
-        batches = islice(batches, ceil(images / loader.plan.order.batch_per_rank))
+    batches = loader.epoch(0) if images is None else _spread(loader, images)
     device = loader.transfer.device
     sums = [Metrics(task.num_sums, device) for _ in range(2)]
     facts = torch.zeros(4, dtype=torch.float64, device=device)  # images that agree, numbers, their sum, their squares'
@@ -105,6 +110,14 @@ def compare(expected: nn.Module, exported: nn.Module, loader: Loader, task: Task
     before, after = (task.scores(metrics.read()) for metrics in sums)
     spread = max(squares / numbers - (total / numbers) ** 2, 0.0) ** 0.5
     return Parity(count, float(difference), spread, agreeing / count, before, after)
+
+
+def _spread(loader: Loader, count: int) -> Iterator[Batch]:
+    """Batches of some of a split's samples, at even distances from the first to the last."""
+    size = len(loader.plan.source)
+    ids = np.linspace(0, size - 1, min(count, size)).round().astype(np.int64).tolist()
+    for start in range(0, len(ids), loader.global_batch):
+        yield loader.samples(ids[start : start + loader.global_batch])
 
 
 def _check_shapes(expected: Tensor, exported: Tensor) -> None:

@@ -47,3 +47,12 @@ def test_int8_may_cost_a_point(meter: Meter, after: float, refused: bool) -> Non
         return
     with pytest.raises(ParityError, match=f"{meter.name} .* before, .* after; no file was written"):
         parity.check(meter, int8=True)
+
+
+@pytest.mark.parametrize(("agreement", "warned"), [(0.96, False), (0.846, True)])
+def test_int8_with_few_predictions_the_same(agreement: float, warned: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """Is kept if the score holds, but not in silence."""
+    replace(SAME, agreement=agreement).check(TOP1, int8=True)
+    err = capsys.readouterr().err
+    assert err.startswith("effloop: warning: int8 predicts the same for 84.60% of 1,000 images only") == warned
+    assert err.count("\n") == warned
