@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +40,7 @@ class ExportOptions:
         half: store weights, and in some formats compute, in float16; input and output stay float32.
         batch: how many images the file takes at once; dynamic is any number.
         calibrate: how many training images int8 is calibrated by.
-        parity: how many images of the validation split the file is checked on; all is all of it.
+        parity: how many images of the validation split, spread evenly over it, the file is checked on; all is all of it.
 
     Raises:
         ConfigError: options contradict each other or the format, or `out` can't be written.
@@ -68,6 +68,9 @@ class ExportOptions:
         folder = (self.out or Path()).absolute().parent
         if self.out is not None and not (folder.is_dir() and os.access(folder, os.W_OK)):
             raise ConfigError(f"out: {self.out} can't be written, {folder} is no folder to write to; set out=FILE")
+        for file in kind.files(self.out) if self.out is not None else ():
+            if file.is_dir():
+                raise ConfigError(f"out: {file} is a folder; set out=FILE{kind.suffix} to another name")
 
     @property
     def fixed(self) -> int | None:
@@ -115,7 +118,7 @@ def export(trained: Trained, options: ExportOptions) -> Exported:
     form = formats[options.to](dynamic=options.fixed is None, half=options.half)
     path = options.path(metadata.run_folder(trained.path))
     program, notes = _program(trained, form, options)
-    calibrated = {"images": options.calibrate, "weights_bits": 8 if has_vnni() else 7} if options.int8 else None
+    calibrated = _calibrated(trained, options.calibrate) if options.int8 else None
     facts = metadata.describe(trained, to=options.to, batch=options.fixed, int8=calibrated, half=options.half)
     with _in_place(form, path) as temporary, closing(trained.loader("val")) as loader:
         _save(form, program, temporary, write(facts))
@@ -158,6 +161,11 @@ def _program(trained: Trained, form: Format, options: ExportOptions) -> tuple[An
         with one_line_errors(f"int8: to={options.to} can't quantize this model"):
             program = form.quantize(program, images)
     return program, tuple(notes)
+
+
+def _calibrated(trained: Trained, count: int) -> dict[str, int]:
+    """How int8 was made, for the metadata."""
+    return {"images": min(count, len(trained.source("train"))), "weights_bits": 8 if has_vnni() else 7}
 
 
 def calibration_images(trained: Trained, count: int, batch: int | None = None) -> list[Tensor]:
@@ -205,7 +213,26 @@ def _in_place(form: Format, path: Path) -> Iterator[Path]:
         with TemporaryDirectory(prefix=f".{path.stem}-", dir=path.parent, ignore_cleanup_errors=True) as folder:
             temporary = Path(folder) / path.name
             yield temporary
-            for source, target in reversed(list(zip(form.files(temporary), form.files(path), strict=True))):
-                os.replace(source, target)
+            _move(form.files(temporary), form.files(path), Path(folder))
     except OSError as error:
         raise ConfigError(f"out: {path} can't be written: {error.strerror or error}; set out=FILE") from error
+
+
+def _move(sources: Sequence[Path], targets: Sequence[Path], folder: Path) -> None:
+    """Rename files, the first of them last; if one can't be, the others are as they were before."""
+    moved: list[tuple[Path, Path]] = []
+    try:
+        for source, target in zip(sources[1:], targets[1:], strict=True):
+            kept = folder / f"before-{target.name}"
+            if target.exists():
+                os.replace(target, kept)
+            moved.append((kept, target))
+            os.replace(source, target)
+        os.replace(sources[0], targets[0])
+    except OSError:
+        for kept, target in moved:
+            if kept.exists():
+                os.replace(kept, target)
+            else:
+                target.unlink(missing_ok=True)
+        raise

@@ -67,6 +67,7 @@ def test_export_and_eval(to: str, option: str, run: Path, tmp_path: Path, capsys
     assert found["provenance"]["data"]["val"]["samples"] == 45
     if option == "int8=true":
         assert b"DequantizeLinear" in path.read_bytes()
+        assert found["int8"]["images"] == 60, "all there are, of the 256 asked for"
     else:
         assert found["measured"]["agreement"] == 1
         assert found["measured"]["difference"] < (0.01 if option == "half=true" else 1e-5)
@@ -124,6 +125,29 @@ def test_other_outputs_are_refused(
         assert "file:" not in captured.out
         assert [each.read_text() for each in tmp_path.iterdir()] == ["before"] * path.exists()
         path.write_text("before")
+
+
+class Constant(Pt2):
+    """Always answers the first class."""
+
+    suffix = ".constant"
+
+    def save(self, program: Any, path: Path, metadata: str) -> None:
+        for name, tensor in program.state_dict.items():
+            if name.endswith("weight") and tensor.ndim == 2:
+                tensor.data.zero_()
+                program.state_dict[name.replace("weight", "bias")].data.copy_(torch.eye(len(tensor))[0])
+        super().save(program, path, metadata)
+
+
+def test_few_images_are_of_all_classes(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the split is sorted by class."""
+    monkeypatch.setitem(formats, "constant", Constant)
+    assert main(["export", str(run), "to=constant", "parity=4", f"out={tmp_path}/model.constant"]) == 1
+    assert "% of 4 images" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 class Uncalibrated(Onnx):
