@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from rich.filesize import decimal
@@ -27,7 +27,6 @@ class Efficiency:
         images_per_s: of all ranks, in training, the wait for data included.
         steady_images_per_s: the median over the intervals between two lines of the log, without the first one.
         wait: share of the training that waited for data, in which the device has nothing to do.
-        bound: `data` where that is more than 10 %, else `computing`.
         seconds: {part: its seconds}. `build`: data and model, until there is a run folder; `compile`; `warm_up`: what
             the first interval took more than a steady one; `step` and `wait`: the rest of the training; `evaluation`;
             `checkpoint`; `other`.
@@ -38,11 +37,8 @@ class Efficiency:
     images_per_s: float
     steady_images_per_s: float
     wait: float
-    bound: str
     seconds: Mapping[str, float]
     peak_bytes: Mapping[str, int]
-
-    MOST_WAIT: ClassVar[float] = 0.1
 
     @classmethod
     def of(
@@ -64,7 +60,6 @@ class Efficiency:
             training.images_per_s,
             steady,
             training.wait,
-            "data" if training.wait > cls.MOST_WAIT else "computing",
             {**startup, **parts, **seconds},
             _peak_bytes(),
         )
@@ -75,8 +70,7 @@ class Efficiency:
         parts = ", ".join(f"{name.replace('_', '-')} {each:.1f}" for name, each in self.seconds.items() if each >= 0.05)
         gpu = f", {decimal(self.peak_bytes['gpu'])} on the GPU" if self.peak_bytes["gpu"] else ""
         return [
-            f"speed  {self.steady_images_per_s:,.0f} images/s steady; {self.wait:.1%} of training waited for data: "
-            f"bound by {self.bound}",
+            f"speed  {self.steady_images_per_s:,.0f} images/s steady; {self.wait:.1%} of training waited for data",
             f"time   {total:.1f} s: {parts}",
             f"memory {decimal(self.peak_bytes['host'])} at most{gpu}",
         ]

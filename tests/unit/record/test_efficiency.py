@@ -21,11 +21,11 @@ def test_the_first_interval_is_warm_up() -> None:
     intervals = [Span(seconds, 0.5, 100, 10) for seconds in (5.0, 2.0, 2.0)]
     found = Efficiency.of(sum(intervals, Span()), intervals, BESIDES, {"build": 1.0, "compile": 7.0})
     assert (found.steady_images_per_s, found.images_per_s) == (50.0, 300 / 9)
-    assert (found.wait, found.bound) == (1.5 / 9, "data")
+    assert found.wait == 1.5 / 9
     parts = {"build": 1.0, "compile": 7.0, "warm_up": 2.5, "step": 5.0, "wait": 1.5}
     assert found.seconds == pytest.approx({**parts, **BESIDES})
     speed, seconds, memory = found.lines()
-    assert speed == "speed  50 images/s steady; 16.7% of training waited for data: bound by data"
+    assert speed == "speed  50 images/s steady; 16.7% of training waited for data"
     assert seconds == (
         "time   20.5 s: build 1.0, compile 7.0, warm-up 2.5, step 5.0, wait 1.5, evaluation 3.0, checkpoint 0.5"
     )
@@ -36,7 +36,6 @@ def test_the_first_interval_is_warm_up() -> None:
 def test_too_short_to_tell(intervals: list[Span]) -> None:
     found = Efficiency.of(sum(intervals, Span()), intervals, BESIDES, {"build": 0.0, "compile": 0.0})
     assert found.seconds["warm_up"] == 0
-    assert found.bound == "computing"
 
 
 def test_the_parts_of_a_run(photos: Path, here: Path) -> None:
