@@ -171,10 +171,13 @@ def _save_id(run_dir: Path, tracker: str, run_id: str) -> None:
 
 
 def _flatten(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Flatten the summary: {"best/loss": …, "seconds": …}."""
+    """Flatten the summary's numbers: {"best/loss": …, "seconds": …}."""
     found: dict[str, float] = {}
     for key, value in summary.items():
-        found |= {f"{key}/{name}": each for name, each in value.items()} if isinstance(value, Mapping) else {key: value}
+        if isinstance(value, Mapping):
+            found |= {f"{key}/{name}": each for name, each in value.items()}
+        elif isinstance(value, int | float):  # `efficiency` is none
+            found[key] = value
     return found
 
 
