@@ -22,6 +22,7 @@ from effloop.config import Config
 from effloop.config.typed import key_of
 from effloop.errors import ConfigError
 from effloop.inference.trained import Trained
+from effloop.record.rows import finite
 from effloop.report.figures import BarPanel, plot_bars, write_csv
 from effloop.system.hardware import available_cores
 
@@ -67,20 +68,9 @@ def inference(
     own = [override for override in overrides if key_of(override) not in ("device", "precision", "amp")]
     trained = Trained.from_checkpoint(Path(run), [*own, "device=cpu", "precision=fp32", "amp=null"])
     score = trained.evaluate(trained.loader())[trained.task.meters[0].name]
-    with scratch_folder(work) as scratch, threads_restored(), Console(stderr=True).status("") as status:
-        sides = []
-        for name in names:
-            status.update(f"exporting: {name}")
-            sides.append(make_side(name, trained, score, scratch))
-        images = _images(trained, size)
-        runs = {
-            f"{side.name} {count}": partial(_measure, side, count, images, {})
-            for count in counts
-            for side in sides
-            if not side.unavailable and (count == counts[0] or side.device == "cpu")
-        }
-        status.update(f"measuring {len(runs)} in turns")
-        measured = interleave(runs, repeats)
+    with scratch_folder(work) as scratch:
+        sides = _sides(trained, names, score, scratch)
+        measured = _in_turns(sides, counts, _images(trained, size), repeats)
     rows = [_row(side, count, measured.get(f"{side.name} {count}")) for side in sides for count in counts]
     rows = [row for row in rows if row["ms"] or (row["unavailable"] and row["threads"] == counts[0])]
     model = trained.config.model
@@ -88,7 +78,31 @@ def inference(
     facts |= {"batch": size, "repeats": repeats, "cores": found, "score": trained.task.meters[0].name}
     result = {"what": "inference", **facts, "rows": rows}
     _print(result, trained.task.meters[0].text)
-    return result
+    return {**result, "rows": [finite(row) for row in rows]}
+
+
+def _sides(trained: Trained, names: Sequence[str], score: float, scratch: Path) -> list[Side]:
+    """What is compared, exported where it has to be; `score` is the trained model's."""
+    sides = []
+    with threads_restored(), Console(stderr=True).status("") as status:
+        for name in names:
+            status.update(f"exporting: {name}")
+            sides.append(make_side(name, trained, score, scratch))
+    return sides
+
+
+def _in_turns(
+    sides: Sequence[Side], counts: Sequence[int], images: Tensor, repeats: int
+) -> dict[str, list[tuple[list[float], float]]]:
+    """What `_measure` gives in each turn, by "NAME THREADS"."""
+    runs = {
+        f"{side.name} {count}": partial(_measure, side, count, images, {})
+        for count in counts
+        for side in sides
+        if not side.unavailable and (count == counts[0] or side.device == "cpu")
+    }
+    with threads_restored(), Console(stderr=True).status(f"measuring {len(runs)} in turns"):
+        return interleave(runs, repeats)
 
 
 def _number(key: str, word: str) -> int:

@@ -40,7 +40,7 @@ class ExportOptions:
         half: store weights, and in some formats compute, in float16; input and output stay float32.
         batch: how many images the file takes at once; dynamic is any number.
         calibrate: how many training images int8 is calibrated by.
-        parity: how many images of the validation split, spread evenly over it, the file is checked on; all is all of it.
+        parity: how many images of the validation split, spread evenly over it, the file is checked on; all is all.
 
     Raises:
         ConfigError: options contradict each other or the format, or `out` can't be written.

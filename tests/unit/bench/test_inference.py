@@ -21,7 +21,7 @@ def test_figures(finished: Path, here: Path, capsys: pytest.CaptureFixture[str])
         torch.set_num_threads(2)
         assert main(["bench", "what=inference", str(finished), *words]) == 0
         assert torch.get_num_threads() == 2
-    result = json.loads((here / "result.json").read_text())
+    result = json.loads((here / "result.json").read_text(), parse_constant=pytest.fail)  # NaN is no JSON
     assert (result["model"], result["batch"], result["score"]) == ("cnn", 20, "top1")
     measured = [row for row in result["rows"] if not row["unavailable"]]
     there = [] if not torch.cuda.is_available() else [("cuda", 1)]
