@@ -119,6 +119,8 @@ def one_line_errors(doing: str) -> Iterator[None]:
         raise
     except Exception as error:  # of several packages, of any kind
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise ConfigError(f"{doing}: {type(error).__name__}: {lines[0] if lines else 'no reason given'}") from error
+        # OpenVINO's first lines are places in its sources.
+        line = "no reason given" if not lines else lines[-1 if lines[0].startswith("Exception from ") else 0]
+        raise ConfigError(f"{doing}: {type(error).__name__}: {line}") from error
     finally:
         logging.disable(disabled)
