@@ -62,23 +62,30 @@ def inference(
     del config
     if not run:
         raise ConfigError("bench: what=inference needs the run that is measured; name a run folder or a .ckpt file")
-    names, size = side_names(formats), _number("batch", batch)
-    found = available_cores()
+    names, size, found = side_names(formats), _number("batch", batch), available_cores()
     counts = sorted({1, found}) if cores == "auto" else [_number("cores", word) for word in cores.split(",")]
-    own = [override for override in overrides if key_of(override) not in ("device", "precision", "amp")]
-    trained = Trained.from_checkpoint(Path(run), [*own, "device=cpu", "precision=fp32", "amp=null"])
+    trained = _trained(Path(run), overrides)
     score = trained.evaluate(trained.loader())[trained.task.meters[0].name]
     with scratch_folder(work) as scratch:
         sides = _sides(trained, names, score, scratch)
         measured = _in_turns(sides, counts, _images(trained, size), repeats)
     rows = [_row(side, count, measured.get(f"{side.name} {count}")) for side in sides for count in counts]
     rows = [row for row in rows if row["ms"] or (row["unavailable"] and row["threads"] == counts[0])]
-    model = trained.config.model
-    facts = {"run": str(run), "model": getattr(model, "arch", model.name), "image_size": trained.config.image_size}
-    facts |= {"batch": size, "repeats": repeats, "cores": found, "score": trained.task.meters[0].name}
-    result = {"what": "inference", **facts, "rows": rows}
+    result = {"what": "inference", "run": str(run), **_about(trained)}
+    result |= {"batch": size, "repeats": repeats, "cores": found, "rows": rows}
     _print(result, trained.task.meters[0].text)
     return {**result, "rows": [finite(row) for row in rows]}
+
+
+def _trained(run: Path, overrides: Sequence[str]) -> Trained:
+    """The run's model in float32 on the CPU, whatever the overrides say of that."""
+    own = [override for override in overrides if key_of(override) not in ("device", "precision", "amp")]
+    return Trained.from_checkpoint(run, [*own, "device=cpu", "precision=fp32", "amp=null"])
+
+
+def _about(trained: Trained) -> dict[str, Any]:
+    model, size = trained.config.model, trained.config.image_size
+    return {"model": getattr(model, "arch", model.name), "image_size": size, "score": trained.task.meters[0].name}
 
 
 def _sides(trained: Trained, names: Sequence[str], score: float, scratch: Path) -> list[Side]:
