@@ -100,6 +100,8 @@ def scratch(here: Path, photos: Path, finished: Path, monkeypatch: pytest.Monkey
     for name in ("pets", "in1k", "digits", "ages"):
         (here / "data" / name).symlink_to(photos)
     assert main(["convert", f"data.root={photos}", "to=lmdb", f"out={here}/data/pets.lmdb"]) == 0
+    shutil.copytree(photos / "val" / "a", here / "photos")
+    shutil.copy(here / "photos" / "000.jpg", here / "cat.jpg")
     for run in (RUN, OTHER, "outputs/pets"):
         shutil.copytree(finished, here / run)
     make_sweep(here / "outputs/multirun/2026-11-21/10-52-00", {"lr": [0.001, 0.01]})
