@@ -94,7 +94,7 @@ def _first_that_fits(kinds: Iterable[Kind], text: str) -> Any:
 
 _PLAIN = {
     str: Kind("TEXT", ("TEXT",), str),
-    Path: Kind("PATH", ("PATH",), lambda text: Path(text).expanduser()),
+    Path: Kind("PATH", ("PATH",), lambda text: Path(os.path.expanduser(text))),
     int: Kind("N", ("a whole number",), int),
     float: Kind("X", ("a number",), float),
     bool: Kind("true|false", ("true", "false"), lambda text: ("false", "true").index(text) == 1),
@@ -160,7 +160,8 @@ def options_of(described: type) -> list[Option]:
 
 def _is_value(word: str) -> bool:
     """Whether a word is the value of a positional option: no override, unless that is a path, and no flag."""
-    return not word.startswith("-") and ("=" not in word or os.path.exists(word))
+    deletes = word.startswith("~") and "/" not in word  # ~augment.ops.crop, not ~/photos
+    return os.path.exists(word) or not (word.startswith("-") or deletes or "=" in word)
 
 
 def parse(described: type[T], command: str, words: Sequence[str], keys: Collection[str] = ()) -> tuple[T, list[str]]:
@@ -201,7 +202,7 @@ def parse(described: type[T], command: str, words: Sequence[str], keys: Collecti
         if option.positional and option.many:
             values = [word for word in rest if _is_value(word)]
             if values:
-                given[option.name] = tuple(Path(word).expanduser() for word in values)
+                given[option.name] = tuple(Path(os.path.expanduser(word)) for word in values)
                 rest = [word for word in rest if not _is_value(word)]
         elif option.positional and rest and _is_value(rest[0]):
             given[option.name] = option.value(rest.pop(0))

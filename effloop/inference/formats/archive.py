@@ -91,7 +91,7 @@ def _reasons(reader: Any) -> Iterator[str]:
             yield f"{part} names a pickle"
     try:
         torch.load(io.BytesIO(reader.read_bytes(_INPUTS)), weights_only=True)
-    except Exception:  # whatever it is, torch.export would read it again with weights_only=False
+    except Exception:  # whatever it is, torch.export would read it again without weights_only
         yield f"{_INPUTS} holds more than tensors"
     yield from _evaluated(json.loads(reader.read_string(_MODEL)), "")
 

@@ -103,8 +103,8 @@ def test_a_tuple_takes_all_values() -> None:
         runs: tuple[Path, ...] = field(metadata={"positional": "RUN"})
         out: Path | None = None
 
-    options, rest = parse(Many, "go", ["x", "out=z", "lr=0.1"])
-    assert (options, rest) == (Many((Path("x"),), Path("z")), ["lr=0.1"])
+    options, rest = parse(Many, "go", ["x", "out=z", "lr=0.1", "~augment.ops.flip", "~no-such-user/x"])
+    assert (options, rest) == (Many((Path("x"), Path("~no-such-user/x")), Path("z")), ["lr=0.1", "~augment.ops.flip"])
 
 
 def test_help() -> None:
