@@ -97,7 +97,7 @@ def commands(page: Path) -> Iterator[list[str]]:
 def scratch(here: Path, photos: Path, finished: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder: /data/NAME, a run and a sweep are there under the names which the pages use."""
     (here / "data").mkdir()
-    for name in ("pets", "in1k", "digits", "ages"):
+    for name in ("pets", "in1k", "digits", "ages", "new"):
         (here / "data" / name).symlink_to(photos)
     assert main(["convert", f"data.root={photos}", "to=lmdb", f"out={here}/data/pets.lmdb"]) == 0
     shutil.copytree(photos / "val" / "a", here / "photos")
@@ -209,6 +209,8 @@ def tiny(args: list[str], scratch: Path) -> list[str]:
         small += ["image_size=16", "record.tensorboard=false"] + ["model.width=4"] * (config.model.name == "cnn")
         if config.data.name == "auto" and config.data.root is None:
             small.append(f"data.root={scratch}/data/pets")
+        if config.profile.name != "none":
+            small += ["profile.wait=1", "profile.steps=2"]
         resumes = config.resume is not None
         return [*args, *small, f"epochs={5 if resumes else max(1, len(config.progressive))}"]
     return [*args, "epochs=4"] if args[0] == "resume" else args
