@@ -97,7 +97,7 @@ def commands(page: Path) -> Iterator[list[str]]:
 def scratch(here: Path, photos: Path, finished: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder: /data/NAME, a run and a sweep are there under the names which the pages use."""
     (here / "data").mkdir()
-    for name in ("pets", "in1k", "digits", "ages", "new"):
+    for name in ("pets", "in1k", "digits", "ages"):
         (here / "data" / name).symlink_to(photos)
     assert main(["convert", f"data.root={photos}", "to=lmdb", f"out={here}/data/pets.lmdb"]) == 0
     shutil.copytree(photos / "val" / "a", here / "photos")
