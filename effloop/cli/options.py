@@ -92,9 +92,19 @@ def _first_that_fits(kinds: Iterable[Kind], text: str) -> Any:
     raise ValueError
 
 
+def _path(text: str) -> Path:
+    path = Path(os.path.expanduser(text))
+    if any(len(os.fsencode(part)) > _LONGEST_NAME for part in path.parts):
+        raise ValueError  # else the first look at it raises an OSError
+    return path
+
+
+_LONGEST_NAME = 255
+"""Bytes of a file's name on Linux."""
+
 _PLAIN = {
     str: Kind("TEXT", ("TEXT",), str),
-    Path: Kind("PATH", ("PATH",), lambda text: Path(os.path.expanduser(text))),
+    Path: Kind("PATH", ("PATH",), _path),
     int: Kind("N", ("a whole number",), int),
     float: Kind("X", ("a number",), float),
     bool: Kind("true|false", ("true", "false"), lambda text: ("false", "true").index(text) == 1),

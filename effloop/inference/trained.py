@@ -16,7 +16,7 @@ from effloop.build.checks import check_same_model, check_trained_on, fitting
 from effloop.build.loader import build_loader
 from effloop.build.model import build_model
 from effloop.build.race import state_preserved
-from effloop.build.resolve import Resolved, resolved
+from effloop.build.resolve import resolved
 from effloop.checkpoint import files
 from effloop.config import Config
 from effloop.data.loader import Loader
@@ -73,16 +73,7 @@ class Trained:
 
     @classmethod
     def from_checkpoint(cls, run: Path, overrides: Sequence[str] = (), *, whole_process: bool = True) -> Self:
-        """The best checkpoint of a run folder, or a .ckpt file.
-
-        Args:
-            run: either of them.
-            overrides: change the run's config, e.g. `data.root` or `device`.
-            whole_process: also set what the config says of the process: `threads`, `deterministic`, `cudnn_benchmark`.
-
-        Raises:
-            CheckpointError, ConfigError, DataError: it can't be read, or doesn't fit the overrides.
-        """
+        """The best checkpoint of a run folder, or a .ckpt file; see `open`."""
         path = files.find(run, "best")
         state = files.read(path)
         config = config_of(state, overrides, path)
@@ -198,11 +189,6 @@ class Trained:
             return [self.evaluate(loader)]
         with closing(loader):
             return evaluate_views(self.model, loader.epoch(0), self.task, self.precision, views)
-
-    @property
-    def resolved(self) -> Resolved:
-        """The config with a value for whatever is `auto`."""
-        return resolved(self.config)
 
 
 def config_of(facts: Mapping[str, Any], overrides: Sequence[str], path: Path) -> Config:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import StringIO
@@ -102,7 +103,7 @@ def null_profiler(config: NoneConfig, *context: Any) -> Profiler:
     return Profiler()
 
 
-class StepProfiler(Profiler):
+class StepProfiler(Profiler, ABC):
     """Profiles the updates after the first `wait`; subclasses say how.
 
     Args:
@@ -139,13 +140,13 @@ class StepProfiler(Profiler):
             self.stop()
         self.done = self.updates >= last + self.config.more
 
+    @abstractmethod
     def start(self) -> None:
         """Begin to profile."""
-        raise NotImplementedError
 
+    @abstractmethod
     def stop(self) -> None:
         """End it."""
-        raise NotImplementedError
 
 
 def as_lines(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
