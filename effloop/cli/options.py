@@ -104,7 +104,7 @@ _LONGEST_NAME = 255
 
 _PLAIN = {
     str: Kind("TEXT", ("TEXT",), str),
-    Path: Kind("PATH", ("PATH",), _path),
+    Path: Kind("PATH", (f"a PATH whose names have at most {_LONGEST_NAME} bytes",), _path),
     int: Kind("N", ("a whole number",), int),
     float: Kind("X", ("a number",), float),
     bool: Kind("true|false", ("true", "false"), lambda text: ("false", "true").index(text) == 1),
