@@ -130,7 +130,7 @@ def describe_environment(checkouts: Mapping[str, Checkout | None], ranks: int = 
         "effloop": own.facts if own else None,
         "ranks": ranks,
         "hardware": {
-            "processor": _processor(),
+            "processor": processor(),
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
             "cores": available_cores(),
             "torch_threads": torch.get_num_threads(),
@@ -167,7 +167,8 @@ def _packages() -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Name of the CPU model."""
     try:
         found = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
     except OSError:

@@ -1,0 +1,165 @@
+"""What was found on this machine for this data, kept between runs. Nothing depends on it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from effloop import config as configs
+from effloop.config import Config
+from effloop.data.source.storage.kept import kept_folder
+from effloop.runs.environment import processor
+from effloop.system.files import write_text
+from effloop.system.hardware import available_cores
+
+Kind = Literal["tune", "prediction", "outcome"]
+"""What a row says: the fastest settings that were measured, what was predicted for an override, what came out."""
+
+MOST_ROWS = 1000
+"""Rows that are kept of each machine and data, the newest ones."""
+
+_MOST_BYTES = 1 << 20  # a file that is larger is looked at for what can be dropped
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Rows of facts about one machine and one training split, the oldest first, in a file of JSON lines.
+
+    Several processes may add rows at a time. A folder that is missing, or can't be written, and lines that can't be
+    read are passed over in silence.
+
+    Attributes:
+        path: the file; None where there is no place for one.
+    """
+
+    path: Path | None
+
+    @classmethod
+    def of(cls, config: Config, fingerprint: Mapping[str, Any]) -> Findings:
+        """Those of this machine.
+
+        Args:
+            config: says by `data.index_dir` where they are kept, otherwise in the user's cache folder.
+            fingerprint: of the training split, as `Source.fingerprint` gives it.
+        """
+        folder = _folder(config)
+        return cls(folder and folder / f"{_of_machine()}-{_digest(fingerprint)}.jsonl")
+
+    @staticmethod
+    def any_here(config: Config) -> bool:
+        """Whether there are any of this machine, for whatever data: a look into a folder, the data isn't opened."""
+        folder = _folder(config)
+        return folder is not None and next(folder.glob(f"{_of_machine()}-*.jsonl"), None) is not None
+
+    def add(self, kind: Kind, pipeline: str, **facts: Any) -> None:
+        """Keep a row.
+
+        Args:
+            kind: what it says.
+            pipeline: what it is of, from `pipeline_key`.
+            facts: names and values that JSON has.
+        """
+        if self.path is None:
+            return
+        row = {"date": time.strftime("%Y-%m-%d %H:%M"), "kind": kind, "pipeline": pipeline, **facts}
+        with suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+            try:
+                size = os.fstat(file).st_size
+                incomplete = size > 0 and os.pread(file, 1, size - 1) != b"\n"  # of a write that was cut off
+                os.write(
+                    file, b"\n" * incomplete + json.dumps(row).encode() + b"\n"
+                )  # one: others add at the same time
+            finally:
+                os.close(file)
+            if size > _MOST_BYTES:
+                newest = deque(self._all(), MOST_ROWS)
+                write_text(self.path, "".join(f"{json.dumps(each)}\n" for each in newest))
+
+    def rows(self, kind: Kind, pipeline: str | None = None) -> list[dict[str, Any]]:
+        """What was added, the oldest first, with its `date` as `2026-11-22 18:40`, `kind` and `pipeline`.
+
+        Args:
+            kind: of the rows.
+            pipeline: of the rows; None is any.
+        """
+        found = deque(self._all(), MOST_ROWS)
+        return [row for row in found if row.get("kind") == kind and pipeline in (None, row.get("pipeline"))]
+
+    def _all(self) -> Iterator[dict[str, Any]]:
+        lines: Sequence[bytes] = []
+        if self.path is not None:
+            with suppress(OSError):
+                lines = self.path.read_bytes().splitlines()
+        for line in lines:
+            with suppress(ValueError):  # a damaged one; of an encoding that isn't UTF-8, too
+                row = json.loads(line)
+                if isinstance(row, dict):
+                    yield row
+
+
+def _folder(config: Config) -> Path | None:
+    """Where findings are kept; None for a user without a home."""
+    try:
+        return kept_folder(getattr(config.data, "index_dir", None)) / "findings"
+    except RuntimeError:
+        return None
+
+
+def _of_machine() -> str:
+    """What identifies this machine, in 8 hex digits: the CPU model, the cores that this process may use, the GPUs."""
+    gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    return _digest([processor(), available_cores(), gpus])[:8]
+
+
+def _digest(facts: Any) -> str:
+    """16 hex digits that identify plain values."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+_SPEEDLESS = {
+    *("amp", "checkpoint", "epochs", "lr", "objective", "out", "profile", "record", "resume", "run", "schedule"),
+    *("seed", "sweep"),
+}
+"""Keys without an influence on the speed of training; `amp` is in `precision`."""
+
+_SPEEDLESS_OF_PARTS = {
+    "data": {"root", "index_dir", "train_split", "val_split", "check", "allow_missing_classes", "tail", "mean", "std"},
+    "model": {"weights"},
+    "optim": {"lr", "weight_decay", "betas", "eps", "scale_lr", "decay_norm_and_bias"},
+    "task": {"label_smoothing"},
+}
+"""The same in groups. Others stay, among them those of parts that plugins have added."""
+
+
+def pipeline_key(config: Config, *, without: Sequence[str] = ()) -> str:
+    """What the speed of training depends on beside machine and images, in 16 hex digits.
+
+    How images are stored, decoded, augmented and loaded, the model, what its step does, batches and workers. Not where
+    the data is, nor learning rates, schedules, seeds, epochs, and what is written about a run.
+
+    Args:
+        config: from `compose`.
+        without: keys that don't count, such as `num_workers`, or `engine.prefetch`.
+    """
+    plain = {key: value for key, value in configs.to_dict(config).items() if key not in _SPEEDLESS}
+    for group, keys in _SPEEDLESS_OF_PARTS.items():
+        plain[group] = {key: value for key, value in plain[group].items() if key not in keys}
+    plain["optim"]["ema"] = plain["optim"].get("ema", 0) > 0
+    plain["max_grad_norm"] = config.max_grad_norm is not None
+    plain["distill"] = config.distill.teacher
+    for key in without:
+        group, _, name = key.rpartition(".")
+        (plain[group] if group else plain).pop(name, None)
+    return _digest(plain)
