@@ -105,7 +105,7 @@ def _trainer(
         val=learner.val,
         recorded=nullcontext if parallel.rank else partial(state_recorded, run_dir),
         notes=[*environment.notes, *data.notes, *learner.notes],
-        loop=LoopConfig(epochs=config.epochs, accumulate=config.accumulate, max_grad_norm=config.max_grad_norm),
+        loop=LoopConfig(config.epochs, config.eval_every, config.accumulate, config.max_grad_norm),
     )
     if start.state:
         with fitting("resume"):

@@ -49,6 +49,8 @@ class Config:
         threads: threads that one operation of torch computes on, on the CPU, in each rank; `auto` is OMP_NUM_THREADS,
             or else the cores this rank may use. Sums are divided among them: their number changes the last digits.
         epochs: passes over the training split.
+        eval_every: epochs from one evaluation to the next; the last epoch is always evaluated. Only epochs that are
+            evaluated can be the best.
         lr: peak learning rate of the schedule; null takes `optim.lr`.
         seed: of the data order, augmentation and the initial weights.
         amp: true is short for precision=amp, false for precision=fp32; null: `precision` decides.
@@ -92,6 +94,7 @@ class Config:
     num_workers: int | str = "auto"
     threads: int | str = "auto"
     epochs: int = 1
+    eval_every: int = 1
     lr: float | None = None
     seed: int = 0
     amp: bool | None = None
@@ -130,7 +133,7 @@ class Config:
     )
 
     def __post_init__(self) -> None:
-        for key in ("batch_size", "epochs", "accumulate", "image_size"):
+        for key in ("batch_size", "epochs", "eval_every", "accumulate", "image_size"):
             if getattr(self, key) < 1:
                 raise ConfigError(f"{key}: {getattr(self, key)} is not allowed; set a whole number above 0, e.g. 1")
         if self.probe < 0:

@@ -86,7 +86,7 @@ class Recorder:
         return nullcontext()
 
     def epoch(self, position: Position, scores: Mapping[str, float]) -> None:
-        """An epoch has been trained and evaluated."""
+        """An epoch has been trained; `scores` are those of its evaluation, {} if there was none."""
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """The run has finished."""

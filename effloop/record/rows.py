@@ -65,7 +65,8 @@ class MetricsFile(_JsonLines):
         self._write("split", "train", report.position, {**report.now, "lr": report.lr})
 
     def epoch(self, report: EpochReport) -> None:
-        self._write("split", "val", report.position, report.val)
+        if report.val:
+            self._write("split", "val", report.position, report.val)
 
 
 class PerfFile(_JsonLines):
@@ -94,7 +95,10 @@ def read_times(path: Path) -> tuple[Span, dict[str, float]]:
 
 
 class EpochTable(_Rows):
-    """`metrics.csv`: a row for each epoch; numbers that aren't finite are empty. Times are those of training."""
+    """`metrics.csv`: a row for each epoch. Times are those of training.
+
+    Numbers that aren't finite, and scores of an epoch that wasn't evaluated, are empty.
+    """
 
     def __init__(self, path: Path, last_step: int, names: Sequence[str]) -> None:
         """Open the file as `_Rows` does; `names` are the scores' names, in the order of columns."""
@@ -111,7 +115,7 @@ class EpochTable(_Rows):
 
     def epoch(self, report: EpochReport) -> None:
         position, span = report.position, report.span
-        scores = [each[name] for each in (report.train, report.val) for name in self._names]
+        scores = [each.get(name) for each in (report.train, report.val) for name in self._names]
         row = [position.epoch, position.step, report.lr, *scores, span.images_per_s, span.wait, span.seconds]
         line = io.StringIO()
         csv.writer(line, lineterminator="\n").writerow(finite(value) for value in row)

@@ -208,7 +208,7 @@ class RunRecorder(Recorder):
     def epoch(self, position: Position, scores: Mapping[str, float]) -> None:
         last = self._report
         self._training += last.epoch_span
-        spans = {"span": last.epoch_span, "val_span": self._validation.read()}
+        spans = {"span": last.epoch_span, "val_span": self._validation.read() if scores else Span()}
         report = EpochReport(position, last.lr, self.task.meters, train=last.mean, val=scores, **spans)
         self._sinks.for_each(lambda sink: sink.epoch(report))
 

@@ -73,7 +73,7 @@ class EpochReport:
         position: of the run.
         lr: learning rate of the epoch's last update.
         meters: of the task.
-        train, val: scores of the epoch's training and of the validation.
+        train, val: scores of the epoch's training and of the validation, {} if there was none.
         span, val_span: times of the epoch's training, and of the validation.
     """
 
@@ -86,15 +86,14 @@ class EpochReport:
     val_span: Span
 
     def line(self) -> str:
-        """The log line."""
-        scores = "  ".join(f"{meter.label} {meter.number(self.val[meter.name])}" for meter in _loss_first(self.meters))
-        return (
-            f"Epoch: [{self.position.epoch}] validation  {scores}  "
-            f"Data {self.val_span.images_per_s:.1f}  Wait {self.val_span.wait:.1%}"
-        )
+        """The log line: of the validation, or of the training if there was none."""
+        which = ("validation", self.val, self.val_span) if self.val else ("training", self.train, self.span)
+        name, values, span = which
+        scores = "  ".join(f"{meter.label} {meter.number(values[meter.name])}" for meter in _loss_first(self.meters))
+        return f"Epoch: [{self.position.epoch}] {name}  {scores}  Data {span.images_per_s:.1f}  Wait {span.wait:.1%}"
 
     def curves(self) -> dict[str, float]:
-        """{name of a curve: its value}: val/*."""
+        """{name of a curve: its value}: val/*; {} without a validation."""
         return {f"val/{name}": value for name, value in self.val.items()}
 
 

@@ -47,7 +47,8 @@ class TensorBoardSink(Sink):
         self._curves(report.curves(), report.position.step)
 
     def epoch(self, report: EpochReport) -> None:
-        self._curves(report.curves(), report.position.step)
+        if report.val:
+            self._curves(report.curves(), report.position.step)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2

@@ -148,7 +148,8 @@ class WandbSink(Sink):
         self._run.log(report.curves(), step=report.position.step)
 
     def epoch(self, report: EpochReport) -> None:
-        self._run.log(report.curves(), step=report.position.step)
+        if report.val:
+            self._run.log(report.curves(), step=report.position.step)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         self._run.summary.update(_flatten(summary))

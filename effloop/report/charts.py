@@ -245,10 +245,10 @@ def _line(run: RunRecord, split: str, key: str, limit: int) -> tuple[np.ndarray,
 
 
 def _epochs(run: RunRecord, rows: Sequence[Row]) -> np.ndarray:
-    """The rows' steps in epochs, interpolated between evaluations; without any, the last known step is epoch 1."""
-    evaluated = [row for row in run.metrics if row.get("split") == "val"]
-    evaluated += [row for row in run.perf if row.get("span") == "evaluation"]
-    ends = {row["step"]: row["epoch"] + 1 for row in evaluated if are_numbers([row.get("step"), row.get("epoch")])}
+    """The rows' steps in epochs, interpolated between ends of epochs; without any, the last known step is epoch 1."""
+    last = [row for row in run.metrics if row.get("split") == "val"]
+    last += [row for row in run.perf if row.get("span") in ("evaluation", "checkpoint")]
+    ends = {row["step"]: row["epoch"] + 1 for row in last if are_numbers([row.get("step"), row.get("epoch")])}
     if not ends:
         known = [row["step"] for row in (*run.metrics, *run.perf) if are_numbers([row.get("step")])]
         ends = {max(known, default=1): 1}

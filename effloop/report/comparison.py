@@ -233,7 +233,9 @@ def failure_reason(run: RunRecord) -> str:
 
 def epochs_done(run: RunRecord) -> tuple[int, Any]:
     """Completed epochs, and the configured number; None if that isn't known."""
-    done = [int(row["epoch"]) + 1 for row in run.metrics if row.get("split") == "val" and "epoch" in row]
+    evaluated = [row for row in run.metrics if row.get("split") == "val"]
+    saved = [row for row in run.perf if row.get("span") == "checkpoint"]  # after each, also without an evaluation
+    done = [int(row["epoch"]) + 1 for row in (*evaluated, *saved) if "epoch" in row]
     return max(done, default=0), run.config.get("epochs")
 
 

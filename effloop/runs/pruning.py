@@ -24,7 +24,8 @@ class MedianPruner:
 
     This is the median stopping rule of Golovin et al. ("Google Vizier", 2017) and Optuna's MedianPruner, but takes the
     best score up to the epoch for the others, too, and also counts unfinished jobs. It reads the other jobs' folders,
-    so it works with any launcher, for a grid and for a search. A run without any finite score is the worst.
+    so it works with any launcher, for a grid and for a search. Only jobs that have evaluated the epoch are compared. A
+    run without any finite score is the worst.
 
     Args:
         run_dir: the job's folder, next to those of the others.
@@ -36,7 +37,7 @@ class MedianPruner:
         self._meter = meter
 
     def should_prune(self, epoch: int, epochs: int) -> bool:
-        """Whether the run should end now; `epoch` of `epochs` have been trained, evaluated and recorded."""
+        """Whether the run should end now; `epoch` of `epochs` have been trained and recorded."""
         if epoch >= epochs or epoch < _WARM_UP * epochs:
             return False
         folders = [job.parent for job in self._run_dir.parent.glob(f"*/{JOB}")]
@@ -48,12 +49,12 @@ class MedianPruner:
         return own < median(scores) if self._meter.higher_is_better else own > median(scores)
 
     def _best(self, run_dir: Path, epoch: int) -> float:
-        """The best score of a run's first `epoch` epochs; infinitely bad without any, NaN if the run has fewer."""
+        """The best score of a run's first `epoch` epochs; infinitely bad without any, NaN if the last has none."""
         rows = [row for row in read_jsonl(run_dir / "metrics.jsonl") if row.get("split") == "val"]
-        values = [row.get(self._meter.name) for row in rows if row["epoch"] < epoch]
-        if len(values) < epoch:
+        values = {row["epoch"]: row.get(self._meter.name) for row in rows if row["epoch"] < epoch}
+        if epoch - 1 not in values:
             return math.nan
-        numbers = [value for value in values if value is not None]
+        numbers = [value for value in values.values() if value is not None]
         if self._meter.higher_is_better:
             return float(max(numbers, default=-math.inf))
         return float(min(numbers, default=math.inf))

@@ -50,11 +50,13 @@ class LoopConfig:
 
     Attributes:
         epochs: passes over the training split.
+        eval_every: epochs from one evaluation to the next; there is always one after the last epoch.
         accumulate: batches per optimizer update.
         max_grad_norm: L2 norm that an update's gradients are clipped to; None is no limit.
     """
 
     epochs: int
+    eval_every: int = 1
     accumulate: int = 1
     max_grad_norm: float | None = None
 
@@ -139,15 +141,14 @@ class Trainer:
                         self.recorder.note(line)
                     return scores
                 position = self.position()
-                with self.recorder.span("evaluation", position):
-                    scores = self.evaluate(self.recorder.validation(self.val.epoch(0)))
+                scores = self.end_epoch(position)
                 self.recorder.epoch(position, scores)
-                is_best = self.checkpoints.note(self.progress.epoch, scores)
+                is_best = bool(scores) and self.checkpoints.note(self.progress.epoch, scores)
                 self.progress.epoch += 1
                 self.progress.samples_seen = 0
                 with self.recorder.span("checkpoint", position):
                     self.checkpoints.save(self.state_dict(), is_best=is_best)
-                if self.prunes(self.progress.epoch, self.loop.epochs):
+                if scores and self.prunes(self.progress.epoch, self.loop.epochs):
                     summary["pruned"] = self.progress.epoch
                     self.recorder.note(f"pruned after epoch {self.progress.epoch - 1}: other runs were better by then")
                     break
@@ -173,6 +174,15 @@ class Trainer:
                 if self.profiler.done:
                     return
 
+    def end_epoch(self, position: Position) -> dict[str, float]:
+        """Evaluate if it is this epoch's turn; the scores, or {} without an evaluation."""
+        done = self.progress.epoch + 1
+        if done % self.loop.eval_every and done < self.loop.epochs:
+            self.average_buffers()  # a run that is resumed here has those of rank 0 on all ranks
+            return {}
+        with self.recorder.span("evaluation", position):
+            return self.evaluate(self.recorder.validation(self.val.epoch(0)))
+
     def forward_backward(self, batch: Batch, *, sync: bool) -> None:
         """Add one batch's gradients; loss and scores stay on the device."""
         with self.parallel.gradients(self.train_step, sync=sync):
@@ -192,10 +202,14 @@ class Trainer:
 
     def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
         """Validation scores of the averaged weights, as `evaluate` gives them."""
-        for model in dict.fromkeys((self.model, self.average.model)):  # one and the same where nothing is averaged
-            self.parallel.average_buffers(model)
+        self.average_buffers()
         batches = self.parallel.monitored(batches)
         return evaluate(self.average.model, batches, self.task, self.metrics, self.precision)
+
+    def average_buffers(self) -> None:
+        """Give all ranks the mean of their running statistics."""
+        for model in dict.fromkeys((self.model, self.average.model)):  # one and the same where nothing is averaged
+            self.parallel.average_buffers(model)
 
     def position(self) -> Position:
         """Where the run is, for the recorder."""

@@ -86,6 +86,8 @@ def refused(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> Ref
         pytest.param("batch_size=64", "batch_size: 64 the 40 samples set batch_size=40", id="10-more-than-samples"),
         pytest.param("accumulate=6", "accumulate: 6 the 5 batches set accumulate=5", id="10-accumulate"),
         pytest.param("epochs=0", "epochs: 0 set a whole number above 0", id="10-epochs"),
+        pytest.param("eval_every=0", "eval_every: 0 set a whole number above 0", id="10-eval-every"),
+        pytest.param("eval_every=-1", "eval_every: -1 set a whole number above 0", id="10-eval-every-negative"),
         pytest.param("image_size=8", "image_size: 8 set 16 or more", id="10-image-size"),
         pytest.param("threads=0", "threads: 0 set auto or a whole number above 0", id="10-threads"),
         pytest.param("num_workers=-1", "num_workers: -1 set auto, 0 or", id="10-workers"),

@@ -119,6 +119,15 @@ def test_accumulating_two_batches_is_one_of_twice_the_size() -> None:
     torch.testing.assert_close(*weights)
 
 
+def test_ranks_share_their_statistics_after_each_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it is evaluated or not: a checkpoint has those of one rank."""
+    trainer, seen = plain_trainer(20, accumulate=1), []
+    monkeypatch.setattr(trainer.parallel, "average_buffers", lambda model: seen.append(trainer.progress.epoch))
+    trainer.loop = LoopConfig(epochs=3, eval_every=2)
+    trainer.fit()
+    assert seen == [0, 1, 2]
+
+
 @pytest.mark.parametrize(("mixup", "cutmix"), [(0.4, 0.0), (0.0, 1.0), (0.4, 1.0)])
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_training_on_mixed_images(mixup: float, cutmix: float, dtype: torch.dtype | None) -> None:
