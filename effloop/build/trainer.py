@@ -21,6 +21,7 @@ from effloop.profile import profilers
 from effloop.record import Metrics, Recorder, recorders
 from effloop.runs.folder import RunInfo, claim_run_dir, record_resume, record_start, state_recorded, write_run_info
 from effloop.runs.reader import flatten
+from effloop.system.command import seconds_of_command
 from effloop.train.trainer import LoopConfig, Progress, Trainer
 
 Begun = Callable[[Path], None]
@@ -51,7 +52,7 @@ def build_trainer(
     """
     if resume is not None and run_dir is None:
         raise ConfigError("resume: continues in the run's own folder; give run_dir, or set config.resume")
-    began = time.perf_counter()
+    began, started_s = time.perf_counter(), seconds_of_command()
     environment = build_environment(config)
     data = build_data(environment)
     environment = environment.for_outputs(environment.task.num_outputs(data.train.plan.source))
@@ -64,7 +65,8 @@ def build_trainer(
         environment.parallel.world_size,
     )
     folder = environment.parallel.on_rank0(partial(_run_folder, about, run_dir, start, begun))
-    startup = {"build": time.perf_counter() - began - learner.compile_s, "compile": learner.compile_s}
+    seconds = time.perf_counter() - began - learner.compile_s
+    startup = {"start": started_s, "build": seconds, "compile": learner.compile_s}
     return _trainer(environment, data, learner, start, Path(folder), startup)
 
 

@@ -28,6 +28,7 @@ from effloop.cli.options import options_of
 from effloop.cli.spelling import refuse_other_styles
 from effloop.errors import ConfigError, EffLoopError, InterruptedRunError
 from effloop.parallel.rank_env import detect_launcher
+from effloop.system.command import command_timed
 from effloop.system.processes import discard_output
 
 
@@ -39,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _dispatch(args)
+        with command_timed(whole_process=argv is None):
+            return _dispatch(args)
     except EffLoopError as error:
         if "--debug" in args and not isinstance(error, InterruptedRunError):
             raise

@@ -26,6 +26,7 @@ from effloop.parallel.rank_env import RankEnv, detect_launcher
 from effloop.parallel.rendezvous import RankGroup, join
 from effloop.parallel.restart_state import FolderRestartState, RestartState, StoreRestartState
 from effloop.runs.environment import effloop_version
+from effloop.system.command import command_timed
 from effloop.system.hardware import available_cores
 from effloop.system.processes import end_with_parent, interrupted_once, prefix_output
 
@@ -52,7 +53,7 @@ def run_rank(scratch: str, spec: dict[str, Any]) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are here; else gloo looks the machine's name up
     if any(failure.final for failure in read(folder)):  # of an earlier start: this one would end the same way
         os._exit(EffLoopError.exit_code)
-    with rank_session(env, folder) as session:
+    with command_timed(whole_process=True), rank_session(env, folder) as session:
         if env.rank == 0:
             session.share(spec)
         session.run()

@@ -26,10 +26,13 @@ class Efficiency:
     Attributes:
         images_per_s: of all ranks, in training, the wait for data included.
         steady_images_per_s: the median over the intervals between two lines of the log, without the first one.
-        wait: share of the training that waited for data, in which the device has nothing to do.
-        seconds: {part: its seconds}. `build`: data and model, until there is a run folder; `compile`; `warm_up`: what
-            the first interval took more than a steady one; `step` and `wait`: the rest of the training; `evaluation`;
-            `checkpoint`; `other`.
+        wait: share of the training that waited for data.
+        device_idle: share of the training in which the device had nothing to do. On a CPU that is the wait.
+        seconds: {part: its seconds}. `start`: of the command, until the config is known, 0 for a trainer built in
+            Python; `build`: data and model, until there is a run folder; `compile`; `warm_up`: what the first interval
+            took more than a steady one; `step` and `wait`: the rest of the training; `evaluation`; `checkpoint`;
+            `other`. Together, the time from the command's start to its end; of a resumed run's earlier parts, that of
+            training, evaluation and checkpoints.
         peak_bytes: {place: bytes}. `host`: this process, pages of files included; `gpu`: tensors on the current GPU, 0
             without one.
     """
@@ -37,6 +40,7 @@ class Efficiency:
     images_per_s: float
     steady_images_per_s: float
     wait: float
+    device_idle: float
     seconds: Mapping[str, float]
     peak_bytes: Mapping[str, int]
 
@@ -50,7 +54,7 @@ class Efficiency:
             training: all of it.
             intervals: its parts, in order.
             seconds: `evaluation`, `checkpoint` and `other`.
-            startup: `build` and `compile`.
+            startup: `start`, `build` and `compile`.
         """
         steady = statistics.median([each.images_per_s for each in intervals[1:]] or [training.images_per_s])
         first = intervals[0] if len(intervals) > 1 else Span()
@@ -60,6 +64,7 @@ class Efficiency:
             training.images_per_s,
             steady,
             training.wait,
+            training.idle,
             {**startup, **parts, **seconds},
             _peak_bytes(),
         )
@@ -70,7 +75,8 @@ class Efficiency:
         parts = ", ".join(f"{name.replace('_', '-')} {each:.1f}" for name, each in self.seconds.items() if each >= 0.05)
         gpu = f", {decimal(self.peak_bytes['gpu'])} on the GPU" if self.peak_bytes["gpu"] else ""
         return [
-            f"speed  {self.steady_images_per_s:,.0f} images/s steady; {self.wait:.1%} of training waited for data",
+            f"speed  {self.steady_images_per_s:,.0f} images/s steady; {self.wait:.1%} of training waited for data, "
+            f"device idle {self.device_idle:.1%}",
             f"time   {total:.1f} s: {parts}",
             f"memory {decimal(self.peak_bytes['host'])} at most{gpu}",
         ]

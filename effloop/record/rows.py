@@ -74,7 +74,7 @@ class PerfFile(_JsonLines):
 
     def train(self, report: StepReport) -> None:
         span = report.span
-        times = {"seconds": span.seconds, "wait_s": span.waited_s}
+        times = {"seconds": span.seconds, "wait_s": span.waited_s, "idle_s": span.idle_s}
         self._write("span", "train", report.position, {**times, "images_per_s": span.images_per_s, "wait": span.wait})
 
     def span(self, name: str, position: Position, seconds: float) -> None:
@@ -87,7 +87,9 @@ def read_times(path: Path) -> tuple[Span, dict[str, float]]:
         rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
         train = [row for row in rows if row["span"] == "train"]
         images = sum(row["images_per_s"] * row["seconds"] for row in train)
-        training = Span(sum(r["seconds"] for r in train), sum(r["wait_s"] for r in train), round(images))
+        seconds, waited_s = (sum(row[key] for row in train) for key in ("seconds", "wait_s"))
+        idle_s = sum(row.get("idle_s", row["wait_s"]) for row in train)  # which older files lack
+        training = Span(seconds, waited_s, round(images), idle_s=idle_s)
         names = {row["span"] for row in rows} - {"train"}
         return training, {name: sum(row["seconds"] for row in rows if row["span"] == name) for name in names}
     except (OSError, ValueError, LookupError, TypeError):

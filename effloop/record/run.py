@@ -178,7 +178,7 @@ class RunRecorder(Recorder):
         return self._validation.wait(batches)
 
     def step(self, position: Position, metrics: Metrics, lr: float) -> None:
-        self._clock.updates += 1
+        self._clock.update()
         if position.update % self.config.log_every and position.update != position.updates:
             return
         sums, span = metrics.read(), self._clock.read()

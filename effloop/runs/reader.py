@@ -38,7 +38,7 @@ class RunRecord:
         environment, data, summary: environment.json, data.json, summary.json.
         metrics: rows of metrics.jsonl: `split` (train, val), `epoch`, `step`, the task's scores; train: `lr`.
         perf: rows of perf.jsonl, in the order of their ends: `span` (train, evaluation, checkpoint), `epoch`, `step`,
-            `seconds`; train, for a number of updates: `wait_s`, `images_per_s`, `wait`.
+            `seconds`; train, for a number of updates: `wait_s`, `idle_s`, `images_per_s`, `wait`.
         job: job.json; {} for a run outside of a sweep.
         process: state.json.
     """

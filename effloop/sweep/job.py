@@ -10,6 +10,7 @@ from effloop.errors import EffLoopError, InterruptedRunError
 from effloop.launch.execute import run
 from effloop.launch.spec import RunSpec
 from effloop.sweep.state import JobState
+from effloop.system.command import command_timed
 from effloop.system.processes import discard_output, end_with_parent, unblock_interrupts
 
 
@@ -21,7 +22,8 @@ def main() -> int:
     sys.argv = ["effloop", *job["spec"]["overrides"]]  # what the run folder says it was started by
     try:
         unblock_interrupts()
-        run(RunSpec.from_plain(job["spec"]))
+        with command_timed(whole_process=True):
+            run(RunSpec.from_plain(job["spec"]))
     except (KeyboardInterrupt, InterruptedRunError):
         state.write("stopped", "interrupted")
         return InterruptedRunError.exit_code

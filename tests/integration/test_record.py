@@ -106,7 +106,7 @@ def test_where_the_time_went(finished: Path) -> None:
         ("checkpoint", 0, 5),
         ("train", 1, 7),
     ]
-    assert set(found[0]) == {"span", "epoch", "step", "seconds", "wait_s", "images_per_s", "wait"}
+    assert set(found[0]) == {"span", "epoch", "step", "seconds", "wait_s", "idle_s", "images_per_s", "wait"}
     assert set(found[3]) == set(found[4]) == {"span", "epoch", "step", "seconds"}
     summary = json.loads((finished / "summary.json").read_text())
     spent = summary["time"]
