@@ -137,7 +137,9 @@ class SummaryFile(Sink):
 
 
 def finite(values: Any) -> Any:
-    """Replace NaN and infinity, which JSON lacks, by None in nested dicts."""
+    """Replace NaN and infinity, which JSON lacks, by None in nested dicts and lists."""
     if isinstance(values, Mapping):
         return {key: finite(value) for key, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [finite(value) for value in values]
     return None if isinstance(values, float) and not math.isfinite(values) else values

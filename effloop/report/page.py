@@ -27,33 +27,28 @@ from effloop.report.comparison import (
     time_by_part,
     to_text,
 )
+from effloop.report.pipeline import read_pipeline
 from effloop.report.sweep_plot import plot_sweep
+from effloop.report.templates import environment, stylesheet
 from effloop.runs.compare import PER_RUN_KEYS, PLACE
 from effloop.runs.environment import effloop_version
 from effloop.runs.reader import flatten
 
 _MAX_VALUES = 12  # of a key, in the table of differences
+_MAX_PIPELINES = 8  # of several runs
 _MAX_LABELS = 16  # runs whose buttons say what was swept; more are shown by name
 
 
 def render_page(comparison: Comparison, title: str) -> str:
     """The report as HTML, everything that run folders say escaped; to be called in `charts.style`."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    jinja = Environment(
-        loader=PackageLoader("effloop.report", ""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    jinja.filters |= {"text": to_text, "sort_key": _sort_key, "are_numbers": _are_numbers}
+    jinja = environment()
+    jinja.filters |= {"sort_key": _sort_key, "are_numbers": _are_numbers}
     jinja.globals |= {"epochs_done": epochs_done, "metric_value": metric_value}
-    style, script = ((files("effloop.report") / name).read_text("utf-8") for name in ("report.css", "report.js"))
+    script = (files("effloop.report") / "report.js").read_text("utf-8")
     runs = comparison.runs
     return jinja.get_template("page.html.j2").render(
         title=title,
-        style=style,
+        style=stylesheet(),
         script=script,
         script_sha256=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         now=time.strftime("%Y-%m-%d %H:%M"),
@@ -71,6 +66,7 @@ def render_page(comparison: Comparison, title: str) -> str:
         max_labels=_MAX_LABELS,
         time_parts=TIME_PARTS,
         bars=_bars(comparison),
+        **_pipelines(comparison),
         commands=[
             f"{PROGRAM} {shlex.join(['eval', to_text(run.path), *plugin_words()])}"
             for run in runs
@@ -124,6 +120,13 @@ def _bars(comparison: Comparison) -> list[tuple[int, str, str, list[tuple[str, s
         label = ", ".join(f"{part} {seconds / total:.0%}" for part, seconds in split.items())
         bars.append((index, f"{total:,.1f} s", label, parts))
     return bars
+
+
+def _pipelines(comparison: Comparison) -> dict[str, Any]:
+    """What is known of the runs' stages, by index, in the order of the table; and how many are left out."""
+    found = {index: read_pipeline(comparison.runs[index].efficiency) for index in comparison.order}
+    known = [(index, pipeline) for index, pipeline in found.items() if pipeline.is_known]
+    return {"pipelines": known[:_MAX_PIPELINES], "more_pipelines": max(0, len(known) - _MAX_PIPELINES)}
 
 
 def _config(comparison: Comparison) -> dict[str, Any]:

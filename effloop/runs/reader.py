@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -96,6 +97,14 @@ class RunRecord:
         names = [self.config["task"]["name"]] if "task" in self.config else tasks.names()
         num_classes = len(self.data.get("classes") or ()) or None
         return tuple(dict.fromkeys(meter for name in names for meter in meters_of(name, num_classes)))
+
+    @cached_property
+    def efficiency(self) -> Mapping[str, Any]:
+        """efficiency.json, read when it is first asked for; {} if there is none, or it can't be read."""
+        try:
+            return _read_json(self.path / "efficiency.json")
+        except (ConfigError, RecursionError):  # beside the run: no reason to show nothing
+            return {}
 
     @property
     def best(self) -> Mapping[str, Any]:

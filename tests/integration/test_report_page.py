@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from diagnoses import DECODE, EVALUATION
 from folders import HOSTILE, make_run, make_troubled_sweep
 
+from effloop.report.diagnosis import write_diagnosis
 from effloop.report.files import write_report
 from effloop.runs.reader import find_runs
 
@@ -44,6 +47,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "<img src=x onerror=document.title='taken'>"
     make_troubled_sweep(folder)
     make_run(folder / "seven", f'data.root="{HOSTILE}"', "lr=0.5", epochs=3)
+    for name, told in (("0", DECODE), ("seven", EVALUATION)):
+        hostile = {**told, "verdict": {"bound": "decode", "line": f"held back by {HOSTILE}"}}
+        (folder / name / "efficiency.json").write_text(json.dumps(hostile))
     write_report(find_runs([folder / name for name in "01234"] + [folder / "seven"]), folder, "val/top1", HOSTILE)
     return folder / "report.html"
 
@@ -85,6 +91,7 @@ def test_loads_without_an_error_or_a_request(opened: Any) -> None:
     text = opened.find_element(By.TAG_NAME, "body").text
     assert f"failed: it ended with signal 9 {HOSTILE}" in text
     assert "6 runs: 3 done, 1 failed, 1 killed, 1 running" in text
+    assert text.count(f"held back by {HOSTILE}") == 2
 
 
 def test_policy_forbids_the_network_and_other_scripts(opened: Any) -> None:
@@ -204,3 +211,26 @@ def test_is_whole_in_a_narrow_window_and_in_the_dark(opened: Any) -> None:
     finally:
         opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
         opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+@pytest.mark.parametrize("width", [390, 1100])
+def test_diagnosis_loads_without_an_error_or_a_request(browser: Any, tmp_path: Path, width: int) -> None:
+    write_diagnosis({**DECODE, "findings": [HOSTILE]}, tmp_path)
+    metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    browser.get_log("browser")  # what the tests before have left there
+    try:
+        browser.get((tmp_path / "diagnosis.html").as_uri())
+        assert browser.get_log("browser") == []
+        assert browser.title == "Diagnosis"
+        assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
+        assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+        shown, side = (".track > span", "width") if width < 800 else (".pipe", "height")
+        sizes = [each.rect[side] for each in browser.find_elements(By.CSS_SELECTOR, shown)]
+        assert len(sizes) == 7  # storage, decode, augment, batch; transfer, step, log
+        assert min(sizes) > 0
+        tank = browser.find_element(By.CSS_SELECTOR, ".wait .tank")
+        filled = tank.find_element(By.TAG_NAME, "span").rect[side] / tank.rect[side]
+        assert filled == pytest.approx(DECODE["wait"], abs=0.03)
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
