@@ -41,21 +41,24 @@ def print_diagnosis(result: Mapping[str, Any]) -> None:
         result: as in diagnosis.json; whatever is missing in it is left out.
     """
     console, pipeline = Console(), read_pipeline(result)
-    console.print(Text(" · ".join(text for _, text in read_facts(result)), style=_SOFT))
+    if facts := read_facts(result):
+        console.print(Text(" · ".join(text for _, text in facts), style=_SOFT))
     if pipeline.stages:
         console.print(_stages_table(pipeline, min(_MAX_BAR, console.width // _BAR_SHARE)))
-        console.print()
+        console.print(Text("◀ holds the run back; a bar that is full: 100 times the slowest\n", style=_SOFT))
     if pipeline.verdict:
         console.print(Text(pipeline.verdict, style="bold"))
     for finding in pipeline.findings:
         console.print(Text(f"- {finding}"))
     if pipeline.overrides:
         console.print(_overrides_table(pipeline))
+        changing = "" if all(each.exact for each in pipeline.overrides) else "; * changes what is trained"
+        console.print(Text(f"images/s are predicted{changing}", style=_SOFT))
 
 
 def _stages_table(pipeline: Pipeline, width: int) -> Table:
     """A row for each stage, with the wait where it is: between the loader and the training."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), caption_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("stage", no_wrap=True)
     table.add_column("images/s", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True, width=width)
@@ -81,7 +84,6 @@ def _stages_table(pipeline: Pipeline, width: int) -> Table:
         share = Text(format_share(pipeline.evaluation), style=style)
         table.add_section()
         table.add_row(Text(name, style=style), share, bar, "of an epoch's time")
-    table.caption = Text("◀ holds the run back; a bar that is full: 100 times the slowest", style="not italic dim")
     return table
 
 
@@ -99,23 +101,19 @@ def _bar(share: float, width: int, character: str) -> str:
 def _overrides_table(pipeline: Pipeline) -> Table:
     """The overrides, the best first."""
     tried = any(math.isfinite(each.measured) for each in pipeline.overrides)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), caption_justify="left")
-    table.add_column("", no_wrap=True, justify="right")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
     table.add_column("override", overflow="fold", ratio=5)
     for name in ("images/s", *["measured"] * tried, "gain"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("why", overflow="fold", ratio=6)
     for number, each in enumerate(pipeline.overrides, 1):
         rates = [each.rate, *[each.measured] * tried]
-        cells = [str(number), each.text + " *" * (not each.exact), *map(format_rate, rates), format_gain(each.gain)]
+        cells = [f"{number}{'' if each.exact else '*'}", each.text, *map(format_rate, rates), format_gain(each.gain)]
         why = Text(each.why)
         if each.learned:
             why.append(f"\n{each.learned}" if each.why else each.learned, style=_SOFT)
         table.add_row(*map(Text, cells), why, style="bold green" if number == 1 else "")
-    notes = ["images/s are predicted"]
-    if not all(each.exact for each in pipeline.overrides):
-        notes.append("* changes what is trained")
-    table.caption = Text("; ".join(notes), style="not italic dim")
     return table
 
 

@@ -114,8 +114,9 @@ def read_pipeline(found: Mapping[str, Any]) -> Pipeline:
     bound = to_text(verdict.get("bound") or "")
     stages, held = _stages(found, _STAGE_OF.get(bound, bound))
     parts = [stage for name, stage in stages.items() if name not in _SUMS]
-    speed = as_number(found.get("images_per_s"))
-    rate = speed if 0 < speed < math.inf else stages["loop"].rate if "loop" in stages else math.nan
+    rate = _rate(found.get("images_per_s"))
+    if math.isnan(rate) and "loop" in stages:
+        rate = stages["loop"].rate
     return Pipeline(
         loading=[stage for stage in parts if stage.name in _LOADING],
         training=[stage for stage in parts if stage.name not in _LOADING],
@@ -134,8 +135,7 @@ def read_pipeline(found: Mapping[str, Any]) -> Pipeline:
 def _stages(found: Mapping[str, Any], held: str) -> tuple[dict[str, Stage], str]:
     """The stages by name, and which one holds the others back: `held`, or the slowest if that is none of them."""
     rows = {to_text(row["name"]): row for row in dicts(found.get("stages")) if row.get("name")}
-    told = {name: as_number(row.get("images_per_s")) for name, row in rows.items()}
-    rates = {name: rate if 0 < rate < math.inf else math.nan for name, rate in told.items()}
+    rates = {name: _rate(row.get("images_per_s")) for name, row in rows.items()}
     known = {name: rate for name, rate in rates.items() if not math.isnan(rate)}
     if held not in rows and held != "evaluation":
         held = min(known.keys() - _SUMS, key=known.__getitem__, default="")
@@ -154,11 +154,11 @@ def _size(rate: float, lowest: float) -> float:
 
 
 def _override(found: Mapping[str, Any], now: float) -> Override:
-    rate, gain = as_number(found.get("images_per_s")), as_number(found.get("gain"))
+    rate, gain = _rate(found.get("images_per_s")), as_number(found.get("gain"))
     return Override(
         text=to_text(found.get("override", "")),
         rate=rate,
-        measured=as_number(found.get("measured")),
+        measured=_rate(found.get("measured")),
         gain=rate / now if math.isnan(gain) else gain,
         why=to_text(found.get("why") or ""),
         exact=found.get("exact") is not False,
@@ -173,6 +173,11 @@ def _evaluation(found: Mapping[str, Any]) -> float:
         return _share(found.get("evaluation"))
     parts = [as_number(seconds.get(part, 0)) for part in ("warm_up", "step", "wait", "evaluation")]
     return _share(parts[-1] / sum(parts)) if sum(parts) > 0 else math.nan
+
+
+def _rate(value: Any) -> float:
+    number = as_number(value)
+    return number if 0 < number < math.inf else math.nan
 
 
 def _share(value: Any) -> float:

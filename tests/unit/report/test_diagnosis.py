@@ -131,7 +131,7 @@ def test_prints_stages_in_order_with_the_wait_between(width: int, capsys: pytest
     assert re.search(r"wait +41 % +░", text)
     assert " ".join(DECODE["verdict"]["line"].split()) in " ".join(text.split())
     assert re.search(r"1 +data.cache=pixels +1,890 +1,811 +1.82x", text)
-    assert re.search(r"3 +decode=turbojpeg \* +1,102 +- ", text)
+    assert re.search(r"3\* +decode=turbojpeg +1,102 +- ", text)
     assert "as measured here on 2026-11-20" in " ".join(text.split())
     assert "* changes what is trained" in text
 
@@ -204,6 +204,12 @@ def test_whatever_is_missing_is_left_out(capsys: pytest.CaptureFixture[str]) -> 
     for result in without_each(DECODE):
         _Page(render_diagnosis(result))
         print_diagnosis(result)
+    for number in (0, -1.0, math.inf, math.nan, True, "1"):
+        override = {"override": "a=b", "images_per_s": number, "measured": number, "gain": number}
+        for rate in (number, 1.0):
+            result = {"stages": [{"name": "step", "images_per_s": number}], "wait": number, "images_per_s": rate}
+            page = render_diagnosis({**result, "evaluation": number, "overrides": [override]})
+            assert not re.search(r"(width|share):(nan|inf|-)", page)
     assert "nan" not in capsys.readouterr().out
 
 
