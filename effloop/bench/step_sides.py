@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import effloop
 from effloop.batch import Batch
@@ -29,6 +28,7 @@ from effloop.build.trainer import build_trainer
 from effloop.checkpoint import rng
 from effloop.config import Config
 from effloop.errors import ConfigError
+from effloop.system.saved import SavedForBackward
 
 TURN_S = 0.2
 """Seconds of updates in one turn; one update if that takes longer."""
@@ -103,23 +103,10 @@ class Side:
     def _saved_for_backward(self) -> int:
         """Bytes of the tensors that autograd saves in the forward pass, without weights."""
         model = self.trainer.model
-        own = {_storage(each) for each in itertools.chain(model.parameters(), model.buffers())}
-        saved: set[tuple[int, int]] = set()
-
-        def save(tensor: Tensor) -> Tensor:
-            saved.add(_storage(tensor))
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+        with SavedForBackward(itertools.chain(model.parameters(), model.buffers())) as saved:
             self.trainer.forward_backward(self.groups[0][0], sync=True)
         self.trainer.optimizer.zero_grad()
-        return sum(size for _, size in saved - own)
-
-
-def _storage(tensor: Tensor) -> tuple[int, int]:
-    """Address and size of a tensor's memory."""
-    storage = tensor.untyped_storage()
-    return storage.data_ptr(), storage.nbytes()
+        return saved.bytes
 
 
 def memory_counted(device: torch.device) -> str:

@@ -103,7 +103,7 @@ def build_learner(environment: Environment, data: Data, start: Start, advise: Ad
     notes = _load(model, environment, data, start)
     found = None
     if advise or parallel.world_size > 1 or config.model.freeze:  # else nobody needs it
-        with determinism_explained():
+        with determinism_explained(), precision.autocast():
             found = probe(model, config.image_size, channels_last=config.channels_last)
     if advise and found:
         notes += advise(config, model, found, [data.largest, data.val], parallel, precision)

@@ -6,17 +6,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from rich.filesize import decimal
 from torch import nn
 
 from effloop.config import Config
 from effloop.data.loader import Loader
 from effloop.data.source import Tail
+from effloop.diagnose.memory import Memory
+from effloop.diagnose.memory_parts import expected_memory
 from effloop.model import Probe
 from effloop.model.probe import takes_statistics
 from effloop.parallel import Parallel
 from effloop.precision import Precision
-from effloop.system.hardware import available_cores, available_memory
+from effloop.system.hardware import available_cores
 
 _TILE = 8
 """16-bit numbers in 16 bytes, of which NVIDIA wants the dimensions of a matrix product to be multiples. Since cuBLAS 11
@@ -56,8 +57,7 @@ class RunFacts:
         parameters: of the model, frozen ones included.
         batch_norms: layers that normalise by statistics of the batch.
         samples: of the training split.
-        slot_bytes: size of one batch on the host, summed over the splits.
-        free_memory: bytes that are free on this machine.
+        memory: what the run will take, and what is free.
     """
 
     device: str
@@ -71,16 +71,22 @@ class RunFacts:
     parameters: int
     batch_norms: int
     samples: int
-    slot_bytes: int
-    free_memory: int
+    memory: Memory
 
     @classmethod
     def of(
-        cls, model: nn.Module, probe: Probe, loaders: Sequence[Loader], parallel: Parallel, precision: Precision
+        cls,
+        config: Config,
+        model: nn.Module,
+        probe: Probe,
+        loaders: Sequence[Loader],
+        parallel: Parallel,
+        precision: Precision,
     ) -> RunFacts:
         """The facts of a run whose parts are built.
 
         Args:
+            config: of the run.
             model: with its parameters frozen as configured.
             probe: of this model.
             loaders: of the training split, and of the other splits that the run loads.
@@ -101,9 +107,7 @@ class RunFacts:
                 isinstance(module, _BATCH_NORMS) and takes_statistics(module) for module in model.modules()
             ),
             samples=loaders[0].plan.order.num_samples,
-            # The size on the host: with augment.device=gpu it may be larger than image_size.
-            slot_bytes=sum(each.plan.order.batch_per_rank * each.plan.augment.size**2 * 3 for each in loaders),
-            free_memory=available_memory(),
+            memory=expected_memory(config, model, probe, loaders, parallel),
         )
 
 
@@ -115,8 +119,9 @@ def advise(
     parallel: Parallel,
     precision: Precision,
 ) -> list[str]:
-    """Advice for a run whose parts are built; arguments as of `RunFacts.of`."""
-    return advice(config, RunFacts.of(model, probe, loaders, parallel, precision))
+    """What memory a run whose parts are built will take, and advice; arguments as of `RunFacts.of`."""
+    facts = RunFacts.of(config, model, probe, loaders, parallel, precision)
+    return [facts.memory.line(), *advice(config, facts)]
 
 
 def advice(config: Config, facts: RunFacts) -> list[str]:
@@ -232,19 +237,8 @@ def _cores(count: int) -> str:
 
 
 def _check_memory(config: Config, facts: RunFacts) -> Iterator[str]:
-    """Prefetched batches that take more than half of the memory."""
-    slots = config.engine.host_batches(facts.device) if config.num_workers else 0
-    ranks, half = facts.local_world_size, facts.free_memory // 2
-    needed = slots * facts.slot_bytes * ranks
-    if needed <= half:  # also where nothing is prefetched
-        return
-    shorter = " or engine.prefetch=1" * (3 * needed <= slots * half)
-    each = f" in each of {ranks} ranks" * (ranks > 1)
-    yield (
-        f"batch_size: {config.batch_size} makes a ring of {slots} batches for each split{each}, {decimal(needed)} of "
-        f"the {decimal(facts.free_memory)} that are free, and the machine may swap or end the run; "
-        f"set batch_size={max(1, config.batch_size * half // needed)}{shorter}"
-    )
+    """More memory than is free."""
+    yield from facts.memory.warnings(config)
 
 
 def _check_batch_norm(config: Config, facts: RunFacts) -> Iterator[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from effloop.errors import ConfigError
 from effloop.model.base import CHANNEL_NORMS
+from effloop.system.saved import SavedForBackward
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TILE = 8
@@ -30,12 +32,16 @@ class Probe:
         odd_widths: layers whose number of inputs or outputs is not a multiple of 8, so that tensor cores are partly
             idle; per group for grouped convolutions, in total for depthwise ones. Without 3 inputs, the layer of the
             logits, and convolutions with one output position (squeeze-and-excitation).
+        saved_bytes, largest_bytes: memory of what autograd keeps of one image from forward to backward: of all of it,
+            and of the largest tensor. Not of dropout, which is off.
     """
 
     biases_before_norm: list[str]
     unused: list[str]
     frozen: int
     odd_widths: list[str]
+    saved_bytes: int = field(default=0, compare=False)
+    largest_bytes: int = field(default=0, compare=False)
 
 
 def probe(model: nn.Module, image_size: int, *, channels_last: bool) -> Probe:
@@ -59,7 +65,8 @@ def probe(model: nn.Module, image_size: int, *, channels_last: bool) -> Probe:
     image = torch.zeros(1, 3, image_size, image_size, device=device).contiguous(memory_format=layout)
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.enable_grad(), _in_eval_mode(model), _watched(model) as calls:
-        logits: Tensor = model.forward(image)  # a call would compile a model that is to be compiled
+        with SavedForBackward(chain(model.parameters(), model.buffers(), [image])) as saved:
+            logits: Tensor = model.forward(image)  # a call would compile a model that is to be compiled
         if not logits.requires_grad:
             raise ConfigError(
                 "model.freeze: nothing that the logits depend on is left to train; freeze fewer parameters"
@@ -71,6 +78,8 @@ def probe(model: nn.Module, image_size: int, *, channels_last: bool) -> Probe:
         unused=[name for name, gradient in zip(trained, gradients, strict=True) if gradient is None],
         frozen=sum(each.numel() for each in parameters.values() if not each.requires_grad),
         odd_widths=[name for name, outputs in calls.odd_widths.items() if outputs != logits.shape[1]],
+        saved_bytes=saved.bytes,
+        largest_bytes=saved.largest,
     )
 
 

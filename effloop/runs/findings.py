@@ -130,7 +130,7 @@ def _digest(facts: Any) -> str:
 
 _SPEEDLESS = {
     *("amp", "checkpoint", "epochs", "lr", "objective", "out", "profile", "record", "resume", "run", "schedule"),
-    *("seed", "sweep"),
+    *("seed", "sweep", "eval_every"),
 }
 """Keys without an influence on the speed of training; `amp` is in `precision`."""
 

@@ -40,6 +40,11 @@ class EngineConfig(PartConfig):
         del device
         return self.prefetch + 2
 
+    @property
+    def worker_bytes(self) -> int:
+        """Memory that a worker has for itself, about; 0 where workers are threads."""
+        return 0
+
 
 @dataclass
 class RunLengthConfig(EngineConfig):

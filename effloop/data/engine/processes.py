@@ -23,6 +23,10 @@ class StartMethod(Enum):
     forkserver = "forkserver"
 
 
+_FORKED, _STARTED = 10_000_000, 325_000_000
+"""Bytes of a worker: after a fork what Python and the decoder write to, 6 to 12 MB; otherwise also what it imports."""
+
+
 @dataclass
 class ProcessesConfig(RunLengthConfig):
     """Fields of `engine=processes`.
@@ -32,6 +36,10 @@ class ProcessesConfig(RunLengthConfig):
     """
 
     start_method: StartMethod = StartMethod.fork
+
+    @property
+    def worker_bytes(self) -> int:
+        return _FORKED if self.start_method is StartMethod.fork else _STARTED
 
 
 @engines.register("processes", ProcessesConfig)

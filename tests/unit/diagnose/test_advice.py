@@ -39,7 +39,7 @@ def known(config: Config, model: nn.Module | None = None) -> RunFacts:
         freeze(model, config.model.freeze)
     seen = probe(model, config.image_size, channels_last=True)
     assert config.precision is not None
-    facts = RunFacts.of(model, seen, loaders, parallel, precisions.build(config.precision, CPU))
+    facts = RunFacts.of(config, model, seen, loaders, parallel, precisions.build(config.precision, CPU))
     for loader in loaders:
         loader.close()
     return replace(facts, cores=2, torch_threads=1)
@@ -202,24 +202,6 @@ def test_more_ranks_than_cores(photos: Path) -> None:
     assert line == "parallel: 3 ranks on 2 cores take turns; start 2 at most (parallel.processes=2)"
 
 
-def test_a_ring_that_fills_the_memory(photos: Path) -> None:
-    workers = "num_workers=1"
-    slots = 4 * 2 * 8 * 3 * 16 * 16  # prefetch and two more, of both splits
-    (line,) = said(photos, workers, free_memory=2 * slots - 2)
-    assert line.startswith(
-        "batch_size: 8 makes a ring of 4 batches for each split, 49.2 kB of the 98.3 kB that are free"
-    )
-    assert line.endswith("set batch_size=7 or engine.prefetch=1")
-    assert said(photos, workers, free_memory=slots)[0].endswith("set batch_size=4")  # three slots are too many, too
-    assert said(photos, workers, free_memory=2 * slots) == []
-    assert said(photos, "num_workers=0", free_memory=100) == []  # one batch at a time
-    assert said(photos, workers, "engine=inline", free_memory=100) == []
-    assert said(photos, workers, "engine=dali", free_memory=100, **GPU) == []  # its batches are on the GPU
-    (line,) = said(photos, workers, "batch_size=16", "engine.prefetch=1", free_memory=4 * slots, **RANKS)
-    assert "a ring of 3 batches for each split in each of 2 ranks, 147.5 kB of" in line
-    assert "engine.prefetch" not in line
-
-
 @pytest.mark.parametrize("engine", ["threads", "processes"])
 @pytest.mark.parametrize("prefetch", [1, 3])
 def test_a_ring_has_no_more_slots(photos: Path, engine: str, prefetch: int) -> None:
@@ -230,16 +212,6 @@ def test_a_ring_has_no_more_slots(photos: Path, engine: str, prefetch: int) -> N
     ring: Any = loader.engine.pool.ring if engine == "processes" else loader.engine.ring  # type: ignore[attr-defined]
     assert prefetch < len(ring) <= prefetch + 2
     loader.close()
-
-
-def test_the_host_part_of_a_batch_is_what_counts(photos: Path) -> None:
-    config = composed(photos, "num_workers=1")
-    assert known(config).slot_bytes == 2 * 8 * 3 * 16 * 16
-    sizes = [effloop.build_loader(config, split).plan.augment.size for split in ("train", "val")]
-    assert sizes == [16, 16]
-    config = composed(photos, "augment=native_resize_crop", "augment.device=gpu")
-    sizes = [effloop.build_loader(config, split).plan.augment.size for split in ("train", "val")]
-    assert known(config).slot_bytes == 8 * 3 * (sizes[0] ** 2 + sizes[1] ** 2)
 
 
 def test_batch_norm_of_few_images_on_a_rank(photos: Path) -> None:
@@ -269,5 +241,5 @@ def test_facts_are_those_of_the_parts(photos: Path) -> None:
     facts = known(composed(photos, "precision=bf16"))
     assert (facts.device, facts.mixed, facts.world_size, facts.samples) == ("cpu", True, 1, 40)
     assert facts.batch_norms == 7
-    assert facts.free_memory > 0
+    assert facts.memory.free["host"] > 0
     assert not known(composed(photos)).mixed

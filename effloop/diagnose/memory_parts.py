@@ -1,0 +1,257 @@
+"""The parts of a run's memory: from its loaders, its model, one image, and, if there is time, from steps of its own."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from effloop.batch import Batch
+from effloop.build.resolve import num_workers
+from effloop.config import Config
+from effloop.data.cache.cached import CachedSource
+from effloop.data.cache.shared_memory import FOLDER
+from effloop.data.loader import Loader
+from effloop.data.source import Cache
+from effloop.diagnose.memory import Memory, Part, Place, Tensors
+from effloop.errors import DataError
+from effloop.model import Probe
+from effloop.optim import OptimConfig, optimizers
+from effloop.parallel import Parallel
+from effloop.system.hardware import available_memory
+from effloop.system.memory import memory_of
+from effloop.train.trainer import Trainer
+
+_TENSORBOARD, _KERNELS = 40_000_000, 15_000_000
+"""Bytes of libraries that are loaded after a run is built: TensorBoard's, and those of the first step."""
+
+_HEAP = 1.5
+"""What the heap takes for tensors of 1 byte that stay until the backward pass, where freed memory is kept: oneDNN's
+copies of weights and images, and gaps. With `model=cnn`, small_resnet, resnet18, mobilenet_v3_small and vit_b_16 the
+process grew by 0.92 to 1.08 of this estimate."""
+
+_BUFFERS = 3
+"""Tensors as large as the largest one that a backward pass has beside these: two gradients, and a copy in it."""
+
+_SAMPLES = 8  # images that are looked at for their size
+
+
+@dataclass(frozen=True)
+class StepBytes:
+    """What training steps take.
+
+    Attributes:
+        activations: kept from forward to backward, and the buffers of both.
+        optimizer: the optimizer's state.
+    """
+
+    activations: int
+    optimizer: int
+
+
+def expected_memory(
+    config: Config, model: nn.Module, probe: Probe, loaders: Sequence[Loader], parallel: Parallel
+) -> Memory:
+    """What a run is going to take, from what is known before its first step; this takes milliseconds.
+
+    Args:
+        config: of the run.
+        model: on its device.
+        probe: of this model.
+        loaders: of the training split, and of the other splits that the run loads.
+        parallel: tells the ranks.
+    """
+    on_gpu = parallel.device.type == "cuda"
+    images = config.batch_size * (max([config.image_size, *config.progressive]) / config.image_size) ** 2
+    spread, buffers = (1.0, 2) if on_gpu else (_HEAP, _BUFFERS)
+    activations = 0 if config.probe else int(images * (spread * probe.saved_bytes + buffers * probe.largest_bytes))
+    state = int(_state_ratio(config.optim) * _bytes_of(_trained(model)))
+    return _memory(config, model, StepBytes(activations, state), loaders, parallel, _KERNELS)
+
+
+def measured_memory(config: Config, trainer: Trainer, loaders: Sequence[Loader]) -> Memory:
+    """What a run takes, from a few updates on one batch, which change the trainer: it can't be trained on afterwards.
+
+    Args:
+        config: of the run.
+        trainer: of this config, that hasn't been trained.
+        loaders: of the training split, and of the other splits that the run loads.
+
+    Raises:
+        DataError: a sample can't be read.
+    """
+    step = _measured_step(trainer, loaders[0])
+    trainer.optimizer.state.clear()
+    _return_freed_memory()
+    return replace(_memory(config, trainer.model, step, loaders, trainer.parallel), measured=True)
+
+
+_UPDATES = 4  # of resnet18 at 96 pixels, the third was the last that the process grew in
+
+
+def _measured_step(trainer: Trainer, loader: Loader) -> StepBytes:
+    """Of some updates on one batch; no state is left in the optimizer's tensors, but in the weights."""
+    batch = next(iter(loader.epoch(0)))
+    loader.close()
+    trainer.model.train()
+    _update(trainer, Batch(*(each[:2] for each in (batch.images, batch.targets, batch.ids, batch.valid))))
+    trainer.optimizer.state.clear()
+    device, cuda = trainer.parallel.device, trainer.parallel.device.type == "cuda"
+    _return_freed_memory()
+    before = torch.cuda.memory_allocated(device) if cuda else memory_of()["rss"]
+    if cuda:
+        torch.cuda.reset_peak_memory_stats(device)
+    most = 0
+    for _ in range(_UPDATES):
+        _update(trainer, batch)
+        most = max(most, torch.cuda.max_memory_allocated(device) if cuda else memory_of()["rss"])
+    state = sum(_bytes_of(each.values()) for each in trainer.optimizer.state.values())
+    return StepBytes(max(0, most - before - _bytes_of(_trained(trainer.model)) - state), state)
+
+
+def _update(trainer: Trainer, batch: Batch) -> None:
+    trainer.forward_backward(batch, sync=True)
+    trainer.precision.step(trainer.optimizer)
+    trainer.optimizer.zero_grad()
+
+
+def _return_freed_memory() -> None:
+    """Give what is free in the heap back to the kernel, so that the process grows when it is taken again."""
+    with suppress(AttributeError, OSError):  # another C library than glibc
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _trained(model: nn.Module) -> list[nn.Parameter]:
+    return [each for each in model.parameters() if each.requires_grad]
+
+
+def _bytes_of(tensors: Iterable[Any]) -> int:
+    return sum(each.nbytes for each in tensors if isinstance(each, torch.Tensor))
+
+
+def _state_ratio(config: OptimConfig) -> float:
+    """Bytes that an optimizer keeps for each byte of a parameter, from an update of 64 zeros."""
+    parameter = nn.Parameter(torch.zeros(8, 8))
+    parameter.grad = torch.zeros(8, 8)
+    optimizer = optimizers.build(replace(config, fused=None), [parameter])
+    optimizer.step()
+    state = optimizer.state[parameter].values()
+    return _bytes_of(each for each in state if getattr(each, "ndim", 0)) / parameter.nbytes
+
+
+def _memory(
+    config: Config, model: nn.Module, step: StepBytes, loaders: Sequence[Loader], parallel: Parallel, kernels: int = 0
+) -> Memory:
+    """All parts together; `kernels` are bytes of libraries that the first step will load."""
+    device = parallel.device
+    place: Place = "gpu" if device.type == "cuda" else "host"
+    weights = _bytes_of(chain(model.parameters(), model.buffers()))
+    batch = {"host": host_batch(loaders[0]), "device": device_batch(config, loaders[0])}
+    on_device = sum(each.bytes for each in batch["device"])
+    later = kernels + _TENSORBOARD * bool(getattr(config.record, "tensorboard", False))
+    resident = memory_of()["rss"] - weights * (place == "host")
+    parts = [
+        Part("process", "host", max(0, resident), "Python, torch, libraries", there=True),
+        Part("libraries", "host", later, "loaded when training begins"),
+        *_loading(config, "train", loaders[0], parallel),
+        *(part for loader in loaders[1:] for part in _loading(config, "val", loader, parallel)),
+        Part("weights", place, weights, there=True),
+        Part("gradients", place, _bytes_of(_trained(model))),
+        Part("optimizer", place, step.optimizer, f"state of {config.optim.name}"),
+        Part("average", place, weights * (config.optim.ema > 0), "of the weights (optim.ema)"),
+        Part("activations", place, step.activations, "of one batch, and the step's buffers", by_batch=True),
+        Part("inputs", place, 2 * on_device, "2 batches on the device", by_batch=True),
+    ]
+    return Memory(
+        parts=[part for part in parts if part.bytes],
+        batch=batch,
+        free=_free(device),
+        page_cache=sum(loader.plan.source.fingerprint()["bytes"] for loader in loaders),
+        ranks=parallel.local_world_size,
+    )
+
+
+def host_batch(loader: Loader) -> list[Tensors]:
+    """A batch as engines load it."""
+    count, size, targets = loader.plan.order.batch_per_rank, loader.plan.augment.size, loader.plan.source.targets
+    dtype = targets.dtype.newbyteorder("=").name
+    return [
+        Tensors.of("images", (count, 3, size, size), "uint8"),
+        Tensors.of("targets", (count, *targets.shape[1:]), dtype),
+        Tensors.of("ids", (count,), "int64"),
+        Tensors.of("valid", (count,), "bool"),
+    ]
+
+
+def device_batch(config: Config, loader: Loader) -> list[Tensors]:
+    """A batch as the model gets it."""
+    images, targets, *_ = host_batch(loader)
+    count, size = images.shape[0], max([config.image_size, *config.progressive])
+    shape, dtype = targets.shape, str(loader.transfer.target_dtype).removeprefix("torch.")
+    if loader.transfer.mix is not None and loader.transfer.mix.on:
+        shape, dtype = [count, len(loader.classes)], "float32"
+    return [Tensors.of("images", (count, 3, size, size), "float32"), Tensors.of("targets", shape, dtype)]
+
+
+def _loading(config: Config, split: str, loader: Loader, parallel: Parallel) -> list[Part]:
+    """What loading a split takes on the host."""
+    source, count, workers = loader.plan.source, loader.plan.order.batch_per_rank, num_workers(config, parallel)
+    slots = config.engine.host_batches(parallel.device.type) if workers else 1
+    images = _image_bytes(loader)
+    own = 2 * count * max(kept for kept, _ in images) + max(1, workers) * max(decoded for _, decoded in images)
+    size = sum(each.bytes for each in host_batch(loader))
+    form = f"{slots} x {count} images of {loader.plan.augment.size} pixels, uint8"
+    parts = [
+        Part(f"{split} batches", "host", slots * size, form, by_batch=True),
+        Part(f"{split} images", "host", own, "encoded and decoded"),
+    ]
+    if isinstance(source, CachedSource):
+        parts.append(_cache(split, source, [decoded for _, decoded in images]))
+    parts.append(Part(f"{split} workers", "host", workers * config.engine.worker_bytes, f"{workers} processes"))
+    return parts
+
+
+def _cache(split: str, source: CachedSource, decoded: Sequence[int]) -> Part:
+    """The cache of a split; `decoded` are bytes of some images."""
+    wanted = len(source) * sum(decoded) // len(decoded)
+    return Part(
+        f"{split} cache",
+        "host",
+        source.region.num_bytes,
+        f"data.cache={source.kind.value}",
+        there=True,
+        shared=True,
+        in_shm=True,
+        wanted=source.fingerprint()["bytes"] if source.kind is Cache.bytes else wanted,
+    )
+
+
+def _image_bytes(loader: Loader) -> list[tuple[int, int]]:
+    """What each of a few images takes: encoded, which is 0 where files are mapped, and decoded."""
+    source, decoder = loader.plan.source, loader.plan.decoder
+    found = []
+    for sample in np.unique(np.linspace(0, len(source) - 1, _SAMPLES).astype(np.int64)).tolist():
+        with suppress(DataError):  # loading it will say so
+            data = source.read(sample)
+            height, width = decoder.size(data)
+            found.append((len(data) if isinstance(data, bytes) else 0, 3 * height * width))
+    return found or [(0, 0)]
+
+
+def _free(device: torch.device) -> dict[str, int]:
+    """Bytes that are free: `host`, `shm`, and `gpu` if there is one."""
+    free = {"host": available_memory(), "shm": 0}
+    with suppress(OSError):
+        status = os.statvfs(FOLDER)
+        free["shm"] = status.f_bavail * status.f_frsize
+    if device.type == "cuda":
+        free["gpu"] = torch.cuda.mem_get_info(device)[0]
+    return free
