@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from effloop.bench.ablate import ablate
+from effloop.bench.ablate_tables import write_files as write_ablate_files
 from effloop.bench.augment import augment
 from effloop.bench.augment_tables import GRID, write_files
 from effloop.bench.inference import inference
@@ -41,6 +43,7 @@ class Benchmark:
 BENCHMARKS = {
     "loop": Benchmark(loop, 25),
     "step": Benchmark(step, 7, {"knobs": "all", "work": ""}, overrides=True),
+    "ablate": Benchmark(ablate, 5, {"knobs": "all", "seeds": "3", "work": ""}, write_ablate_files, overrides=True),
     "loader": Benchmark(loader, 5, {"vs": "torchvision,pillow", "folder": "", "work": ""}),
     "train": Benchmark(train, 5, {"folder": "", "work": ""}),
     "storage": Benchmark(storage, 5, {"formats": "all", "work": ""}),

@@ -74,7 +74,7 @@ def step(config: Config, repeats: int, *, knobs: str, work: str, overrides: Sequ
         DataError: its data can't be read.
     """
     base = configs.from_dict(configs.to_dict(config), neutral_overrides(config), "the config")
-    _check_names(knobs, [*_knobs(base, nn.Identity(), torch.device("cpu"))])
+    check_knobs(knobs, [*_knobs(base, nn.Identity(), torch.device("cpu"))])
     console = Console(stderr=True)
     with scratch_folder(work) as scratch, process_state_restored():
         first = Side(base, scratch).trainer
@@ -85,15 +85,14 @@ def step(config: Config, repeats: int, *, knobs: str, work: str, overrides: Sequ
         for name in every if knobs == "all" else dict.fromkeys(knobs.split(",")):
             with console.status(f"{name}: {' '.join(every[name].on)}"), process_state_restored():
                 rows.append(_row(name, every[name], base, overrides, repeats, scratch))
-    result = {**_facts(base, device), "repeats": repeats, "rows": rows}
+    result = {"what": "step", **facts(base, device), "repeats": repeats, "rows": rows}
     _show(result)
     return result
 
 
-def _facts(config: Config, device: torch.device) -> dict[str, Any]:
+def facts(config: Config, device: torch.device) -> dict[str, Any]:
     """What the figures depend on."""
     return {
-        "what": "step",
         "model": getattr(config.model, "arch", config.model.name),
         "batch_size": config.batch_size,
         "image_size": config.image_size,
@@ -110,7 +109,7 @@ def neutral_overrides(config: Config) -> list[str]:
     return overrides + [f"{key}={value}" for key, value in defaults.items() if getattr(config, key) == "auto"]
 
 
-def _check_names(knobs: str, names: list[str]) -> None:
+def check_knobs(knobs: str, names: list[str]) -> None:
     """Refuse unknown names before anything is built.
 
     Raises:
@@ -184,13 +183,9 @@ def _row(name: str, knob: Knob, base: Config, overrides: Sequence[str], repeats:
     try:
         found = _measure(knob, base, overrides, repeats, scratch)
     except Exception as error:  # a compiler's, a kernel's: none of them ends the table
-        return row | {"reason": str(error) if isinstance(error, EffLoopError) else _first_line(error)}
-    ratios = [on / off for off, on in zip(found.images_per_s["off"], found.images_per_s["on"], strict=True)]
-    gain = statistics.median(ratios)
+        return row | {"reason": reason_of(error)}
     return row | {
-        "images_per_s": found.images_per_s,
-        "gain": gain,
-        "spread": statistics.median(abs(ratio - gain) for ratio in ratios) if len(ratios) > 1 else None,
+        **gain_of(found.images_per_s),
         "bytes": found.bytes,
         "memory": found.memory,
         "remark": found.remark,
@@ -215,8 +210,18 @@ def resolved_overrides(base: Config) -> list[str]:
     return [f"{key}={'null' if value is None else str(value).lower()}" for key, value in values.items()]
 
 
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+def reason_of(error: Exception) -> str:
+    """Why a side can't be measured, in one line."""
+    words = " ".join(str(error).split())
+    return str(error) if isinstance(error, EffLoopError) else f"{type(error).__name__}: {words[:160]}"
+
+
+def gain_of(images_per_s: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """What a row has of its two sides' turns: `images_per_s`, and the median ratio, `gain`, with its `spread`."""
+    ratios = [on / off for off, on in zip(images_per_s["off"], images_per_s["on"], strict=True)]
+    gain = statistics.median(ratios)
+    spread = statistics.median(abs(ratio - gain) for ratio in ratios) if len(ratios) > 1 else None
+    return {"images_per_s": images_per_s, "gain": gain, "spread": spread}
 
 
 _COLUMNS = ("knob", "override", "images/s off", "on", "gain", "MB off", "on", "remark")

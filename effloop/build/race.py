@@ -146,15 +146,16 @@ def warm_up(step: Step, calls: int = WARM_UP, clock: Clock = time.perf_counter) 
 
 def seconds_of(step: Step, calls: int = 1, clock: Clock = time.perf_counter) -> float:
     """Seconds of several calls in a row, including the work they queue on a GPU."""
-    _wait()
+    wait_for_gpu()
     started = clock()
     for _ in range(calls):
         step()
-    _wait()
+    wait_for_gpu()
     return clock() - started
 
 
-def _wait() -> None:
+def wait_for_gpu() -> None:
+    """Return once the GPU has done all it was given; at once where none is in use."""
     # Otherwise nothing is queued, and asking would initialise CUDA, which takes half a gigabyte of GPU memory.
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()

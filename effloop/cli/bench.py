@@ -20,15 +20,16 @@ class BenchOptions:
     """Of `bench`.
 
     Attributes:
-        what: Trainer beside a bare loop, each key of the training step, the loader beside others, whole training
-            beside a bare loop, the storage formats, millions of samples, the libraries that augment, or a trained
-            model in the formats of export.
+        what: Trainer beside a bare loop, each key of the training step, what each thing is worth to the whole
+            loop, the loader beside others, whole training beside a bare loop, the storage formats, millions of
+            samples, the libraries that augment, or a trained model in the formats of export.
         repeats: how often each side is measured; without it as often as the benchmark needs.
-        out: a JSON file for the figures; those of augment and inference are in outputs/bench without it.
+        out: a JSON file for the figures; those of ablate, augment and inference are in outputs/bench without it.
         run: inference: the folder of a run, or a .ckpt file.
-        work: step, loader, train, storage, scale, inference: a folder for temporary files.
+        work: step, ablate, loader, train, storage, scale, inference: a folder for temporary files.
         folder: loader, train: the original photographs for the others, ROOT/SPLIT/CLASS/*; without it data.root.
-        knobs: step: names with commas between, or all.
+        knobs: step, ablate: names with commas between, or all.
+        seeds: ablate: runs of each side for a score, with epochs=N.
         vs: loader: the others' names with commas between, or none.
         formats: storage, inference: names with commas between, or all.
         samples: scale: numbers of samples with commas between.
@@ -46,6 +47,7 @@ class BenchOptions:
     work: str | None = None
     folder: str | None = None
     knobs: str | None = None
+    seeds: str | None = None
     vs: str | None = None
     formats: str | None = None
     samples: str | None = None

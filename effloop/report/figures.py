@@ -10,6 +10,8 @@ from typing import Any
 
 _PANEL_INCHES = (9.0, 3.3)
 _GROUP_WIDTH = 0.8  # of a group's bars together, as a share of the distance between groups
+_UPRIGHT = 8
+"""Groups whose names fit beside each other."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ def _draw(panel: BarPanel, axes: Any) -> None:
                 *zip(*marks, strict=True), marker="D", c="white", edgecolors=f"C{number}", label=label, zorder=3
             )
     axes.set(title=panel.title, xlabel=panel.axis, ylabel=panel.unit)
-    axes.set_xticks(range(len(panel.groups)), panel.groups)
+    tilt = {"rotation": 30, "ha": "right"} if len(panel.groups) > _UPRIGHT else {}
+    axes.set_xticks(range(len(panel.groups)), panel.groups, **tilt)
     axes.set_ylim(bottom=0)
     axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
