@@ -52,7 +52,7 @@ def resolve_auto(config: Config, task: Task, parallel: Parallel) -> tuple[Resolv
         with ExitStack() as stack:
             stack.enter_context(state_preserved(nn.Module()))  # random numbers
             # What cuDNN has found, by trying or not, holds for the life of a process.
-            make = partial(_elsewhere, stack) if key == "cudnn_benchmark" else _trial
+            make = partial(_elsewhere, stack) if key == "cudnn_benchmark" else trial_step
             steps = {word: make(each, task, num_outputs, parallel.device) for word, each in values.items()}
             winner = fastest(key, steps)
         trial = values[parallel.on_rank0(lambda found=winner: found.name)]  # type: ignore[misc]
@@ -60,8 +60,15 @@ def resolve_auto(config: Config, task: Task, parallel: Parallel) -> tuple[Resolv
     return trial, lines
 
 
-def _trial(config: Resolved, task: Task, num_outputs: int, device: torch.device) -> Callable[[], None]:
-    """One update of a model of its own, which is built at the first call."""
+def trial_step(config: Resolved, task: Task, num_outputs: int, device: torch.device) -> Callable[[], None]:
+    """One update of a model of its own on random images, as a call; the model is built at the first one.
+
+    Args:
+        config: of the model, the optimizer, the precision and the batch.
+        task: gives the loss.
+        num_outputs: of the model.
+        device: where it is trained.
+    """
     made: list[tuple[Step, torch.optim.Optimizer, Tensor, Tensor, Tensor]] = []
     precision = precisions.build(config.precision, device)
 
@@ -106,7 +113,7 @@ def _elsewhere(
 def _serve(pipe: Connection, config: Resolved, task: Task, num_outputs: int, device: torch.device) -> None:
     """Do a step for each message from the pipe, until it is closed."""
     torch.backends.cudnn.benchmark = config.cudnn_benchmark
-    step = _trial(config, task, num_outputs, device)
+    step = trial_step(config, task, num_outputs, device)
     with suppress(EOFError):
         while True:
             pipe.recv()

@@ -11,6 +11,7 @@ from effloop.cli import (  # noqa: F401
     bench,
     choices,
     convert,
+    diagnose,
     diff,
     evaluate,
     export,

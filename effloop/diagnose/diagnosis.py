@@ -1,0 +1,190 @@
+"""The diagnosis of a run: its stages, the verdict, and the overrides that help, the best first."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from effloop.build.resolve import resolved
+from effloop.diagnose.measured import Measured
+from effloop.convert.reencode import Recipe
+from effloop.diagnose.overrides import Change
+from effloop.errors import PROGRAM
+from effloop.runs.environment import effloop_version
+from effloop.system.hardware import available_cores
+
+_LOADING = ("storage", "decode", "augment", "batch")
+_OVERHEAD = 0.25
+"""Share of the time that evaluation or logging may take before they are the verdict: neither trains anything."""
+
+_HELPS = 1.03
+"""Gain below which an override isn't listed."""
+
+_LISTED = 8
+
+
+@dataclass(frozen=True)
+class Override:
+    """An override, and what it is predicted to bring.
+
+    Attributes:
+        override: words for the command line.
+        images_per_s: of the loop with it; None where it doesn't change the loop.
+        gain: seconds of an epoch with its evaluation now, over those with it.
+        why: a few words.
+        exact: whether the same images are trained on, in the same precision.
+        measured: images/s of the loop with it, if it was tried.
+        learned: where the prediction was corrected by what was measured before; else None.
+        factor: what the prediction was multiplied by for that.
+        command: what has to be done before: a conversion of the data.
+        recipe: how that re-encodes the images.
+    """
+
+    override: str
+    images_per_s: float | None
+    gain: float
+    why: str
+    exact: bool = True
+    measured: float | None = None
+    learned: str | None = None
+    factor: float = 1.0
+    command: str = ""
+    recipe: Recipe | None = None
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """As plain values, for JSON."""
+        return {key: value for key, value in asdict(self).items() if key not in ("recipe", "factor")}
+
+
+def diagnose(found: Measured, overrides: Sequence[Override], command: Sequence[str]) -> dict[str, Any]:
+    """What was measured, said in plain values, as `diagnosis.json` has them.
+
+    Args:
+        found: a run, measured.
+        overrides: what helps, from `ranked`.
+        command: the words that it was asked for by.
+    """
+    bound, line = verdict(found)
+    train, device = found.trainer.train, found.trainer.parallel.device
+    config, precision = found.config, found.config.precision
+    assert precision is not None
+    return {
+        "what": "diagnosis",
+        "version": effloop_version(),
+        "date": time.strftime("%Y-%m-%d %H:%M"),
+        "command": f"{PROGRAM} {shlex.join(['diagnose', *command])}",
+        "machine": {
+            "cores": available_cores(),
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        },
+        "data": train.describe(),
+        "run": {
+            "model": getattr(config.model, "arch", config.model.name),
+            "batch_size": config.batch_size,
+            "image_size": config.image_size,
+            "engine": config.engine.name,
+            "num_workers": resolved(config).num_workers,
+            "precision": precision.name,
+        },
+        "images_per_s": found.loop.images_per_s,
+        "wait": found.loop.wait,
+        "stages": stages(found),
+        "evaluation": found.evaluation,
+        "verdict": {"bound": bound, "line": line},
+        "findings": findings(found),
+        "overrides": [each.plain for each in overrides],
+    }
+
+
+def stages(found: Measured) -> list[dict[str, Any]]:
+    """Each stage's rate if it were the only one, with the run's workers."""
+    load, step, loop = found.load, found.step, found.loop
+    workers = max(1, load.workers)
+
+    def loading(name: str) -> float:
+        cost = getattr(load.loading, name)
+        return 1 / max(cost.wall_s / workers, cost.cpu_s / available_cores(), 1e-9)
+
+    parts = {"forward": step.forward, "backward": step.backward, "update": step.update}
+    shares = ", ".join(f"{name} {seconds / sum(parts.values()):.0%}" for name, seconds in parts.items())
+    details = {name: f"{1e3 * getattr(load.loading, name).wall_s:.3g} ms an image and worker" for name in _LOADING}
+    details["storage"] = found.storage.describe()
+    rows = [(name, loading(name), details[name]) for name in _LOADING]
+    rows += [
+        ("loader", found.loader_per_s, f"together, by {load.workers} workers" if load.workers else "in the training thread"),
+        ("transfer", 1 / max(load.transfer_s, 1e-9), "to float32, normalised" if found.config.data.mean else "uint8"),
+        ("step", 1 / load.step_s, shares),
+        ("log", 1 / max(load.log_s, 1e-9), f"{loop.log:.1%} of the loop"),
+        ("loop", loop.images_per_s, f"all of it; {loop.wait:.0%} waits for data"),
+    ]
+    return [{"name": name, "images_per_s": rate, "detail": detail} for name, rate, detail in rows]
+
+
+def verdict(found: Measured) -> tuple[str, str]:
+    """What holds the run back: a name, and a sentence."""
+    if found.evaluation > _OVERHEAD:
+        return "evaluation", f"evaluation-bound: evaluation takes {found.evaluation:.0%} of the run's time"
+    if found.loop.log > _OVERHEAD:
+        return "logging", f"logging-bound: the recorder takes {found.loop.log:.0%} of the loop's time"
+    now = found.loop.images_per_s
+    free = {name: found.forecast.without(found.load, name) for name in (*_LOADING, "transfer", "step")}
+    stage = max(free, key=lambda name: free[name])
+    name = {"step": "compute"}.get(stage, stage)
+    line = f"{name}-bound: {_WHAT[stage]} holds the loop back; if it took no time, {free[stage]:,.0f} images/s instead of {now:,.0f}"
+    cores, workers = available_cores(), found.load.workers
+    if stage in _LOADING and workers < cores:
+        line += f"; {workers or 'no'} worker{'s' * (workers != 1)} load{'s' * (workers == 1)} on {cores} cores"
+    return name, line
+
+
+_WHAT = {
+    "storage": "reading the images",
+    "decode": "decoding",
+    "augment": "augmentation",
+    "batch": "putting batches together",
+    "transfer": "moving batches to the device and normalising them",
+    "step": "the training step",
+}
+
+
+def findings(found: Measured) -> list[str]:
+    """Lines about what an override doesn't help with."""
+    lines = []
+    for (file, line, function, what), count in found.step.syncs.items():
+        times = f"{count} times" if count > 1 else "once"
+        lines.append(
+            f"{os.path.relpath(file)}:{line} ({function}) reads a tensor {times} in each update, by {what}: on a GPU the "
+            "host waits there until all its work is done; keep the value on the device, and read it every few updates"
+        )
+    return lines
+
+
+def ranked(found: Measured, changes: Iterable[Change]) -> list[Override]:
+    """What helps, the best first; more workers come first of all where cores are idle.
+
+    Args:
+        found: a run, measured.
+        changes: what may help, `Candidates` for instance.
+    """
+    rows: list[tuple[float, Override]] = []
+    usual = found.epoch_s + found.evaluation_s
+    samples = len(found.loader) * found.loader.global_batch
+    for change in changes:
+        rate = found.forecast.images_per_s(change.load)
+        gain = usual / (samples / rate + change.evaluation_s)
+        if gain < _HELPS:
+            continue
+        same = change.load is found.load
+        score = (gain - 1) * change.ease
+        if change.override.endswith(f"num_workers={available_cores()}"):
+            score += 1e3
+        row = Override(change.override, None if same else rate, gain, change.why, change.exact)
+        rows.append((score, replace(row, command=change.command, recipe=change.recipe)))
+    return [each for _, each in sorted(rows, key=lambda row: -row[0])][:_LISTED]

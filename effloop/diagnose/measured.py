@@ -1,0 +1,190 @@
+"""Measures a run's parts one by one and together: what all that `diagnose` says comes from."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from effloop import config as configs
+from effloop.build.loader import build_loader
+from effloop.build.resolve import resolved
+from effloop.build.trainer import build_trainer
+from effloop.config import Config
+from effloop.data.loader import Loader
+from effloop.diagnose.forecast import Forecast, Load
+from effloop.diagnose.pipeline import LoadingCosts, loader_rate, loading_costs, transfer_cost
+from effloop.diagnose.storage import StorageCosts, storage_costs
+from effloop.diagnose.timed import Cost
+from effloop.diagnose.training import LoopCosts, StepCosts, evaluation_rate, loop_costs, step_costs
+from effloop.errors import ConfigError
+from effloop.system.hardware import available_cores
+from effloop.train.trainer import Trainer
+
+_SHARES = {"storage": 0.06, "loading": 0.06, "loader": 0.08, "transfer": 0.02, "step": 0.1, "loop": 0.25, "val": 0.06}
+"""Of the time that there is; the rest is for overrides."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A run, measured.
+
+    Attributes:
+        config: of the run, on one rank, with what was `auto` as it is by default.
+        trainer: built from it; its weights were trained meanwhile.
+        loader: of its training split.
+        storage, step, loop: what was measured of them.
+        loader_per_s: images/s of the workers alone.
+        evaluation_per_s: images/s of an evaluation; 0 if there is nothing to evaluate.
+        load: what is done for each image.
+        forecast: calibrated by the loop.
+        seconds: for each measurement that overrides need.
+    """
+
+    config: Config
+    trainer: Trainer
+    loader: Loader
+    storage: StorageCosts
+    step: StepCosts
+    loop: LoopCosts
+    loader_per_s: float
+    evaluation_per_s: float
+    load: Load
+    forecast: Forecast
+    seconds: float
+
+    def with_overrides(self, *overrides: str) -> Config:
+        """The config with overrides.
+
+        Raises:
+            ConfigError: one can't be taken.
+        """
+        return configs.from_dict(configs.to_dict(self.config), overrides, "the config")
+
+    @property
+    def epoch_s(self) -> float:
+        """Seconds to train on the whole split once."""
+        return len(self.loader) * self.loader.global_batch / self.loop.images_per_s
+
+    @property
+    def evaluation_s(self) -> float:
+        """Seconds of evaluation for each epoch, on average."""
+        samples = len(self.trainer.val) * self.trainer.val.global_batch
+        each = samples / self.evaluation_per_s if self.evaluation_per_s else 0.0
+        return each / min(self.config.eval_every, self.config.epochs)
+
+    @property
+    def evaluation(self) -> float:
+        """Share of the run's time that evaluation takes."""
+        return self.evaluation_s / (self.epoch_s + self.evaluation_s)
+
+
+Progress = Callable[[str], None]
+"""Called with what is measured next."""
+
+
+@contextmanager
+def measured(config: Config, seconds: float, progress: Progress = lambda what: None) -> Iterator[Measured]:
+    """Measure a run on its own data; inside the block its trainer and loaders are there for more.
+
+    Args:
+        config: of the run, from `compose`. It is measured in this process alone, without checkpoints, without servers
+            that are logged to, and at `image_size` throughout.
+        seconds: that the measurements may take, about.
+        progress: called with what is measured next.
+
+    Raises:
+        ConfigError, DataError: the run can't be built.
+    """
+    if config.probe:
+        raise ConfigError("probe: a probe trains one layer on features in memory; set probe=0 to diagnose the whole model")
+    alone = configs.from_dict(configs.to_dict(config), neutral_overrides(config), "the config")
+    folder = Path(tempfile.mkdtemp(prefix="effloop-diagnose-"))
+    try:
+        progress("data and model")
+        trainer = build_trainer(alone, run_dir=folder / "run")
+        with closing(trainer.train), closing(trainer.val), trainer.recorder:
+            yield _measure(alone, trainer, seconds, progress)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def neutral_overrides(config: Config) -> list[str]:
+    """Overrides for a run that is measured in this process: nothing but loading, training, logging, evaluation."""
+    overrides = ["parallel=none", "checkpoint=none", "schedule=constant", "profile=none", "resume=null"]
+    overrides += ["progressive=[]", "distill.teacher=null"]
+    for key in ("console", "mlflow", "wandb"):
+        if hasattr(config.record, key):
+            overrides.append(f"record.{key}=false")
+    defaults = {"channels_last": "true", "cudnn_benchmark": "null", "compile": "false"}
+    return overrides + [f"{key}={value}" for key, value in defaults.items() if getattr(config, key) == "auto"]
+
+
+def _measure(config: Config, trainer: Trainer, seconds: float, progress: Progress) -> Measured:
+    loader = trainer.train
+    assert isinstance(loader, Loader)
+    spans = {name: share * seconds for name, share in _SHARES.items()}
+    progress("storage")
+    storage = storage_costs(loader.plan, spans["storage"])
+    progress("decoding, augmentation")
+    loading = loading_costs(loader.plan, spans["loading"])
+    progress("the loader as a whole")
+    alone_per_s = loader_rate(loader, spans["loader"])
+    progress("transfer")
+    transfer_s = transfer_cost(loader, spans["transfer"])
+    progress("the training step")
+    step = step_costs(trainer, spans["step"])
+    progress("the training loop")
+    loop = loop_costs(trainer, spans["loop"])
+    progress("evaluation")
+    val_per_s = evaluation_rate(trainer, spans["val"])
+    if not loader.engine.exact:  # it has decoders of its own
+        each = Cost(max(1, resolved(config).num_workers) / alone_per_s)
+        loading = replace(loading, decode=each - loading.storage, augment=Cost(), batch=Cost())
+    load = Load(
+        loading=replace(loading, storage=storage.usual if storage.usual.wall_s > loading.storage.wall_s else loading.storage),
+        workers=resolved(config).num_workers if config.engine.host_batches(trainer.parallel.device.type) else 0,
+        serial_s=0.0,
+        transfer_s=transfer_s,
+        step_s=step.whole_s / step.images,
+        log_s=loop.log / loop.images_per_s,
+    )
+    load = replace(load, serial_s=serial_s(load, loading, alone_per_s))
+    forecast = Forecast.of(replace(load, loading=loading), available_cores(), loop.images_per_s, loop.wait)
+    left = (1 - sum(_SHARES.values())) * seconds
+    return Measured(
+        config, trainer, loader, storage, step, loop, alone_per_s, val_per_s, load, forecast, seconds=left / _TRIALS
+    )
+
+
+_TRIALS = 20
+"""Measurements that overrides need, about."""
+
+_SERIAL = 1.25
+"""Times that workers are slower than their stages, from which on they wait for each other."""
+
+
+def serial_s(load: Load, loading: LoadingCosts, images_per_s: float) -> float:
+    """Seconds between two images where threads wait for each other's Python; 0 where they don't.
+
+    Args:
+        load: tells the number of workers.
+        loading: of the samples as they are now, in the page cache or not.
+        images_per_s: of the workers alone.
+    """
+    ideal = max(loading.total.wall_s / max(1, load.workers), loading.total.cpu_s / available_cores())
+    return 1 / images_per_s if load.workers > 1 and 1 / images_per_s > _SERIAL * ideal else 0.0
+
+
+def rate_of(config: Config, seconds: float) -> float:
+    """Images/s of the workers of another config, alone.
+
+    Raises:
+        ConfigError, DataError: it can't be built.
+    """
+    with closing(build_loader(config)) as loader:
+        return loader_rate(loader, seconds)
+

@@ -1,0 +1,162 @@
+"""What loading costs: reading, decoding, augmenting and batching an image, all of it together, and the transfer."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from effloop.batch import Batch
+from effloop.build.race import seconds_of
+from effloop.data.decode import Decoder
+from effloop.data.image.header import Encoded
+from effloop.data.loader import Loader
+from effloop.data.plan import BatchRequest, Plan
+from effloop.data.source import Source
+from effloop.data.source.wrapped import Wrapped
+from effloop.diagnose.timed import Cost, Stopwatch, Timed, for_seconds
+
+_RUN = 16  # samples that are prepared at a time, as engines do
+_PAGE = 4096
+
+
+@dataclass(frozen=True)
+class LoadingCosts:
+    """What one image costs in each stage of loading, in one thread.
+
+    Attributes:
+        storage: reading its bytes.
+        decode: its header, and the pixels that its crop needs.
+        augment: drawing, and everything up to the row of the batch; on the host.
+        batch: the rest: the order, the batch's memory and bookkeeping.
+        images: so many were measured.
+    """
+
+    storage: Cost
+    decode: Cost
+    augment: Cost
+    batch: Cost
+    images: int
+
+    @property
+    def total(self) -> Cost:
+        """All stages one after the other."""
+        return self.storage + self.decode + self.augment + self.batch
+
+
+class Touched(Wrapped):
+    """A source that reads a byte of each page: of a mapped file, what else would be read while decoding."""
+
+    def read(self, index: int) -> Encoded:
+        data = self.source.read(index)
+        np.frombuffer(data, np.uint8)[::_PAGE].max(initial=0)
+        return data
+
+
+def loading_costs(plan: Plan, seconds: float, *, most: int = 512) -> LoadingCosts:
+    """Measure the stages of loading on the first samples of the first epoch, in this thread.
+
+    Args:
+        plan: what is loaded.
+        seconds: after which no more samples are taken; 16 are in any case.
+        most: samples at most.
+
+    Raises:
+        DataError: a sample can't be read or decoded.
+    """
+    source = Timed(Touched(plan.source), "read")
+    decoder = Timed(plan.decoder, "read_info", "decode_with_info")
+    augment = Timed(plan.augment, "draw", "apply")
+    timed: Any = {"source": source, "decoder": decoder, "augment": augment}
+    measured = replace(plan, **timed)
+    whole, count = Stopwatch(), 0
+    for request in for_seconds(short_requests(plan, most), seconds):
+        with whole:
+            batch = measured.empty_batch(request)
+            measured.fill(request, batch.images, 0, len(batch))
+        count += len(batch)
+    parts = [each.watch.cost / count for each in (source, decoder, augment)]
+    rest = whole.cost / count - parts[0] - parts[1] - parts[2]
+    return LoadingCosts(*parts, batch=rest, images=count)
+
+
+def short_requests(plan: Plan, most: int) -> Iterator[BatchRequest]:
+    """Up to `most` samples of the first epoch in its order, a few at a time."""
+    ids = itertools.chain.from_iterable(request.ids[request.valid] for request in plan.requests(0))
+    while run := list(itertools.islice(ids, min(_RUN, most))):
+        most -= len(run)
+        yield BatchRequest(0, np.array(run, np.int64), np.ones(len(run), np.bool_))
+
+
+class InMemory(Wrapped):
+    """A source of which some samples are other encoded images, in memory."""
+
+    def __init__(self, source: Source, images: dict[int, Encoded]) -> None:
+        super().__init__(source)
+        self.images = images
+
+    def read(self, index: int) -> Encoded:
+        return self.images[index]
+
+
+def sample_ids(plan: Plan, count: int) -> NDArray[np.int64]:
+    """The first samples of the first epoch, which `loading_costs` takes."""
+    return np.concatenate([request.ids for request in short_requests(plan, count)])
+
+
+def costs_of(plan: Plan, images: Sequence[Encoded], seconds: float, decoder: Decoder | None = None) -> LoadingCosts:
+    """What the first samples of an epoch would cost if they were stored otherwise, and were in memory.
+
+    Args:
+        plan: of the loader.
+        images: what is stored instead, in the order of `sample_ids`.
+        seconds: as for `loading_costs`.
+        decoder: None is the plan's.
+    """
+    ids = sample_ids(plan, len(images)).tolist()
+    stored = InMemory(plan.source, dict(zip(ids, images, strict=True)))
+    return loading_costs(
+        replace(plan, source=stored, decoder=decoder or plan.decoder), seconds, most=len(images)
+    )
+
+
+def loader_rate(loader: Loader, seconds: float) -> float:
+    """Images/s of the loader's workers alone, without transfer, from the moment that all are busy."""
+    engine, warm_up = loader.engine, getattr(loader.engine.config, "prefetch", 1) + 2  # type: ignore[attr-defined]
+    stream = itertools.chain.from_iterable(engine.stream(epoch) for epoch in itertools.count())
+    began, images = 0.0, 0
+    for number, batch in enumerate(for_seconds(stream, seconds, warm_up + 2)):
+        if number == warm_up:
+            began, images = time.perf_counter(), 0
+        else:
+            images += len(batch)
+        del batch
+    return images / (time.perf_counter() - began)
+
+
+def transfer_cost(loader: Loader, seconds: float) -> float:
+    """Seconds per image of copying to the device, augmenting there, normalising and mixing, nothing else going on."""
+    plan, transfer = loader.plan, loader.transfer
+    batches = [_copy(batch) for batch in itertools.islice(loader.engine.stream(0), 4)]
+    count = sum(map(len, batches))
+
+    def move() -> None:
+        for _ in transfer.stream(batches, partial(plan.keys, 0)):
+            pass
+
+    move()  # the first one allocates
+    turns = [seconds_of(move) for _ in for_seconds(range(50), seconds, 2)]
+    return float(np.median(turns)) / count
+
+
+def _copy(batch: Batch) -> Batch:
+    """A batch that keeps no slot of the engine's."""
+    images = torch.empty_like(batch.images, memory_format=torch.channels_last)
+    return Batch(images.copy_(batch.images), batch.targets, batch.ids, batch.valid)

@@ -1,0 +1,132 @@
+"""Tries overrides: the training loop with each, in turns beside the loop as it is."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+import statistics
+from collections.abc import Sequence
+from contextlib import ExitStack, redirect_stdout
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+from effloop import config as configs
+from effloop.bench.baselines import EpochRunner, Workload
+from effloop.bench.harness import epoch_process
+from effloop.bench.interleave import interleave, scratch_folder
+from effloop.build.trainer import build_trainer
+from effloop.config import Config
+from effloop.convert.convert import convert
+from effloop.convert.options import ConvertOptions
+from effloop.convert.reencode import Recipe
+from effloop.data.source.splits import open_split
+from effloop.diagnose.diagnosis import Override
+from effloop.diagnose.measured import Measured, Progress, neutral_overrides
+from effloop.diagnose.timed import for_seconds
+from effloop.diagnose.training import torch_done
+from effloop.errors import EffLoopError
+from effloop.runs.environment import effloop_version
+from effloop.system.hardware import available_cores
+
+_TURN_S = 4.0
+_TURNS = 3
+_LEAST = 4  # batches of a turn
+
+
+_MOST_IMAGES = 20_000
+"""Of a dataset that is converted to see what that brings."""
+
+
+def verified(found: Measured, overrides: Sequence[Override], top: int, progress: Progress) -> list[Override]:
+    """Overrides with what they bring when they are tried.
+
+    Each is measured in a process of its own, in turns with another one that trains as it is; its images/s are those of
+    the diagnosed loop, times the ratio of the two. What needs a conversion is tried on a converted copy, which is
+    deleted afterwards.
+
+    Args:
+        found: the run, measured.
+        overrides: the best first; those that don't change the loop aren't tried, nor those that convert many images.
+        top: how many are tried.
+        progress: called with what is tried next.
+    """
+    few = len(found.loader.plan.source) <= _MOST_IMAGES
+    tried = [each for each in overrides if each.images_per_s is not None and (few or not each.recipe)][:top]
+    rows = []
+    for each in overrides:
+        if each in tried:
+            progress(f"trying {each.override}")
+            try:
+                each = replace(each, measured=found.loop.images_per_s * _tried(found, each))
+            except EffLoopError as error:
+                each = replace(each, why=f"{each.why}; it can't be tried: {error}")
+        rows.append(each)
+    return rows
+
+
+def _tried(found: Measured, override: Override) -> float:
+    """Images/s with an override over images/s without.
+
+    Raises:
+        EffLoopError: it can't be measured.
+    """
+    with scratch_folder("") as scratch:
+        words = shlex.split(override.override)
+        if override.recipe:
+            copy = scratch / "converted.effloop"
+            _convert(found, override.recipe, copy)
+            words = ["data=auto", f"data.root={copy}"]
+        return ratio(found.config, found.with_overrides(*words), scratch)
+
+
+def _convert(found: Measured, recipe: Recipe, out: Path) -> None:
+    """Write both splits, re-encoded; what `convert` says is left out."""
+    data = found.config.data
+    splits = {"train": open_split(data, data.train_split), "val": open_split(data, data.val_split)}
+    options = ConvertOptions(
+        "memmap",
+        out,
+        payload="raw" if recipe.payload == "raw" else None,
+        quality=None if recipe.payload == "raw" else recipe.quality,  # type: ignore[arg-type]
+        max_side=(recipe.max_side,) if recipe.max_side else (),
+    )
+    with redirect_stdout(StringIO()):
+        convert(options, splits, found.loader.plan.decoder, available_cores(), effloop_version())
+
+
+def ratio(config: Config, other: Config, scratch: Path) -> float:
+    """Images/s of another config's training loop over those of one.
+
+    Args:
+        config: of the one.
+        other: of the other one.
+        scratch: a folder for temporary files.
+
+    Raises:
+        ConfigError: one can't be built.
+    """
+    with ExitStack() as stack:
+        sides = {"as it is": config, "changed": other}
+        runs = {
+            name: stack.enter_context(epoch_process(name, _loop, Workload(side, scratch, scratch / name)))
+            for name, side in sides.items()
+        }
+        rounds = interleave(runs, _TURNS)
+    rates = {name: [each["per_s"] for each in found] for name, found in rounds.items()}
+    return statistics.median(new / old for new, old in zip(rates["changed"], rates["as it is"], strict=True))
+
+
+def _loop(workload: Workload) -> EpochRunner:
+    plain, neutral = configs.to_dict(workload.config), neutral_overrides(workload.config)
+    trainer = build_trainer(configs.from_dict(plain, neutral, "the config"), run_dir=workload.scratch / "run")
+    trainer.recorder.__enter__()  # until this process ends
+    batches = itertools.chain.from_iterable(trainer.train.epoch(number) for number in itertools.count())
+
+    def turn() -> tuple[int, float]:
+        trainer.progress.samples_seen = 0
+        trainer.train_epoch(for_seconds(batches, _TURN_S, _LEAST))
+        torch_done()
+        return trainer.progress.samples_seen, 0.0
+
+    return turn
