@@ -72,7 +72,7 @@ def diagnose(found: Measured, overrides: Sequence[Override], command: Sequence[s
         command: the words that it was asked for by.
     """
     bound, line = verdict(found)
-    train, device = found.trainer.train, found.trainer.parallel.device
+    device = found.device
     config, precision = found.config, found.config.precision
     assert precision is not None
     return {
@@ -84,7 +84,7 @@ def diagnose(found: Measured, overrides: Sequence[Override], command: Sequence[s
             "cores": available_cores(),
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         },
-        "data": train.describe(),
+        "data": found.loader.describe(),
         "run": {
             "model": getattr(config.model, "arch", config.model.name),
             "batch_size": config.batch_size,

@@ -32,7 +32,9 @@ class Load:
 
     def with_loading(self, **stages: Cost) -> Load:
         """The same with other costs of some stages of loading."""
-        return replace(self, loading=replace(self.loading, **stages))
+        loading = replace(self.loading, **stages)
+        share = loading.total.wall_s / max(1e-12, self.loading.total.wall_s)
+        return replace(self, loading=loading, serial_s=self.serial_s * share)
 
 
 @dataclass(frozen=True)
@@ -103,11 +105,9 @@ class Forecast:
             load: what is done for each image.
             stage: a stage of loading, or `transfer`, `step`, `log`.
         """
-        changed: Any = {f"{stage}_s": 0.0}
         if hasattr(load.loading, stage):
-            left = load.with_loading(**{stage: Cost()})
-            share = left.loading.total.wall_s / max(1e-12, load.loading.total.wall_s)
-            return self.images_per_s(replace(left, serial_s=load.serial_s * share))
+            return self.images_per_s(load.with_loading(**{stage: Cost()}))
+        changed: Any = {f"{stage}_s": 0.0}
         return self.images_per_s(replace(load, **changed))
 
 

@@ -9,6 +9,8 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from effloop import config as configs
 from effloop.build.loader import build_loader
 from effloop.build.resolve import resolved
@@ -22,31 +24,35 @@ from effloop.diagnose.timed import Cost
 from effloop.diagnose.training import LoopCosts, StepCosts, evaluation_rate, loop_costs, step_costs
 from effloop.errors import ConfigError
 from effloop.system.hardware import available_cores
+from effloop.task import Task
 from effloop.train.trainer import Trainer
 
 _SHARES = {"storage": 0.06, "loading": 0.06, "loader": 0.08, "transfer": 0.02, "step": 0.1, "loop": 0.25, "val": 0.06}
 """Of the time that there is; the rest is for overrides."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Measured:
     """A run, measured.
 
     Attributes:
         config: of the run, on one rank, with what was `auto` as it is by default.
-        trainer: built from it; its weights were trained meanwhile.
         loader: of its training split.
+        task, device: what is trained, and where.
+        val_samples: images of an evaluation, padding included.
         storage, step, loop: what was measured of them.
         loader_per_s: images/s of the workers alone.
         evaluation_per_s: images/s of an evaluation; 0 if there is nothing to evaluate.
         load: what is done for each image.
         forecast: calibrated by the loop.
-        seconds: for each measurement that overrides need.
+        seconds: for each measurement that overrides need; 0 is none at all: what can be predicted without.
     """
 
     config: Config
-    trainer: Trainer
     loader: Loader
+    task: Task
+    device: torch.device
+    val_samples: int
     storage: StorageCosts
     step: StepCosts
     loop: LoopCosts
@@ -72,8 +78,7 @@ class Measured:
     @property
     def evaluation_s(self) -> float:
         """Seconds of evaluation for each epoch, on average."""
-        samples = len(self.trainer.val) * self.trainer.val.global_batch
-        each = samples / self.evaluation_per_s if self.evaluation_per_s else 0.0
+        each = self.val_samples / self.evaluation_per_s if self.evaluation_per_s else 0.0
         return each / min(self.config.eval_every, self.config.epochs)
 
     @property
@@ -88,7 +93,7 @@ Progress = Callable[[str], None]
 
 @contextmanager
 def measured(config: Config, seconds: float, progress: Progress = lambda what: None) -> Iterator[Measured]:
-    """Measure a run on its own data; inside the block its trainer and loaders are there for more.
+    """Measure a run on its own data; inside the block its loaders are there for more.
 
     Args:
         config: of the run, from `compose`. It is measured in this process alone, without checkpoints, without servers
@@ -156,14 +161,26 @@ def _measure(config: Config, trainer: Trainer, seconds: float, progress: Progres
     forecast = Forecast.of(replace(load, loading=loading), available_cores(), loop.images_per_s, loop.wait)
     left = (1 - sum(_SHARES.values())) * seconds
     return Measured(
-        config, trainer, loader, storage, step, loop, alone_per_s, val_per_s, load, forecast, seconds=left / _TRIALS
+        config=config,
+        loader=loader,
+        task=trainer.task,
+        device=trainer.parallel.device,
+        val_samples=len(trainer.val) * trainer.val.global_batch,
+        storage=storage,
+        step=step,
+        loop=loop,
+        loader_per_s=alone_per_s,
+        evaluation_per_s=val_per_s,
+        load=load,
+        forecast=forecast,
+        seconds=left / _TRIALS,
     )
 
 
 _TRIALS = 20
 """Measurements that overrides need, about."""
 
-_SERIAL = 1.25
+_SERIAL = 1.4
 """Times that workers are slower than their stages, from which on they wait for each other."""
 
 

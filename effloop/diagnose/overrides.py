@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from rich.filesize import decimal
+from torch import nn
 
 from effloop.build.autotune import trial_step
 from effloop.build.loader import build_loader
@@ -75,19 +76,14 @@ class Candidates:
         self.load, self.plan = found.load, found.loader.plan
 
     def __iter__(self) -> Iterator[Change]:
-        checks: Sequence[Callable[[], Iterator[Change]]] = (
+        known: Sequence[Callable[[], Iterator[Change]]] = (
             self._workers,
-            self._engine,
             self._caches,
-            self._decoders,
-            self._conversions,
-            self._operations,
-            self._recipes,
-            self._steps,
             self._logging,
             self._evaluation,
         )
-        for check in checks:
+        tried = (self._engine, self._decoders, self._conversions, self._operations, self._recipes, self._steps)
+        for check in (*known, *(tried if self.found.seconds else ())):
             with suppress(EffLoopError):  # it isn't for this run
                 yield from check()
 
@@ -119,9 +115,10 @@ class Candidates:
                 override = f"num_workers={count}"
                 if not self.found.config.engine.host_batches("cpu"):
                     override = f"engine=threads {override}"
-                alone = rate_of(self.found.with_overrides(*override.split()), self.found.seconds)
                 load = replace(self.load, workers=count, serial_s=0.0)
-                load = replace(load, serial_s=serial_s(load, load.loading, alone))
+                if self.found.seconds:
+                    alone = rate_of(self.found.with_overrides(*override.split()), self.found.seconds)
+                    load = replace(load, serial_s=serial_s(load, load.loading, alone))
                 why = "workers wait for the storage, not for a core" if count > cores else "cores are idle while one loads"
                 yield self._change(override, why, load)
 
@@ -129,9 +126,11 @@ class Candidates:
         """Processes, where threads wait for each other's Python."""
         if not self.load.serial_s or self.found.config.engine.name == "processes":
             return
-        load = replace(self.load, serial_s=0.0)
-        why = "threads wait for each other's Python; processes don't"
-        yield self._change("engine=processes", why, load, ease=0.95)
+        alone = rate_of(self.found.with_overrides("engine=processes"), self.found.seconds)
+        if alone > self.found.loader_per_s:
+            load = replace(self.load, serial_s=min(1 / alone, self.load.serial_s))
+            why = "threads wait for each other's Python; processes don't"
+            yield self._change("engine=processes", why, load, ease=0.95)
 
     def _caches(self) -> Iterator[Change]:
         """Encoded images in memory, or decoded ones."""
@@ -249,7 +248,7 @@ class Candidates:
             return
         ways = [("augment=native", "operations that are faster")] * (not config.name.startswith("native"))
         ways += [("augment.resize=fast", "not antialiased")] * hasattr(config, "resize")
-        if self.found.trainer.parallel.device.type == "cuda":
+        if self.found.device.type == "cuda":
             ways.append(("augment.device=gpu", "whole batches at once, on the GPU"))
         for override, why in ways:
             with suppress(EffLoopError):
@@ -263,14 +262,13 @@ class Candidates:
         """Other ways to do the step, measured beside each other."""
         if not self._matters("step"):
             return
-        found, trainer = self.found, self.found.trainer
-        task, device = trainer.task, trainer.parallel.device
+        found, task, device = self.found, self.found.task, self.found.device
         outputs = task.num_outputs(self.plan.source)
         ways = {"": resolved(found.config)}
         for override in self._step_overrides():
             with suppress(EffLoopError):
                 ways[override] = resolved(found.with_overrides(*override.split()))
-        with state_preserved(trainer.model):
+        with state_preserved(nn.Module()):  # random numbers
             race = fastest("step", {name: trial_step(way, task, outputs, device) for name, way in ways.items()}, rounds=5)
         for override in list(ways)[1:]:
             if override in race.step_s:
