@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from effloop.build.resolve import resolved
-from effloop.diagnose.measured import Measured
 from effloop.convert.reencode import Recipe
+from effloop.diagnose.measured import Measured
 from effloop.diagnose.overrides import Change
+from effloop.diagnose.timed import Cost
 from effloop.errors import PROGRAM
 from effloop.runs.environment import effloop_version
 from effloop.system.hardware import available_cores
@@ -109,16 +110,17 @@ def stages(found: Measured) -> list[dict[str, Any]]:
     workers = max(1, load.workers)
 
     def loading(name: str) -> float:
-        cost = getattr(load.loading, name)
+        cost: Cost = getattr(load.loading, name)
         return 1 / max(cost.wall_s / workers, cost.cpu_s / available_cores(), 1e-9)
 
     parts = {"forward": step.forward, "backward": step.backward, "update": step.update}
-    shares = ", ".join(f"{name} {seconds / sum(parts.values()):.0%}" for name, seconds in parts.items())
+    whole = sum(parts.values())  # 0 where only the step as a whole is known
+    shares = ", ".join(f"{name} {seconds / whole:.0%}" for name, seconds in parts.items() if whole)
     details = {name: f"{1e3 * getattr(load.loading, name).wall_s:.3g} ms an image and worker" for name in _LOADING}
     details["storage"] = found.storage.describe()
     rows = [(name, loading(name), details[name]) for name in _LOADING]
     rows += [
-        ("loader", found.loader_per_s, f"together, by {load.workers} workers" if load.workers else "in the training thread"),
+        ("loader", found.loader_per_s, f"together, {_by(load.workers)}"),
         ("transfer", 1 / max(load.transfer_s, 1e-9), "to float32, normalised" if found.config.data.mean else "uint8"),
         ("step", 1 / load.step_s, shares),
         ("log", 1 / max(load.log_s, 1e-9), f"{loop.log:.1%} of the loop"),
@@ -137,11 +139,16 @@ def verdict(found: Measured) -> tuple[str, str]:
     free = {name: found.forecast.without(found.load, name) for name in (*_LOADING, "transfer", "step")}
     stage = max(free, key=lambda name: free[name])
     name = {"step": "compute"}.get(stage, stage)
-    line = f"{name}-bound: {_WHAT[stage]} holds the loop back; if it took no time, {free[stage]:,.0f} images/s instead of {now:,.0f}"
+    line = f"{name}-bound: if {_WHAT[stage]} took no time, {free[stage]:,.0f} images/s instead of {now:,.0f}"
     cores, workers = available_cores(), found.load.workers
     if stage in _LOADING and workers < cores:
-        line += f"; {workers or 'no'} worker{'s' * (workers != 1)} load{'s' * (workers == 1)} on {cores} cores"
+        line += f"; images are loaded {_by(workers)}, on {cores} cores"
     return name, line
+
+
+def _by(workers: int) -> str:
+    """By whom images are loaded."""
+    return f"by {workers} worker{'s' * (workers > 1)}" if workers else "in the training thread"
 
 
 _WHAT = {
@@ -160,8 +167,9 @@ def findings(found: Measured) -> list[str]:
     for (file, line, function, what), count in found.step.syncs.items():
         times = f"{count} times" if count > 1 else "once"
         lines.append(
-            f"{os.path.relpath(file)}:{line} ({function}) reads a tensor {times} in each update, by {what}: on a GPU the "
-            "host waits there until all its work is done; keep the value on the device, and read it every few updates"
+            f"{os.path.relpath(file)}:{line} ({function}) reads a tensor {times} in each update, by {what}: on a GPU "
+            "the host waits there until all its work is done; keep the value on the device, and read it every few "
+            "updates"
         )
     return lines
 

@@ -32,7 +32,8 @@ class Load:
 
     def with_loading(self, **stages: Cost) -> Load:
         """The same with other costs of some stages of loading."""
-        loading = replace(self.loading, **stages)
+        changed: Any = stages
+        loading = replace(self.loading, **changed)
         share = loading.total.wall_s / max(1e-12, self.loading.total.wall_s)
         return replace(self, loading=loading, serial_s=self.serial_s * share)
 
@@ -64,7 +65,8 @@ class Forecast:
         Args:
             load: of this loop.
             cores: as above.
-            images_per_s, wait: what was measured: speed, and the share of the time that waits for data.
+            images_per_s: of the loop that was measured.
+            wait: share of its time that waits for data.
         """
         measured, plain = 1 / images_per_s, cls(cores)
         if not load.workers:

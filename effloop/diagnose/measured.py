@@ -105,7 +105,9 @@ def measured(config: Config, seconds: float, progress: Progress = lambda what: N
         ConfigError, DataError: the run can't be built.
     """
     if config.probe:
-        raise ConfigError("probe: a probe trains one layer on features in memory; set probe=0 to diagnose the whole model")
+        raise ConfigError(
+            "probe: a probe trains one layer on features in memory; set probe=0 to diagnose the whole model"
+        )
     alone = configs.from_dict(configs.to_dict(config), neutral_overrides(config), "the config")
     folder = Path(tempfile.mkdtemp(prefix="effloop-diagnose-"))
     try:
@@ -150,7 +152,9 @@ def _measure(config: Config, trainer: Trainer, seconds: float, progress: Progres
         each = Cost(max(1, resolved(config).num_workers) / alone_per_s)
         loading = replace(loading, decode=each - loading.storage, augment=Cost(), batch=Cost())
     load = Load(
-        loading=replace(loading, storage=storage.usual if storage.usual.wall_s > loading.storage.wall_s else loading.storage),
+        loading=replace(
+            loading, storage=storage.usual if storage.usual.wall_s > loading.storage.wall_s else loading.storage
+        ),
         workers=resolved(config).num_workers if config.engine.host_batches(trainer.parallel.device.type) else 0,
         serial_s=0.0,
         transfer_s=transfer_s,
@@ -204,4 +208,3 @@ def rate_of(config: Config, seconds: float) -> float:
     """
     with closing(build_loader(config)) as loader:
         return loader_rate(loader, seconds)
-

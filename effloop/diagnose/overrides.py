@@ -16,7 +16,6 @@ from rich.filesize import decimal
 from torch import nn
 
 from effloop.build.autotune import trial_step
-from effloop.build.loader import build_loader
 from effloop.build.race import fastest, state_preserved
 from effloop.build.resolve import resolved
 from effloop.convert.reencode import Recipe, Recode
@@ -119,7 +118,11 @@ class Candidates:
                 if self.found.seconds:
                     alone = rate_of(self.found.with_overrides(*override.split()), self.found.seconds)
                     load = replace(load, serial_s=serial_s(load, load.loading, alone))
-                why = "workers wait for the storage, not for a core" if count > cores else "cores are idle while one loads"
+                why = (
+                    "workers wait for the storage, not for a core"
+                    if count > cores
+                    else "cores are idle while one loads"
+                )
                 yield self._change(override, why, load)
 
     def _engine(self) -> Iterator[Change]:
@@ -217,9 +220,7 @@ class Candidates:
             where = _beside(root, words)
             command = f"{PROGRAM} convert data.root={shlex.quote(str(root))} to=memmap out={where} {words}"
             why = f"less to decode; {decimal(size)} on disk"
-            yield self._change(
-                f"data.root={where}", why, load, exact=exact, ease=0.7, recipe=recipe, command=command
-            )
+            yield self._change(f"data.root={where}", why, load, exact=exact, ease=0.7, recipe=recipe, command=command)
 
     def _operations(self) -> Iterator[Change]:
         """The recipe without its most expensive operation, if that is most of it."""
@@ -230,7 +231,9 @@ class Candidates:
         for label in config.order or list(config.ops):
             with suppress(EffLoopError, ValueError):  # the images aren't of one size without it
                 less = augments.build(
-                    self.found.with_overrides(f"augment.ops.{label}=null").augment, size=self.found.config.image_size, train=True
+                    self.found.with_overrides(f"augment.ops.{label}=null").augment,
+                    size=self.found.config.image_size,
+                    train=True,
                 )
                 plan = replace(self.plan, augment=less)
                 less.check(np.array([(info.height, info.width) for info in map(plan.decoder.read_info, self._encoded)]))
@@ -269,7 +272,9 @@ class Candidates:
             with suppress(EffLoopError):
                 ways[override] = resolved(found.with_overrides(*override.split()))
         with state_preserved(nn.Module()):  # random numbers
-            race = fastest("step", {name: trial_step(way, task, outputs, device) for name, way in ways.items()}, rounds=5)
+            race = fastest(
+                "step", {name: trial_step(way, task, outputs, device) for name, way in ways.items()}, rounds=5
+            )
         for override in list(ways)[1:]:
             if override in race.step_s:
                 ratio = race.step_s[override] / race.step_s[""]

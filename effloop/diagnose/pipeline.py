@@ -60,13 +60,14 @@ class Touched(Wrapped):
         return data
 
 
-def loading_costs(plan: Plan, seconds: float, *, most: int = 512) -> LoadingCosts:
+def loading_costs(plan: Plan, seconds: float, *, most: int = 512, at_once: int = _RUN) -> LoadingCosts:
     """Measure the stages of loading on the first samples of the first epoch, in this thread.
 
     Args:
         plan: what is loaded.
-        seconds: after which no more samples are taken; 16 are in any case.
+        seconds: after which no more samples are taken.
         most: samples at most.
+        at_once: samples that are prepared at a time; so many are measured in any case.
 
     Raises:
         DataError: a sample can't be read or decoded.
@@ -77,20 +78,20 @@ def loading_costs(plan: Plan, seconds: float, *, most: int = 512) -> LoadingCost
     timed: Any = {"source": source, "decoder": decoder, "augment": augment}
     measured = replace(plan, **timed)
     whole, count = Stopwatch(), 0
-    for request in for_seconds(short_requests(plan, most), seconds):
+    for request in for_seconds(short_requests(plan, most, at_once), seconds):
         with whole:
             batch = measured.empty_batch(request)
             measured.fill(request, batch.images, 0, len(batch))
         count += len(batch)
-    parts = [each.watch.cost / count for each in (source, decoder, augment)]
-    rest = whole.cost / count - parts[0] - parts[1] - parts[2]
-    return LoadingCosts(*parts, batch=rest, images=count)
+    read, decoded, augmented = (each.watch.cost / count for each in (source, decoder, augment))
+    rest = whole.cost / count - read - decoded - augmented
+    return LoadingCosts(read, decoded, augmented, rest, count)
 
 
-def short_requests(plan: Plan, most: int) -> Iterator[BatchRequest]:
+def short_requests(plan: Plan, most: int, at_once: int = _RUN) -> Iterator[BatchRequest]:
     """Up to `most` samples of the first epoch in its order, a few at a time."""
     ids = itertools.chain.from_iterable(request.ids[request.valid] for request in plan.requests(0))
-    while run := list(itertools.islice(ids, min(_RUN, most))):
+    while run := list(itertools.islice(ids, min(at_once, most))):
         most -= len(run)
         yield BatchRequest(0, np.array(run, np.int64), np.ones(len(run), np.bool_))
 
@@ -122,9 +123,7 @@ def costs_of(plan: Plan, images: Sequence[Encoded], seconds: float, decoder: Dec
     """
     ids = sample_ids(plan, len(images)).tolist()
     stored = InMemory(plan.source, dict(zip(ids, images, strict=True)))
-    return loading_costs(
-        replace(plan, source=stored, decoder=decoder or plan.decoder), seconds, most=len(images)
-    )
+    return loading_costs(replace(plan, source=stored, decoder=decoder or plan.decoder), seconds, most=len(images))
 
 
 def loader_rate(loader: Loader, seconds: float) -> float:

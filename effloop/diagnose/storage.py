@@ -138,4 +138,3 @@ def _in_one_piece(files: Sequence[Path]) -> float | None:
         began = time.perf_counter()
         count = sum(len(block) for block in itertools.islice(iter(lambda: file.read(1 << 20), b""), _PIECE >> 20))
         return count / (time.perf_counter() - began)
-

@@ -139,7 +139,9 @@ def loop_costs(trainer: Trainer, seconds: float, warm: int = 6) -> LoopCosts:
     times = stream.times[warm:]
     total = end - times[0][0]
     waited = sum(came - asked for asked, came, _ in times)
-    return LoopCosts(sum(count for *_, count in times) / total, waited / total, timed.watch.cost.wall_s / (end - stream.times[0][0]))
+    return LoopCosts(
+        sum(count for *_, count in times) / total, waited / total, timed.watch.cost.wall_s / (end - stream.times[0][0])
+    )
 
 
 def torch_done() -> None:

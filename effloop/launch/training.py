@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from functools import partial
 from pathlib import Path
 
 from effloop.build.resolve import num_workers
@@ -10,6 +11,7 @@ from effloop.build.trainer import build_trainer
 from effloop.checkpoint import files
 from effloop.config import Config
 from effloop.diagnose.advice import advise
+from effloop.diagnose.review import review
 from effloop.errors import PROGRAM, InterruptedRunError
 from effloop.launch.spec import RunSpec
 from effloop.parallel.restart_state import NoRestartState, RestartState
@@ -43,6 +45,7 @@ def train(spec: RunSpec, state: RestartState | None = None) -> Path:
     )
     run_dir = trainer.checkpoints.folder.parent
     trainer.prunes = build_pruner(spec.config, run_dir, trainer.parallel)
+    trainer.recorder.review = partial(review, spec.config, trainer)
     for line in _origin(trainer, spec, checkpoint):
         trainer.recorder.note(line)
     for line in _description(trainer, spec.config, run_dir):

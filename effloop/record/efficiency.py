@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,9 @@ class Efficiency:
             training, evaluation and checkpoints.
         peak_bytes: {place: bytes}. `host`: this process, pages of files included; `gpu`: tensors on the current GPU, 0
             without one.
+        stages: rates of the stages of loading and of the step, as `diagnose` has them; empty where nobody looked.
+        verdict: what holds the run back, `bound` and a `line`; None where nobody looked.
+        override: the one that would help most, as `diagnose` has it; None if none would, or little is waited for.
     """
 
     images_per_s: float
@@ -43,6 +46,9 @@ class Efficiency:
     device_idle: float
     seconds: Mapping[str, float]
     peak_bytes: Mapping[str, int]
+    stages: Sequence[Mapping[str, Any]] = ()
+    verdict: Mapping[str, str] | None = None
+    override: Mapping[str, Any] | None = None
 
     @classmethod
     def of(
@@ -70,22 +76,33 @@ class Efficiency:
         )
 
     def lines(self) -> list[str]:
-        """Three lines: speed, time, memory."""
+        """Three lines: speed, time, memory; and where it is known, what holds the run back, and what would help."""
         total = sum(self.seconds.values())
         parts = ", ".join(f"{name.replace('_', '-')} {each:.1f}" for name, each in self.seconds.items() if each >= 0.05)
         gpu = f", {decimal(self.peak_bytes['gpu'])} on the GPU" if self.peak_bytes["gpu"] else ""
-        return [
-            f"speed  {self.steady_images_per_s:,.0f} images/s steady; {self.wait:.1%} of training waited for data, "
-            f"device idle {self.device_idle:.1%}",
+        idle = f", device idle {self.device_idle:.1%}" if self.device_idle != self.wait else ""  # a GPU
+        lines = [
+            f"speed  {self.steady_images_per_s:,.0f} images/s steady; {self.wait:.1%} of training waited for data{idle}",
             f"time   {total:.1f} s: {parts}",
             f"memory {decimal(self.peak_bytes['host'])} at most{gpu}",
         ]
+        if self.verdict:
+            lines.append(f"bound  {self.verdict['line']}")
+        if self.override:
+            lines.append(
+                f"try    {self.override['override']}, about {self.override['gain']:.2f}x: {self.override['why']}"
+            )
+        return lines
 
 
 def _peak_bytes() -> dict[str, int]:
     cuda: Any = torch.cuda  # without types
     host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {"host": host, "gpu": cuda.max_memory_allocated() if cuda.is_initialized() else 0}
+
+
+Review = Callable[[Efficiency], Mapping[str, Any]]
+"""What a run's figures say -> `stages`, `verdict` and `override`, or none of them."""
 
 
 class EfficiencyFile(Sink):

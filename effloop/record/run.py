@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -213,19 +213,12 @@ class RunRecorder(Recorder):
         self._sinks.for_each(lambda sink: sink.epoch(report))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        seconds = time.perf_counter() - self._started
-        times = {
-            "wait": self._training.waited_s,
-            "step": self._training.seconds - self._training.waited_s,
-            "evaluation": self._other_s["evaluation"],
-            "checkpoint": self._other_s["checkpoint"],
-        }
-        times["other"] = seconds - sum(times.values())
-        besides = {name: times[name] for name in ("evaluation", "checkpoint", "other")}
-        efficiency = Efficiency.of(self._training, self._intervals, besides, self._startup)
+        review = self.review(self._efficiency(self._times())) if self.review and self._writes else {}
+        times = self._times()
+        efficiency = replace(self._efficiency(times), **review)
         full = {
             **summary,
-            "seconds": seconds,
+            "seconds": sum(times.values()),
             "images_per_s": self._training.images_per_s,
             "wait": self._training.wait,
             "time": times,
@@ -234,3 +227,17 @@ class RunRecorder(Recorder):
         for line in efficiency.lines():
             self.note(line)
         self._sinks.for_each(lambda sink: sink.finish(full))
+
+    def _times(self) -> dict[str, float]:
+        """Seconds of the run's parts until now."""
+        times = {
+            "wait": self._training.waited_s,
+            "step": self._training.seconds - self._training.waited_s,
+            "evaluation": self._other_s["evaluation"],
+            "checkpoint": self._other_s["checkpoint"],
+        }
+        return {**times, "other": time.perf_counter() - self._started - sum(times.values())}
+
+    def _efficiency(self, times: Mapping[str, float]) -> Efficiency:
+        besides = {name: times[name] for name in ("evaluation", "checkpoint", "other")}
+        return Efficiency.of(self._training, self._intervals, besides, self._startup)

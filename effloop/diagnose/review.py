@@ -1,0 +1,96 @@
+"""A look at a run at its end: its stages, what held it back, and the override that would help most."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from effloop.build.resolve import resolved
+from effloop.config import Config
+from effloop.data.loader import Loader
+from effloop.diagnose.diagnosis import ranked, stages, verdict
+from effloop.diagnose.experience import note_outcome
+from effloop.diagnose.forecast import Forecast, Load
+from effloop.diagnose.measured import Measured
+from effloop.diagnose.overrides import Candidates
+from effloop.diagnose.pipeline import loading_costs
+from effloop.diagnose.storage import StorageCosts
+from effloop.diagnose.training import LoopCosts, StepCosts
+from effloop.errors import EffLoopError
+from effloop.record.efficiency import Efficiency
+from effloop.runs.findings import Findings
+from effloop.system.hardware import available_cores, available_memory
+from effloop.train.trainer import Trainer
+
+_SHARE = 0.005
+"""Of a run's time that the look may take."""
+
+_MOST_S = 2.0
+_LEAST_S = 0.02
+"""Below which there is none."""
+
+_STAGES = ("storage", "decode", "augment", "batch", "step", "loop")
+"""What is known of a run at its end."""
+
+_WAITS = 0.10
+"""Share of waiting from which an override is named."""
+
+
+def review(config: Config, trainer: Trainer, efficiency: Efficiency) -> Mapping[str, Any]:
+    """`stages`, `verdict` and `override` of a run that has ended; nothing if it was too short.
+
+    Loading is measured on some images, now that the machine is free; for so short a time that it doesn't count.
+
+    Args:
+        config: of the run.
+        trainer: that has trained.
+        efficiency: its figures.
+    """
+    seconds = min(_MOST_S, _SHARE * sum(efficiency.seconds.values()))
+    loader = trainer.train
+    if seconds < _LEAST_S or not isinstance(loader, Loader) or not efficiency.steady_images_per_s:
+        return {}
+    try:
+        found = _measured(config, trainer, loader, efficiency, seconds)
+    except EffLoopError:  # the data has gone meanwhile
+        return {}
+    note_outcome(Findings.of(config, loader.plan.source.fingerprint()), config, found.loop.images_per_s)
+    bound, line = verdict(found)
+    best = None
+    if efficiency.wait > _WAITS or bound == "evaluation":
+        best = next((each.plain for each in ranked(found, Candidates(found)) if each.exact), None)
+    known = [each for each in stages(found) if each["name"] in _STAGES]
+    return {"stages": known, "verdict": {"bound": bound, "line": line}, "override": best}
+
+
+def _measured(config: Config, trainer: Trainer, loader: Loader, efficiency: Efficiency, seconds: float) -> Measured:
+    """What is known of the run, and what loading costs."""
+    ranks, device = trainer.parallel.world_size, trainer.parallel.device
+    costs = loading_costs(loader.plan, seconds, at_once=4)
+    total = int(loader.plan.source.fingerprint()["bytes"])
+    storage = StorageCosts(
+        costs.storage, None, total / max(1, len(loader.plan.source)), None, total, total < available_memory(), ""
+    )
+    rate = efficiency.steady_images_per_s / ranks
+    busy_s = (1 - efficiency.wait) / rate
+    workers = resolved(config, trainer.parallel).num_workers if config.engine.host_batches(device.type) else 0
+    load = Load(costs, workers, 0.0, 0.0, busy_s, 0.0)
+    evaluations = -(-trainer.progress.epoch // config.eval_every)
+    val_samples = len(trainer.val) * trainer.val.global_batch
+    evaluation_s = efficiency.seconds["evaluation"]
+    ideal = max(costs.total.wall_s / max(1, workers), costs.total.cpu_s / available_cores())
+    return Measured(
+        config=config,
+        loader=loader,
+        task=trainer.task,
+        device=device,
+        val_samples=val_samples,
+        storage=storage,
+        step=StepCosts(0.0, 0.0, 0.0, busy_s, busy_s, 1, {}),
+        loop=LoopCosts(rate, efficiency.wait, 0.0),
+        loader_per_s=1 / ideal,
+        evaluation_per_s=val_samples * evaluations / evaluation_s if evaluation_s else 0.0,
+        load=load,
+        forecast=Forecast.of(load, available_cores(), rate, efficiency.wait),
+        seconds=0.0,
+    )
