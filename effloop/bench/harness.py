@@ -90,12 +90,12 @@ def _next_request(requests: Connection) -> bool:
 
 
 def _measure(epoch: EpochRunner) -> Measurement:
-    started, cpu = time.perf_counter(), _cpu_seconds()
+    started, cpu = time.perf_counter(), cpu_seconds()
     num_images, waited_s = epoch()
     seconds = time.perf_counter() - started
     return {
         "per_s": num_images / seconds,
-        "cores_used": (_cpu_seconds() - cpu) / seconds,
+        "cores_used": (cpu_seconds() - cpu) / seconds,
         "waited": waited_s / seconds,
         "bytes": _memory_bytes(),
     }
@@ -111,7 +111,7 @@ def _process_tree() -> list[int]:
     return found
 
 
-def _cpu_seconds() -> float:
+def cpu_seconds() -> float:
     """CPU time of this process with all its threads, and of the children that run."""
     total, ticks = time.process_time(), os.sysconf("SC_CLK_TCK")
     for pid in _process_tree()[1:]:

@@ -17,6 +17,7 @@ from effloop.diagnose.measured import Measured
 from effloop.diagnose.overrides import Change
 from effloop.diagnose.timed import Cost
 from effloop.errors import PROGRAM
+from effloop.registry import plugin_words
 from effloop.runs.environment import effloop_version
 from effloop.system.hardware import available_cores
 
@@ -28,6 +29,9 @@ _HELPS = 1.03
 """Gain below which an override isn't listed."""
 
 _LISTED = 8
+
+_BUSY = 0.2
+"""Cores that other programs use from which the figures are doubtful."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ def diagnose(found: Measured, overrides: Sequence[Override], command: Sequence[s
         "what": "diagnosis",
         "version": effloop_version(),
         "date": time.strftime("%Y-%m-%d %H:%M"),
-        "command": f"{PROGRAM} {shlex.join(['diagnose', *command])}",
+        "command": f"{PROGRAM} {shlex.join(['diagnose', *command, *plugin_words()])}",
         "machine": {
             "cores": available_cores(),
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
@@ -138,6 +142,8 @@ def verdict(found: Measured) -> tuple[str, str]:
     now = found.loop.images_per_s
     free = {name: found.forecast.without(found.load, name) for name in (*_LOADING, "transfer", "step")}
     stage = max(free, key=lambda name: free[name])
+    if stage == "step" and found.device.type == "cuda" and found.step.syncs:
+        return "sync", f"sync-bound: the host waits for the GPU {sum(found.step.syncs.values())} times in each update"
     name = {"step": "compute"}.get(stage, stage)
     line = f"{name}-bound: if {_WHAT[stage]} took no time, {free[stage]:,.0f} images/s instead of {now:,.0f}"
     cores, workers = available_cores(), found.load.workers
@@ -164,6 +170,11 @@ _WHAT = {
 def findings(found: Measured) -> list[str]:
     """Lines about what an override doesn't help with."""
     lines = []
+    if found.other_cores > _BUSY:
+        lines.append(
+            f"other programs used {found.other_cores:.1f} of the {available_cores()} cores meanwhile, so all figures "
+            "are of a busy machine; end them and measure again"
+        )
     for (file, line, function, what), count in found.step.syncs.items():
         times = f"{count} times" if count > 1 else "once"
         lines.append(

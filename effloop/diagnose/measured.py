@@ -20,7 +20,7 @@ from effloop.data.loader import Loader
 from effloop.diagnose.forecast import Forecast, Load
 from effloop.diagnose.pipeline import LoadingCosts, loader_rate, loading_costs, transfer_cost
 from effloop.diagnose.storage import StorageCosts, storage_costs
-from effloop.diagnose.timed import Cost
+from effloop.diagnose.timed import Cost, OtherPrograms
 from effloop.diagnose.training import LoopCosts, StepCosts, evaluation_rate, loop_costs, step_costs
 from effloop.errors import ConfigError
 from effloop.system.hardware import available_cores
@@ -45,6 +45,7 @@ class Measured:
         evaluation_per_s: images/s of an evaluation; 0 if there is nothing to evaluate.
         load: what is done for each image.
         forecast: calibrated by the loop.
+        other_cores: that other programs used meanwhile.
         seconds: for each measurement that overrides need; 0 is none at all: what can be predicted without.
     """
 
@@ -60,6 +61,7 @@ class Measured:
     evaluation_per_s: float
     load: Load
     forecast: Forecast
+    other_cores: float
     seconds: float
 
     def with_overrides(self, *overrides: str) -> Config:
@@ -114,7 +116,9 @@ def measured(config: Config, seconds: float, progress: Progress = lambda what: N
         progress("data and model")
         trainer = build_trainer(alone, run_dir=folder / "run")
         with closing(trainer.train), closing(trainer.val), trainer.recorder:
-            yield _measure(alone, trainer, seconds, progress)
+            with OtherPrograms() as others:
+                found = _measure(alone, trainer, seconds, progress)
+            yield replace(found, other_cores=others.cores)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -177,6 +181,7 @@ def _measure(config: Config, trainer: Trainer, seconds: float, progress: Progres
         evaluation_per_s=val_per_s,
         load=load,
         forecast=forecast,
+        other_cores=0.0,
         seconds=left / _TRIALS,
     )
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
+
+from effloop.bench.harness import cpu_seconds
+from effloop.system.hardware import available_cores
 
 T = TypeVar("T")
 
@@ -76,6 +81,32 @@ class Timed:
                 return call(*args, **options)
 
         return timed
+
+
+class OtherPrograms:
+    """How many cores other programs use while it is entered.
+
+    Attributes:
+        cores: that they used; 0 where that can't be told, as this process may not use all of the machine's cores.
+    """
+
+    def __init__(self) -> None:
+        self.cores = 0.0
+
+    def __enter__(self) -> OtherPrograms:
+        self._began, self._busy, self._own = time.perf_counter(), _busy_seconds(), cpu_seconds()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        others = _busy_seconds() - self._busy - (cpu_seconds() - self._own)
+        if available_cores() == os.cpu_count():
+            self.cores = max(0.0, others / (time.perf_counter() - self._began))
+
+
+def _busy_seconds() -> float:
+    """CPU time of the whole machine, see proc_stat(5)."""
+    user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split()[1:11])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
 def for_seconds(items: Iterable[T], seconds: float, at_least: int = 1) -> Iterator[T]:

@@ -81,8 +81,9 @@ class Efficiency:
         parts = ", ".join(f"{name.replace('_', '-')} {each:.1f}" for name, each in self.seconds.items() if each >= 0.05)
         gpu = f", {decimal(self.peak_bytes['gpu'])} on the GPU" if self.peak_bytes["gpu"] else ""
         idle = f", device idle {self.device_idle:.1%}" if self.device_idle != self.wait else ""  # a GPU
+        waited = f"{self.wait:.1%} of training waited for data"
         lines = [
-            f"speed  {self.steady_images_per_s:,.0f} images/s steady; {self.wait:.1%} of training waited for data{idle}",
+            f"speed  {self.steady_images_per_s:,.0f} images/s steady; {waited}{idle}",
             f"time   {total:.1f} s: {parts}",
             f"memory {decimal(self.peak_bytes['host'])} at most{gpu}",
         ]
