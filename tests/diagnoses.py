@@ -12,8 +12,8 @@ def stages(**rates: float) -> list[dict[str, Any]]:
 
 
 def override(text: str, rate: float, why: str, *, exact: bool = True, measured: float | None = None) -> dict[str, Any]:
-    told = {"override": text, "images_per_s": rate, "gain": rate / 1040, "why": why}
-    return {**told, "exact": exact, "measured": measured, "learned": None}
+    told = {"override": text, "images_per_s": rate, "gain": rate / 1040, "why": why, "exact": exact}
+    return {**told, "measured": measured, "learned": None, "commands": [f"effloop data.root=/data/pets {text}"]}
 
 
 DECODE: dict[str, Any] = {
@@ -59,15 +59,12 @@ DECODE: dict[str, Any] = {
         override("decode=turbojpeg", 1102.0, "scales while decoding", exact=False),
     ],
     "memory": {
-        "rows": [
-            {"part": "images, uint8", "bytes": 393216, "place": "shm", "count": "4 batches of 98 kB"},
-            {"part": "activations", "bytes": 71 * GB, "place": "gpu", "count": "measured"},
+        "parts": [
+            {"name": "batches of train", "bytes": 393216, "place": "host", "detail": "4 batches of 98 kB"},
+            {"name": "activations", "bytes": 71 * GB, "place": "gpu", "detail": "measured"},
         ],
-        "places": {
-            "shm": {"needed": 393216, "free": 67_000_000},
-            "gpu": {"needed": 71 * GB, "free": 69 * GB},
-            "host": {"needed": None, "free": 14 * GB},
-        },
+        "total": {"host": 393216, "gpu": 71 * GB},
+        "capacity": {"host": 14 * GB, "gpu": 69 * GB},
     },
 }
 """Decoding holds the run back, and the loop waits for it."""

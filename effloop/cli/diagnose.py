@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from rich.console import Console
+
 from effloop import config as configs
 from effloop.cli.command import command
+from effloop.diagnose.memory import memory_table
 from effloop.diagnose.run import diagnose_run
 from effloop.report.diagnosis import print_diagnosis, write_diagnosis
 
@@ -45,5 +48,6 @@ def diagnose(options: DiagnoseOptions, overrides: list[str]) -> int:
     )
     write_diagnosis(result, folder)
     print_diagnosis(result)
+    Console().print(memory_table(result["memory"]))
     print(f"diagnosis: {folder / 'diagnosis.html'}   beside it: diagnosis.json, diagnosis.png")
     return 0

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from effloop.build.resolve import resolved
+from effloop.config.typed import key_of
 from effloop.convert.reencode import Recipe
 from effloop.diagnose.measured import Measured
 from effloop.diagnose.overrides import Change
@@ -34,12 +35,15 @@ _BUSY = 0.2
 """Cores that other programs use from which the figures are doubtful."""
 
 
+_INTERNAL = {"factor", "command", "then", "recipe"}
+
+
 @dataclass(frozen=True)
 class Override:
     """An override, and what it is predicted to bring.
 
     Attributes:
-        override: words for the command line.
+        override: words for the command line, or for `convert`.
         images_per_s: of the loop with it; None where it doesn't change the loop.
         gain: seconds of an epoch with its evaluation now, over those with it.
         why: a few words.
@@ -48,6 +52,7 @@ class Override:
         learned: where the prediction was corrected by what was measured before; else None.
         factor: what the prediction was multiplied by for that.
         command: what has to be done before: a conversion of the data.
+        then: the override after that.
         recipe: how that re-encodes the images.
     """
 
@@ -60,12 +65,13 @@ class Override:
     learned: str | None = None
     factor: float = 1.0
     command: str = ""
+    then: str = ""
     recipe: Recipe | None = None
 
     @property
     def plain(self) -> dict[str, Any]:
         """As plain values, for JSON."""
-        return {key: value for key, value in asdict(self).items() if key not in ("recipe", "factor")}
+        return {key: value for key, value in asdict(self).items() if key not in _INTERNAL}
 
 
 def diagnose(found: Measured, overrides: Sequence[Override], command: Sequence[str]) -> dict[str, Any]:
@@ -104,8 +110,22 @@ def diagnose(found: Measured, overrides: Sequence[Override], command: Sequence[s
         "evaluation": found.evaluation,
         "verdict": {"bound": bound, "line": line},
         "findings": findings(found),
-        "overrides": [each.plain for each in overrides],
+        "overrides": [each.plain | {"commands": commands(each, command)} for each in overrides],
+        "memory": found.memory,
     }
+
+
+def commands(override: Override, words: Sequence[str]) -> list[str]:
+    """What to type for an override.
+
+    Args:
+        override: the override.
+        words: overrides of the run; those of the same keys are left out.
+    """
+    new = shlex.split(override.then or override.override)
+    keys = {key_of(word) for word in new}
+    kept = [word for word in words if key_of(word) not in keys]
+    return [*filter(None, [override.command]), f"{PROGRAM} {shlex.join([*kept, *new, *plugin_words()])}"]
 
 
 def stages(found: Measured) -> list[dict[str, Any]]:
@@ -205,5 +225,5 @@ def ranked(found: Measured, changes: Iterable[Change]) -> list[Override]:
         if change.override.endswith(f"num_workers={available_cores()}"):
             score += 1e3
         row = Override(change.override, None if same else rate, gain, change.why, change.exact)
-        rows.append((score, replace(row, command=change.command, recipe=change.recipe)))
+        rows.append((score, replace(row, command=change.command, then=change.then, recipe=change.recipe)))
     return [each for _, each in sorted(rows, key=lambda row: -row[0])][:_LISTED]

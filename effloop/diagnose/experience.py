@@ -28,7 +28,7 @@ class Experience:
         """Predictions times what came out over what was predicted, where that is known of an override."""
         rows = self._findings.rows("outcome", self._pipeline)
         known = {row["override"]: row for row in rows if _is_whole(row)}
-        return [_corrected(each, known.get(_name(each))) for each in overrides]
+        return [_corrected(each, known.get(each.override)) for each in overrides]
 
     def keep(self, found: Measured, overrides: Sequence[Override]) -> None:
         """Remember what was predicted, and what came out where it was tried.
@@ -41,7 +41,7 @@ class Experience:
         for each in overrides:
             if each.images_per_s is None:
                 continue
-            facts = {"override": _name(each), "predicted": each.images_per_s / each.factor / now}
+            facts = {"override": each.override, "predicted": each.images_per_s / each.factor / now}
             if each.measured is not None:
                 self._findings.add("outcome", self._pipeline, **facts, measured=each.measured / now)
             elif not each.recipe:  # else nobody can tell which run has it
@@ -76,11 +76,6 @@ def _corrected(override: Override, row: dict[str, Any] | None) -> Override:
     why = f"predicted x {factor:.2f}, as measured here on {row['date'].partition(' ')[0]}"
     rate, gain = override.images_per_s * factor, override.gain * factor
     return replace(override, images_per_s=rate, gain=gain, learned=why, factor=factor)
-
-
-def _name(override: Override) -> str:
-    """What an override is remembered by: a converted copy may have any path."""
-    return override.command.partition("to=memmap ")[2].partition(" ")[2] or override.override
 
 
 def _is_whole(row: dict[str, Any]) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,6 +19,7 @@ from effloop.build.trainer import build_trainer
 from effloop.config import Config
 from effloop.data.loader import Loader
 from effloop.diagnose.forecast import Forecast, Load
+from effloop.diagnose.memory_parts import measured_memory
 from effloop.diagnose.pipeline import LoadingCosts, loader_rate, loading_costs, transfer_cost
 from effloop.diagnose.storage import StorageCosts, storage_costs
 from effloop.diagnose.timed import Cost, OtherPrograms
@@ -45,6 +47,7 @@ class Measured:
         evaluation_per_s: images/s of an evaluation; 0 if there is nothing to evaluate.
         load: what is done for each image.
         forecast: calibrated by the loop.
+        memory: what it takes, as `Memory.to_plain` has it.
         other_cores: that other programs used meanwhile.
         seconds: for each measurement that overrides need; 0 is none at all: what can be predicted without.
     """
@@ -61,6 +64,7 @@ class Measured:
     evaluation_per_s: float
     load: Load
     forecast: Forecast
+    memory: Mapping[str, Any]
     other_cores: float
     seconds: float
 
@@ -137,7 +141,10 @@ def neutral_overrides(config: Config) -> list[str]:
 def _measure(config: Config, trainer: Trainer, seconds: float, progress: Progress) -> Measured:
     loader = trainer.train
     assert isinstance(loader, Loader)
+    assert isinstance(trainer.val, Loader)
     spans = {name: share * seconds for name, share in _SHARES.items()}
+    progress("memory")
+    memory = measured_memory(config, trainer, [loader, trainer.val]).to_plain()
     progress("storage")
     storage = storage_costs(loader.plan, spans["storage"])
     progress("decoding, augmentation")
@@ -181,6 +188,7 @@ def _measure(config: Config, trainer: Trainer, seconds: float, progress: Progres
         evaluation_per_s=val_per_s,
         load=load,
         forecast=forecast,
+        memory=memory,
         other_cores=0.0,
         seconds=left / _TRIALS,
     )

@@ -43,14 +43,15 @@ class Change:
     """What an override changes.
 
     Attributes:
-        override: words for the command line.
+        override: words for the command line, or for `convert`.
         why: a few words.
         load: what is done for each image with it.
         evaluation_s: seconds of evaluation for each epoch with it.
         exact: whether the same images are trained on, in the same precision.
         ease: from 1 (a word) down to 0; of two that bring as much the easier one is preferred.
-        recipe: how the images are to be re-encoded before.
+        recipe: how the images are to be re-encoded, where it is a conversion.
         command: the command that does that.
+        then: the override for the converted data.
     """
 
     override: str
@@ -61,6 +62,7 @@ class Change:
     ease: float = 1.0
     recipe: Recipe | None = None
     command: str = ""
+    then: str = ""
 
 
 class Candidates:
@@ -220,7 +222,8 @@ class Candidates:
             where = _beside(root, words)
             command = f"{PROGRAM} convert data.root={shlex.quote(str(root))} to=memmap out={where} {words}"
             why = f"less to decode; {decimal(size)} on disk"
-            yield self._change(f"data.root={where}", why, load, exact=exact, ease=0.7, recipe=recipe, command=command)
+            more = {"recipe": recipe, "command": command, "then": f"data.root={where}"}
+            yield self._change(f"convert {words}", why, load, exact=exact, ease=0.7, **more)
 
     def _operations(self) -> Iterator[Change]:
         """The recipe without its most expensive operation, if that is most of it."""

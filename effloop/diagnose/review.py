@@ -92,6 +92,7 @@ def _measured(config: Config, trainer: Trainer, loader: Loader, efficiency: Effi
         evaluation_per_s=val_samples * evaluations / evaluation_s if evaluation_s else 0.0,
         load=load,
         forecast=Forecast.of(load, available_cores(), rate, efficiency.wait),
+        memory={},
         other_cores=0.0,
         seconds=0.0,
     )

@@ -54,6 +54,8 @@ def print_diagnosis(result: Mapping[str, Any]) -> None:
         console.print(_overrides_table(pipeline))
         changing = "" if all(each.exact for each in pipeline.overrides) else "; * changes what is trained"
         console.print(Text(f"images/s are predicted{changing}", style=_SOFT))
+        for line in pipeline.overrides[0].commands:
+            console.print(Text(f"1  {line}"), soft_wrap=True)
 
 
 def _stages_table(pipeline: Pipeline, width: int) -> Table:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rich.filesize import decimal
 
-from effloop.errors import PROGRAM
 from effloop.report.comparison import as_number, finite_values, to_text
-from effloop.report.pipeline import Override, Pipeline, dicts, read_facts, read_pipeline
+from effloop.report.pipeline import Pipeline, dicts, read_facts, read_pipeline
 from effloop.report.templates import environment, stylesheet
 from effloop.runs.environment import effloop_version
 
@@ -36,7 +34,7 @@ def render_diagnosis(result: Mapping[str, Any]) -> str:
             pipeline=pipeline,
             top=_top(pipeline),
             tried=any(math.isfinite(each.measured) for each in pipeline.overrides),
-            commands=_commands(to_text(result.get("command") or ""), pipeline.overrides),
+            commands=[line for each in pipeline.overrides for line in each.commands],
             **_memory(memory if isinstance(memory, Mapping) else {}),
         )
     )
@@ -48,31 +46,18 @@ def _top(pipeline: Pipeline) -> float:
     return max(finite_values([pipeline.rate, *rates]), default=math.nan)
 
 
-def _commands(command: str, overrides: Sequence[Override]) -> list[str]:
-    """What to type: the diagnosed command with each override, or a command that an override is itself."""
-    training = re.sub(r"\s+verify=\S*", "", command).replace(" diagnose", " train", 1)
-    lines = []
-    for each in overrides:
-        if "=" not in each.text.partition(" ")[0]:
-            lines.append(f"{PROGRAM} {each.text}")
-        elif training:
-            lines.append(f"{training} {each.text}")
-    return lines
-
-
 def _memory(memory: Mapping[str, Any]) -> dict[str, Any]:
-    """Rows of parts, and of places: name, bytes needed, bytes free, and the share of the latter, NaN if not known."""
+    """Rows of parts, and of places: name, bytes needed, bytes there are, and their ratio, NaN if not known."""
     parts = [
-        (*(to_text(row.get(key) or "") for key in ("part", "place", "count")), _bytes(row.get("bytes")))
-        for row in dicts(memory.get("rows"))
+        (*(to_text(row.get(key) or "") for key in ("name", "place", "detail")), _bytes(row.get("bytes")))
+        for row in dicts(memory.get("parts"))
     ]
+    totals, there = (next(iter(dicts([memory.get(key)])), {}) for key in ("total", "capacity"))
     places = []
-    found = memory.get("places")
-    for name, place in found.items() if isinstance(found, Mapping) else ():
-        if isinstance(place, Mapping):
-            needed, free = as_number(place.get("needed")), as_number(place.get("free"))
-            share = needed / free if free > 0 else math.nan
-            places.append((to_text(name), _bytes(needed), _bytes(free), share))
+    for name in totals:
+        needed, most = as_number(totals[name]), as_number(there.get(name))
+        share = needed / most if most > 0 else math.nan
+        places.append((to_text(name), _bytes(needed), _bytes(most), share))
     return {"memory_parts": parts, "memory_places": places}
 
 

@@ -45,6 +45,7 @@ class Override:
         why: in words.
         exact: whether the same is trained, to the bit.
         learned: what the prediction was learned from; often empty.
+        commands: what to type for it.
     """
 
     text: str
@@ -54,6 +55,7 @@ class Override:
     why: str
     exact: bool
     learned: str
+    commands: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -163,6 +165,7 @@ def _override(found: Mapping[str, Any], now: float) -> Override:
         why=to_text(found.get("why") or ""),
         exact=found.get("exact") is not False,
         learned=to_text(found.get("learned") or ""),
+        commands=[to_text(each) for each in _list(found.get("commands"))],
     )
 
 

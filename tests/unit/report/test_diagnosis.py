@@ -161,7 +161,7 @@ def test_page_tells_everything() -> None:
     wanted += [each[key] for each in DECODE["overrides"] for key in ("override", "why")]
     wanted += ["1,890", "1,811", "1.82x", "changes what is trained", "as measured here on 2026-11-20"]
     wanted += [stage["detail"] for stage in DECODE["stages"]]
-    wanted += ["effloop train data.root=/data/pets num_workers=2", "activations", "71.0 GB of 69.0 GB free too little"]
+    wanted += ["effloop data.root=/data/pets num_workers=2", "activations", "71.0 GB of 69.0 GB free too little"]
     assert [text for text in wanted if text not in page.text] == []
 
 
@@ -177,7 +177,7 @@ def test_page_loads_nothing_and_runs_nothing() -> None:
 def test_page_escapes_whatever_it_is_given() -> None:
     told = hostile(DECODE)
     told["stages"] = [{**each, "name": f"{HOSTILE}{number}"} for number, each in enumerate(told["stages"])]
-    told["memory"]["places"] = {HOSTILE: DECODE["memory"]["places"]["gpu"]}
+    told["memory"]["total"] = {HOSTILE: 1}
     text = render_diagnosis(told)
     page = _Page(text)
     assert not {"script", "img"} & set(page.tags)
