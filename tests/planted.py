@@ -25,14 +25,14 @@ class FarConfig(FolderConfig):
 
 @sources.register("far", FarConfig)
 class Far(FolderSource):
-    """Class folders on a storage that takes 20 ms to answer."""
+    """Class folders on a storage that takes 10 ms to answer."""
 
     @classmethod
     def claims(cls, root: Path) -> bool:
         return False
 
     def read(self, index: int) -> Any:
-        time.sleep(0.02)
+        time.sleep(0.01)
         return super().read(index)
 
 

@@ -74,9 +74,9 @@ class Forecast:
         busy = measured * (1 - wait)
         alone, cpu_s = plain.busy_s(load), load.loading.total.cpu_s
         contention = min(2.0, max(0.0, (busy - alone) / cpu_s)) if cpu_s else 0.0
-        overhead = 1.0
+        overhead = min(1.0, measured / plain.loading_s(load))
         if wait > _WAITS:
-            overhead = min(3.0, max(1.0, measured / plain.loading_s(load)))
+            overhead = min(3.0, measured / plain.loading_s(load))
         found = replace(plain, contention=contention, overhead=overhead)
         return replace(found, rest_s=measured - found.seconds(load))
 
@@ -94,7 +94,7 @@ class Forecast:
         """Seconds per image of the loop."""
         if not load.workers:
             return max(1e-9, self.busy_s(load) + load.loading.total.wall_s + self.rest_s)
-        return max(1e-9, self.busy_s(load), self.loading_s(load)) + max(0.0, self.rest_s)
+        return max(1e-9, max(self.busy_s(load), self.loading_s(load)) + self.rest_s)
 
     def images_per_s(self, load: Load) -> float:
         """Images/s of the loop."""

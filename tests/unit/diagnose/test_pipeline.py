@@ -1,0 +1,69 @@
+"""What loading costs, stage by stage."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from planted import Far
+from runs import TINY
+
+import effloop
+from effloop.data.loader import Loader
+from effloop.data.source.wrapped import Wrapped
+from effloop.diagnose.pipeline import costs_of, loading_costs, sample_ids
+from effloop.diagnose.timed import Timed, for_seconds
+from effloop.errors import DataError
+
+
+@pytest.fixture
+def loader(photos: Path) -> Loader:
+    return effloop.build_loader(effloop.compose([f"data.root={photos}", *TINY]))
+
+
+class Slow(Wrapped):
+    """A source that takes 5 ms to answer."""
+
+    def read(self, index: int) -> bytes:
+        time.sleep(0.005)
+        return bytes(self.source.read(index))
+
+
+def test_waiting_for_the_storage_is_no_computing(loader: Loader) -> None:
+    found = loading_costs(replace(loader.plan, source=Slow(loader.plan.source)), 0.0)
+    assert found.images == 16
+    assert found.storage.wall_s > 0.005 > 2 * found.storage.cpu_s
+    assert found.decode.wall_s < found.storage.wall_s
+    assert found.total.wall_s > found.storage.wall_s + found.decode.wall_s
+
+
+def test_samples_are_the_first_of_the_epoch(loader: Loader) -> None:
+    ids = sample_ids(loader.plan, 20).tolist()
+    assert ids == [index for request in loader.plan.requests(0) for index in request.ids.tolist()][:20]
+    assert loading_costs(loader.plan, 60.0, most=20).images == 20
+    assert loading_costs(loader.plan, 0.0, at_once=3).images == 3
+
+
+def test_images_that_are_stored_otherwise(loader: Loader) -> None:
+    """They are decoded, instead of those of the source: here one that isn't an image is noticed."""
+    images = [bytes(loader.plan.source.read(index)) for index in sample_ids(loader.plan, 4).tolist()]
+    assert costs_of(loader.plan, images, 0.0).images == 4
+    with pytest.raises(DataError):
+        costs_of(loader.plan, [*images[:3], b"none"], 0.0)
+
+
+def test_the_first_items() -> None:
+    assert list(for_seconds(range(10), 60.0)) == [*range(10)]
+    assert list(for_seconds(range(10), 0.0, 3)) == [0, 1, 2]
+    assert list(for_seconds([], 0.0)) == []
+
+
+def test_time_in_some_methods() -> None:
+    timed = Timed(Far.__new__(Far), "read")
+    with pytest.raises(AttributeError):
+        timed.read(0)
+    assert timed.watch.cost.wall_s > 0.01
+    assert timed.claims(Path("/")) is False
+    assert timed.watch.cost.wall_s < 0.2
