@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from effloop.build.autotune import resolve_auto
-from effloop.build.resolve import Resolved
+from effloop.build.resolve import Resolved, tuned_workers
 from effloop.checkpoint import rng
 from effloop.config import Config
 from effloop.errors import ConfigError
@@ -76,6 +76,9 @@ def build_environment(config: Config) -> Environment:
     set_reproducible(deterministic=config.deterministic, cudnn_benchmark=found.cudnn_benchmark)
     if notes:
         rng.seed_all(config.seed)  # measuring drew from it
+    if workers := tuned_workers(config, parallel):
+        found = replace(found, num_workers=workers[0])
+        notes = [*notes, workers[1]]
     recorded = replace(
         config, compile=found.compile, channels_last=found.channels_last, cudnn_benchmark=found.cudnn_benchmark
     )

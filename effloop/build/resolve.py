@@ -6,8 +6,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from effloop.config import Config
+from effloop.data.source.splits import open_split
 from effloop.parallel import Slice
 from effloop.precision import PrecisionConfig
+from effloop.runs.findings import TUNED, Findings, pipeline_key
 from effloop.system.hardware import available_cores
 
 
@@ -51,3 +53,28 @@ def num_workers(config: Config, parallel: Slice | None = None) -> int:
     if isinstance(config.num_workers, int):
         return config.num_workers
     return max(1, available_cores() // (parallel.sharing if parallel else 1))
+
+
+def tuned_workers(config: Config, parallel: Slice) -> tuple[int, str] | None:
+    """What `num_workers=auto` is where `tune` has measured this pipeline, on this machine and data.
+
+    Returns:
+        The number, and a line for users; None where a number was asked for, several ranks share the machine, or nothing
+        was measured.
+
+    Raises:
+        ConfigError, DataError: the training split can't be opened.
+    """
+    if isinstance(config.num_workers, int) or parallel.world_size > 1 or not Findings.any_here(config, "tune"):
+        return None
+    fingerprint = open_split(config.data, config.data.train_split).fingerprint()
+    rows = Findings.of(config, fingerprint).rows("tune", pipeline_key(config, without=TUNED))
+    numbers = [row for row in rows if isinstance(row.get("num_workers"), int) and row["num_workers"] >= 0]
+    if not numbers:
+        return None
+    found = numbers[-1]
+    other = found.get("prefetch", config.engine.prefetch) != config.engine.prefetch
+    more = f", with engine.prefetch={found['prefetch']}" * other
+    return found[
+        "num_workers"
+    ], f"num_workers: auto took {found['num_workers']}, as tune found on {found['date']}{more}"

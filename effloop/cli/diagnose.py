@@ -35,7 +35,7 @@ class DiagnoseOptions:
 
 @command("diagnose", DiagnoseOptions, "data.root=/data/pets model=resnet18 verify=true")
 def diagnose(options: DiagnoseOptions, overrides: list[str]) -> int:
-    """Say what holds a training back, and which overrides help, with what they will bring.
+    """Say what holds a training back, and which overrides help how much.
 
     Takes what `train` takes, measures each stage on this data, model and machine, and trains nothing that is kept.
 

@@ -21,6 +21,7 @@ from effloop.cli import (  # noqa: F401
     resume,
     show,
     train,
+    tune,
     verify,
 )
 from effloop.cli.command import commands

@@ -27,7 +27,7 @@ from effloop.model import Probe
 from effloop.optim import OptimConfig, optimizers
 from effloop.parallel import Parallel
 from effloop.system.hardware import available_memory
-from effloop.system.memory import memory_of
+from effloop.system.memory import resident_memory
 from effloop.train.trainer import Trainer
 
 _TENSORBOARD, _KERNELS = 40_000_000, 15_000_000
@@ -106,13 +106,13 @@ def _measured_step(trainer: Trainer, loader: Loader) -> StepBytes:
     trainer.optimizer.state.clear()
     device, cuda = trainer.parallel.device, trainer.parallel.device.type == "cuda"
     _return_freed_memory()
-    before = torch.cuda.memory_allocated(device) if cuda else memory_of()["rss"]
+    before = torch.cuda.memory_allocated(device) if cuda else resident_memory()
     if cuda:
         torch.cuda.reset_peak_memory_stats(device)
     most = 0
     for _ in range(_UPDATES):
         _update(trainer, batch)
-        most = max(most, torch.cuda.max_memory_allocated(device) if cuda else memory_of()["rss"])
+        most = max(most, torch.cuda.max_memory_allocated(device) if cuda else resident_memory())
     state = sum(_bytes_of(each.values()) for each in trainer.optimizer.state.values())
     return StepBytes(max(0, most - before - _bytes_of(_trained(trainer.model)) - state), state)
 
@@ -157,7 +157,7 @@ def _memory(
     batch = {"host": host_batch(loaders[0]), "device": device_batch(config, loaders[0])}
     on_device = sum(each.bytes for each in batch["device"])
     later = kernels + _TENSORBOARD * bool(getattr(config.record, "tensorboard", False))
-    resident = memory_of()["rss"] - weights * (place == "host")
+    resident = resident_memory() - weights * (place == "host")
     parts = [
         Part("process", "host", max(0, resident), "Python, torch, libraries", there=True),
         Part("libraries", "host", later, "loaded when training begins"),

@@ -93,6 +93,8 @@ def _description(trainer: Trainer, config: Config, run_dir: Path) -> list[str]:
     assert config.precision is not None
     parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
     device = next(trainer.model.parameters()).device
+    tuned = any(line.startswith("num_workers: ") for line in trainer.notes)  # has a line of its own
+    cores = f" = {num_workers(config, trainer.parallel)}" * (config.num_workers == "auto" and not tuned)
     return [
         f"run    {run_dir}",
         f"train  {trainer.train.describe()}",
@@ -101,8 +103,7 @@ def _description(trainer: Trainer, config: Config, run_dir: Path) -> list[str]:
         f"{config.precision.name} on {device}",
         f"step   {trainer.train.global_batch * config.accumulate} images = {config.batch_size} per rank "
         f"x {trainer.parallel.world_size} (ranks) x {config.accumulate} (accumulated); "
-        f"engine {config.engine.name}, num_workers {config.num_workers}"
-        + (f" = {num_workers(config, trainer.parallel)}" if config.num_workers == "auto" else ""),
+        f"engine {config.engine.name}, num_workers {config.num_workers}{cores}",
     ]
 
 

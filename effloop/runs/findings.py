@@ -25,6 +25,9 @@ from effloop.system.hardware import available_cores
 Kind = Literal["tune", "prediction", "outcome"]
 """What a row says: the fastest settings that were measured, what was predicted for an override, what came out."""
 
+TUNED = ("num_workers", "engine.prefetch")
+"""Keys that `tune` finds values for, without which it calls a pipeline the same."""
+
 MOST_ROWS = 1000
 """Rows that are kept of each machine and data, the newest ones."""
 
@@ -56,10 +59,12 @@ class Findings:
         return cls(folder and folder / f"{_of_machine()}-{_digest(fingerprint)}.jsonl")
 
     @staticmethod
-    def any_here(config: Config) -> bool:
-        """Whether there are any of this machine, for whatever data: a look into a folder, the data isn't opened."""
-        folder = _folder(config)
-        return folder is not None and next(folder.glob(f"{_of_machine()}-*.jsonl"), None) is not None
+    def any_here(config: Config, kind: Kind) -> bool:
+        """Whether there are any of a kind for this machine, for whatever data, which needn't be opened for this."""
+        folder, sought = _folder(config), f'"kind": "{kind}"'.encode()
+        with suppress(OSError):
+            return folder is not None and any(sought in path.read_bytes() for path in folder.glob(f"{_of_machine()}-*"))
+        return False
 
     def add(self, kind: Kind, pipeline: str, **facts: Any) -> None:
         """Keep a row.

@@ -33,6 +33,12 @@ def memory_of(pid: int | str = "self") -> dict[str, int]:
     return found
 
 
+def resident_memory() -> int:
+    """Bytes of this process that are in memory, pages of files among them, but no shared memory."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return sum(int(fields[name].split()[0]) * 1024 for name in ("RssAnon", "RssFile"))
+
+
 def growth(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
     """`after` less `before`, field by field."""
     return {name: after[name] - before[name] for name in after}

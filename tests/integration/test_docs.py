@@ -34,6 +34,7 @@ from effloop.cli.main import main
 from effloop.config import Config
 from effloop.config.keys import keys_of
 from effloop.data.source.storage.writing import writers
+from effloop.diagnose import tuned_loop
 from effloop.errors import ConfigError
 from effloop.registry import groups, use_plugin_files
 
@@ -114,6 +115,7 @@ def scratch(here: Path, photos: Path, finished: Path, monkeypatch: pytest.Monkey
     for name, benchmark in BENCHMARKS.items():
         idle = dataclasses.replace(benchmark, call=lambda *_, **__: {}, files=None)
         monkeypatch.setitem(BENCHMARKS, name, idle)
+    monkeypatch.setattr(tuned_loop, "TURN_S", 0.0)
     return here
 
 
@@ -203,9 +205,10 @@ def placed(word: str, scratch: Path) -> str:
 
 def tiny(args: list[str], scratch: Path) -> list[str]:
     """The same command with less to do."""
-    if not args or "=" in args[0] or args[0] in ("train", "show"):
+    if not args or "=" in args[0] or args[0] in ("train", "show", "tune"):
         small = [word for word in TINY if not word.startswith(("model.width", "image_size"))]
-        config = effloop.compose([word for word in args if "=" in word and not word.startswith(("samples", "split"))])
+        own = ("samples", "split", "minutes", "batch=", "again")  # options
+        config = effloop.compose([word for word in args if "=" in word and not word.startswith(own)])
         small += ["image_size=16", "record.tensorboard=false"] + ["model.width=4"] * (config.model.name == "cnn")
         if config.data.name == "auto" and config.data.root is None:
             small.append(f"data.root={scratch}/data/pets")

@@ -29,7 +29,7 @@ def of(**fingerprint: Any) -> Findings:
 
 
 def test_rows_are_kept_by_kind_pipeline_and_data(cache: Path) -> None:
-    assert not Findings.any_here(COMPOSED)
+    assert not Findings.any_here(COMPOSED, "tune")
     of().add("tune", "p", num_workers=3)
     of().add("outcome", "p", images_per_s=7.5)
     of().add("tune", "q", num_workers=1)
@@ -37,14 +37,15 @@ def test_rows_are_kept_by_kind_pipeline_and_data(cache: Path) -> None:
     [row] = of().rows("tune", "q")
     assert row == {"date": row["date"], "kind": "tune", "pipeline": "q", "num_workers": 1}
     assert of(bytes=11).rows("tune") == []
-    assert Findings.any_here(COMPOSED)
+    assert Findings.any_here(COMPOSED, "tune")
+    assert not Findings.any_here(COMPOSED, "prediction")
 
 
 def test_another_machine_has_its_own(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     of().add("tune", "p")
     monkeypatch.setattr(findings, "available_cores", lambda: 999)
     assert of().rows("tune") == []
-    assert not Findings.any_here(COMPOSED)
+    assert not Findings.any_here(COMPOSED, "tune")
 
 
 def test_damaged_lines_are_passed_over(cache: Path) -> None:
