@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -30,8 +31,11 @@ from effloop.system.hardware import available_memory
 from effloop.system.memory import resident_memory
 from effloop.train.trainer import Trainer
 
-_TENSORBOARD, _KERNELS = 40_000_000, 15_000_000
-"""Bytes of libraries that are loaded after a run is built: TensorBoard's, and those of the first step."""
+_LOGGING = {"tensorboard": 15_000_000, "matplotlib": 25_000_000}
+"""Bytes of packages that are loaded where a run begins that logs to TensorBoard."""
+
+_KERNELS = 15_000_000
+"""Bytes of libraries that the first step loads."""
 
 _HEAP = 1.5
 """What the heap takes for tensors of 1 byte that stay until the backward pass, where freed memory is kept: oneDNN's
@@ -156,7 +160,8 @@ def _memory(
     weights = _bytes_of(chain(model.parameters(), model.buffers()))
     batch = {"host": host_batch(loaders[0]), "device": device_batch(config, loaders[0])}
     on_device = sum(each.bytes for each in batch["device"])
-    later = kernels + _TENSORBOARD * bool(getattr(config.record, "tensorboard", False))
+    logs = bool(getattr(config.record, "tensorboard", False))
+    later = kernels + logs * sum(size for name, size in _LOGGING.items() if name not in sys.modules)
     resident = resident_memory() - weights * (place == "host")
     parts = [
         Part("process", "host", max(0, resident), "Python, torch, libraries", there=True),
