@@ -29,7 +29,7 @@ from effloop.errors import EffLoopError
 from effloop.runs.environment import effloop_version
 from effloop.system.hardware import available_cores
 
-_TURN_S = 4.0
+_TURN_S = 2.5
 _TURNS = 3
 _LEAST = 4  # batches of a turn
 
