@@ -46,7 +46,11 @@ SPAN = re.compile(r"`([^`]+)`")
 LANGUAGES = {"sh", "python", "yaml", "toml", "text", "bash"}
 """`bash` is a script for Slurm, of which only the command is composed."""
 
-ELSEWHERE = {"pip": "installs packages", "python -m pytest": "is what runs this"}
+ELSEWHERE = {
+    "pip": "installs packages",
+    "python -m pytest": "is what runs this",
+    "effloop diagnose data.root=/data/pets verify=true": "takes a minute: test_diagnose.py",
+}
 COMPOSED = {
     "torchrun": "starts ranks: test_ranks.py",
     "srun": "needs Slurm",
@@ -205,15 +209,16 @@ def placed(word: str, scratch: Path) -> str:
 
 def tiny(args: list[str], scratch: Path) -> list[str]:
     """The same command with less to do."""
-    if not args or "=" in args[0] or args[0] in ("train", "show", "tune"):
+    if not args or "=" in args[0] or args[0] in ("train", "show", "tune", "diagnose"):
         small = [word for word in TINY if not word.startswith(("model.width", "image_size"))]
-        own = ("samples", "split", "minutes", "batch=", "again")  # options
+        own = ("samples", "split", "minutes", "batch=", "again", "seconds", "verify", "top")  # options
         config = effloop.compose([word for word in args if "=" in word and not word.startswith(own)])
         small += ["image_size=16", "record.tensorboard=false"] + ["model.width=4"] * (config.model.name == "cnn")
         if config.data.name == "auto" and config.data.root is None:
             small.append(f"data.root={scratch}/data/pets")
         if config.profile.name != "none":
             small += ["profile.wait=1", "profile.steps=2"]
+        small += ["seconds=1"] * (args[:1] == ["diagnose"])
         resumes = config.resume is not None
         return [*args, *small, f"epochs={5 if resumes else max(1, len(config.progressive))}"]
     return [*args, "epochs=4"] if args[0] == "resume" else args
