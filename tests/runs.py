@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 import os
 import subprocess
@@ -14,6 +16,7 @@ from images import encode, photo
 
 import effloop
 from effloop.cli.main import main
+from effloop.config import Config
 
 TINY = ("image_size=16", "epochs=2", "batch_size=8", "model.width=4", "num_workers=0", "record.log_every=2")
 
@@ -34,6 +37,16 @@ def make_photos(root: Path, train: int = 40, val: int = 13, classes: int = 3) ->
 def train(photos: Path, *overrides: str) -> int:
     """Train a tiny run in this process; returns the exit code."""
     return main(once("train", f"data.root={photos}", *TINY, *overrides))
+
+
+def composed(*overrides: str) -> Config:
+    """As `effloop.compose`, which takes 0.1 s, but once for the same overrides; each test gets a config of its own."""
+    return copy.deepcopy(_composed(*overrides))
+
+
+@functools.cache
+def _composed(*overrides: str) -> Config:
+    return effloop.compose(overrides)
 
 
 def once(*words: str) -> list[str]:

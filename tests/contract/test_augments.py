@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from images import photo
+from runs import composed
 
-import effloop
 from effloop.data.augment import Augment, augments
 from effloop.data.random import sample_keys
 
@@ -21,7 +21,7 @@ SIDE = 24
 
 @pytest.fixture(params=augments.names())
 def build(request: pytest.FixtureRequest) -> Build:
-    config = effloop.compose([f"augment={request.param}"]).augment
+    config = composed(f"augment={request.param}").augment
     return lambda train: augments.build(config, size=SIDE, train=train)
 
 

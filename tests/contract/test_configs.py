@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from ranks import environment, free_port
+from runs import composed
 from torch import nn
 
 import effloop
@@ -43,7 +44,7 @@ NEEDS = {
 @pytest.mark.parametrize("name", sorted({*FILES, *PARTS}))
 def test_composes(name: str) -> None:
     group, _, choice = name.partition("/")
-    config = effloop.compose([f"{group}={choice}", *NEEDS.get(name, [])])
+    config = composed(f"{group}={choice}", *NEEDS.get(name, []))
     if group == search.EXPERIMENT:
         return
     part = getattr(config, group)
@@ -72,7 +73,7 @@ def test_files_and_parts_say_what_they_are() -> None:
 @pytest.mark.parametrize("name", [name for name in PARTS if name.split("/")[0] in ("optim", "schedule", "augment")])
 def test_builds(name: str) -> None:
     group, _, choice = name.partition("/")
-    config = effloop.compose([f"{group}={choice}"])
+    config = composed(f"{group}={choice}")
     optimizer = optimizers.build(config.optim, [nn.Parameter(torch.zeros(1))])
     schedules.build(config.schedule, optimizer, updates=10)
     augments.build(config.augment, size=16, train=True)
@@ -80,7 +81,7 @@ def test_builds(name: str) -> None:
 
 @pytest.mark.parametrize("name", decoders.names())
 def test_decoder_builds(name: str) -> None:
-    decoders.build(effloop.compose([f"decode={name}"]).decode)
+    decoders.build(composed(f"decode={name}").decode)
 
 
 @pytest.mark.parametrize("name", parallels.names())

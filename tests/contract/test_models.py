@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from runs import composed
 
 import effloop
 from effloop.build.model import build_model
@@ -34,7 +37,7 @@ def test_no_model_is_left_out() -> None:
 @pytest.mark.parametrize("channels_last", [True, False])
 def test_logits(name: str, channels_last: bool) -> None:
     overrides, size = CASES[name]
-    config = effloop.compose([*overrides, f"image_size={size}", f"channels_last={channels_last}"])
+    config = replace(composed(*overrides, f"image_size={size}"), channels_last=channels_last)
     model = build_model(resolved(config), 7, torch.device("cpu"))
     layout = torch.channels_last if channels_last else torch.contiguous_format
     logits = model(torch.randn(2, 3, size, size).contiguous(memory_format=layout))

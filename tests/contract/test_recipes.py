@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import random
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from plans import pairwise
-from runs import make_photos
+from runs import composed, make_photos
 
 import effloop
 from effloop.batch import Batch
@@ -44,22 +44,25 @@ class Rank(NoParallel):
         self.rank, self.world_size = rank, world_size
 
 
-def make(root: Path, recipe: str, device: str = "cpu", *overrides: str, parallel: Parallel | None = None) -> Loader:
-    """The loader of a recipe; skips what can't be had."""
+def make(root: Path, recipe: str, device: str = "cpu", parallel: Parallel | None = None, **values: int) -> Loader:
+    """The loader of a recipe, with values of root keys; skips what can't be had."""
+    return build(replace(config_of(root, recipe, device), **values), parallel)
+
+
+def config_of(root: Path, recipe: str, device: str) -> Config:
+    """The config of a recipe's loader."""
     some = (f"data.root={root}", "image_size=24", "batch_size=8", "num_workers=0", "device=cpu")
-    config = composed(*some, f"augment={recipe}", f"augment.device={device}", *overrides)
+    return composed(*some, f"augment={recipe}", f"augment.device={device}")
+
+
+def build(config: Config, parallel: Parallel | None = None) -> Loader:
+    """The loader of a config; skips what can't be had."""
     try:
         return effloop.build_loader(config, parallel=parallel)
     except ConfigError as error:
         if "albumentations" in str(error) or "dali can only" in str(error):
             pytest.skip(str(error))
         raise
-
-
-@functools.cache
-def composed(*overrides: str) -> Config:
-    """A config, composed once for all tests, none of which changes it: that took half of their time."""
-    return effloop.compose(overrides)
 
 
 def epoch(loader: Loader, number: int = 1) -> list[Batch]:
@@ -94,7 +97,8 @@ def test_the_same_samples_by_every_engine(root: Path, recipe: str, engine: str, 
     with global_generators_untouched():
         wanted = epoch(make(root, recipe, device))
         assert len(wanted) == 2
-        loader = make(root, recipe, device, f"engine={engine}", f"num_workers={workers}", "engine.prefetch=1")
+        chosen = composed(f"engine={engine}", "engine.prefetch=1").engine
+        loader = build(replace(config_of(root, recipe, device), engine=chosen, num_workers=workers))
         got = epoch(loader)
         if loader.engine.exact:
             assert_equal(got, wanted)
@@ -116,7 +120,7 @@ def test_the_same_sample_alone_and_among_others(root: Path, recipe: str, device:
 def test_the_same_sample_whatever_the_rank(root: Path, recipe: str, device: str) -> None:
     """One rank's batch of 8 is a batch of 8; two ranks with 4 each see the same eight images."""
     whole = epoch(make(root, recipe, device))
-    ranks = [epoch(make(root, recipe, device, "batch_size=4", parallel=Rank(rank, 2))) for rank in range(2)]
+    ranks = [epoch(make(root, recipe, device, Rank(rank, 2), batch_size=4)) for rank in range(2)]
     for one, *parts in zip(whole, *ranks, strict=True):
         assert [len(part) for part in parts] == [4, 4]
         assert torch.equal(one.ids, torch.cat([part.ids for part in parts]))
@@ -129,7 +133,7 @@ def test_each_epoch_and_sample_has_its_own_look(root: Path, recipe: str, device:
     loader = make(root, recipe, device)
     first, second = (loader.samples([3, 5], number).images for number in (0, 1))
     assert (first != second).flatten(1).any(1).all()
-    other = make(root, recipe, device, "seed=1").samples([3, 5], 0).images
+    other = make(root, recipe, device, seed=1).samples([3, 5], 0).images
     assert (first != other).flatten(1).any(1).all()
 
 

@@ -6,13 +6,13 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import Forked
 from runs import TINY, rows, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -105,12 +105,15 @@ def test_a_disk_that_fills_up(here: Path, photos: Path, capsys: pytest.CaptureFi
 
 
 def test_an_output_that_is_full(here: Path, photos: Path) -> None:
-    command = [sys.executable, "-m", "effloop", f"data.root={photos}", *TINY, "run=x"]
+    command = ["effloop", f"data.root={photos}", *TINY, "run=x"]
     places = {"PYTHONPATH": str(Path(effloop.__file__).parents[1])}
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env={**os.environ, **places})
-    assert warnings(done.stderr) == ["the standard output failed (No space left on device)"]
-    assert done.returncode == 0
+    with (
+        Path("/dev/full").open("w") as full,
+        Forked(command, stdout=full, stderr=subprocess.PIPE, text=True, env={**os.environ, **places}) as process,
+    ):
+        _, err = process.communicate(timeout=120)
+    assert warnings(err) == ["the standard output failed (No space left on device)"]
+    assert process.returncode == 0
     assert len(rows(here / "outputs/x")) == 8
 
 

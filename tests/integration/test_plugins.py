@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from runs import TINY, call, rows
+
+import effloop
 
 METHODS = """
     def raw_key(self, index):
@@ -141,25 +146,56 @@ def install(site: Path, package: str, modules: dict[str, str]) -> None:
     (info / "entry_points.txt").write_text(f"[effloop.plugins]\n{package} = {package}\n")
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Path:
-    """Two packages: a source that has a YAML file of its own, a decoder that has none."""
+SCRIPT = """
+import io, json, sys
+from contextlib import redirect_stderr, redirect_stdout
+from effloop.cli.main import main
+
+results = []
+for words in json.loads(sys.argv[1]):
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = main(words)
+    results.append((code, out.getvalue(), err.getvalue()))
+print(json.dumps(results))
+"""
+"""Several commands in one process, which takes seconds to start."""
+COMMANDS = {
+    "list": ["list"],
+    "mistyped": ["decode=negative", "decode.whte=1"],
+    "train": ["data=stripes", "decode=negative", "decode.white=254", *TINY, "run=x"],
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two packages: a source that has a YAML file of its own, a decoder that has none."""
+    place = tmp_path_factory.mktemp("place")
     yaml_file = "# Stripes, 32 of them.\ndefaults: [stripes_schema, _self_]\ncount: 32\n"
-    install(tmp_path / "site", "stripes_for_effloop", {"__init__.py": SOURCE, "configs/data/stripes.yaml": yaml_file})
-    install(tmp_path / "site", "negative_for_effloop", {"__init__.py": DECODER})
-    return tmp_path / "site"
+    install(place / "site", "stripes_for_effloop", {"__init__.py": SOURCE, "configs/data/stripes.yaml": yaml_file})
+    install(place / "site", "negative_for_effloop", {"__init__.py": DECODER})
+    return place
 
 
-def test_trains_with_a_source_and_a_decoder(site: Path, tmp_path: Path) -> None:
-    args = ["data=stripes", "decode=negative", "decode.white=254", *TINY, "run=x"]
-    code, out, err = call(*args, cwd=tmp_path, path=site, forked=False)
+@pytest.fixture(scope="module")
+def said(place: Path) -> dict[str, tuple[int, str, str]]:
+    """Exit code, standard output and standard error of each of the commands, in that folder."""
+    places = os.pathsep.join([str(place / "site"), str(Path(effloop.__file__).parents[1])])
+    command = [sys.executable, "-c", SCRIPT, json.dumps([*COMMANDS.values()])]
+    environment = {**os.environ, "PYTHONPATH": places}
+    out = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=True).stdout
+    return dict(zip(COMMANDS, map(tuple, json.loads(out)), strict=True))
+
+
+def test_trains_with_a_source_and_a_decoder(said: dict[str, tuple[int, str, str]], place: Path) -> None:
+    code, out, err = said["train"]
     assert (code, err) == (0, "")
     assert "32 images in 2 classes, stripes:train" in out
-    config = yaml.safe_load((tmp_path / "outputs/x/config.yaml").read_text())
+    config = yaml.safe_load((place / "outputs/x/config.yaml").read_text())
     assert config["data"]["count"] == 32
     common = {"region": True, "dct_scaling": False, "max_pixels": 178_956_970, "exif": False}
     assert config["decode"] == {"name": "negative", "white": 254, **common}
-    assert (tmp_path / "outputs/x/checkpoints/best.ckpt").is_file()
+    assert (place / "outputs/x/checkpoints/best.ckpt").is_file()
 
 
 @pytest.mark.slow
@@ -182,15 +218,15 @@ def test_trains_a_task_of_its_own(tmp_path: Path) -> None:
         assert f"{last['mae']:.4f}" in out
 
 
-def test_is_listed(site: Path, tmp_path: Path) -> None:
-    out = call("list", cwd=tmp_path, path=site, forked=False)[1]
+def test_is_listed(said: dict[str, tuple[int, str, str]]) -> None:
+    out = said["list"][1]
     lines = [line.split(maxsplit=2) for line in out.splitlines()]
     assert ["data", "stripes", "Stripes, 32 of them."] in lines
     assert ["decode", "negative", "Pillow's pixels, dark for light."] in lines
 
 
-def test_mistyped_key_of_a_plugin(site: Path, tmp_path: Path) -> None:
-    code, _, err = call("decode=negative", "decode.whte=1", cwd=tmp_path, path=site, forked=False)
+def test_mistyped_key_of_a_plugin(said: dict[str, tuple[int, str, str]]) -> None:
+    code, _, err = said["mistyped"]
     assert code == 2
     assert err == "effloop: 'decode.whte' is not a key of the config; did you mean 'decode.white'?\n"
 

@@ -316,6 +316,7 @@ def test_max_restarts_go_on_from_the_last_checkpoint(long: list[str], tmp_path: 
     assert json.loads((tmp_path / "outputs" / "run" / "summary.json").read_text())["last"]["epoch"] == 7
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_is_named(long: list[str], tmp_path: Path) -> None:
     process = started([*long, "parallel.timeout_s=3"], tmp_path)
     wait_until(lambda: epochs_done(tmp_path, 1), process)

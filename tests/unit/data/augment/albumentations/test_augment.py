@@ -16,6 +16,7 @@ import pytest
 import torch
 from images import photo
 from plans import line
+from runs import composed
 
 import effloop
 from effloop.data.augment import Augment, augments, recipe
@@ -45,7 +46,7 @@ NEEDED: dict[str, dict[str, Any]] = {  # where the library has no default, or on
 
 
 def build(ops: dict[str, Any] | None = None, name: str = "albumentations", **fields: Any) -> Augment:
-    config = effloop.compose([f"augment={name}"]).augment
+    config = composed(f"augment={name}").augment
     if ops is not None:
         config.ops = ops
     for field, value in fields.items():

@@ -14,9 +14,9 @@ import pytest
 import torch
 from images import photo
 from plans import make_engine, make_plan, open_source
+from runs import composed
 from torchvision.transforms import v2
 
-import effloop
 from effloop.data.augment import Augment, augments, recipe
 from effloop.data.augment.torchvision import operations as vision
 from effloop.data.augment.torchvision.augment import TorchvisionAugment, TorchvisionConfig
@@ -61,14 +61,14 @@ NUM_WORKERS = {"inline": 0, "threads": 2, "processes": 1}
 
 
 def build(ops: dict[str, Any], device: str = "cpu", size: int = SIDE, **options: Any) -> TorchvisionAugment:
-    config = effloop.compose(["augment=torchvision", f"augment.device={device}"]).augment
+    config = composed("augment=torchvision", f"augment.device={device}").augment
     built = augments.build(replace(config, ops=ops, **options), size=size, train=True)
     assert isinstance(built, TorchvisionAugment)
     return built
 
 
 def shipped(name: str, device: str = "cpu") -> Augment:
-    config = effloop.compose([f"augment={name}", f"augment.device={device}"]).augment
+    config = composed(f"augment={name}", f"augment.device={device}").augment
     return augments.build(config, size=SIDE, train=True)
 
 

@@ -444,7 +444,9 @@ def test_label_without_a_class(tmp_path: Path, label: int) -> None:
 
 
 def test_an_image_too_large_for_a_protobuf() -> None:
-    record = Record(b"k", 0, memoryview(mmap.mmap(-1, 1 << 31)))  # never touched, so it takes no memory
+    image = mmap.mmap(-1, 1 << 31)  # hardly touched, so it takes no memory
+    image.write(encode(photo(4, 4), "JPEG"))
+    record = Record(b"k", 0, memoryview(image))
     wanted = (
         "k has 2,147,483,648 bytes; a tf.train.Example takes 2,147,483,647 in all: leave it out, or convert to "
         "another format"
