@@ -15,8 +15,8 @@ from effloop.build.resolve import resolved
 from effloop.config.typed import key_of
 from effloop.convert.reencode import Recipe
 from effloop.diagnose.measured import Measured
-from effloop.diagnose.overrides import Change
 from effloop.diagnose.timed import Cost
+from effloop.diagnose.trial import Change
 from effloop.errors import PROGRAM
 from effloop.registry import plugin_words
 from effloop.runs.environment import effloop_version
@@ -210,7 +210,7 @@ def ranked(found: Measured, changes: Iterable[Change]) -> list[Override]:
 
     Args:
         found: a run, measured.
-        changes: what may help, `Candidates` for instance.
+        changes: what may help, `overrides.changes` for instance.
     """
     rows: list[tuple[float, Override]] = []
     usual = found.epoch_s + found.evaluation_s

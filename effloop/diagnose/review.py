@@ -12,7 +12,7 @@ from effloop.diagnose.diagnosis import ranked, stages, verdict
 from effloop.diagnose.experience import note_outcome
 from effloop.diagnose.forecast import Forecast, Load
 from effloop.diagnose.measured import Measured
-from effloop.diagnose.overrides import Candidates
+from effloop.diagnose.overrides import changes
 from effloop.diagnose.pipeline import loading_costs
 from effloop.diagnose.storage import StorageCosts
 from effloop.diagnose.training import LoopCosts, StepCosts
@@ -58,7 +58,7 @@ def review(config: Config, trainer: Trainer, efficiency: Efficiency) -> Mapping[
     bound, line = verdict(found)
     best = None
     if efficiency.wait > _WAITS or bound == "evaluation":
-        best = next((each.plain for each in ranked(found, Candidates(found)) if each.exact), None)
+        best = next((each.plain for each in ranked(found, changes(found)) if each.exact), None)
     known = [each for each in stages(found) if each["name"] in _STAGES]
     return {"stages": known, "verdict": {"bound": bound, "line": line}, "override": best}
 

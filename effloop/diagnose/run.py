@@ -11,7 +11,7 @@ from effloop.config import Config
 from effloop.diagnose.diagnosis import diagnose, ranked
 from effloop.diagnose.experience import Experience
 from effloop.diagnose.measured import measured
-from effloop.diagnose.overrides import Candidates
+from effloop.diagnose.overrides import changes
 from effloop.diagnose.verify import verified
 from effloop.runs.findings import Findings
 
@@ -35,7 +35,7 @@ def diagnose_run(config: Config, command: Sequence[str], seconds: float, *, try_
 
         with measured(config, seconds, progress) as found:
             progress("what would help")
-            overrides = ranked(found, Candidates(found))
+            overrides = ranked(found, changes(found))
             findings = Findings.of(found.config, found.loader.plan.source.fingerprint())
             experience = Experience(findings, found.config)
             overrides = experience.corrected(overrides)
