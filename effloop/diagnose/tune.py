@@ -60,7 +60,7 @@ def tune(config: Config, *, minutes: float, batch: bool) -> dict[str, Any]:
         tempfile.TemporaryDirectory(prefix="effloop-tune-") as folder,
         closing(TunedLoop(config, Path(folder))) as loop,
     ):
-        search = Search(loop.turn, 60 * minutes)
+        search = Search(loop.turn, 60 * minutes, loop.most_prefetch())
         others = [each for each in _batches(config) if loop.fits(*each)] if batch else []
         best = search.run(usual, others)
         data = loop.describe()

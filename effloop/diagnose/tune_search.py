@@ -13,9 +13,9 @@ MARGIN = 0.03
 FED = 0.03
 """Share of its time that a training loop waits for data if it counts as fed: so much would be the most to gain."""
 
-_CLEAR = 0.25  # a loss that needs no second look
+_CLEAR = 0.25  # a difference that needs no second look; a gain only where the loop waited for as much
 _MOST_ROUNDS = 4  # of two settings that hardly differ
-_MOST_WORKERS, _MOST_PREFETCH = 64, 8
+_MOST_WORKERS = 64
 
 
 @dataclass(frozen=True, order=True)
@@ -58,6 +58,7 @@ class Search:
     Args:
         measure: trains for a turn.
         seconds: for all turns; a turn that has begun is finished.
+        most_prefetch: that is tried.
         clock: returns the time in seconds.
 
     Attributes:
@@ -67,6 +68,7 @@ class Search:
 
     measure: Callable[[Setting], Turn]
     seconds: float
+    most_prefetch: int = 8
     clock: Callable[[], float] = time.perf_counter
     turns: dict[Setting, list[Turn]] = field(default_factory=dict)
     ended: str = ""
@@ -79,13 +81,15 @@ class Search:
             batches: other batch sizes to try, each with its `accumulate`.
         """
         self._until = self.clock() + self.seconds
-        self._best = replace(usual, num_workers=1)
+        self._best = usual
         try:
-            self._choose_batch(usual, batches)
+            self._choose_batch(batches)
+            # With many batches ahead, since more workers would otherwise stand in for them.
+            self._best = replace(self._best, num_workers=1, prefetch=max(usual.prefetch, self.most_prefetch))
             self._turn(self._best)
             self._climb()
             self._refine()
-            self._prefetch()
+            self._prefetch(usual.prefetch)
             usual = replace(usual, batch_size=self._best.batch_size, accumulate=self._best.accumulate)
             if usual not in self.turns:  # climbing may have passed over it
                 self._take_if_faster(usual)
@@ -94,12 +98,9 @@ class Search:
             self.ended = f"{self.seconds / 60:g} min are over"
         return self._best if self._best in self.turns else next(iter(self.turns), usual)
 
-    def _choose_batch(self, usual: Setting, batches: Sequence[tuple[int, int]]) -> None:
+    def _choose_batch(self, batches: Sequence[tuple[int, int]]) -> None:
         for batch_size, accumulate in batches:
-            other = replace(usual, batch_size=batch_size, accumulate=accumulate)
-            now = replace(usual, batch_size=self._best.batch_size, accumulate=self._best.accumulate)
-            if self.faster(other, now):
-                self._best = replace(other, num_workers=1)
+            self._take_if_faster(replace(self._best, batch_size=batch_size, accumulate=accumulate))
 
     def _take_if_faster(self, setting: Setting) -> bool:
         found = self.faster(setting, self._best)
@@ -121,11 +122,14 @@ class Search:
         if workers > 2 and not self.faster(best, fewer):
             self._best = fewer
 
-    def _prefetch(self) -> None:
-        """Twice as many batches ahead, as long as that helps."""
-        while not self.fed(self._best) and self._best.prefetch < _MOST_PREFETCH:
-            if not self._take_if_faster(replace(self._best, prefetch=2 * self._best.prefetch)):
-                break
+    def _prefetch(self, usual: int) -> None:
+        """As few batches ahead as are as fast as many."""
+        prefetch = usual
+        while prefetch < self._best.prefetch:
+            fewer = replace(self._best, prefetch=prefetch)
+            if not self.faster(self._best, fewer):
+                self._best = fewer
+            prefetch *= 2
 
     def faster(self, new: Setting, old: Setting) -> bool:
         """Whether a setting is faster by more than the noise, in turns with the other one."""
@@ -136,7 +140,7 @@ class Search:
             ratios.append(turn[new].images_per_s / max(turn[old].images_per_s, 1e-9))  # 0 where memory was too small
             gain = statistics.median(ratios) - 1
             spread = statistics.median(abs(ratio - 1 - gain) for ratio in ratios)
-            if gain < -_CLEAR or (number and abs(gain - MARGIN) > spread):
+            if gain < -_CLEAR or (gain > _CLEAR < turn[old].wait) or (number and abs(gain - MARGIN) > spread):
                 break
         return gain > MARGIN
 

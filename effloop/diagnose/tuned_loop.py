@@ -19,17 +19,19 @@ from effloop.config import Config
 from effloop.data.engine import engines
 from effloop.data.loader import Loader
 from effloop.diagnose.measured import neutral_overrides
-from effloop.diagnose.memory_parts import expected_memory
+from effloop.diagnose.memory_parts import expected_memory, host_batch
 from effloop.diagnose.tune_search import Setting, Turn
 from effloop.model import Probe
 from effloop.parallel import Parallel
 from effloop.precision import Precision
+from effloop.system.hardware import available_memory
 from effloop.train.trainer import Trainer
 
 TURN_S = 1.0
 """Seconds of a turn, after what fills the pipeline."""
 
-_LEAST_UPDATES = 4  # of a turn, however long they take
+_MOST_PREFETCH = 8
+_FIRST, _LEAST_UPDATES = 3, 4  # batches before the clock runs, and updates of a turn, however long they take
 
 
 class TunedLoop:
@@ -91,6 +93,11 @@ class TunedLoop:
         self.trainer(batch_size, accumulate)
         return all(self._memory.total(place) < self._memory.capacity(place) for place in self._memory.places)
 
+    def most_prefetch(self) -> int:
+        """Batches ahead that a quarter of the free memory has room for, but no more than are ever needed."""
+        batch = sum(each.bytes for each in host_batch(self._trainers[self.config.batch_size][1]))
+        return min(_MOST_PREFETCH, available_memory() // (4 * batch) - 2)
+
     def turn(self, setting: Setting) -> Turn:
         """Train for `TURN_S` with a setting; 0 images/s where the GPU has too little memory for it."""
         trainer, loader = self.trainer(setting.batch_size, setting.accumulate)
@@ -127,11 +134,11 @@ class _Measured:
     def batches(self, position: int) -> Iterator[Batch]:
         """From a position in the training on, over as many epochs as it takes.
 
-        Timed are whole updates, each with the wait for its data, once the batches are used up that were loaded while
-        the pipeline was filled.
+        Timed are whole updates, each with the wait for its data, after the first ones. The loader starts with nothing
+        loaded, so many batches ahead are no advantage.
         """
         group = self.setting.accumulate
-        filling = -(-(self.setting.prefetch + 2) // group) * group
+        filling = -(-_FIRST // group) * group
         least, started = filling + _LEAST_UPDATES * group, 0.0
         stream = self._stream(position)
         asked = time.perf_counter()
