@@ -157,6 +157,7 @@ def _measure(config: Config, trainer: Trainer, seconds: float, progress: Progres
     step = step_costs(trainer, spans["step"])
     progress("the training loop")
     loop = loop_costs(trainer, spans["loop"])
+    alone_per_s = max(alone_per_s, loop.images_per_s)  # neither loading nor the step is slower alone
     progress("evaluation")
     val_per_s = evaluation_rate(trainer, spans["val"])
     if not loader.engine.exact:  # it has decoders of its own
@@ -169,7 +170,7 @@ def _measure(config: Config, trainer: Trainer, seconds: float, progress: Progres
         workers=resolved(config).num_workers if config.engine.host_batches(trainer.parallel.device.type) else 0,
         serial_s=0.0,
         transfer_s=transfer_s,
-        step_s=step.whole_s / step.images,
+        step_s=min(step.whole_s / step.images, (1 - loop.wait - loop.log) / loop.images_per_s - transfer_s),
         log_s=loop.log / loop.images_per_s,
     )
     load = replace(load, serial_s=serial_s(load, loading, alone_per_s))

@@ -64,10 +64,11 @@ class Timed:
     Args:
         of: the object.
         methods: names of methods that are measured.
+        before: called before each of them, and not measured.
     """
 
-    def __init__(self, of: Any, *methods: str) -> None:
-        self._of = of
+    def __init__(self, of: Any, *methods: str, before: Callable[[], object] = lambda: None) -> None:
+        self._of, self._before = of, before
         self.watch = Stopwatch()
         for name in methods:
             setattr(self, name, self._timed(getattr(of, name)))
@@ -77,6 +78,7 @@ class Timed:
 
     def _timed(self, call: Callable[..., T]) -> Callable[..., T]:
         def timed(*args: Any, **options: Any) -> T:
+            self._before()
             with self.watch:
                 return call(*args, **options)
 
