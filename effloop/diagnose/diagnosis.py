@@ -109,7 +109,7 @@ def diagnose(found: Measured, overrides: Sequence[Override], command: Sequence[s
         "stages": stages(found),
         "evaluation": found.evaluation,
         "verdict": {"bound": bound, "line": line},
-        "findings": findings(found),
+        "findings": [*findings(found), *_untried(found, bound)],
         "overrides": [each.plain | {"commands": commands(each, command)} for each in overrides],
         "memory": found.memory,
     }
@@ -203,6 +203,13 @@ def findings(found: Measured) -> list[str]:
             "updates"
         )
     return lines
+
+
+def _untried(found: Measured, bound: str) -> list[str]:
+    """What may help, and takes too long to be tried here."""
+    if bound != "compute" or found.config.compile:
+        return []
+    return [f"compile=true may make the step faster: {PROGRAM} bench what=step knobs=compile measures it"]
 
 
 def ranked(found: Measured, changes: Iterable[Change]) -> list[Override]:

@@ -21,6 +21,7 @@ class Load:
         transfer_s: copying, augmenting on the device, normalising, mixing.
         step_s: forward, backward and update, alone on the machine.
         log_s: what the recorder takes.
+        contention: as of `Forecast`, where it isn't that of the loop that was measured; loading is disturbed as much.
     """
 
     loading: LoadingCosts
@@ -29,6 +30,7 @@ class Load:
     transfer_s: float
     step_s: float
     log_s: float
+    contention: float | None = None
 
     def with_loading(self, **stages: Cost) -> Load:
         """The same with other costs of some stages of loading."""
@@ -82,13 +84,15 @@ class Forecast:
 
     def busy_s(self, load: Load) -> float:
         """Seconds per image of the training thread."""
-        beside = self.contention * load.loading.total.cpu_s
+        contention = self.contention if load.contention is None else load.contention
+        beside = contention * load.loading.total.cpu_s
         return load.transfer_s + load.step_s + load.log_s + beside
 
     def loading_s(self, load: Load) -> float:
         """Seconds between two images that the workers have loaded."""
         total, workers = load.loading.total, max(1, load.workers)
-        return self.overhead * max(total.wall_s / workers, total.cpu_s / self.cores, load.serial_s)
+        overhead = self.overhead if load.contention is None else min(self.overhead, 1 + load.contention)
+        return overhead * max(total.wall_s / workers, total.cpu_s / self.cores, load.serial_s)
 
     def seconds(self, load: Load) -> float:
         """Seconds per image of the loop."""
@@ -113,5 +117,5 @@ class Forecast:
         return self.images_per_s(replace(load, **changed))
 
 
-_WAITS = 0.02
+_WAITS = 0.1
 """Share of waiting above which the workers decide the speed; below, the loop is seldom without a batch."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+import torch
 from torch import nn
 
 from effloop.build.autotune import trial_step
-from effloop.build.race import fastest, state_preserved
+from effloop.build.race import Step, fastest, state_preserved
 from effloop.build.resolve import resolved
 from effloop.diagnose.loading_overrides import (
     check_caches,
@@ -24,6 +25,7 @@ from effloop.diagnose.loading_overrides import (
 from effloop.diagnose.measured import Measured
 from effloop.diagnose.trial import Change, Trial
 from effloop.errors import EffLoopError
+from effloop.system.hardware import available_cores, set_own_threads
 
 _MUCH_EVALUATION = 0.2
 _LITTLE_EVALUATION = 0.1
@@ -34,19 +36,60 @@ def check_steps(trial: Trial) -> Iterator[Change]:
     """Other ways to do the step, measured beside each other."""
     if not trial.matters("step"):
         return
-    found, task, device = trial.found, trial.found.task, trial.found.device
-    outputs = task.num_outputs(trial.plan.source)
+    overrides = [*_step_overrides(trial)]
+    smaller = f"image_size={trial.found.config.image_size // 2}"
+    ratios = _ratios(trial, [*overrides, smaller])
+    for override in overrides:
+        if override in ratios:
+            load = replace(trial.load, step_s=trial.load.step_s * ratios[override])
+            yield trial.change(override, "a faster step", load, exact="precision" not in override)
+    size = trial.found.config.image_size
+    if smaller in ratios and trial.found.config.epochs > 1 and size >= _MIN_PROGRESSIVE:
+        load = replace(trial.load, step_s=trial.load.step_s * (1 + ratios[smaller]) / 2)
+        why = "half of the epochs at half the size"
+        yield trial.change(f"progressive=[{size // 2},{size}]", why, load, exact=False, ease=0.8)
+
+
+def _ratios(trial: Trial, overrides: Sequence[str], threads: Sequence[int] = ()) -> dict[str, float]:
+    """Seconds of a step with each override, or on so many threads, over those of the step as it is.
+
+    Without those that fail.
+    """
+    found, outputs = trial.found, trial.found.task.num_outputs(trial.plan.source)
     ways = {"": resolved(found.config)}
-    for override in _step_overrides(trial):
+    for override in overrides:
         with suppress(EffLoopError):
             ways[override] = resolved(found.with_overrides(*override.split()))
+    steps: dict[str, Step] = {name: trial_step(way, found.task, outputs, found.device) for name, way in ways.items()}
+    for count in threads:
+        steps[f"threads={count}"] = _on_threads(trial_step(ways[""], found.task, outputs, found.device), count)
     with state_preserved(nn.Module()):  # random numbers
-        race = fastest("step", {name: trial_step(way, task, outputs, device) for name, way in ways.items()}, rounds=5)
-    for override in list(ways)[1:]:
-        if override in race.step_s:
-            ratio = race.step_s[override] / race.step_s[""]
-            load = replace(trial.load, step_s=trial.load.step_s * ratio)
-            yield trial.change(override, "a faster step", load, exact="precision" not in override)
+        race = fastest("step", steps, rounds=5)
+    return {name: seconds / race.step_s[""] for name, seconds in race.step_s.items() if name}
+
+
+def _on_threads(step: Step, count: int) -> Step:
+    """A step on other threads than torch has."""
+
+    def on_threads() -> None:
+        before = set_own_threads(count)
+        try:
+            step()
+        finally:
+            set_own_threads(before)
+
+    return on_threads
+
+
+def check_threads(trial: Trial) -> Iterator[Change]:
+    """Fewer threads of torch, which leave cores to those that load: an operation waits for the slowest of its own."""
+    found, now = trial.found, torch.get_num_threads()
+    counts = [count for count in range(1, min(now, available_cores())) if count >= available_cores() // 2]
+    if found.device.type != "cpu" or not counts or found.forecast.contention < _CONTENDED or not trial.load.workers:
+        return
+    for override, ratio in _ratios(trial, [], counts).items():
+        load = replace(trial.load, step_s=trial.load.step_s * ratio, contention=_BESIDE)
+        yield trial.change(override, "leaves cores to those that load", load)
 
 
 def _step_overrides(trial: Trial) -> Iterator[str]:
@@ -86,10 +129,19 @@ def check_evaluation(trial: Trial) -> Iterator[Change]:
         yield Change(f"eval_every={every}", why, trial.load, found.evaluation_s * now / every)
 
 
+_CONTENDED = 0.3
+"""Contention from which on threads of torch are in the way of those that load."""
+
+_BESIDE = 0.15
+"""Contention that is left where torch leaves a core to them: 0.1 to 0.2 with a thread of torch on two cores."""
+
+_MIN_PROGRESSIVE = 64
+"""Pixels below which images aren't made smaller."""
+
 _KNOWN = (check_workers, check_caches, check_logging, check_evaluation)
 """What can be predicted without measuring anything more."""
 
-_TRIED = (check_engine, check_decoders, check_conversions, check_operations, check_recipes, check_steps)
+_TRIED = (check_engine, check_decoders, check_conversions, check_operations, check_recipes, check_steps, check_threads)
 
 
 def changes(found: Measured) -> Iterator[Change]:

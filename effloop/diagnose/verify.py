@@ -51,8 +51,7 @@ def verified(found: Measured, overrides: Sequence[Override], top: int, progress:
         top: how many are tried.
         progress: called with what is tried next.
     """
-    few = len(found.loader.plan.source) <= _MOST_IMAGES
-    tried = [each for each in overrides if each.images_per_s is not None and (few or not each.recipe)][:top]
+    tried = [each for each in overrides if _can_be_tried(found, each)][:top]
     rows = []
     for each in overrides:
         if each in tried:
@@ -63,6 +62,19 @@ def verified(found: Measured, overrides: Sequence[Override], top: int, progress:
                 each = replace(each, why=f"{each.why}; it can't be tried: {error}")
         rows.append(each)
     return rows
+
+
+def _can_be_tried(found: Measured, override: Override) -> bool:
+    """Whether it changes the loop that is measured, and doesn't convert many images for it."""
+    if override.recipe:
+        return len(found.loader.plan.source) <= _MOST_IMAGES
+    changed = found.with_overrides(*override.override.split())
+    return override.images_per_s is not None and _measurable(changed) != _measurable(found.config)
+
+
+def _measurable(config: Config) -> Config:
+    """The config of the loop that is measured."""
+    return configs.from_dict(configs.to_dict(config), neutral_overrides(config), "the config")
 
 
 def _tried(found: Measured, override: Override) -> float:
@@ -118,8 +130,7 @@ def ratio(config: Config, other: Config, scratch: Path) -> float:
 
 
 def _loop(workload: Workload) -> EpochRunner:
-    plain, neutral = configs.to_dict(workload.config), neutral_overrides(workload.config)
-    trainer = build_trainer(configs.from_dict(plain, neutral, "the config"), run_dir=workload.scratch / "run")
+    trainer = build_trainer(_measurable(workload.config), run_dir=workload.scratch / "run")
     trainer.recorder.__enter__()  # until this process ends
     batches = itertools.chain.from_iterable(trainer.train.epoch(number) for number in itertools.count())
 
