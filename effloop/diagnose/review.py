@@ -50,6 +50,8 @@ def review(config: Config, trainer: Trainer, efficiency: Efficiency) -> Mapping[
     loader = trainer.train
     if seconds < _LEAST_S or not isinstance(loader, Loader) or not efficiency.steady_images_per_s:
         return {}
+    if not loader.engine.exact:  # it has decoders of its own, which can't be measured apart
+        return {}
     try:
         found = _measured(config, trainer, loader, efficiency, seconds)
     except EffLoopError:  # the data has gone meanwhile

@@ -42,4 +42,17 @@ def diagnose_run(config: Config, command: Sequence[str], seconds: float, *, try_
             if try_best:
                 overrides = verified(found, overrides, try_best, progress)
             experience.keep(found, overrides)
-            return diagnose(found, overrides, command)
+            result = diagnose(found, overrides, command)
+    return result | {"findings": [*result["findings"], *_left_out(config)]}
+
+
+def _left_out(config: Config) -> list[str]:
+    """What a run of this config does, and the one that was measured didn't."""
+    lines = []
+    if config.parallel.name != "none":
+        lines.append(f"measured without parallel={config.parallel.name}, in one process: ranks share cores and storage")
+    if config.progressive:
+        lines.append(f"measured at image_size={config.image_size} throughout, without progressive")
+    if config.distill.teacher:
+        lines.append("measured without distill.teacher, whose forward pass comes on top")
+    return lines
