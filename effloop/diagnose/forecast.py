@@ -20,6 +20,7 @@ class Load:
             runs in one of them at a time; 0 where that isn't what limits it.
         transfer_s: copying, augmenting on the device, normalising, mixing.
         step_s: forward, backward and update, alone on the machine.
+        step_cores: cores that these compute on; 0 if they run on a GPU.
         log_s: what the recorder takes.
         contention: as of `Forecast`, where it isn't that of the loop that was measured; loading is disturbed as much.
     """
@@ -30,6 +31,7 @@ class Load:
     transfer_s: float
     step_s: float
     log_s: float
+    step_cores: float = 0.0
     contention: float | None = None
 
     def with_loading(self, **stages: Cost) -> Load:
@@ -45,19 +47,22 @@ class Forecast:
     """Time per image of a training loop, calibrated by one that was measured.
 
     The training thread is busy for `transfer + step + log`, and longer where loading takes cores from it: by
-    `contention` for each second of loading on a core. Beside it workers load; what takes longer decides. `overhead` is
-    what loading takes longer than its stages when the training thread runs, and `rest_s` what neither explains.
+    `contention` for each second of loading on a core. Beside it workers load, and all of them share the cores; what
+    takes longest decides. `overhead` is what loading takes longer than its stages when the training thread runs, and
+    `rest_s` what none of it explains.
 
     Attributes:
         cores: that this rank may use.
         contention: seconds of the training thread for each second of loading.
         overhead: of loading beside training, as a factor.
+        needed: share of the CPU time of loading and step that they need; in the rest, threads only wait for each other.
         rest_s: seconds per image.
     """
 
     cores: int
     contention: float = 0.0
     overhead: float = 1.0
+    needed: float = 1.0
     rest_s: float = 0.0
 
     @classmethod
@@ -79,7 +84,8 @@ class Forecast:
         overhead = min(1.0, measured / plain.loading_s(load))
         if wait > _WAITS:
             overhead = min(3.0, measured / plain.loading_s(load))
-        found = replace(plain, contention=contention, overhead=overhead)
+        scale = min(1.0, measured / max(plain.cpu_s(load), 1e-12))
+        found = replace(plain, contention=contention, overhead=overhead, needed=scale)
         return replace(found, rest_s=measured - found.seconds(load))
 
     def busy_s(self, load: Load) -> float:
@@ -94,11 +100,16 @@ class Forecast:
         overhead = self.overhead if load.contention is None else min(self.overhead, 1 + load.contention)
         return overhead * max(total.wall_s / workers, total.cpu_s / self.cores, load.serial_s)
 
+    def cpu_s(self, load: Load) -> float:
+        """Seconds per image if all cores were busy all the time."""
+        step_s = load.step_cores * load.step_s
+        return self.needed * (load.loading.total.cpu_s + step_s) / self.cores if step_s else 0.0
+
     def seconds(self, load: Load) -> float:
         """Seconds per image of the loop."""
         if not load.workers:
             return max(1e-9, self.busy_s(load) + load.loading.total.wall_s + self.rest_s)
-        return max(1e-9, max(self.busy_s(load), self.loading_s(load)) + self.rest_s)
+        return max(1e-9, max(self.busy_s(load), self.loading_s(load), self.cpu_s(load)) + self.rest_s)
 
     def images_per_s(self, load: Load) -> float:
         """Images/s of the loop."""

@@ -172,6 +172,7 @@ def _measure(config: Config, trainer: Trainer, seconds: float, progress: Progres
         transfer_s=transfer_s,
         step_s=min(step.whole_s / step.images, (1 - loop.wait - loop.log) / loop.images_per_s - transfer_s),
         log_s=loop.log / loop.images_per_s,
+        step_cores=0.0 if trainer.parallel.device.type == "cuda" else min(step.cpu_s / step.whole_s, available_cores()),
     )
     load = replace(load, serial_s=serial_s(load, loading, alone_per_s))
     forecast = Forecast.of(replace(load, loading=loading), available_cores(), loop.images_per_s, loop.wait)

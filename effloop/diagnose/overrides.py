@@ -88,7 +88,8 @@ def check_threads(trial: Trial) -> Iterator[Change]:
     if found.device.type != "cpu" or not counts or found.forecast.contention < _CONTENDED or not trial.load.workers:
         return
     for override, ratio in _ratios(trial, [], counts).items():
-        load = replace(trial.load, step_s=trial.load.step_s * ratio, contention=_BESIDE)
+        cores = float(override.partition("=")[2])
+        load = replace(trial.load, step_s=trial.load.step_s * ratio, step_cores=cores, contention=_BESIDE)
         yield trial.change(override, "leaves cores to those that load", load)
 
 

@@ -25,6 +25,7 @@ from effloop.diagnose.timed import Cost, Stopwatch, Timed, for_seconds
 
 _RUN = 16  # samples that are prepared at a time, as engines do
 _PAGE = 4096
+_CACHES = 128 << 20  # bytes, more than most processors' caches
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,7 @@ def costs_of(plan: Plan, images: Sequence[Encoded], seconds: float, decoder: Dec
         decoder: None is the plan's.
     """
     ids = sample_ids(plan, len(images)).tolist()
+    np.ones(_CACHES, np.uint8).sum()  # a dataset doesn't fit in the cores' caches, as a few images would
     stored = InMemory(plan.source, dict(zip(ids, images, strict=True)))
     return loading_costs(replace(plan, source=stored, decoder=decoder or plan.decoder), seconds, most=len(images))
 

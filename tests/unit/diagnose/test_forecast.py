@@ -62,3 +62,12 @@ def test_loading_takes_cores_from_training() -> None:
 def test_nothing_gets_slower_if_a_stage_is_free(stage: str) -> None:
     forecast = Forecast.of(LOAD, 2, 100.0, 0.6)
     assert forecast.without(LOAD, stage) >= forecast.images_per_s(LOAD)
+
+
+def test_the_step_and_the_workers_share_the_cores() -> None:
+    """The step takes 2 ms of one core, loading 7: two cores need 4.5 ms, however many workers there are."""
+    load = replace(LOAD, step_cores=1.0, workers=4)
+    assert milliseconds(Forecast(cores=2), load) == pytest.approx(4.5)
+    assert milliseconds(Forecast(cores=16), load) == pytest.approx(2)
+    busy = Forecast.of(load, 2, 1 / 3e-3, wait=0.0)  # threads that wait in a loop count as busy
+    assert milliseconds(busy, load) == pytest.approx(3)
