@@ -115,11 +115,14 @@ class Registry(Generic[T]):
         return self[config.name].factory(config, *args, **kwargs)
 
 
+_LISTED = 16
+
+
 def choices(got: str, allowed: Iterable[str]) -> str:
     """`have a, b, c; did you mean 'b'?` for an error line; long lists are cut."""
     names = list(allowed)
     close = difflib.get_close_matches(got, names, n=1)
-    have = ", ".join(names[:12]) + (f", … ({len(names)} in all)" if len(names) > 12 else "")
+    have = ", ".join(names[:_LISTED]) + (f", … ({len(names)} in all)" if len(names) > _LISTED else "")
     return f"have {have}" + (f"; did you mean '{close[0]}'?" if close else "")
 
 

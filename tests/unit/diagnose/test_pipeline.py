@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from planted import Far
 from runs import TINY
 
 import effloop
@@ -61,9 +60,15 @@ def test_the_first_items() -> None:
 
 
 def test_time_in_some_methods() -> None:
-    timed = Timed(Far.__new__(Far), "read")
-    with pytest.raises(AttributeError):
-        timed.read(0)
+    class Sleeper:
+        name = "sleeper"
+
+        def sleep(self, seconds: float) -> None:
+            time.sleep(seconds)
+            raise KeyError(seconds)
+
+    timed = Timed(Sleeper(), "sleep")
+    with pytest.raises(KeyError):
+        timed.sleep(0.01)
     assert timed.watch.cost.wall_s > 0.01
-    assert timed.claims(Path("/")) is False
-    assert timed.watch.cost.wall_s < 0.2
+    assert timed.name == "sleeper"
