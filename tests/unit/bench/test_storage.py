@@ -50,8 +50,8 @@ def test_figures(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -
         ("what=loop out=.", "out: . can't be written: Is a directory; set out=FILE.json"),
         (
             "what=sclae",
-            "what: 'sclae' is not allowed; set loop, step, ablate, loader, train, storage, scale, augment or inference; "
-            "did you mean 'scale'?",
+            "what: 'sclae' is not allowed; set loop, step, ablate, loader, train, storage, scale, augment or "
+            "inference; did you mean 'scale'?",
         ),
     ],
 )
