@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
-from effloop.build.resolve import resolved
 from effloop.config.typed import key_of
 from effloop.convert.reencode import Recipe
 from effloop.diagnose.measured import Measured
@@ -74,6 +73,10 @@ class Override:
         return {key: value for key, value in asdict(self).items() if key not in _INTERNAL}
 
 
+Correction = Callable[[Override], Override]
+"""An override as it is predicted -> as it is expected by what came out before."""
+
+
 def diagnose(found: Measured, overrides: Sequence[Override], command: Sequence[str]) -> dict[str, Any]:
     """What was measured, said in plain values, as `diagnosis.json` has them.
 
@@ -101,7 +104,7 @@ def diagnose(found: Measured, overrides: Sequence[Override], command: Sequence[s
             "batch_size": config.batch_size,
             "image_size": config.image_size,
             "engine": config.engine.name,
-            "num_workers": resolved(config).num_workers,
+            "num_workers": found.load.workers,
             "precision": precision.name,
         },
         "images_per_s": found.loop.images_per_s,
@@ -135,7 +138,7 @@ def stages(found: Measured) -> list[dict[str, Any]]:
 
     def loading(name: str) -> float:
         cost: Cost = getattr(load.loading, name)
-        return 1 / max(cost.wall_s / workers, cost.cpu_s / available_cores(), 1e-9)
+        return 1 / max(cost.wall_s / workers, cost.cpu_s / found.cores, 1e-9)
 
     parts = {"forward": step.forward, "backward": step.backward, "update": step.update}
     whole = sum(parts.values())  # 0 where only the step as a whole is known
@@ -150,7 +153,7 @@ def stages(found: Measured) -> list[dict[str, Any]]:
         ("log", 1 / max(load.log_s, 1e-9), f"{loop.log:.1%} of the loop"),
         ("loop", loop.images_per_s, f"all of it; {loop.wait:.0%} waits for data"),
     ]
-    return [{"name": name, "images_per_s": rate, "detail": detail} for name, rate, detail in rows]
+    return [{"name": name, "images_per_s": found.ranks * rate, "detail": detail} for name, rate, detail in rows]
 
 
 def verdict(found: Measured) -> tuple[str, str]:
@@ -159,14 +162,14 @@ def verdict(found: Measured) -> tuple[str, str]:
         return "evaluation", f"evaluation-bound: evaluation takes {found.evaluation:.0%} of the run's time"
     if found.loop.log > _OVERHEAD:
         return "logging", f"logging-bound: the recorder takes {found.loop.log:.0%} of the loop's time"
-    now = found.loop.images_per_s
-    free = {name: found.forecast.without(found.load, name) for name in (*_LOADING, "transfer", "step")}
+    now = found.ranks * found.loop.images_per_s
+    free = {name: found.ranks * found.forecast.without(found.load, name) for name in (*_LOADING, "transfer", "step")}
     stage = max(free, key=lambda name: free[name])
     if stage == "step" and found.device.type == "cuda" and found.step.syncs:
         return "sync", f"sync-bound: the host waits for the GPU {sum(found.step.syncs.values())} times in each update"
     name = {"step": "compute"}.get(stage, stage)
     line = f"{name}-bound: if {_WHAT[stage]} took no time, {free[stage]:,.0f} images/s instead of {now:,.0f}"
-    cores, workers = available_cores(), found.load.workers
+    cores, workers = found.cores, found.load.workers
     if stage in _LOADING and workers < cores:
         line += f"; images are loaded {_by(workers)}, on {cores} cores"
     return name, line
@@ -212,25 +215,26 @@ def _untried(found: Measured, bound: str) -> list[str]:
     return [f"compile=true may make the step faster: {PROGRAM} bench what=step knobs=compile measures it"]
 
 
-def ranked(found: Measured, changes: Iterable[Change]) -> list[Override]:
+def ranked(
+    found: Measured, changes: Iterable[Change], correct: Correction = lambda override: override
+) -> list[Override]:
     """What helps, the best first; more workers come first of all where cores are idle.
 
     Args:
         found: a run, measured.
         changes: what may help, `overrides.changes` for instance.
+        correct: makes better predictions of them.
     """
     rows: list[tuple[float, Override]] = []
     usual = found.epoch_s + found.evaluation_s
-    samples = len(found.loader) * found.loader.global_batch
     for change in changes:
         rate = found.forecast.images_per_s(change.load)
-        gain = usual / (samples / rate + change.evaluation_s)
-        if gain < _HELPS:
-            continue
+        gain = usual / (found.samples / rate + change.evaluation_s)
         same = change.load is found.load
-        score = (gain - 1) * change.ease
-        if change.override.endswith(f"num_workers={available_cores()}"):
-            score += 1e3
-        row = Override(change.override, None if same else rate, gain, change.why, change.exact)
-        rows.append((score, replace(row, command=change.command, then=change.then, recipe=change.recipe)))
+        row = Override(change.override, None if same else found.ranks * rate, gain, change.why, change.exact)
+        row = correct(replace(row, command=change.command, then=change.then, recipe=change.recipe))
+        if row.gain < _HELPS:
+            continue
+        first = 1e3 * change.override.endswith(f"num_workers={found.cores}")
+        rows.append((first + (row.gain - 1) * change.ease, row))
     return [each for _, each in sorted(rows, key=lambda row: -row[0])][:_LISTED]

@@ -24,11 +24,11 @@ class Experience:
         self._findings = findings
         self._pipeline = pipeline_key(config)
 
-    def corrected(self, overrides: Sequence[Override]) -> list[Override]:
-        """Predictions times what came out over what was predicted, where that is known of an override."""
+    def corrected(self, override: Override) -> Override:
+        """A prediction times what came out over what was predicted, where that is known of the override."""
         rows = self._findings.rows("outcome", self._pipeline)
-        known = {row["override"]: row for row in rows if _is_whole(row)}
-        return [_corrected(each, known.get(each.override)) for each in overrides]
+        known = [row for row in rows if _is_whole(row) and row["override"] == override.override]
+        return _corrected(override, known[-1] if known else None)
 
     def keep(self, found: Measured, overrides: Sequence[Override]) -> None:
         """Remember what was predicted, and what came out where it was tried.

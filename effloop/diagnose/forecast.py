@@ -76,8 +76,10 @@ class Forecast:
             wait: share of its time that waits for data.
         """
         measured, plain = 1 / images_per_s, cls(cores)
-        if not load.workers:
-            return replace(plain, rest_s=measured - plain.seconds(load))
+        if not load.workers:  # its wait is for the images that the training thread loads itself
+            overhead = measured * wait / max(load.loading.total.wall_s, 1e-12)
+            found = replace(plain, overhead=min(3.0, overhead))
+            return replace(found, rest_s=max(0.0, measured - found.seconds(load)))
         busy = measured * (1 - wait)
         alone, cpu_s = plain.busy_s(load), load.loading.total.cpu_s
         contention = min(2.0, max(0.0, (busy - alone) / cpu_s)) if cpu_s else 0.0
@@ -108,7 +110,7 @@ class Forecast:
     def seconds(self, load: Load) -> float:
         """Seconds per image of the loop."""
         if not load.workers:
-            return max(1e-9, self.busy_s(load) + load.loading.total.wall_s + self.rest_s)
+            return max(1e-9, self.busy_s(load) + self.overhead * load.loading.total.wall_s + self.rest_s)
         return max(1e-9, max(self.busy_s(load), self.loading_s(load), self.cpu_s(load)) + self.rest_s)
 
     def images_per_s(self, load: Load) -> float:

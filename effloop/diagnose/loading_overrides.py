@@ -22,10 +22,14 @@ from effloop.diagnose.pipeline import costs_of, loading_costs
 from effloop.diagnose.timed import Cost
 from effloop.diagnose.trial import IMAGES, Change, Trial
 from effloop.errors import PROGRAM, EffLoopError
-from effloop.system.hardware import available_cores, available_memory
+from effloop.system.hardware import available_memory
 
 _BLOCKED = 1.5
-"""Times that loading takes longer than its cores compute, from which on more workers than cores help."""
+"""Times that loading takes longer than its cores compute, as it waits for the storage, from which on more workers than
+cores help."""
+
+_SHORTEST_RUN = 4
+"""Samples that a worker takes at a time, at least."""
 
 _IN_MEMORY = Cost(2e-6, 2e-6)
 """Reading an image that is kept in memory, a view."""
@@ -38,9 +42,11 @@ def check_workers(trial: Trial) -> Iterator[Change]:
     """As many as there are cores; more where they wait for the storage."""
     if not trial.loading_matters:
         return
-    total, cores = trial.load.loading.total, available_cores()
-    waits = total.wall_s / max(total.cpu_s, 1e-9)
-    wanted = {cores} | ({min(64, math.ceil(cores * waits))} if waits > _BLOCKED else set())
+    total, cores = trial.load.loading.total, trial.found.cores
+    storage = trial.load.loading.storage
+    waits = 1 + max(0.0, storage.wall_s - storage.cpu_s) / max(total.cpu_s, 1e-9)
+    most = 2 * -(-trial.plan.order.batch_per_rank // _SHORTEST_RUN)  # two batches are loaded at a time, run by run
+    wanted = {cores} | ({min(64, most, math.ceil(cores * waits))} if waits > _BLOCKED else set())
     for count in sorted(wanted):
         if count > trial.load.workers:
             override = f"num_workers={count}"

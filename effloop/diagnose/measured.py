@@ -14,9 +14,10 @@ import torch
 
 from effloop import config as configs
 from effloop.build.loader import build_loader
-from effloop.build.resolve import resolved
+from effloop.build.resolve import num_workers
 from effloop.build.trainer import build_trainer
 from effloop.config import Config
+from effloop.data.cache.cached import CachedSource
 from effloop.data.loader import Loader
 from effloop.diagnose.forecast import Forecast, Load
 from effloop.diagnose.memory_parts import measured_memory
@@ -40,8 +41,11 @@ class Measured:
     Attributes:
         config: of the run, on one rank, with what was `auto` as it is by default.
         loader: of its training split.
+        ranks: of the run, each with a loop of its own; figures are of one.
+        cores: that this rank may use.
+        samples: of an epoch, on this rank.
         task, device: what is trained, and where.
-        val_samples: images of an evaluation, padding included.
+        val_samples: images of an evaluation.
         storage, step, loop: what was measured of them.
         loader_per_s: images/s of the workers alone.
         evaluation_per_s: images/s of an evaluation; 0 if there is nothing to evaluate.
@@ -54,6 +58,9 @@ class Measured:
 
     config: Config
     loader: Loader
+    ranks: int
+    cores: int
+    samples: int
     task: Task
     device: torch.device
     val_samples: int
@@ -79,7 +86,7 @@ class Measured:
     @property
     def epoch_s(self) -> float:
         """Seconds to train on the whole split once."""
-        return len(self.loader) * self.loader.global_batch / self.loop.images_per_s
+        return self.samples / self.loop.images_per_s
 
     @property
     def evaluation_s(self) -> float:
@@ -130,7 +137,7 @@ def measured(config: Config, seconds: float, progress: Progress = lambda what: N
 def neutral_overrides(config: Config) -> list[str]:
     """Overrides for a run that is measured in this process: nothing but loading, training, logging, evaluation."""
     overrides = ["parallel=none", "checkpoint=none", "schedule=constant", "profile=none", "resume=null"]
-    overrides += ["progressive=[]", "distill.teacher=null"]
+    overrides.append("progressive=[]")
     for key in ("console", "mlflow", "wandb"):
         if hasattr(config.record, key):
             overrides.append(f"record.{key}=false")
@@ -148,9 +155,11 @@ def _measure(config: Config, trainer: Trainer, seconds: float, progress: Progres
     progress("storage")
     storage = storage_costs(loader.plan, spans["storage"])
     progress("decoding, augmentation")
+    if isinstance(loader.plan.source, CachedSource):
+        loading_costs(loader.plan, spans["loading"])  # fills it
     loading = loading_costs(loader.plan, spans["loading"])
     progress("the loader as a whole")
-    alone_per_s = loader_rate(loader, spans["loader"])
+    alone_per_s = loader_rate(loader, spans["loader"], config.engine.prefetch)
     progress("transfer")
     transfer_s = transfer_cost(loader, spans["transfer"])
     progress("the training step")
@@ -160,19 +169,22 @@ def _measure(config: Config, trainer: Trainer, seconds: float, progress: Progres
     alone_per_s = max(alone_per_s, loop.images_per_s)  # neither loading nor the step is slower alone
     progress("evaluation")
     val_per_s = evaluation_rate(trainer, spans["val"])
+    workers = workers_of(config, loader)
     if not loader.engine.exact:  # it has decoders of its own
-        each = Cost(max(1, resolved(config).num_workers) / alone_per_s)
+        each = Cost(max(1, workers) / alone_per_s)
         loading = replace(loading, decode=each - loading.storage, augment=Cost(), batch=Cost())
+    on_cpu = trainer.parallel.device.type == "cpu"
+    moved = transfer_s * loop.images_per_s if on_cpu else 0.0  # there, it happens while the loop asks for a batch
+    loop = replace(loop, wait=max(0.0, loop.wait - moved))
+    left_s = max(1e-9, (1 - loop.wait - loop.log - moved) / loop.images_per_s)
     load = Load(
-        loading=replace(
-            loading, storage=storage.usual if storage.usual.wall_s > loading.storage.wall_s else loading.storage
-        ),
-        workers=resolved(config).num_workers if config.engine.host_batches(trainer.parallel.device.type) else 0,
+        loading=loading if isinstance(loader.plan.source, CachedSource) else _usually_read(loading, storage),
+        workers=workers,
         serial_s=0.0,
         transfer_s=transfer_s,
-        step_s=min(step.whole_s / step.images, (1 - loop.wait - loop.log) / loop.images_per_s - transfer_s),
+        step_s=min(step.whole_s / step.images, left_s),
         log_s=loop.log / loop.images_per_s,
-        step_cores=0.0 if trainer.parallel.device.type == "cuda" else min(step.cpu_s / step.whole_s, available_cores()),
+        step_cores=min(step.cpu_s / step.whole_s, available_cores()) if on_cpu else 0.0,
     )
     load = replace(load, serial_s=serial_s(load, loading, alone_per_s))
     forecast = Forecast.of(replace(load, loading=loading), available_cores(), loop.images_per_s, loop.wait)
@@ -180,9 +192,12 @@ def _measure(config: Config, trainer: Trainer, seconds: float, progress: Progres
     return Measured(
         config=config,
         loader=loader,
+        ranks=1,
+        cores=available_cores(),
+        samples=len(loader) * loader.plan.order.batch_per_rank,
         task=trainer.task,
         device=trainer.parallel.device,
-        val_samples=len(trainer.val) * trainer.val.global_batch,
+        val_samples=len(trainer.val.plan.source),
         storage=storage,
         step=step,
         loop=loop,
@@ -215,6 +230,18 @@ def serial_s(load: Load, loading: LoadingCosts, images_per_s: float) -> float:
     return 1 / images_per_s if load.workers > 1 and 1 / images_per_s > _SERIAL * ideal else 0.0
 
 
+def workers_of(config: Config, loader: Loader) -> int:
+    """Threads or processes that load; 0 is the training thread itself. `tune` may have found another number."""
+    if not config.engine.host_batches("cpu"):
+        return 0
+    return int(getattr(loader.engine, "num_workers", num_workers(config)))
+
+
+def _usually_read(loading: LoadingCosts, storage: StorageCosts) -> LoadingCosts:
+    """With reading as it is in most epochs."""
+    return replace(loading, storage=max(storage.usual, loading.storage, key=lambda cost: cost.wall_s))
+
+
 def rate_of(config: Config, seconds: float) -> float:
     """Images/s of the workers of another config, alone.
 
@@ -222,4 +249,4 @@ def rate_of(config: Config, seconds: float) -> float:
         ConfigError, DataError: it can't be built.
     """
     with closing(build_loader(config)) as loader:
-        return loader_rate(loader, seconds)
+        return loader_rate(loader, seconds, config.engine.prefetch)

@@ -42,7 +42,9 @@ def check_steps(trial: Trial) -> Iterator[Change]:
     for override in overrides:
         if override in ratios:
             load = replace(trial.load, step_s=trial.load.step_s * ratios[override])
-            yield trial.change(override, "a faster step", load, exact="precision" not in override)
+            yield trial.change(
+                override, "a faster step", load, exact=not override.startswith(("precision", "optim.ema"))
+            )
     size = trial.found.config.image_size
     if smaller in ratios and trial.found.config.epochs > 1 and size >= _MIN_PROGRESSIVE:
         load = replace(trial.load, step_s=trial.load.step_s * (1 + ratios[smaller]) / 2)

@@ -128,9 +128,15 @@ def costs_of(plan: Plan, images: Sequence[Encoded], seconds: float, decoder: Dec
     return loading_costs(replace(plan, source=stored, decoder=decoder or plan.decoder), seconds, most=len(images))
 
 
-def loader_rate(loader: Loader, seconds: float) -> float:
-    """Images/s of the loader's workers alone, without transfer, from the moment that all are busy."""
-    engine, warm_up = loader.engine, getattr(loader.engine.config, "prefetch", 1) + 2  # type: ignore[attr-defined]
+def loader_rate(loader: Loader, seconds: float, prefetch: int) -> float:
+    """Images/s of the loader's workers alone, without transfer, from the moment that all are busy.
+
+    Args:
+        loader: of the training split.
+        seconds: of measuring.
+        prefetch: batches that are loaded ahead, and aren't counted.
+    """
+    engine, warm_up = loader.engine, prefetch + 2
     stream = itertools.chain.from_iterable(engine.stream(epoch) for epoch in itertools.count())
     began, images = 0.0, 0
     for number, batch in enumerate(for_seconds(stream, seconds, warm_up + 2)):
@@ -145,7 +151,8 @@ def loader_rate(loader: Loader, seconds: float) -> float:
 def transfer_cost(loader: Loader, seconds: float) -> float:
     """Seconds per image of copying to the device, augmenting there, normalising and mixing, nothing else going on."""
     plan, transfer = loader.plan, loader.transfer
-    batches = [_copy(batch) for batch in itertools.islice(loader.engine.stream(0), 4)]
+    pin = transfer.device.type == "cuda"
+    batches = [_copy(batch, pin=pin) for batch in itertools.islice(loader.engine.stream(0), 4)]
     count = sum(map(len, batches))
 
     def move() -> None:
@@ -157,7 +164,7 @@ def transfer_cost(loader: Loader, seconds: float) -> float:
     return float(np.median(turns)) / count
 
 
-def _copy(batch: Batch) -> Batch:
-    """A batch that keeps no slot of the engine's."""
-    images = torch.empty_like(batch.images, memory_format=torch.channels_last)
-    return Batch(images.copy_(batch.images), batch.targets, batch.ids, batch.valid)
+def _copy(batch: Batch, *, pin: bool) -> Batch:
+    """A batch that keeps no slot of the engine's, page-locked as those are for a GPU."""
+    images = torch.empty_like(batch.images, memory_format=torch.channels_last).copy_(batch.images)
+    return Batch(images.pin_memory() if pin else images, batch.targets, batch.ids, batch.valid)

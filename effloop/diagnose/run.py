@@ -35,10 +35,9 @@ def diagnose_run(config: Config, command: Sequence[str], seconds: float, *, try_
 
         with measured(config, seconds, progress) as found:
             progress("what would help")
-            overrides = ranked(found, changes(found))
             findings = Findings.of(found.config, found.loader.plan.source.fingerprint())
             experience = Experience(findings, found.config)
-            overrides = experience.corrected(overrides)
+            overrides = ranked(found, changes(found), experience.corrected)
             if try_best:
                 overrides = verified(found, overrides, try_best, progress)
             experience.keep(found, overrides)
@@ -53,6 +52,4 @@ def _left_out(config: Config) -> list[str]:
         lines.append(f"measured without parallel={config.parallel.name}, in one process: ranks share cores and storage")
     if config.progressive:
         lines.append(f"measured at image_size={config.image_size} throughout, without progressive")
-    if config.distill.teacher:
-        lines.append("measured without distill.teacher, whose forward pass comes on top")
     return lines

@@ -85,7 +85,10 @@ def storage_costs(plan: Plan, seconds: float, most: int = 256) -> StorageCosts:
     """
     source = plan.source.source if isinstance(plan.source, CachedSource) else plan.source
     ids = sample_ids(plan, most).tolist()
-    files = _files(source, ids)
+    try:
+        files = _files(source, ids)
+    except OSError:
+        files = []
     total = int(source.fingerprint()["bytes"])
     cold = piece = None
     if files:
@@ -93,7 +96,7 @@ def storage_costs(plan: Plan, seconds: float, most: int = 256) -> StorageCosts:
             drop_from_cache(files)
             if share_in_cache(files) < _COLD:
                 cold = _read(Touched(source), ids, seconds / 2)
-        piece = _in_one_piece(files)
+            piece = _in_one_piece(files)
     _read(Touched(source), ids, seconds / 2)  # so that all are in memory
     warm = _read(Touched(source), ids, seconds / 2)
     sizes = [source.size(index) for index in ids]

@@ -8,10 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from effloop.batch import Batch
-from effloop.build.race import seconds_of, warm_up
+from effloop.build.race import seconds_of, wait_for_gpu, warm_up
 from effloop.diagnose.timed import Timed, for_seconds
 from effloop.profile.syncs import SyncFinder
 from effloop.train.trainer import Trainer
@@ -130,7 +128,7 @@ def loop_costs(trainer: Trainer, seconds: float, warm: int = 6) -> LoopCosts:
         log_s, seconds = _log_s(trainer, _Stream(trainer), seconds / 4, warm), seconds * 3 / 4
         trainer.progress.samples_seen = 0
         trainer.train_epoch(for_seconds(stream, seconds, warm + 4))
-        torch_done()
+        wait_for_gpu()
     else:
         log_s = _log_s(trainer, stream, seconds, warm)
     end = time.perf_counter()
@@ -144,19 +142,13 @@ def loop_costs(trainer: Trainer, seconds: float, warm: int = 6) -> LoopCosts:
 def _log_s(trainer: Trainer, stream: _Stream, seconds: float, warm: int) -> float:
     """Seconds per image of the recorder, from a loop in which it never waits for the GPU."""
     recorder = trainer.recorder
-    timed = Timed(recorder, "step", before=torch_done)
+    timed = Timed(recorder, "step", before=wait_for_gpu)
     trainer.recorder, trainer.progress.samples_seen = timed, 0  # type: ignore[assignment]
     try:
         trainer.train_epoch(for_seconds(stream, seconds, warm + 4))
     finally:
         trainer.recorder = recorder
     return timed.watch.cost.wall_s / sum(count for *_, count in stream.times)
-
-
-def torch_done() -> None:
-    """Wait for the GPU, if there is one."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()
 
 
 def evaluation_rate(trainer: Trainer, seconds: float) -> float:
@@ -172,5 +164,5 @@ def evaluation_rate(trainer: Trainer, seconds: float) -> float:
 
     began = time.perf_counter()
     trainer.evaluate(counted(for_seconds(trainer.val.epoch(0), seconds, 2)))
-    torch_done()
+    wait_for_gpu()
     return count / (time.perf_counter() - began)

@@ -14,6 +14,7 @@ from torch import nn
 
 from effloop import config as configs
 from effloop.batch import Batch
+from effloop.build.race import wait_for_gpu
 from effloop.build.trainer import build_trainer
 from effloop.config import Config
 from effloop.data.engine import engines
@@ -46,8 +47,7 @@ class TunedLoop:
     """
 
     def __init__(self, config: Config, scratch: Path) -> None:
-        alone = [word for word in neutral_overrides(config) if not word.startswith("distill.")]
-        self.config = configs.from_dict(configs.to_dict(config), alone, "the config")
+        self.config = configs.from_dict(configs.to_dict(config), neutral_overrides(config), "the config")
         self._scratch = scratch
         self._trainers: dict[int, tuple[Trainer, Loader]] = {}
         self._position = 0
@@ -145,17 +145,19 @@ class _Measured:
         for batch in stream:
             arrived = time.perf_counter()
             yield batch
+            count = len(batch)
+            del batch  # frees its memory for the next one
             self.taken += 1
             if self.taken == filling:
-                self._wait_for_device()
+                wait_for_gpu()
                 started = time.perf_counter()
             elif self.taken > filling:
                 self._waited += arrived - asked
-                self._images += len(batch)
+                self._images += count
             if self.taken >= least and self.taken % group == 0 and time.perf_counter() - started > TURN_S:
                 break
             asked = time.perf_counter()
-        self._wait_for_device()
+        wait_for_gpu()
         self._seconds = time.perf_counter() - started
 
     def _stream(self, position: int) -> Iterator[Batch]:
@@ -164,10 +166,6 @@ class _Measured:
         while True:
             yield from self.loader.epoch(epoch, seen - seen % self.loader.global_batch)
             epoch, seen = epoch + 1, 0
-
-    def _wait_for_device(self) -> None:
-        if self.trainer.parallel.device.type == "cuda":
-            torch.cuda.synchronize(self.trainer.parallel.device)
 
     def turn(self) -> Turn:
         """What they have shown."""

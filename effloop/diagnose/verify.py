@@ -15,6 +15,7 @@ from effloop import config as configs
 from effloop.bench.baselines import EpochRunner, Workload
 from effloop.bench.harness import epoch_process
 from effloop.bench.interleave import interleave, scratch_folder
+from effloop.build.race import wait_for_gpu
 from effloop.build.trainer import build_trainer
 from effloop.config import Config
 from effloop.convert.convert import convert
@@ -24,8 +25,7 @@ from effloop.data.source.splits import open_split
 from effloop.diagnose.diagnosis import Override
 from effloop.diagnose.measured import Measured, Progress, neutral_overrides
 from effloop.diagnose.timed import for_seconds
-from effloop.diagnose.training import torch_done
-from effloop.errors import EffLoopError
+from effloop.errors import EffLoopError, InterruptedRunError
 from effloop.runs.environment import effloop_version
 from effloop.system.hardware import available_cores
 
@@ -58,6 +58,8 @@ def verified(found: Measured, overrides: Sequence[Override], top: int, progress:
             progress(f"trying {each.override}")
             try:
                 each = replace(each, measured=found.loop.images_per_s * _tried(found, each))
+            except InterruptedRunError:
+                raise
             except EffLoopError as error:
                 each = replace(each, why=f"{each.why}; it can't be tried: {error}")
         rows.append(each)
@@ -137,7 +139,7 @@ def _loop(workload: Workload) -> EpochRunner:
     def turn() -> tuple[int, float]:
         trainer.progress.samples_seen = 0
         trainer.train_epoch(for_seconds(batches, _TURN_S, _LEAST))
-        torch_done()
+        wait_for_gpu()
         return trainer.progress.samples_seen, 0.0
 
     return turn
