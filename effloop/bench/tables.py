@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 
 def print_table(
@@ -30,6 +31,8 @@ def print_table(
         min_width: columns that the table may take even on a narrower terminal.
         options: of `rich.table.Table`.
     """
+    if "title" in options:  # paths in it may look like markup
+        options["title"] = Text(options["title"])
     table = Table(**options)
     for number, heading in enumerate(headings):
         justify, style = "left" if heading in left else "right", "dim" if heading in dim else None

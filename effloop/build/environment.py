@@ -77,7 +77,7 @@ def build_environment(config: Config) -> Environment:
     if notes:
         rng.seed_all(config.seed)  # measuring drew from it
     if workers := tuned_workers(config, parallel):
-        found = replace(found, num_workers=workers[0])
+        found = replace(found, num_workers=workers[0], tuned=True)
         notes = [*notes, workers[1]]
     recorded = replace(
         config, compile=found.compile, channels_last=found.channels_last, cudnn_benchmark=found.cudnn_benchmark

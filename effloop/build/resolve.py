@@ -19,11 +19,13 @@ class Resolved(Config):
 
     Attributes:
         num_workers: threads or processes that load for one rank; 0 loads in the training thread.
+        tuned: whether `tune` found that number.
         compile, channels_last, cudnn_benchmark: as in `Config`, decided.
         precision: the part that `amp` or `precision` chose.
     """
 
     num_workers: int = 0
+    tuned: bool = False
     compile: bool = False
     channels_last: bool = True
     cudnn_benchmark: bool = True
@@ -72,9 +74,7 @@ def tuned_workers(config: Config, parallel: Slice) -> tuple[int, str] | None:
     numbers = [row for row in rows if isinstance(row.get("num_workers"), int) and row["num_workers"] >= 0]
     if not numbers:
         return None
-    found = numbers[-1]
-    other = found.get("prefetch", config.engine.prefetch) != config.engine.prefetch
-    more = f", with engine.prefetch={found['prefetch']}" * other
-    return found[
-        "num_workers"
-    ], f"num_workers: auto took {found['num_workers']}, as tune found on {found['date']}{more}"
+    count, prefetch, date = (numbers[-1].get(key) for key in ("num_workers", "prefetch", "date"))
+    other = prefetch not in (None, config.engine.prefetch)
+    more = f"; it was measured with engine.prefetch={prefetch}: set that, too" * other
+    return int(str(count)), f"num_workers: auto took {count}, as tune found on {date}{more}"

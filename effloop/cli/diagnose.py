@@ -13,6 +13,7 @@ from effloop import config as configs
 from effloop.cli.command import command
 from effloop.diagnose.memory import memory_table
 from effloop.diagnose.run import diagnose_run
+from effloop.errors import ConfigError
 from effloop.report.diagnosis import print_diagnosis, write_diagnosis
 
 
@@ -21,7 +22,7 @@ class DiagnoseOptions:
     """Of `diagnose`.
 
     Attributes:
-        verify: try the best overrides, each for half a minute, and show what they bring beside what was predicted.
+        verify: try the best overrides, half a minute each or more, and show what they bring beside what was predicted.
         top: so many of them.
         seconds: that measuring takes, about.
         out: the folder for diagnosis.json, .png and .html; without it outputs/diagnose/DATE/TIME.
@@ -43,11 +44,14 @@ def diagnose(options: DiagnoseOptions, overrides: list[str]) -> int:
         ConfigError, DataError: the run can't be built.
     """
     folder = options.out or Path("outputs/diagnose") / time.strftime("%Y-%m-%d/%H-%M-%S")
-    result = diagnose_run(
-        configs.compose(overrides), overrides, options.seconds, try_best=options.top if options.verify else 0
-    )
-    write_diagnosis(result, folder)
+    config = configs.compose(overrides)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)  # before a minute of work
+    except OSError as error:
+        raise ConfigError(f"out: {folder} can't be made: {error.strerror}; set out=FOLDER") from None
+    result = diagnose_run(config, overrides, options.seconds, try_best=options.top if options.verify else 0)
     print_diagnosis(result)
     Console().print(memory_table(result["memory"]))
+    write_diagnosis(result, folder)
     print(f"diagnosis: {folder / 'diagnosis.html'}   beside it: diagnosis.json, diagnosis.png")
     return 0

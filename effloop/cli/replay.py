@@ -109,7 +109,8 @@ def find_differences(original: RunRecord, config: Config) -> Iterator[str]:
     Raises:
         ConfigError, DataError: the data doesn't exist, or resumed.json is damaged.
     """
-    yield from compare.configs(original.config, configs.to_dict(config))
+    then = configs.to_dict(configs.from_dict(original.config, (), "its config"))  # with the keys that are new since
+    yield from compare.configs(then, configs.to_dict(config))
     for entry in read_resumes(original.path):
         if overrides := " ".join(entry["overrides"]):
             yield f"it was resumed at epoch {entry['epoch']} with {overrides}, which the replay uses from the start"

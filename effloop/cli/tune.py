@@ -12,6 +12,7 @@ from effloop import config as configs
 from effloop.cli.command import command
 from effloop.diagnose.tune import print_curve, remembered, tune, write_files
 from effloop.errors import PROGRAM, ConfigError
+from effloop.registry import plugin_words
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,11 @@ def find(options: TuneOptions, overrides: list[str]) -> int:
     folder = options.out or Path("outputs") / "tune" / time.strftime("%Y-%m-%d/%H-%M-%S")
     try:
         folder.mkdir(parents=True, exist_ok=True)  # before minutes of work
-        result = tune(config, minutes=options.minutes, batch=options.batch)
-        print_curve(result)
-        write_files(result, folder)
     except OSError as error:
-        raise ConfigError(f"out: {folder} can't be written: {error.strerror or error}; set out=FOLDER") from None
+        raise ConfigError(f"out: {folder} can't be made: {error.strerror or error}; set out=FOLDER") from None
+    result = tune(config, minutes=options.minutes, batch=options.batch)
+    print_curve(result)
+    write_files(result, folder)
     _say(overrides, result["overrides"])
     print(f"figures: {folder}")
     return 0
@@ -68,5 +69,5 @@ def _say(overrides: Sequence[str], found: Sequence[str]) -> None:
     """Print the command that trains with what was found."""
     keys = {word.partition("=")[0] for word in found}
     words = [*(word for word in overrides if word.partition("=")[0] not in keys), *found]
-    print(f"train with: {PROGRAM} train {shlex.join(words)}")
+    print(f"train with: {PROGRAM} train {shlex.join([*words, *plugin_words()])}")
     print("or with num_workers=auto, which takes as many on this machine, for this data and these settings")

@@ -44,8 +44,8 @@ class Config:
 
     Attributes:
         batch_size: images per rank and step; the global batch size is printed.
-        num_workers: threads or processes that load, per split in use; `auto` is the cores this
-            rank may use; 0 loads in the training thread.
+        num_workers: threads or processes that load, per split in use; `auto` is what `tune` found on this machine for
+            this data and pipeline, else the cores this rank may use; 0 loads in the training thread.
         threads: threads that one operation of torch computes on, on the CPU, in each rank; `auto` is OMP_NUM_THREADS,
             or else the cores this rank may use. Sums are divided among them: their number changes the last digits.
         epochs: passes over the training split.

@@ -222,7 +222,8 @@ def _check_threads(config: Config, facts: RunFacts) -> Iterator[str]:
     if ranks > cores:
         yield f"parallel: {ranks} ranks on {cores} cores take turns; start {cores} at most (parallel.processes={cores})"
         return
-    workers = 0 if isinstance(config.num_workers, str) else config.num_workers  # auto takes as many as there are cores
+    chosen = isinstance(config.num_workers, str) or getattr(config, "tuned", False)
+    workers = config.num_workers if isinstance(config.num_workers, int) and not chosen else 0
     if workers * ranks > cores:
         yield f"num_workers: {workers}{each} are more than the {_cores(cores)}; set num_workers={share}, or auto"
     if facts.device == "cpu" and facts.torch_threads * ranks > cores:

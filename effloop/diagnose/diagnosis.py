@@ -34,7 +34,7 @@ _BUSY = 0.2
 """Cores that other programs use from which the figures are doubtful."""
 
 
-_INTERNAL = {"factor", "command", "then", "recipe"}
+_INTERNAL = {"factor", "then", "recipe"}
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,7 @@ class Override:
         measured: images/s of the loop with it, if it was tried.
         learned: where the prediction was corrected by what was measured before; else None.
         factor: what the prediction was multiplied by for that.
-        command: what has to be done before: a conversion of the data.
-        then: the override after that.
+        then: the override for the converted data, where it is a conversion.
         recipe: how that re-encodes the images.
     """
 
@@ -63,7 +62,6 @@ class Override:
     measured: float | None = None
     learned: str | None = None
     factor: float = 1.0
-    command: str = ""
     then: str = ""
     recipe: Recipe | None = None
 
@@ -125,10 +123,20 @@ def commands(override: Override, words: Sequence[str]) -> list[str]:
         override: the override.
         words: overrides of the run; those of the same keys are left out.
     """
-    new = shlex.split(override.then or override.override)
-    keys = {key_of(word) for word in new}
+    new = ["data=auto", override.then] if override.then else shlex.split(override.override)
+    keys = {key_of(word) for word in new} | (_OF_THE_ORIGINAL if override.then else set())
     kept = [word for word in words if key_of(word) not in keys]
-    return [*filter(None, [override.command]), f"{PROGRAM} {shlex.join([*kept, *new, *plugin_words()])}"]
+    before = []
+    if override.then:
+        data = [word for word in words if key_of(word).partition(".")[0] in ("data", "decode")]
+        where = override.then.partition("=")[2]
+        convert = shlex.join(["convert", *data, *plugin_words(), "to=memmap", f"out={where}"])
+        before = [f"{PROGRAM} {convert} {override.override.removeprefix('convert ')}"]
+    return [*before, f"{PROGRAM} {shlex.join([*kept, *new, *plugin_words()])}"]
+
+
+_OF_THE_ORIGINAL = {"data", "data.root", "data.train_split", "data.val_split", "data.index_dir"}
+"""Keys that don't hold for converted data."""
 
 
 def stages(found: Measured) -> list[dict[str, Any]]:
@@ -232,7 +240,7 @@ def ranked(
         gain = usual / (found.samples / rate + change.evaluation_s)
         same = change.load is found.load
         row = Override(change.override, None if same else found.ranks * rate, gain, change.why, change.exact)
-        row = correct(replace(row, command=change.command, then=change.then, recipe=change.recipe))
+        row = correct(replace(row, then=change.then, recipe=change.recipe))
         if row.gain < _HELPS:
             continue
         first = 1e3 * change.override.endswith(f"num_workers={found.cores}")

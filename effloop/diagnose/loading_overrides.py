@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -21,7 +20,7 @@ from effloop.diagnose.measured import rate_of, serial_s
 from effloop.diagnose.pipeline import costs_of, loading_costs
 from effloop.diagnose.timed import Cost
 from effloop.diagnose.trial import IMAGES, Change, Trial
-from effloop.errors import PROGRAM, EffLoopError
+from effloop.errors import EffLoopError
 from effloop.system.hardware import available_memory
 
 _BLOCKED = 1.5
@@ -126,9 +125,8 @@ def check_conversions(trial: Trial) -> Iterator[Change]:
         load = trial.loaded(trial.relative(costs_of(trial.plan, images, trial.found.seconds)))
         size = int(sum(map(len, images)) / len(images) * len(trial.plan.source))
         where = _beside(root, words)
-        command = f"{PROGRAM} convert data.root={shlex.quote(str(root))} to=memmap out={where} {words}"
         why = f"less to decode; {decimal(size)} on disk"
-        more = {"recipe": recipe, "command": command, "then": f"data.root={where}"}
+        more = {"recipe": recipe, "then": f"data.root={where}"}
         yield trial.change(f"convert {words}", why, load, exact=exact, ease=0.7, **more)
 
 
@@ -136,7 +134,7 @@ def _beside(root: str | None, words: str) -> str:
     """Where a converted dataset would go: beside the original."""
     name = Path(root or "data").name
     tail = words.replace("max_side=", "").replace("quality=", "q").replace("payload=", "").replace(" ", "-")
-    return shlex.quote(str(Path(root or "data").with_name(f"{name}-{tail}.effloop")))
+    return str(Path(root or "data").with_name(f"{name}-{tail}.effloop"))
 
 
 def check_operations(trial: Trial) -> Iterator[Change]:

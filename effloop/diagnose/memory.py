@@ -152,8 +152,9 @@ class Memory:
         left = _FULL * self.capacity(place) - (self.total(place) - by_batch)
         smaller = int(config.batch_size * left / by_batch) if by_batch else 0
         if smaller >= 1:
-            keep = config.accumulate * -(-config.batch_size // smaller)
-            return f"set batch_size={smaller}, and accumulate={keep} for updates of as many images"
+            images = config.batch_size * config.accumulate
+            size = next(each for each in range(smaller, 0, -1) if images % each == 0)
+            return f"set batch_size={size}, and accumulate={images // size} for updates of as many images"
         largest = max(self._of(place), key=lambda part: part.bytes)
         return f"most of it is its {largest.name}, whatever the batch; " + (
             "set data.cache=none" if any(part.in_shm for part in self._of(place)) else "choose a smaller model"

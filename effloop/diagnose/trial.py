@@ -37,7 +37,6 @@ class Change:
         exact: whether the same images are trained on, in the same precision.
         ease: from 1 (a word) down to 0; of two that bring as much the easier one is preferred.
         recipe: how the images are to be re-encoded, where it is a conversion.
-        command: the command that does that.
         then: the override for the converted data.
     """
 
@@ -48,7 +47,6 @@ class Change:
     exact: bool = True
     ease: float = 1.0
     recipe: Recipe | None = None
-    command: str = ""
     then: str = ""
 
 

@@ -68,7 +68,8 @@ def tune(config: Config, *, minutes: float, batch: bool) -> dict[str, Any]:
     chosen = replace(config, batch_size=best.batch_size, accumulate=best.accumulate)
     facts = {key: result[key] for key in ("overrides", "images_per_s")}
     keys = {"num_workers": best.num_workers, "prefetch": best.prefetch, "asked": _asked(config, batch=batch)}
-    _findings(config).add("tune", pipeline_key(chosen, without=TUNED), **keys, **facts)
+    if search.compared:
+        _findings(config).add("tune", pipeline_key(chosen, without=TUNED), **keys, **facts)
     return result
 
 
@@ -78,7 +79,7 @@ def _check(config: Config) -> None:
     Raises:
         ConfigError: that is asked for.
     """
-    if config.parallel.of_ranks:
+    if config.parallel.name != "none":
         raise ConfigError(f"parallel: tune measures one process, not {config.parallel.name}; set parallel=none")
     if config.probe:
         raise ConfigError(f"probe: {config.probe} loads the images once, so there is nothing to tune; set probe=0")

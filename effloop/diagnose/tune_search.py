@@ -64,6 +64,7 @@ class Search:
     Attributes:
         turns: setting -> its turns.
         ended: why the search has ended.
+        compared: whether what it found was measured often enough to be remembered.
     """
 
     measure: Callable[[Setting], Turn]
@@ -72,6 +73,7 @@ class Search:
     clock: Callable[[], float] = time.perf_counter
     turns: dict[Setting, list[Turn]] = field(default_factory=dict)
     ended: str = ""
+    compared: bool = False
 
     def run(self, usual: Setting, batches: Sequence[tuple[int, int]]) -> Setting:
         """The fastest setting that was found; of those that are as fast, the smallest.
@@ -82,6 +84,7 @@ class Search:
         """
         self._until = self.clock() + self.seconds
         self._best = usual
+        self.compared = False
         try:
             self._choose_batch(batches)
             # With many batches ahead, since more workers would otherwise stand in for them.
@@ -94,9 +97,23 @@ class Search:
             if usual not in self.turns:  # climbing may have passed over it
                 self._take_if_faster(usual)
             self.ended = "the loop is fed" if self.fed(self._best) else "more changes little"
+            self.compared = True
         except OutOfTimeError:
             self.ended = f"{self.seconds / 60:g} min are over"
-        return self._best if self._best in self.turns else next(iter(self.turns), usual)
+            self._best = self._best_by(usual)
+        return self._best
+
+    def _best_by(self, usual: Setting) -> Setting:
+        """What has been found when the time is over: faster than the usual setting, or else that."""
+        if usual not in self.turns:
+            self.turns.setdefault(usual, []).append(self.measure(usual))
+        if self._best not in self.turns:
+            return usual
+        speeds = [statistics.median(turn.images_per_s for turn in self.turns[each]) for each in (self._best, usual)]
+        if speeds[0] <= (1 + MARGIN) * speeds[1]:
+            return usual
+        self.compared = len(self.turns[self._best]) > 1
+        return self._best
 
     def _choose_batch(self, batches: Sequence[tuple[int, int]]) -> None:
         for batch_size, accumulate in batches:

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from effloop import config as configs
 from effloop.config import Config
 from effloop.data.source.storage.kept import kept_folder
@@ -122,9 +120,13 @@ def _folder(config: Config) -> Path | None:
         return None
 
 
+_GPUS = Path("/proc/driver/nvidia/gpus")
+"""What NVIDIA's driver tells of each GPU, without a start of CUDA; the first line has the model."""
+
+
 def _of_machine() -> str:
     """What identifies this machine, in 8 hex digits: the CPU model, the cores that this process may use, the GPUs."""
-    gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    gpus = sorted(each.read_text().partition("\n")[0] for each in _GPUS.glob("*/information"))
     return _digest([processor(), available_cores(), gpus])[:8]
 
 

@@ -113,7 +113,7 @@ def test_warnings() -> None:
     assert list(known(process, batches).warnings(config)) == []
     (line,) = known(process, replace(batches, bytes=1000 * MB)).warnings(config)
     assert line.startswith("batch_size: 32 needs about 1.5 GB of memory, where 1.5 GB are free, and the machine may")
-    assert line.endswith("set batch_size=27, and accumulate=4 for updates of as many images")
+    assert line.endswith("set batch_size=16, and accumulate=4 for updates of as many images")
     (line,) = known(process, batches, ranks=2).warnings(config)
     assert "2.6 GB of memory for 2 ranks, where 2.0 GB are free" in line
     (line,) = known(process, Part("weights", "gpu", 95, by_batch=False), gpu=100).warnings(config)

@@ -79,9 +79,17 @@ def test_the_smaller_setting_where_more_changes_nothing() -> None:
 def test_time_is_bounded() -> None:
     machine = Machine(100, 64, 1e9, noise=0.1)
     best, search = machine.search(minutes=0.1)
-    assert machine.seconds <= 7
+    assert machine.seconds <= 8
     assert search.ended == "0.1 min are over"
     assert best in search.turns
+
+
+def test_what_was_not_compared_is_not_taken() -> None:
+    """There is time for a turn or two: the usual setting stays, and nothing is remembered."""
+    machine = Machine(100, 64, 1e9)
+    best, search = machine.search(minutes=0.02)
+    assert best == USUAL
+    assert not search.compared
 
 
 def test_a_machine_that_slows_down_decides_nothing() -> None:
@@ -162,4 +170,4 @@ def test_refused(photos: Path, here: Path, capsys: pytest.CaptureFixture[str], w
 def test_out_that_cannot_be_written(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "file").write_text("")
     assert tune(photos, "out=file/folder") == ConfigError.exit_code
-    assert "out: file/folder can't be written: Not a directory; set out=FOLDER" in capsys.readouterr().err
+    assert "out: file/folder can't be made: Not a directory; set out=FOLDER" in capsys.readouterr().err
