@@ -110,7 +110,9 @@ def test_too_few_workers(tmp_path: Path) -> None:
 
 def test_a_line_that_reads_a_tensor(tmp_path: Path) -> None:
     root = make(tmp_path / "photos", 64, 16, 60)
-    found = diagnosed(tmp_path, f"data.root={root}", *LIGHT, "task=reading")
+    light = [word for word in LIGHT if word != "num_workers=2"]
+    found = diagnosed(tmp_path, f"data.root={root}", *light, "task=reading", "engine=inline")
+    assert found["run"]["num_workers"] == 0
     (finding,) = [each for each in found["findings"] if "planted.py" in each]
     assert "(loss) reads a tensor once in each update, by item()" in finding
 

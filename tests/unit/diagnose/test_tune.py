@@ -121,7 +121,7 @@ def tune(photos: Path, *words: str) -> int:
 def test_what_is_found_is_taken_later(
     photos: Path, here: Path, short: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert tune(photos, "out=tuned", "minutes=0.01") == 0
+    assert tune(photos, "out=tuned") == 0
     out = capsys.readouterr().out
     result = json.loads((here / "tuned" / "tune.json").read_text())
     assert (here / "tuned" / "tune.png").stat().st_size > 5000
