@@ -263,7 +263,7 @@ NEEDS = {
 def test_overrides_in_the_text_compose() -> None:
     """Every `KEY=VALUE` between backticks, placeholders in capitals aside; many at once, to save time."""
     bundles: list[dict[str, list[str]]] = []
-    for span in {span for page in PAGES for span in spans(page)}:
+    for span in sorted({span for page in PAGES for span in spans(page)}):  # a set has another order each time
         words = span.split()
         if (
             not all(re.match(rf"({KEYS})(\.[a-z_.]+)?=.", word) for word in words)
