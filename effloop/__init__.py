@@ -8,11 +8,39 @@ effloop.build_trainer(cfg).fit()
 effloop.load("outputs/RUN").predict(["cat.jpg"])
 """
 
-from effloop.batch import Batch
-from effloop.build.loader import build_loader
-from effloop.build.trainer import build_trainer
-from effloop.config import Config, compose
-from effloop.inference.predictor import load
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from effloop.batch import Batch
+    from effloop.build.loader import build_loader
+    from effloop.build.trainer import build_trainer
+    from effloop.config.compose import compose
+    from effloop.config.schema import Config
+    from effloop.inference.predictor import load
 
 __version__ = "0.1.0"
 __all__ = ["Batch", "Config", "build_loader", "build_trainer", "compose", "load"]
+
+_MODULES = {
+    "Batch": "batch",
+    "Config": "config",
+    "build_loader": "build.loader",
+    "build_trainer": "build.trainer",
+    "compose": "config",
+    "load": "inference.predictor",
+}
+"""Name -> its module, imported when it is used: torch takes a second, and a mistyped command doesn't need it."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'effloop' has no attribute '{name}'")
+    found = globals()[name] = getattr(importlib.import_module(f"effloop.{_MODULES[name]}"), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

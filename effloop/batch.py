@@ -4,10 +4,62 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+
+
+class ImageSize(NamedTuple):
+    """Height and width of a batch's images, in pixels."""
+
+    height: int
+    width: int
+
+    @classmethod
+    def of(cls, value: object) -> ImageSize:
+        """From a whole number for both, or a list or tuple of height and width.
+
+        Raises:
+            ValueError: it is neither, or not above 0.
+        """
+        pair: list[Any] = list(value) if isinstance(value, list | tuple) else [value, value]
+        if len(pair) != 2 or not all(type(side) is int and side > 0 for side in pair):
+            raise ValueError(f"{value} is no size of images")
+        return cls(*pair)
+
+    def __str__(self) -> str:
+        return f"{self.height}" if self.height == self.width else f"{self.height}x{self.width}"
+
+    @property
+    def word(self) -> str:
+        """As users type it: `224`, or `[224,320]`."""
+        return str(self) if self.height == self.width else f"[{self.height},{self.width}]"
+
+    @property
+    def pixels(self) -> int:
+        """Height times width."""
+        return self.height * self.width
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A sample that could not be loaded, and that `on_error=skip` did without.
+
+    Attributes:
+        row: its place in the batch.
+        id: its number in the request.
+        name: what identifies it in messages.
+        reason: why.
+        instead: the number, as in the request, of the sample in its place; None where the row is left out.
+    """
+
+    row: int
+    id: int
+    name: str
+    reason: str
+    instead: int | None
 
 
 @dataclass(slots=True)
@@ -15,18 +67,21 @@ class Batch:
     """One rank's part of a global batch.
 
     Attributes:
-        images: (N, 3, S, S). RGB, channels_last unless switched off; uint8 on the host, and
+        images: (N, C, H, W). RGB, or grey with C = 1, channels_last unless switched off; uint8 on the host, and
             normalised float32 on the device once `transfer` has passed it on.
         targets: (N,) class indices; the smallest unsigned integer type on the host, int64 after. Where
             images are mixed, on the device: (N, K) float32, the classes' shares of each image.
-        ids: (N,) int64 on the host, the samples' numbers in their source.
-        valid: (N,) bool; False marks padding, which must not be counted.
+        ids: (N,) int64 on the host, the samples' numbers in their source; until `transfer`, those of the request,
+            which also say how often a sample came before.
+        valid: (N,) bool; False marks padding, and what an evaluation leaves out, which must not be counted.
+        skipped: samples that could not be loaded; `targets` and `ids` are those of the samples in their places.
     """
 
     images: Tensor
     targets: Tensor
     ids: Tensor
     valid: Tensor
+    skipped: tuple[Skipped, ...] = ()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -37,7 +92,7 @@ class Preview:
     """Some samples in some epochs, as the model sees them, to look at.
 
     Attributes:
-        images: (R, C, S, S, 3) uint8 RGB, a row for each sample, a column for each epoch.
+        images: (R, C, H, W, 3) uint8 RGB, a row for each sample, a column for each epoch.
         rows: R names; a name may have several lines.
         columns: C names.
     """
@@ -47,5 +102,5 @@ class Preview:
     columns: tuple[str, ...]
 
 
-Previews = Callable[[int, int, Callable[[int], int]], Preview]
-"""How many samples, how many epochs, and side of the images in pixels -> how many samples at most."""
+Previews = Callable[[int, int, Callable[[ImageSize], int]], Preview]
+"""How many samples, how many epochs, and size of the images -> how many samples at most."""

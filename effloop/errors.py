@@ -12,6 +12,11 @@ PROGRAM = "effloop" if shutil.which("effloop") else "python -m effloop"
 """How a command line begins, in messages that say what to type."""
 
 
+BUG = 70
+"""Exit code of what no line explains."""
+_INDENTED = "\n  "
+
+
 class EffLoopError(Exception):
     """A failure whose message is the whole explanation.
 
@@ -38,8 +43,22 @@ class RankError(EffLoopError):
     """A rank that ended, or stopped answering, before its work was done."""
 
 
+class RankBugError(RankError):
+    """A rank that ended by a bug of EffLoop's; it has printed the traceback."""
+
+    exit_code = BUG
+
+
 class CheckpointError(EffLoopError):
     """A checkpoint or run folder that can't be written, found or read."""
+
+
+class DivergedError(EffLoopError):
+    """Training whose loss, gradients or weights aren't finite any more; all ranks raise it together."""
+
+
+class OutOfMemoryError(EffLoopError):
+    """More memory than there is, on the device or the host."""
 
 
 class ParityError(EffLoopError):
@@ -52,6 +71,12 @@ class InterruptedRunError(EffLoopError):
     """Ctrl-C during training; the message says how to resume."""
 
     exit_code = 130
+
+
+class PreemptedRunError(EffLoopError):
+    """SIGTERM, SIGUSR1 or SIGHUP during training; the message says what was saved, and how to resume."""
+
+    exit_code = 75
 
 
 def optional_package(module: str, part: str, install: str) -> ModuleType:
@@ -76,4 +101,18 @@ def optional_package(module: str, part: str, install: str) -> ModuleType:
 @functools.cache
 def warn(line: str) -> None:
     """Say on stderr what is no reason to stop; each line once per process."""
-    print(f"effloop: warning: {line}", file=sys.stderr, flush=True)
+    print(f"effloop: warning: {printable_lines(line)}", file=sys.stderr, flush=True)
+
+
+def printable(text: str) -> str:
+    r"""A text on one line that does nothing to a terminal: line breaks, control and format characters as `\x1b`."""
+    return text if text.isprintable() else "".join(map(_escaped, text))
+
+
+def printable_lines(text: str) -> str:
+    """As `printable`, but indented lines of a list stay lines; nobody takes such a line for one of the program's."""
+    return _INDENTED.join(map(printable, text.split(_INDENTED)))
+
+
+def _escaped(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode()

@@ -114,6 +114,21 @@ class Registry(Generic[T]):
         """What `config.name` names, built from its config and what the assembler adds."""
         return self[config.name].factory(config, *args, **kwargs)
 
+    def build_for(self, channels: int, config: PartConfig, /, *args: Any, **kwargs: Any) -> T:
+        """As `build`, for images of 1 or 3 channels; what has no parameter `channels` takes 3.
+
+        Raises:
+            ConfigError: there is 1, and the part takes 3.
+        """
+        if channels == 3:
+            return self.build(config, *args, **kwargs)
+        if "channels" not in inspect.signature(self[config.name].factory).parameters:
+            raise ConfigError(
+                f"data.channels: {channels}, but {self.group}={config.name} takes 3 only; choose another {self.group}, "
+                "or set data.channels=3"
+            )
+        return self.build(config, *args, channels=channels, **kwargs)
+
 
 _LISTED = 16
 

@@ -11,6 +11,8 @@ from plans import open_source, read_bytes, write_records
 
 from effloop.errors import DataError
 
+DIFFERS = "doesn't match the checksum that it was written with; convert it again"
+
 Listing = list[tuple[bytes, int, bytes]]
 
 TRAIN: Listing = [(b"a/1", 0, b"one"), (b"b/\xff\n", 1, b""), (b"b/3", 1, b"three" * 100)]

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from runs import call, make_photos, start
@@ -33,7 +34,8 @@ def kill(photos: Path, out: Path, to: str, *options: str, when: Callable[[Path],
     with start("convert", *_words(photos, out, to), *options, cwd=out.parent) as process:
         while process.poll() is None:
             if when(work):
-                os.killpg(process.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it has just ended
+                    os.killpg(process.pid, signal.SIGKILL)
                 process.communicate()
                 return process.returncode == -signal.SIGKILL
         process.communicate()

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from effloop.batch import ImageSize
 from effloop.data.augment.native.augment import NativeAugment, NativeConfig
 from effloop.data.decode import Decoder, decoders
 from effloop.data.engine import Engine, engines
-from effloop.data.plan import Order, Plan
+from effloop.data.order import Order
+from effloop.data.plan import Plan
 from effloop.data.source import Source, Tail, sources
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, writers
 
-READ_BY = {"zarr2": "zarr", "n5": "zarr"}
-"""Where `convert to=A` is read by `data=B`."""
+READ_BY = {"zarr2": "zarr", "n5": "zarr", "tsv": "csv", "jsonl": "csv", "parquet": "csv"}
+"""Where what `convert to=A` writes, or a table, is read by `data=B`."""
 
 
 def open_source(name: str, root: Path | None = None, split: str = "train", **options: Any) -> Source:
@@ -65,6 +69,36 @@ def write_as(name: str, root: Path, path: Path, shard_bytes: int = SHARD_BYTES) 
     return path
 
 
+TABLES = ("csv", "tsv", "jsonl", "parquet")
+"""Formats of a table that `data=csv` reads."""
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """A table in the format that the path's ending says."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".jsonl":
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    elif path.suffix == ".parquet":
+        parquet = pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pytest.importorskip("pyarrow").Table.from_pylist(rows), path)
+    else:
+        with open(path, "w", newline="") as file:
+            table = csv.DictWriter(file, [*rows[0]], delimiter="\t" if path.suffix == ".tsv" else ",")
+            table.writeheader()
+            table.writerows(rows)
+    return path
+
+
+def write_table(ending: str, root: Path, folder: Path) -> Path:
+    """A table of a folder dataset, in its order: paths, classes, splits."""
+    rows = []
+    for split in ("train", "val"):
+        source = open_source("folder", root, split)
+        for index, label in enumerate(source.labels):
+            rows.append({"path": source.name(index), "label": source.classes[label], "split": split})
+    return write_rows(folder / f"photos.{ending}", rows)
+
+
 def make_decoder(name: str = "auto", *, region: bool = False, exif: bool = False) -> Decoder:
     """The decoder that `decode=NAME decode.region=REGION decode.exif=EXIF` gives."""
     return decoders.build(decoders[name].config(name=name, region=region, exif=exif))
@@ -81,7 +115,7 @@ def make_plan(
 ) -> Plan:
     """What `build_loader` would put together for a single rank; `decode=auto` unless it gets a decoder."""
     order = Order(len(source), batch, seed if train else None, Tail.drop if train else Tail.pad)
-    augment = NativeAugment(native_config(), size=size, train=train)
+    augment = NativeAugment(native_config(), size=ImageSize.of(size), train=train)
     return Plan(source, decoder or make_decoder(), augment, order, seed)
 
 

@@ -8,15 +8,19 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from forks import Forked
 from images import encode, photo
 
 import effloop
 from effloop.cli.main import main
 from effloop.config import Config
+from effloop.train.trainer import Trainer
 
 TINY = ("image_size=16", "epochs=2", "batch_size=8", "model.width=4", "num_workers=0", "record.log_every=2")
 
@@ -47,6 +51,21 @@ def composed(*overrides: str) -> Config:
 @functools.cache
 def _composed(*overrides: str) -> Config:
     return effloop.compose(overrides)
+
+
+@contextmanager
+def stopping_at(epoch: int) -> Iterator[None]:
+    """Runs in this process are interrupted where this epoch begins, counted from 0."""
+    train_epoch = Trainer.train_epoch
+
+    def until(trainer: Trainer, batches: Any) -> None:
+        if trainer.progress.epoch == epoch:
+            raise KeyboardInterrupt
+        train_epoch(trainer, batches)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "train_epoch", until)
+        yield
 
 
 def once(*words: str) -> list[str]:

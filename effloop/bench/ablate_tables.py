@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from effloop.batch import ImageSize
 from effloop.bench.tables import print_table
 from effloop.report.figures import BarPanel, plot_bars, write_csv
 
@@ -37,8 +38,9 @@ def print_ablations(result: Mapping[str, Any]) -> None:
 
 
 def _workload(result: Mapping[str, Any]) -> str:
+    size = ImageSize.of(result["image_size"])
     return (
-        f"{result['model']}, {result['batch_size']} images of {result['image_size']} pixels on {result['device']} "
+        f"{result['model']}, {result['batch_size']} images of {size} pixels on {result['device']} "
         f"({result['cores']} cores), engine={result['engine']}, {result['num_workers']} workers"
     )
 

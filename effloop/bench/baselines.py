@@ -147,7 +147,7 @@ def _torchvision(workload: Workload) -> EpochRunner:
     from torchvision.io import decode_image
     from torchvision.transforms import v2
 
-    crop = v2.RandomResizedCrop(workload.config.image_size, scale=workload.scale, ratio=workload.ratio, antialias=True)
+    crop = v2.RandomResizedCrop(workload.config.size, scale=workload.scale, ratio=workload.ratio, antialias=True)
     transform = v2.Compose([crop, v2.RandomHorizontalFlip()])
     data = ImageFolder(workload.root, transform, loader=lambda path: decode_image(path, mode="RGB"))
     batches = _data_loader(data, workload)
@@ -161,11 +161,11 @@ def _pillow(workload: Workload) -> EpochRunner:
 
 
 def pillow_loader(workload: Workload) -> torch.utils.data.DataLoader[Any]:
-    """ImageFolder and DataLoader; batches of images (N, 3, S, S) float32 and targets (N,) int64."""
+    """ImageFolder and DataLoader; batches of images (N, 3, H, W) float32 and targets (N,) int64."""
     from torchvision import transforms
     from torchvision.datasets import ImageFolder
 
-    crop = transforms.RandomResizedCrop(workload.config.image_size, scale=workload.scale, ratio=workload.ratio)
+    crop = transforms.RandomResizedCrop(workload.config.size, scale=workload.scale, ratio=workload.ratio)
     steps = [crop, transforms.RandomHorizontalFlip(), transforms.ToTensor()]
     steps.append(transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
     return _data_loader(ImageFolder(workload.root, transforms.Compose(steps)), workload)
@@ -186,14 +186,14 @@ def _dali(workload: Workload) -> EpochRunner:
     """DALI on the CPU: region decoding, resize, flip."""
     dali = optional_package("nvidia.dali", "vs=dali", "effloop[dali]")
     fn = optional_package("nvidia.dali.fn", "vs=dali", "effloop[dali]")
-    size, batch = workload.config.image_size, workload.config.batch_size
+    size, batch = workload.config.size, workload.config.batch_size
     pipe = dali.Pipeline(batch_size=batch, num_threads=max(1, workload.num_workers), device_id=None)
     with pipe:
         encoded, labels = fn.readers.file(file_root=str(workload.root), random_shuffle=True, name="reader")
         images = fn.decoders.image_random_crop(
             encoded, device="cpu", random_area=list(workload.scale), random_aspect_ratio=list(workload.ratio)
         )
-        images = fn.resize(images, size=(size, size))
+        images = fn.resize(images, size=tuple(size))
         pipe.set_outputs(fn.flip(images, horizontal=fn.random.coin_flip()), labels)
     pipe.build()
     batches = pipe.epoch_size("reader") // batch
@@ -226,8 +226,7 @@ def _ffcv(workload: Workload) -> EpochRunner:
     field = field or RGBImageField(write_mode="jpg", jpeg_quality=quality, **side)
     writer = DatasetWriter(file, {"image": field, "label": IntField()}, num_workers=workload.num_workers)
     writer.from_indexed_dataset(ImageFolder(str(workload.root)))
-    size = (workload.config.image_size,) * 2
-    crop = RandomResizedCropRGBImageDecoder(size, scale=workload.scale, ratio=workload.ratio)
+    crop = RandomResizedCropRGBImageDecoder(tuple(workload.config.size), scale=workload.scale, ratio=workload.ratio)
     loader = Loader(
         file,
         batch_size=workload.config.batch_size,

@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from effloop.batch import ImageSize
 from effloop.bench.inference_sides import Side, make_side, side_names
 from effloop.bench.interleave import interleave, scratch_folder
 from effloop.bench.tables import print_table
@@ -129,7 +130,7 @@ def threads_restored() -> Iterator[None]:
 
 
 def _images(trained: Trained, count: int) -> Tensor:
-    """(count, 3, S, S) of the validation split, some of them several times if it is smaller."""
+    """(count, 3, H, W) of the validation split, some of them several times if it is smaller."""
     loader = trained.loader()
     ids = np.resize(np.arange(len(loader.plan.source)), count)
     images = loader.samples(ids.tolist()).images
@@ -197,7 +198,9 @@ def _print(result: Mapping[str, Any], text: Any) -> None:
         speed_of,
         "over\npytorch",
     )
-    title = f"{result['run']}: {result['model']} at {result['image_size']} pixels; {result['repeats']} turns"
+    title = (
+        f"{result['run']}: {result['model']} at {ImageSize.of(result['image_size'])} pixels; {result['repeats']} turns"
+    )
     print_table(headings, cells, left=("format",), sections=ends, min_width=110, title=title)
     for row in result["rows"]:
         if row["unavailable"]:
@@ -228,7 +231,7 @@ def write_files(result: Mapping[str, Any], out: Path) -> None:
         for key, found in by_threads.items()
     }
     groups = [name.replace("_", "\n") for name in names]
-    of = f"{result['model']} at {result['image_size']} pixels"
+    of = f"{result['model']} at {ImageSize.of(result['image_size'])} pixels"
     panels = [
         BarPanel(f"{of}: one image", "ms, median to p95", "", groups, single),
         BarPanel(f"{of}: batches of {result['batch']}", "images/s", "", groups, many),

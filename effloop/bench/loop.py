@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from effloop import config as configs
-from effloop.batch import Batch, Preview
+from effloop.batch import Batch, ImageSize, Preview
 from effloop.bench.interleave import interleave
 from effloop.bench.tables import print_table
 from effloop.build.race import seconds_of
 from effloop.build.trainer import build_trainer
-from effloop.checkpoint import rng
+from effloop.checkpoint import CheckpointConfig, rng
 from effloop.config import Config
 from effloop.train.trainer import Trainer
 
@@ -43,7 +42,7 @@ class Preloaded:
         del epoch
         return self.batches[samples_seen // self.global_batch :]
 
-    def preview(self, num_samples: int, num_epochs: int, most: Callable[[int], int]) -> Preview:
+    def preview(self, num_samples: int, num_epochs: int, most: Callable[[ImageSize], int]) -> Preview:
         del num_samples, num_epochs, most
         return Preview(np.empty((0, 0, 1, 1, 3), np.uint8), rows=(), columns=())
 
@@ -69,7 +68,7 @@ def loop(config: Config, repeats: int) -> dict[str, Any]:
     Everything that a run does in an epoch is on: meters, log, metrics.jsonl, TensorBoard, timers.
     """
     config.record.console = False  # type: ignore[attr-defined]
-    config.checkpoint = configs.compose(["checkpoint=none"]).checkpoint
+    config.checkpoint = CheckpointConfig("none", config.checkpoint.best_by)
     with tempfile.TemporaryDirectory() as folder:
         # One model for both: two equal ones differ by up to 5 %, depending on where their memory is.
         trainer = build_trainer(config, run_dir=Path(folder) / "run")

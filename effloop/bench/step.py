@@ -13,6 +13,7 @@ from rich.console import Console
 from torch import nn
 
 from effloop import config as configs
+from effloop.batch import ImageSize
 from effloop.bench.interleave import scratch_folder
 from effloop.bench.step_sides import (
     Side,
@@ -104,9 +105,20 @@ def facts(config: Config, device: torch.device) -> dict[str, Any]:
 
 def neutral_overrides(config: Config) -> list[str]:
     """Overrides that leave nothing in the config but the training step."""
-    overrides = ["parallel=none", "record=none", "checkpoint=none", "schedule=constant", "resume=null"]
+    return [
+        "parallel=none",
+        "record=none",
+        "checkpoint=none",
+        "schedule=constant",
+        "resume=null",
+        *usual_values(config),
+    ]
+
+
+def usual_values(config: Config) -> list[str]:
+    """Overrides that give what is `auto` in the step its default, so that nothing is measured for it."""
     defaults = {"channels_last": "true", "cudnn_benchmark": "null", "compile": "false"}
-    return overrides + [f"{key}={value}" for key, value in defaults.items() if getattr(config, key) == "auto"]
+    return [f"{key}={value}" for key, value in defaults.items() if getattr(config, key) == "auto"]
 
 
 def check_knobs(knobs: str, names: list[str]) -> None:
@@ -122,7 +134,8 @@ def check_knobs(knobs: str, names: list[str]) -> None:
 
 def _knobs(config: Config, model: nn.Module, device: torch.device) -> dict[str, Knob]:
     """All knobs by name, for this config's model on this device."""
-    half, group, small = config.batch_size // 2, config.accumulate, max(1, config.image_size // 2)
+    half, group = config.batch_size // 2, config.accumulate
+    small = ImageSize(*(max(1, side // 2) for side in config.size)).word
     even, halved = f"batch_size={2 * half}", f"batch_size={half}"
     single = "" if half else "batch_size: a single image can't be halved"
     no_gpu = "" if device.type == "cuda" else "without a GPU it changes nothing"
@@ -236,7 +249,7 @@ def _show(result: Mapping[str, Any]) -> None:
         ],
         left=("knob", "override", "remark"),
         min_width=120,
-        title=f"{result['model']}, {result['batch_size']} images of {result['image_size']} pixels on "
+        title=f"{result['model']}, {result['batch_size']} images of {ImageSize.of(result['image_size'])} pixels on "
         f"{result['device']} ({result['cores']} cores), torch {result['torch']}; turns of each: {result['repeats']}",
     )
     memory = "; ".join(dict.fromkeys(row["memory"] for row in result["rows"] if row.get("memory")))

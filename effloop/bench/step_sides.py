@@ -205,7 +205,7 @@ def measure_runs(overrides: Mapping[str, Sequence[str]], repeats: int, scratch: 
 
     def run(own: Sequence[str]) -> float:
         folder = Path(tempfile.mkdtemp(dir=scratch)) / "run"
-        return _run([*own, f"hydra.run.dir='{folder}'"], folder)
+        return _run([*own, f"out='{folder.parent}'", f"run={folder.name}"], folder)
 
     runs = {name: partial(run, own) for name, own in overrides.items()}
     return SideResults(interleave(runs, repeats, warm_up=0), {}, remark="whole runs, loading included")

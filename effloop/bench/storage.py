@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from effloop.batch import ImageSize
 from effloop.bench.interleave import interleave, scratch_folder
 from effloop.bench.tables import print_table
 from effloop.build.loader import build_loader
@@ -28,6 +29,7 @@ from effloop.convert.readback import READ_BY
 from effloop.convert.records import Originals
 from effloop.data.random import Permutation
 from effloop.data.source import Cache, DataConfig, Source, sources
+from effloop.data.source.splits import open_part
 from effloop.data.source.storage.packed import PackedConfig
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, writers
 from effloop.errors import ConfigError
@@ -65,11 +67,9 @@ def storage(config: Config, repeats: int, formats: str = "all", work: str = "") 
     """
     names = _parse_formats(formats)
     with scratch_folder(work) as folder:
-        original = {
-            split: sources.build(config.data, split) for split in (config.data.train_split, config.data.val_split)
-        }
+        original = {split: open_part(config.data, split) for split in ("train", "val")}
         stored = {name: _write_format(config, original, name, folder) for name in names}
-        train = original[config.data.train_split]
+        train = original["train"]
         measured = {name: _size_on_disk(dataset) for name, dataset in stored.items()}
         for measure, values in _measure(stored, repeats).items():
             for name in names:
@@ -111,7 +111,7 @@ def _write_format(config: Config, original: dict[str, Source], name: str, folder
     for below in (path, *path.rglob("*")):
         if below.is_dir():
             os.utime(below, (0, 0))  # the scan of a folder that changed just now isn't kept for long
-    sources.build(stored.data, config.data.train_split)  # builds the index, if the format has none
+    sources.build(stored.data, "train")  # builds the index, if the format has none
     return StoredDataset(stored, files_in(path, indexes), seconds)
 
 
@@ -120,6 +120,7 @@ def data_config_for(data: DataConfig, name: str, path: Path, indexes: Path) -> D
     config_type = sources[name].config
     shared = {field.name: getattr(data, field.name) for field in fields(DataConfig)}
     shared |= {"name": name, "root": str(path), "check": 0, "cache": Cache.none}
+    shared |= {"train_split": "train", "val_split": "val", "val": None, "folds": None, "fold": None, "group": None}
     has_index = "index_dir" in {field.name for field in fields(config_type)}
     config = config_type(**shared, **({"index_dir": str(indexes)} if has_index else {}))
     assert isinstance(config, DataConfig)
@@ -166,7 +167,7 @@ def _measure(stored: dict[str, StoredDataset], repeats: int) -> dict[str, dict[s
 
 
 def _train_split(config: Config) -> Source:
-    return sources.build(config.data, config.data.train_split)
+    return sources.build(config.data, "train")
 
 
 def _open_ms(config: Config) -> float:
@@ -238,7 +239,8 @@ def _show(result: dict[str, Any]) -> None:
     first, base = next(iter(medians.items()))
     headings = ["format", *(heading for heading, _ in _COLUMNS.values())]
     size, repeats = f"{result['bytes'] / 1e6:,.1f} MB", result["repeats"]
-    print(f"{result['images']:,} images, {size}; medians of {repeats}; loading at image_size={result['image_size']}")
+    shown = ImageSize.of(result["image_size"]).word
+    print(f"{result['images']:,} images, {size}; medians of {repeats}; loading at image_size={shown}")
     own = {name: [*row, formats[name]["memory"]["own"] / 1e6] for name, row in medians.items()}
     print_table([*headings, "own\nMB"], _cells(own, "{:,.1f}"), left=("format",), padding=0)
     print(f"the same over {first}")

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from effloop.batch import ImageSize
 from effloop.build.model import build_model
 from effloop.build.race import fastest, seconds_of, state_preserved
 from effloop.build.resolve import Resolved, resolved
@@ -42,7 +43,7 @@ def resolve_auto(config: Config, task: Task, parallel: Parallel) -> tuple[Resolv
         return trial, []
     lines = []
     set_reproducible(deterministic=config.deterministic, cudnn_benchmark=trial.cudnn_benchmark)
-    num_outputs = task.num_outputs(open_split(config.data, config.data.train_split))
+    num_outputs = task.num_outputs(open_split(config.data, "train"))
     for key in asked:
         if key == "cudnn_benchmark" and parallel.device.type != "cuda":
             lines.append("cudnn_benchmark: auto took true; without a GPU it changes nothing")
@@ -77,7 +78,7 @@ def trial_step(config: Resolved, task: Task, num_outputs: int, device: torch.dev
             model = build_model(config, num_outputs, device).train()
             learner = Step(model, task, precision)
             optimizer = optimizers.build(config.optim, [each for each in model.parameters() if each.requires_grad])
-            made.append((learner, optimizer, *_batch(config, config.image_size, task, num_outputs, device)))
+            made.append((learner, optimizer, *_batch(config, config.size, task, num_outputs, device)))
         learner, optimizer, images, targets, valid = made[0]
         precision.backward(learner(images, targets, valid)[0])
         precision.step(optimizer, config.max_grad_norm)
@@ -153,9 +154,9 @@ def compile_now(
     dynamo.config.optimize_ddp = not config.model.checkpointing  # such graphs can't be split
 
     def run() -> None:
-        for size in dict.fromkeys(config.progressive or [config.image_size]):
+        for size in dict.fromkeys(config.train_sizes):
             precision.backward(train_step.train()(*_batch(config, size, task, num_outputs, precision.device))[0])
-        images, _, _ = _batch(config, config.image_size, task, num_outputs, precision.device)
+        images, _, _ = _batch(config, config.size, task, num_outputs, precision.device)
         with torch.no_grad(), precision.autocast():
             averaged.eval()(images)
 
@@ -168,11 +169,11 @@ def compile_now(
 
 
 def _batch(
-    config: Resolved, size: int, task: Task, num_outputs: int, device: torch.device
+    config: Resolved, size: ImageSize, task: Task, num_outputs: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Random images as a loader hands them out, their targets and `valid`."""
     layout = torch.channels_last if config.channels_last else torch.contiguous_format
-    shape = (config.batch_size, 3, size, size)
+    shape = (config.batch_size, config.data.channels, *size)
     images = torch.randn(shape, device=device).contiguous(memory_format=layout)
     targets = task.example_targets(config.batch_size, num_outputs, device)
     return images, targets, torch.ones(shape[:1], dtype=torch.bool, device=device)

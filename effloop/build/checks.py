@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+
+from torch import nn
 
 from effloop import config as configs
 from effloop.config import Config
 from effloop.errors import PROGRAM, ConfigError, DataError
+from effloop.optim import OptimConfig
 from effloop.runs import compare
+from effloop.task import Labelled
 
 _NOT_THE_NETWORK = {"num_classes", "weights", "freeze", "checkpointing"}
 """Fields of a model's config that change neither the names nor the shapes of its parameters."""
 
 
-def check_trained_on(state: Mapping[str, Any], classes: Sequence[str], where: str) -> None:
-    """Refuse data of other classes than the checkpoint's.
+def trained_names(state: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a checkpoint's outputs are of: classes, or numbers that have names."""
+    return tuple(state.get("target_names") or state["classes"])
+
+
+def check_trained_on(state: Mapping[str, Any], source: Labelled) -> None:
+    """Refuse data of other classes, or other numbers, than the checkpoint's.
 
     Raises:
-        DataError: with both lists of classes.
+        DataError: with both lists of names.
     """
-    if list(classes) != state["classes"]:
+    names, trained = list(source.target_names), list(trained_names(state))
+    if names != trained:
+        what = "classes" if source.classes else "numbers"
         raise DataError(
-            f"{where} has the classes {', '.join(classes[:8])}, "
-            f"the checkpoint was trained on {', '.join(state['classes'][:8])}; "
-            "set data.root to data of the same classes"
+            f"{source.where} has the {what} {', '.join(names[:8])}, "
+            f"the checkpoint was trained on {', '.join(trained[:8])}; "
+            f"set data.root to data of the same {what}"
             + ", or data.allow_missing_classes=true"
-            * (set(classes) < set(state["classes"]))
+            * (bool(source.classes) and set(names) < set(trained))
         )
 
 
@@ -60,12 +71,7 @@ def check_resumable(config: Config, state: Mapping[str, Any], *, world_size: int
             f"model.freeze: the checkpoint was trained with {frozen}, not {freeze}; keep it, or begin a run of its own "
             "from the weights alone: model.weights=RUN"
         )
-    decayed, decay = state["config"]["optim"]["decay_norm_and_bias"], config.optim.decay_norm_and_bias
-    if decayed != decay:  # the optimizer's groups depend on it
-        words = (str(decayed).lower(), str(decay).lower())
-        raise ConfigError(
-            f"optim.decay_norm_and_bias: the checkpoint was trained with {words[0]}, not {words[1]}; keep it"
-        )
+    _check_same_groups(config.optim, state["config"]["optim"])
     optim, epoch = state["config"]["optim"]["name"], state["progress"]["epoch"]
     if optim != config.optim.name:
         raise ConfigError(f"optim: the checkpoint was trained by optim={optim}, not {config.optim.name}; keep it")
@@ -75,16 +81,35 @@ def check_resumable(config: Config, state: Mapping[str, Any], *, world_size: int
         )
 
 
+def _check_same_groups(optim: OptimConfig, trained: Mapping[str, Any]) -> None:
+    """Refuse other groups of the optimizer's parameters; their rates may differ."""
+    decayed, decay = trained["decay_norm_and_bias"], optim.decay_norm_and_bias
+    if decayed != decay:
+        words = (str(decayed).lower(), str(decay).lower())
+        raise ConfigError(
+            f"optim.decay_norm_and_bias: the checkpoint was trained with {words[0]}, not {words[1]}; keep it"
+        )
+    for key in ("layer_decay", "head_lr"):
+        was, now = trained.get(key), getattr(optim, key)  # older checkpoints have none
+        if (was is None) != (now is None):
+            words = ("null" if was is None else f"{was:g}", "null" if now is None else f"{now:g}")
+            raise ConfigError(f"optim.{key}: the checkpoint was trained with {words[0]}, not {words[1]}; keep it")
+
+
 def _check_same_batch(config: Config, state: Mapping[str, Any], world_size: int) -> None:
     """Refuse another global batch size."""
     was, ranks = state["config"]["batch_size"], state["world_size"]
     if was * ranks != config.batch_size * world_size:
-        ours, theirs = (f" on {count} ranks" if max(ranks, world_size) > 1 else "" for count in (world_size, ranks))
+        ours, theirs = (f" on {_ranks(count)}" * (max(ranks, world_size) > 1) for count in (world_size, ranks))
         fits, rest = divmod(was * ranks, world_size)
         raise ConfigError(
             f"batch_size: the checkpoint was trained with {was}{theirs}, not {config.batch_size}{ours}; "
-            + (f"keep {ranks} ranks" if rest else f"keep batch_size={fits}{ours}")
+            + (f"keep {_ranks(ranks)}" if rest else f"keep batch_size={fits}{ours}")
         )
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank{'s' * (count != 1)}"
 
 
 def check_same_data(state: Mapping[str, Any], data: Mapping[str, Any], *, in_place: bool) -> list[str]:
@@ -125,11 +150,51 @@ def check_same_model(config: Config, state: Mapping[str, Any]) -> None:
         )
 
 
+def check_position(state: Mapping[str, Any], samples: int) -> None:
+    """Refuse to continue behind an epoch's end.
+
+    Args:
+        state: the checkpoint.
+        samples: of an epoch of the run to continue.
+
+    Raises:
+        ConfigError: with both numbers.
+    """
+    if (seen := state["progress"]["samples_seen"]) > samples:
+        raise ConfigError(
+            f"resume: the checkpoint is {seen} samples into an epoch, which has {samples} here; continue with the data "
+            "and batch_size that it was trained with, or from the weights alone: model.weights=RUN"
+        )
+
+
+def check_same_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> None:
+    """Refuse weights of other names or shapes than a model's.
+
+    Raises:
+        ConfigError: with the first five, and how many there are.
+    """
+    own = model.state_dict()
+    shapes = {name: tuple(getattr(each, "shape", ())) for name, each in tensors.items()}
+    wrong = [f"{name} is missing" for name in own if name not in tensors]
+    wrong += [f"{name} is none of the model's" for name in tensors if name not in own]
+    wrong += [
+        f"{name} is {shapes[name]}, not {tuple(each.shape)}"
+        for name, each in own.items()
+        if name in tensors and shapes[name] != tuple(each.shape)
+    ]
+    if wrong:
+        rest = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise ConfigError(
+            f"model: {len(wrong)} of the checkpoint's tensors are not this model's: {'; '.join(wrong[:5])}{rest}; "
+            "use the checkpoint of this config"
+        )
+
+
 @contextmanager
 def fitting(command: str) -> Iterator[None]:
     """Around loading a state: turns what doesn't fit into a `ConfigError`."""
     try:
         yield
-    except (KeyError, RuntimeError, ValueError, TypeError) as error:
-        reason = " ".join(str(error).split())[:300]
+    except (LookupError, RuntimeError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
+        reason = " ".join(str(error).split())[:600]
         raise ConfigError(f"{command}: the checkpoint doesn't fit this config: {reason}") from error

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from effloop.build.autotune import resolve_auto
+from effloop.build.limits import check_limits
 from effloop.build.resolve import Resolved, tuned_workers
 from effloop.checkpoint import rng
 from effloop.config import Config
+from effloop.data.source import Source
+from effloop.data.source.counts import class_counts
 from effloop.errors import ConfigError
 from effloop.parallel import Parallel, own_slice, parallels
 from effloop.precision import Precision, precisions
@@ -44,8 +48,16 @@ class Environment:
         assert self.config.objective is not None  # `compose` decided it
         check_objective(self.config.objective, task.meters)
         if best_by not in (names := [meter.name for meter in task.meters]):
-            raise ConfigError(f"checkpoint.best_by: no '{best_by}' of {num_outputs} classes; have {', '.join(names)}")
+            raise ConfigError(f"checkpoint.best_by: no '{best_by}' of {num_outputs} outputs; have {', '.join(names)}")
         return replace(self, task=task)
+
+    def fitted(self, source: Source) -> Environment:
+        """The same with a task that knows the training split.
+
+        Raises:
+            ConfigError, DataError: its targets don't allow what the config says.
+        """
+        return replace(self, task=self.task.fitted(source, partial(class_counts, source)).to(self.parallel.device))
 
 
 def build_environment(config: Config) -> Environment:
@@ -66,6 +78,7 @@ def build_environment(config: Config) -> Environment:
             f"parallel: {config.parallel.name} would train {count} models, one in each of the {count} ranks; "
             "set parallel=ddp, or leave torchrun or srun out"
         )
+    check_limits(config, own_slice(device), on_host=device.type == "cpu")
     parallel = parallels.build(config.parallel, device)
     parallel.on_rank0(config.record.require)
     precision = precisions.build(config.precision, parallel.device)

@@ -11,7 +11,14 @@ import torch
 from torch import nn
 
 from effloop.build.autotune import compile_now
-from effloop.build.checks import check_resumable, check_same_data, check_trained_on, fitting
+from effloop.build.checks import (
+    check_position,
+    check_resumable,
+    check_same_data,
+    check_same_tensors,
+    check_trained_on,
+    fitting,
+)
 from effloop.build.environment import Environment
 from effloop.build.loader import Data
 from effloop.build.model import build_model
@@ -22,13 +29,16 @@ from effloop.checkpoint import files, rng
 from effloop.config import Config
 from effloop.data.loader import Loader
 from effloop.errors import ConfigError
-from effloop.model import Probe, load_weights, parameter_groups, probe
+from effloop.model import Layer, Probe, find_head, load_weights, parameter_groups, probe, rates_by_layer, with_head
 from effloop.optim import EMA, NoEMA, optimizers, scaled_lr, schedules
 from effloop.parallel import Parallel
 from effloop.precision import Precision
 from effloop.system.hardware import determinism_explained
 from effloop.train.step import Step
 from effloop.train.trainer import BatchStream
+
+_SHOWN = 8
+"""Layers of which the learning rate is in a run's log."""
 
 Advise = Callable[[Resolved, nn.Module, Probe, Sequence[Loader], Parallel, Precision], list[str]]
 """Config, model, its probe, loaders, parallel and precision of a run -> lines for users."""
@@ -42,11 +52,15 @@ class Start:
         checkpoint: a file to continue from; None is a run of its own.
         state: what it holds.
         in_place: whether the run continues in the checkpoint's own run folder.
+        again: whether the run begins in the folder of an earlier start, which came to no checkpoint.
+        stamp: of the last checkpoint beside it, by which one sees whether it has become another one.
     """
 
     checkpoint: Path | None = None
     state: dict[str, Any] | None = None
     in_place: bool = False
+    again: bool = False
+    stamp: tuple[int, ...] | None = None
 
     @property
     def epoch(self) -> int:
@@ -55,13 +69,38 @@ class Start:
 
     @classmethod
     def of(cls, config: Config, resume: Path | None) -> Start:
-        """Read the checkpoint that `resume`, or `config.resume`, names.
+        """Read the checkpoint that `resume`, or `config.resume`, names; `resume` may be the run's own folder.
 
         Raises:
             CheckpointError: it can't be read.
         """
+        if resume and resume.is_dir():
+            return replace(cls.of(config, None), again=True)
         checkpoint = resume or (files.find(Path(config.resume), "last") if config.resume else None)
-        return cls(checkpoint, files.read(checkpoint), resume is not None) if checkpoint else cls()
+        if checkpoint is None:
+            return cls()
+        stamp = _stamp(checkpoint)  # before it is read
+        return cls(checkpoint, files.read(checkpoint), resume is not None, stamp=stamp)
+
+    def check_unchanged(self) -> None:
+        """Once the run folder is this process's alone: see that no other one has trained since the state was read.
+
+        Raises:
+            ConfigError: one has.
+        """
+        if self.checkpoint and _stamp(self.checkpoint) != self.stamp:
+            raise ConfigError(
+                f"resume: another process has trained the run of {self.checkpoint} since that was read; type it again"
+            )
+
+
+def _stamp(checkpoint: Path) -> tuple[int, ...] | None:
+    """Of the last checkpoint of the same folder; None if it isn't there."""
+    try:
+        found = checkpoint.with_name("last.ckpt").stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 @dataclass(frozen=True)
@@ -104,7 +143,7 @@ def build_learner(environment: Environment, data: Data, start: Start, advise: Ad
     found = None
     if advise or parallel.world_size > 1 or config.model.freeze:  # else nobody needs it
         with determinism_explained(), precision.autocast():
-            found = probe(model, config.image_size, channels_last=config.channels_last)
+            found = probe(model, config.size, config.data.channels, channels_last=config.channels_last)
     if advise and found:
         notes += advise(config, model, found, [data.largest, data.val], parallel, precision)
     train: BatchStream = data.batches
@@ -139,8 +178,10 @@ def _load(model: nn.Module, environment: Environment, data: Data, start: Start) 
         with fitting("resume"):  # before there is a new run folder
             world_size = environment.parallel.world_size
             check_resumable(config, start.state, world_size=world_size, in_place=start.in_place)
-            check_trained_on(start.state, data.classes, data.train.plan.source.where)
+            check_trained_on(start.state, data.train.plan.source)
             notes += check_same_data(start.state, data.fingerprints, in_place=start.in_place)
+            check_position(start.state, len(data.batches) * data.batches.global_batch)
+            check_same_tensors(model, files.trained(start.state))
             model.load_state_dict(files.trained(start.state))
     elif config.model.weights:
         normalisation = tuple(config.data.mean or ()), tuple(config.data.std or ())
@@ -169,8 +210,42 @@ def _optimizer(
         average.model.compile()  # a copy isn't, though what it is a copy of is
     images = train.global_batch * config.accumulate
     optim = replace(config.optim, lr=scaled_lr(config.optim, images))
-    groups = parameter_groups(model, decay_norm_and_bias=optim.decay_norm_and_bias, weight_decay=optim.weight_decay)
+    layers, notes = _rates(config, images, model)
+    groups = parameter_groups(
+        model, decay_norm_and_bias=optim.decay_norm_and_bias, weight_decay=optim.weight_decay, layers=layers
+    )
     optimizer = optimizers.build(optim, groups)
     schedule = schedules.build(config.schedule, optimizer, updates=updates * config.epochs)
     line = f"lr     {optim.lr:g} = {config.optim.lr:g} x {images} / {optim.scale_lr} images of an update"
-    return average, optimizer, schedule, [line] if optim.scale_lr else []
+    return average, optimizer, schedule, [*([line] if optim.scale_lr else []), *notes]
+
+
+def _rates(config: Resolved, images: int, model: nn.Module) -> tuple[list[Layer], list[str]]:
+    """The layers with their learning rates for updates of so many images, and lines for users; nothing where all have
+    the same rate.
+
+    Raises:
+        ConfigError: `optim.head_lr` is set, and the model's head isn't a linear layer.
+    """
+    optim = config.optim
+    if optim.layer_decay is None and optim.head_lr is None:
+        return [], []
+    layers = rates_by_layer(model, scaled_lr(optim, images), optim.layer_decay)
+    if optim.head_lr is not None:
+        training = model.training
+        try:
+            head = find_head(model.eval(), config.size, config.data.channels)
+        except ConfigError:
+            raise ConfigError(
+                f"optim.head_lr: {optim.head_lr:g}, but this model doesn't end with a linear layer; set "
+                "optim.head_lr=null, optim.layer_decay decreases the rate layer by layer"
+            ) from None
+        model.train(training)
+        layers = with_head(layers, head, scaled_lr(replace(optim, lr=optim.head_lr), images))
+    rates = [f"{layer.lr:.2g} {layer.name}" for layer in layers if _is_trained(model, layer)]
+    shown = rates if len(rates) < _SHOWN else [*rates[: _SHOWN // 2], "...", *rates[-_SHOWN // 2 :]]
+    return layers, [f"lr     {', '.join(shown)}"]
+
+
+def _is_trained(model: nn.Module, layer: Layer) -> bool:
+    return any(model.get_parameter(name).requires_grad for name in layer.parameters)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,21 +11,28 @@ from typing import Any
 import torch
 
 from effloop.build.environment import Environment
+from effloop.build.limits import check_limits
 from effloop.build.resolve import Resolved, resolved
 from effloop.config import Config
 from effloop.data.augment import augments
 from effloop.data.augment.mix import Mix
+from effloop.data.bad import OnBad, OnError
+from effloop.data.balance import BalancedOrder, ClassDraw
 from effloop.data.cache.cached import cached
 from effloop.data.check import check_samples
 from effloop.data.decode import decoders
 from effloop.data.engine import engines
 from effloop.data.engine.threads import ThreadsConfig
 from effloop.data.five_crops import five_crops
+from effloop.data.ledger import Ledger
 from effloop.data.loader import Loader
-from effloop.data.plan import Order, Plan
+from effloop.data.order import Order
+from effloop.data.plan import Plan
 from effloop.data.progressive import Stages
-from effloop.data.source import Cache, Source, Tail, sources
-from effloop.data.source.splits import check_same_classes, classes_without_samples, open_split
+from effloop.data.source import Cache, DataConfig, Source, Tail
+from effloop.data.source.counts import classes_without_samples
+from effloop.data.source.splits import check_same_classes, open_part, open_split
+from effloop.data.source.storage.kept import looking_once
 from effloop.data.transfer import Transfer
 from effloop.errors import ConfigError, EffLoopError, warn
 from effloop.parallel import OwnSlice, Slice, own_slice
@@ -41,6 +49,7 @@ def build_loader(
     parallel: Slice | None = None,
     classes: Sequence[str] | None = None,
     views: Views = ONE_VIEW,
+    evaluate: bool = False,
 ) -> Loader:
     """The batches of one split, for EffLoop's loop or anybody's.
 
@@ -56,10 +65,11 @@ def build_loader(
         classes: with `data.allow_missing_classes`, the names that labels count, such as those of a checkpoint; None is
             those of the training split, then others of the validation split.
         views: for test-time augmentation; with its five crops each batch comes five times in a row, as `Views.outputs`
-            takes them. Not of `train`.
+            takes them. Not of `train`, unless `evaluate`.
+        evaluate: load `train`, too, as `val` is.
 
     Returns:
-        A loader of `Batch`es on `config.device`: images (N, 3, S, S) float32, normalised with
+        A loader of `Batch`es on `config.device`: images (N, 3, H, W) float32, normalised with
         `data.mean` and `data.std`, or uint8 where these are null.
 
     Raises:
@@ -69,7 +79,10 @@ def build_loader(
     if config.reuse_memory:
         keep_freed_memory()
     parallel = parallel or own_slice(find_device(config.device))
-    return _loader(resolved(config, parallel), tasks.build(config.task), split, parallel, classes, views)
+    check_limits(config, parallel, on_host=parallel.device.type == "cpu")
+    train, found = split == "train" and not evaluate, resolved(config, parallel)
+    source = _source(found, split, parallel, classes)
+    return _loader(found, tasks.build(config.task), source, parallel, _Use(split, train, views))
 
 
 def loader_of(config: Config, source: Source, plan: type[Plan] = Plan, views: Views = ONE_VIEW) -> Loader:
@@ -98,22 +111,39 @@ def loader_of(config: Config, source: Source, plan: type[Plan] = Plan, views: Vi
     return _loader_of(found, tasks.build(config.task), made, device, train=False)
 
 
-def _loader(
-    config: Resolved,
-    task: Task,
-    split: str,
-    parallel: Slice,
-    classes: Sequence[str] | None = None,
-    views: Views = ONE_VIEW,
-) -> Loader:
-    train, device = split == "train", parallel.device
-    plan = _plan(config, _source(config, split, parallel, classes), parallel, train=train)
+@dataclass(frozen=True)
+class _Use:
+    """What a split is loaded for: its name, and whether it is trained on, or seen in several views."""
+
+    split: str
+    train: bool
+    views: Views = ONE_VIEW
+
+
+def _loader(config: Resolved, task: Task, source: Source, parallel: Slice, use: _Use) -> Loader:
+    train, views = use.train, use.views
+    plan, device = _plan(config, source, parallel, train=train), parallel.device
     if device.type == "cpu" and plan.augment.has_device_part:
         warn("augment.device=gpu: the model is on the CPU; batches are augmented there, in the training thread")
-    check_samples(plan, config.data.check, config.num_workers)
+    ledger = None
+    if config.on_error is OnError.skip:
+        plan = replace(plan, on_bad=OnBad.replace if train else OnBad.leave_out)
+        ledger = Ledger(use.split, source.where, len(source), config.max_errors)
+    most = ledger.most if ledger else 0
+    line = check_samples(plan, config.data.check, config.num_workers, most, _verify(config.data))
+    if line and not parallel.rank:
+        warn(line)
     if views.fivecrop:
         plan = five_crops(plan)
-    return _loader_of(config, task, plan, device, train=train)
+    loader = _loader_of(config, task, plan, device, train=train)
+    loader.ledger = ledger
+    return loader
+
+
+def _verify(data: DataConfig) -> str:
+    """The command that checks every sample of some data."""
+    words = [f"data={data.name}"] * (data.name != "auto") + [f"data.root={data.root}"] * bool(data.root)
+    return shlex.join(["verify", *words])
 
 
 def _loader_of(config: Resolved, task: Task, plan: Plan, device: torch.device, *, train: bool) -> Loader:
@@ -131,26 +161,25 @@ def _loader_of(config: Resolved, task: Task, plan: Plan, device: torch.device, *
 
 
 def _mix(config: Resolved, task: Task, source: Source) -> Mix | None:
-    """What mixes the images of a batch; None where targets are no classes.
+    """What mixes the images of a batch; None where the task's targets can't be mixed.
 
     Raises:
         ConfigError: that is asked for nevertheless.
     """
     num_outputs = task.num_outputs(source)
+    for key, able in (("mixup", task.mixes), ("cutmix", task.mixes and task.cuts)):
+        if (value := getattr(config.augment, key)) and not able:
+            raise ConfigError(
+                f"augment.{key}: {value} mixes targets as task={config.task.name} can't learn them; set augment.{key}=0"
+            )
     if task.mixes:
         return Mix(config.augment.mixup, config.augment.cutmix, num_outputs)
-    for key in ("mixup", "cutmix"):
-        if value := getattr(config.augment, key):
-            raise ConfigError(
-                f"augment.{key}: {value} mixes classes, and task={config.task.name} has none; set augment.{key}=0"
-            )
     return None
 
 
-def _source(config: Resolved, split: str, parallel: Slice, classes: Sequence[str] | None) -> Source:
+def _source(config: Resolved, split: str, parallel: Slice, classes: Sequence[str] | None = None) -> Source:
     """The samples of a split."""
-    splits = {"train": config.data.train_split, "val": config.data.val_split}
-    source = open_split(config.data, splits.get(split, split), classes)
+    source = open_split(config.data, split, classes)
     if config.data.allow_missing_classes and not parallel.rank and (lacking := classes_without_samples(source)):
         of = f"{len(lacking)} of {len(source.classes)} classes"
         warn(f"data.allow_missing_classes: {source.where} has no samples of {of}: {', '.join(lacking[:8])}")
@@ -167,17 +196,20 @@ def _plan(config: Resolved, source: Source, parallel: Slice, *, train: bool, kin
         rank=parallel.rank,
         world_size=parallel.world_size,
     )
+    if train and config.data.balance:
+        folder = getattr(config.data, "index_dir", None)
+        order = BalancedOrder(**vars(order), draw=ClassDraw(source, config.data.balance, config.seed, folder))
     if not len(order):
         raise ConfigError(
             f"batch_size: {order.global_batch} is more than the {len(source)} samples of {source.where}; "
             f"set batch_size={len(source) // order.world_size or 1} or less, or data.tail=wrap"
         )
-    decoder = decoders.build(config.decode)
+    decoder = decoders.build_for(config.data.channels, config.decode)
     limit = None if config.data.cache_gb is None else config.data.cache_gb * 1e9
     return kind(
         source=cached(source, config.data.cache, decoder, limit, share=_share(config, source, train=train)),
         decoder=decoder,
-        augment=augments.build(config.augment, size=config.image_size, train=train),
+        augment=augments.build_for(config.data.channels, config.augment, size=config.size, train=train),
         order=order,
         seed=config.seed,
     )
@@ -188,7 +220,7 @@ def _share(config: Config, source: Source, *, train: bool) -> float:
     if config.data.cache is Cache.none:
         return 1.0
     try:
-        other = sources.build(config.data, config.data.val_split if train else config.data.train_split)
+        other = open_part(config.data, "val" if train else "train")
     except EffLoopError:  # there is only this one
         return 1.0
     mine, others = (part.fingerprint()["bytes"] for part in (source, other))
@@ -220,7 +252,13 @@ class Data:
         """Names of the classes, in the order of their labels; empty where targets are no classes."""
         return list(self.train.classes)
 
+    @property
+    def target_names(self) -> list[str]:
+        """Names of the outputs: the classes, or of each of the numbers."""
+        return list(self.train.plan.source.target_names)
 
+
+@looking_once()
 def build_data(environment: Environment) -> Data:
     """Open both splits, and start what loads them.
 
@@ -228,19 +266,21 @@ def build_data(environment: Environment) -> Data:
         ConfigError, DataError: they can't be, or ranks have different data.
     """
     config, task, parallel = environment.config, environment.task, environment.parallel
-    train = _loader(config, task, "train", parallel)
+    train = _loader(config, task, _source(config, "train", parallel), parallel, _Use("train", True))
     batches, largest = _stages(environment, train)
-    val = _loader(config, task, "val", parallel)
+    val = _loader(config, task, _source(config, "val", parallel), parallel, _Use("val", False))
     fingerprints = {"train": train.plan.source.fingerprint(), "val": val.plan.source.fingerprint()}
     check_same_classes(train.plan.source, val.plan.source)
     parallel.assert_equal("the data", json.dumps(fingerprints, sort_keys=True))
-    notes = []
+    notes = [*dict.fromkeys(split.plan.source.note for split in (train, val) if split.plan.source.note)]
+    if line := train.plan.order.describe():
+        notes.append(line)
     if fingerprints["train"] == fingerprints["val"]:
         notes.append(
             f"validation uses the training images ({val.plan.source.where}): its scores say nothing about other "
             "images; set data.val_split to a split of images that aren't trained on"
         )
-        parallel.on_rank0(lambda: warn(notes[0]))
+        parallel.on_rank0(lambda: warn(notes[-1]))
     return Data(train, batches, largest, val, fingerprints, notes)
 
 
@@ -253,13 +293,15 @@ def _stages(environment: Environment, train: Loader) -> tuple[BatchStream, Loade
     config = environment.config
     if not config.progressive:
         return train, train
-    loaders = {config.image_size: train}
-    for size in config.progressive:
+    loaders, sizes = {config.size: train}, config.train_sizes
+    for size in sizes:
         if size not in loaders:
             try:
-                sized = replace(config, image_size=size)
-                loaders[size] = _loader(sized, environment.task, "train", environment.parallel)
+                sized = replace(config, image_size=list(size))
+                source = _source(sized, "train", environment.parallel)
+                loaders[size] = _loader(sized, environment.task, source, environment.parallel, _Use("train", True))
+                loaders[size].ledger = train.ledger
             except ConfigError as error:
                 raise ConfigError(f"progressive: at {size} pixels {error}") from error
-    stages = Stages(config.progressive, [loaders[size] for size in config.progressive], config.epochs)
-    return stages, loaders[max(config.progressive)]
+    stages = Stages(sizes, [loaders[size] for size in sizes], config.epochs)
+    return stages, loaders[max(sizes, key=lambda size: size.pixels)]

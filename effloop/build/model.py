@@ -19,8 +19,7 @@ def build_model(config: Resolved, num_outputs: int, device: torch.device) -> nn.
     wanted = config.model.num_classes
     if wanted is not None and wanted != num_outputs:
         raise ConfigError(
-            f"model.num_classes: {wanted}, but the data has {num_outputs} classes; "
-            f"set model.num_classes={num_outputs} or null"
+            f"model.num_classes: {wanted}, but the data has {num_outputs}; set model.num_classes={num_outputs} or null"
         )
     model = _tried(config, num_outputs)
     if config.model.freeze:
@@ -40,21 +39,23 @@ def _tried(config: Resolved, num_outputs: int) -> nn.Module:
     Raises:
         ConfigError: it can't.
     """
-    size = config.image_size
+    size = config.size
     try:
-        built: nn.Module = models.build(config.model, num_classes=num_outputs, image_size=config.image_size)
-        for size in dict.fromkeys([config.image_size, *config.progressive]):
+        built: nn.Module = models.build(
+            config.model, num_classes=num_outputs, image_size=config.image_size, channels=config.data.channels
+        )
+        for size in dict.fromkeys([config.size, *config.train_sizes]):
             with torch.no_grad():
-                outputs = built.eval()(torch.zeros(1, 3, size, size))
+                outputs = built.eval()(torch.zeros(1, config.data.channels, *size))
             if outputs.shape != (1, num_outputs):
                 raise ValueError(f"it gives {tuple(outputs.shape)} for one image, not (1, {num_outputs}) outputs")
     except EffLoopError:
         raise
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
-        key = "image_size" if size == config.image_size else "progressive"
+        key = "image_size" if size == config.size else "progressive"
+        name = getattr(config.model, "arch", config.model.name)
         raise ConfigError(
-            f"model: {getattr(config.model, 'arch', config.model.name)} can't be built for {key}={size}: {reason}; "
-            f"set another {key} or model"
+            f"model: {name} can't be built for {key}={size.word}: {reason}; set another {key} or model"
         ) from error
     return built

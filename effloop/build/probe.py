@@ -6,7 +6,6 @@ import hashlib
 import json
 import time
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,6 +19,7 @@ from effloop.build.environment import Environment
 from effloop.build.loader import Data, build_loader
 from effloop.build.resolve import Resolved
 from effloop.convert.progress import Meter
+from effloop.data.bad import OnError
 from effloop.data.cache.cached import decoder_identity
 from effloop.data.features import FeatureStream
 from effloop.data.loader import Loader
@@ -43,7 +43,11 @@ def check_probe(config: Resolved, parallel: Parallel) -> None:
         "progressive": (config.progressive, "[]"),
         "distill.teacher": (config.distill.teacher, "null"),
         "compile": (config.compile, "false"),
+        "on_error": ("skip" if config.on_error is OnError.skip else "", "fail"),
     }
+    for key in ("layer_decay", "head_lr"):
+        if getattr(config.optim, key) is not None:
+            raise ConfigError(f"optim.{key}: a probe trains the last layer only; set optim.{key}=null and lr")
     for key, (on, off) in of_images.items():
         if on:
             raise ConfigError(
@@ -68,10 +72,8 @@ def build_probe(
         DataError: a sample can't be read.
     """
     config = environment.config
-    head = find_head(model.eval(), config.image_size)
-    names = replace(config.data, val_split=config.data.train_split)
-    plain = replace(config, data=names)
-    train = build_loader(plain, "val", parallel=environment.parallel)  # without augmentation, in order
+    head = find_head(model.eval(), config.size, config.data.channels)
+    train = build_loader(config, "train", parallel=environment.parallel, evaluate=True)
     features, notes = Features(model, head), []
     splits = {}
     for split, loader in (("train", train), ("val", data.val)):

@@ -69,7 +69,7 @@ def tuned_workers(config: Config, parallel: Slice) -> tuple[int, str] | None:
     """
     if isinstance(config.num_workers, int) or parallel.world_size > 1 or not Findings.any_here(config, "tune"):
         return None
-    fingerprint = open_split(config.data, config.data.train_split).fingerprint()
+    fingerprint = open_split(config.data, "train").fingerprint()
     rows = Findings.of(config, fingerprint).rows("tune", pipeline_key(config, without=TUNED))
     numbers = [row for row in rows if isinstance(row.get("num_workers"), int) and row["num_workers"] >= 0]
     if not numbers:

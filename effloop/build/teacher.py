@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from effloop import config as configs
-from effloop.build.checks import fitting
+from effloop.build.checks import check_same_tensors, fitting, trained_names
 from effloop.build.environment import Environment
 from effloop.build.loader import Data
 from effloop.build.model import build_model
@@ -18,6 +18,7 @@ from effloop.build.race import state_preserved
 from effloop.build.resolve import resolved
 from effloop.checkpoint import files
 from effloop.errors import CheckpointError, ConfigError, DataError
+from effloop.task import tasks
 from effloop.train.distill import DistillationLoss, Teacher, TrainLoss
 
 
@@ -35,17 +36,18 @@ def build_loss(environment: Environment, data: Data, num_outputs: int) -> tuple[
             f"distill.teacher: task={environment.config.task.name} can't learn from a teacher; set distill.teacher=null"
         )
     try:
-        path = files.find(Path(config.teacher).expanduser(), "best")
-        state = files.read(path)
+        path = files.find(Path(config.teacher).expanduser(), "best", "")
+        state = files.read(path, "")
     except CheckpointError as error:
         raise CheckpointError(f"distill.teacher: {error}") from None
-    _check(state, path, environment, data)
+    with fitting("distill.teacher"):
+        _check(state, path, environment, data)
     teacher = _teacher(state, path, environment, num_outputs)
     parameters = sum(each.numel() for each in teacher.parameters())
     own = state["config"]
     line = (
         f"teacher  {path}: {own['model'].get('arch', own['model']['name'])}, {parameters:,} parameters, at "
-        f"{teacher.image_size} pixels; alpha {config.alpha:g}, temperature {config.temperature:g}"
+        f"{teacher.size} pixels; alpha {config.alpha:g}, temperature {config.temperature:g}"
     )
     return DistillationLoss(task, teacher, config), [line]
 
@@ -57,12 +59,18 @@ def _check(state: Mapping[str, Any], path: Path, environment: Environment, data:
         ConfigError, DataError: it is one.
     """
     task, taught = environment.config.task.name, state["config"]["task"]["name"]
+    channels, given = environment.config.data.channels, state["config"]["data"].get("channels", 3)
+    if channels != given:
+        raise ConfigError(
+            f"distill.teacher: {path} takes {given} channels, and data.channels is {channels}; choose another teacher"
+        )
     if taught != task:
         raise ConfigError(f"distill.teacher: {path} was trained with task={taught}, not {task}; choose another teacher")
-    if state["classes"] != data.classes:
+    names = trained_names(state)
+    if names != (ours := tuple(data.target_names)):
         raise DataError(
-            f"distill.teacher: {path} was trained on the classes {', '.join(state['classes'][:8])}, the data has "
-            f"{', '.join(data.classes[:8])}; choose a teacher of the same classes"
+            f"distill.teacher: {path} was trained on the classes {', '.join(names[:8])}, the data has "
+            f"{', '.join(ours[:8])}; choose a teacher of the same classes"
         )
 
 
@@ -79,7 +87,9 @@ def _teacher(state: Mapping[str, Any], path: Path, environment: Environment, num
         compile=ours.compile,
     )
     with state_preserved(nn.Module()), fitting("distill.teacher"):  # the student's random numbers stay as they were
-        model = build_model(theirs, num_outputs, device)
+        model, task = build_model(theirs, num_outputs, device), tasks.build(theirs.task).for_outputs(num_outputs)
+        check_same_tensors(model, state["model"])
         model.load_state_dict(state["model"])
+        task.load_state_dict(state.get("task", {}))
     own, given = ((each.data.mean or (), each.data.std or ()) for each in (theirs, ours))  # null is refused for a run
-    return Teacher(model, own, given, theirs.image_size)
+    return Teacher(task.finished(model), own, given, theirs.size)

@@ -13,16 +13,33 @@ from effloop.build.checks import fitting
 from effloop.build.environment import Environment, build_environment
 from effloop.build.learner import Advise, Learner, Start, build_learner
 from effloop.build.loader import Data, build_data
+from effloop.build.room import check_room
 from effloop.checkpoint import Checkpoints, checkpointers
 from effloop.config import Config
 from effloop.config.hydra_setup import run_folder
 from effloop.errors import ConfigError
 from effloop.profile import profilers
-from effloop.record import Metrics, Recorder, recorders
-from effloop.runs.folder import RunInfo, claim_run_dir, record_resume, record_start, state_recorded, write_run_info
+from effloop.record import SKIPPED, Metrics, Recorder, recorders
+from effloop.runs.folder import (
+    RunInfo,
+    claim_run_dir,
+    failure_recorded,
+    read_resumes,
+    record_resume,
+    record_start,
+    state_recorded,
+    write_run_info,
+    writing_to,
+)
+from effloop.runs.lock import lock, unlock
 from effloop.runs.reader import flatten
 from effloop.system.command import seconds_of_command
-from effloop.train.trainer import LoopConfig, Progress, Trainer
+from effloop.system.files import keep_rows, remove_stale
+from effloop.train.nan import POLICIES, NanPolicy
+from effloop.train.nan_list import LIST, NanContext
+from effloop.train.state import Progress
+from effloop.train.stopping import EarlyStop, StopConfig
+from effloop.train.trainer import LoopConfig, Trainer
 
 Begun = Callable[[Path], None]
 """Called on rank 0 with the run folder."""
@@ -43,7 +60,8 @@ def build_trainer(
         config: from `compose`.
         run_dir: the run folder; None is `{config.out}/{config.run}`.
         overrides: what the config was composed from, or changed by since, for the run folder.
-        resume: a checkpoint of `run_dir`, which must be given then, to continue in that same folder.
+        resume: a checkpoint of `run_dir`, which must be given then, to continue in that same folder; or `run_dir`, to
+            begin again what came to no checkpoint.
         begun: called on rank 0 with the run folder as soon as it is this run's, which may end before all is built.
         advise: what has lines of advice about the run; None gives none, and costs nothing.
 
@@ -55,7 +73,8 @@ def build_trainer(
     began, started_s = time.perf_counter(), seconds_of_command()
     environment = build_environment(config)
     data = build_data(environment)
-    environment = environment.for_outputs(environment.task.num_outputs(data.train.plan.source))
+    train = data.train.plan.source
+    environment = environment.for_outputs(environment.task.num_outputs(train)).fitted(train)
     start = Start.of(environment.config, resume)
     learner = build_learner(environment, data, start, advise)
     about = RunInfo(
@@ -64,25 +83,51 @@ def build_trainer(
         {"classes": data.classes, **data.fingerprints},
         environment.parallel.world_size,
     )
-    folder = environment.parallel.on_rank0(partial(_run_folder, about, run_dir, start, begun))
+    planned = run_dir or Path(run_folder(config.out, config.run))
+    environment.parallel.on_rank0(partial(check_room, environment.config, learner, start, planned))
+    folder = Path(environment.parallel.on_rank0(partial(_run_folder, about, planned, start, begun)))
     seconds = time.perf_counter() - began - learner.compile_s
     startup = {"start": started_s, "build": seconds, "compile": learner.compile_s}
-    return _trainer(environment, data, learner, start, Path(folder), startup)
+    with nullcontext() if environment.parallel.rank else failure_recorded(folder):
+        trainer = _trainer(environment, data, learner, start, folder, startup)
+        if start.in_place:  # not before: what can't be continued from leaves the folder as it is
+            environment.parallel.on_rank0(partial(_record_resume, about, folder, start))
+        for ledger in filter(None, (data.train.ledger, data.val.ledger)):
+            ledger.keep_in(folder / SKIPPED)
+        return trainer
 
 
-def _run_folder(about: RunInfo, run_dir: Path | None, start: Start, begun: Begun) -> str:
-    """The run folder, made with what it says of its run; or the one to continue in, brought up to date."""
-    if start.state and start.in_place:
-        assert run_dir is not None
-        record_start(run_dir)
-        record_resume(run_dir, about, start.state["progress"]["epoch"])
-        begun(run_dir)
+def _run_folder(about: RunInfo, run_dir: Path, start: Start, begun: Begun) -> str:
+    """The run folder, made with what it says of its run; or the one to continue in, which is this process's now."""
+    if start.in_place:
+        lock(run_dir)
+        try:
+            start.check_unchanged()
+        except ConfigError:
+            unlock(run_dir)
+            raise
+        with failure_recorded(run_dir), writing_to(run_dir):
+            read_resumes(run_dir)  # what would fail later
+            remove_stale(run_dir)
+            record_start(run_dir)
+            begun(run_dir)
         return str(run_dir)
-    made = claim_run_dir(run_dir or Path(run_folder(about.config.out, about.config.run)))
-    begun(made)
-    record_start(made)
-    write_run_info(made, about)
+    made = claim_run_dir(run_dir, again=start.again)
+    with failure_recorded(made), writing_to(made):
+        begun(made)
+        record_start(made)
+        write_run_info(made, about)
     return str(made)
+
+
+def _record_resume(about: RunInfo, run_dir: Path, start: Start) -> None:
+    """Note it, and leave what is done again out of the lists; in an epoch that goes on, what is skipped stands once."""
+    at = Progress(**start.state["progress"]) if start.state else Progress()
+    epochs = at.epoch + (at.samples_seen > 0)
+    with writing_to(run_dir):
+        record_resume(run_dir, about, start.epoch)
+        keep_rows(run_dir / LIST, lambda row: int(row["step"]) < at.step)
+        keep_rows(run_dir / SKIPPED, lambda row: row["split"] != "train" or int(row["epoch"]) < epochs)
 
 
 def _trainer(
@@ -90,6 +135,8 @@ def _trainer(
 ) -> Trainer:
     """All parts together, where `start` left them; `startup` has the seconds that building them took."""
     config, parallel = environment.config, environment.parallel
+    checkpoints = _checkpoints(environment, data, run_dir)
+    metrics = Metrics(environment.task.num_sums, parallel.device, parallel.sum)
     trainer = Trainer(
         model=learner.model,
         train_step=learner.train_step,
@@ -97,22 +144,43 @@ def _trainer(
         optimizer=learner.optimizer,
         schedule=learner.schedule,
         task=environment.task,
-        metrics=Metrics(environment.task.num_sums, parallel.device, parallel.sum),
+        metrics=metrics,
+        nan=_nan_policy(environment, data, learner, metrics, checkpoints),
         parallel=parallel,
         precision=environment.precision,
         recorder=_recorder(environment, start, run_dir, startup),
-        checkpoints=_checkpoints(environment, data, run_dir),
+        checkpoints=checkpoints,
         profiler=profilers.build(config.profile, run_dir, parallel.device, parallel.rank),
         train=learner.train,
         val=learner.val,
         recorded=nullcontext if parallel.rank else partial(state_recorded, run_dir),
+        stop=EarlyStop(config.stop, checkpoints.meter) if config.stop != StopConfig() else None,
         notes=[*environment.notes, *data.notes, *learner.notes],
         loop=LoopConfig(config.epochs, config.eval_every, config.accumulate, config.max_grad_norm),
     )
     if start.state:
         with fitting("resume"):
             trainer.load_state_dict(start.state)
+        if start.in_place and not parallel.on_rank0(checkpoints.has_best):
+            checkpoints.best = {}
     return trainer
+
+
+def _nan_policy(
+    environment: Environment, data: Data, learner: Learner, metrics: Metrics, checkpoints: Checkpoints
+) -> NanPolicy:
+    context = NanContext(
+        model=learner.model,
+        averaged=learner.average.model,
+        parallel=environment.parallel,
+        sums=metrics.sums,
+        accumulate=environment.config.accumulate,
+        scaler=environment.precision.scaler,
+        run_dir=checkpoints.folder.parent,
+        name=data.train.plan.source.name,
+        saved=checkpoints.close,
+    )
+    return POLICIES[environment.config.nan](context)
 
 
 def _recorder(environment: Environment, start: Start, run_dir: Path, startup: Mapping[str, float]) -> Recorder:
@@ -134,6 +202,7 @@ def _checkpoints(environment: Environment, data: Data, run_dir: Path) -> Checkpo
     facts = {
         "config": configs.to_dict(environment.recorded),
         "classes": data.classes,
+        "target_names": data.target_names,
         "num_outputs": environment.task.num_outputs(data.train.plan.source),
         "data": data.fingerprints,
         "world_size": environment.parallel.world_size,

@@ -5,12 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from effloop.checkpoint import files
-from effloop.registry import PartConfig, Registry
+from effloop.checkpoint.save import Store
+from effloop.checkpoint.snapshot import Snapshots
+from effloop.checkpoint.writer import Writer
+from effloop.errors import CheckpointError, ConfigError
+from effloop.registry import PartConfig, Registry, either
 from effloop.system.processes import interrupts_deferred
+from effloop.system.signals import PATIENCE_S
 from effloop.task import Meter
 
 
@@ -21,9 +27,36 @@ class CheckpointConfig(PartConfig):
     Attributes:
         best_by: the validation score that decides which epoch was the best; null is the objective's, or the task's
             first one.
+        every_steps: updates from one checkpoint to the next within an epoch; null is after each epoch only.
+        every_minutes: the same by time; with both, whichever comes first.
+        keep: older checkpoints to keep beside the last and the best one, as step-UPDATES.ckpt.
+        background: write while training goes on, which takes memory for a copy of all that is saved.
+        patience_s: seconds without a batch after which a run that is asked to stop ends without saving.
+        writes: whether there are any.
     """
 
+    writes: ClassVar[bool] = True
+
     best_by: str | None = None
+    every_steps: int | None = None
+    every_minutes: float | None = None
+    keep: int = 1
+    background: bool = True
+    patience_s: float = PATIENCE_S
+
+    def __post_init__(self) -> None:
+        if self.every_steps is not None and self.every_steps < 1:
+            raise ConfigError(
+                f"checkpoint.every_steps: {self.every_steps} is not allowed; set a number of updates from 1, or null"
+            )
+        if self.every_minutes is not None and not 0 < self.every_minutes < math.inf:
+            raise ConfigError(
+                f"checkpoint.every_minutes: {self.every_minutes} is not allowed; set a number above 0, or null"
+            )
+        if not 0 < self.patience_s < math.inf:
+            raise ConfigError(f"checkpoint.patience_s: {self.patience_s} is not allowed; set a number above 0")
+        if self.keep < 0:
+            raise ConfigError(f"checkpoint.keep: {self.keep} is not allowed; set a number from 0")
 
 
 class Checkpoints:
@@ -44,16 +77,59 @@ class Checkpoints:
         self.best: dict[str, float] = {}
 
     def note(self, epoch: int, scores: Mapping[str, float]) -> bool:
-        """Remember an epoch's validation scores if they are the best so far; whether they are."""
+        """Remember an epoch's validation scores if they are the best so far; whether they are.
+
+        The first epoch is, until one is better; any score is better than NaN.
+        """
         name, sign = self.meter.name, 1 if self.meter.higher_is_better else -1
-        value = scores[name]
-        if self.best and not sign * value > sign * self.best[name] and not math.isnan(self.best[name]):
+        value, before = scores[name], self.best.get(name, math.nan)
+        if self.best and not sign * value > sign * before and not (math.isnan(before) and not math.isnan(value)):
             return False
         self.best = {**scores, "epoch": epoch}
         return True
 
+    def has_best(self) -> bool:
+        """Whether the weights of the best epoch so far are those that are kept as the best.
+
+        They aren't where a run goes on from before a better epoch: the next one is its best then, and takes their
+        place.
+        """
+        return True
+
+    def doubt(self) -> str:
+        """What users should know of how the best epoch is chosen; empty where its score is a number, or none is."""
+        known = [name for name, value in self.best.items() if name != "epoch" and not math.isnan(value)]
+        if not known or self.meter.name in known:
+            return ""
+        return (
+            f"warning: {self.meter.label} of the validation is no number, so the first epoch counts as the best; "
+            f"set checkpoint.best_by={either(known)}"
+        )
+
     def save(self, state: dict[str, Any], *, is_best: bool) -> None:
-        """Save a state, if this checkpointer does."""
+        """Save a state, if this checkpointer does; it may be written when this has returned.
+
+        Args:
+            state: nested dicts, lists and tuples of tensors and plain values, which may change at once afterwards.
+            is_best: whether it is the best so far.
+
+        Raises:
+            CheckpointError: it could not be written, or the one before could not.
+        """
+
+    def check(self) -> None:
+        """Say whether a save that was begun has failed; takes no time.
+
+        Raises:
+            CheckpointError: it has; said once.
+        """
+
+    def close(self) -> None:
+        """Wait for the save that was begun, if one was.
+
+        Raises:
+            CheckpointError: it has failed, and that wasn't said yet.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": dict(self.best)}
@@ -65,18 +141,69 @@ class Checkpoints:
 checkpointers: Registry[Checkpoints] = Registry("checkpoint")
 
 
-@checkpointers.register("none", CheckpointConfig)
+@dataclass
+class NoCheckpointsConfig(CheckpointConfig):
+    """Fields of what writes none."""
+
+    writes = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for key in ("every_steps", "every_minutes"):
+            if (value := getattr(self, key)) is not None:
+                raise ConfigError(
+                    f"checkpoint.{key}: {value}, but checkpoint=none writes none; drop it, or set checkpoint=last_best"
+                )
+
+
+@checkpointers.register("none", NoCheckpointsConfig)
 class NoCheckpoints(Checkpoints):
     """Nothing is written."""
 
 
 @checkpointers.register("last_best", CheckpointConfig)
 class LastAndBest(Checkpoints):
-    """last.ckpt after every epoch, and best.ckpt."""
+    """last.ckpt after every epoch, best.ckpt, and a few before the last.
+
+    One save is under way at a time: the next one waits for it.
+    """
+
+    def __init__(self, config: CheckpointConfig, meter: Meter, run_dir: Path, facts: Mapping[str, Any]) -> None:
+        super().__init__(config, meter, run_dir, facts)
+        self._store = Store(self.folder, config.keep)
+        self._snapshots = Snapshots(host=config.background)
+        self._writer = Writer(background=config.background)
+        self._last_step: int | None = None
+
+    def has_best(self) -> bool:
+        try:
+            kept = files.peek(self.folder / "best.ckpt")["checkpoints"]["best"]
+        except CheckpointError:
+            return False
+        return bool(kept.get("epoch") == self.best.get("epoch"))
 
     def save(self, state: dict[str, Any], *, is_best: bool) -> None:
-        last = self.folder / "last.ckpt"
+        with interrupts_deferred():  # in the middle of `torch.save` one becomes a RuntimeError
+            self._writer.wait()
+            snapshot = self._snapshots.take({**self.facts, **state})
+            if not self.config.background:
+                self._snapshots = Snapshots()  # whose memory is needed elsewhere
+            self._writer.start(partial(self._write, snapshot, is_best))
+
+    def check(self) -> None:
+        self._writer.check()
+
+    def close(self) -> None:
         with interrupts_deferred():
-            files.write(last, {**self.facts, **state})
-            if is_best:
-                files.link(last, self.folder / "best.ckpt")
+            self._writer.wait()
+
+    def _write(self, state: dict[str, Any], is_best: bool) -> None:
+        before, self._last_step = self._last_step, None  # after a failure it isn't known
+        self._store.save(state, is_best=is_best, last_step=self._step_on_disk() if before is None else before)
+        self._last_step = int(state["progress"]["step"])
+
+    def _step_on_disk(self) -> int | None:
+        try:
+            return files.position(self.folder / "last.ckpt")["step"]
+        except CheckpointError:  # none yet, or a broken one, which isn't worth keeping
+            return None

@@ -11,9 +11,9 @@ from effloop.cli.layout import in_columns
 from effloop.cli.operations import operation_lines
 from effloop.config import Config, hydra_setup
 from effloop.config.keys import Key, keys_of
-from effloop.config.suggestions import meant
 from effloop.errors import ConfigError
 from effloop.registry import Registry, groups
+from effloop.spelling.suggestions import meant
 
 GROUPS = (*Config.GROUPS, hydra_setup.EXPERIMENT)
 """What parts are chosen for."""

@@ -1,16 +1,30 @@
-"""`eval`: the scores of a checkpoint."""
+"""`eval`: the scores of a checkpoint, and where it fails."""
 
 from __future__ import annotations
 
+import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from effloop.cli.command import RunOptions, command
+from effloop.data.loader import Loader
+from effloop.errors import ConfigError, warn
 from effloop.inference.trained import Trained
+from effloop.report.evaluation import EVALUATIONS, Evaluation, cell_text, write_evaluation
+from effloop.task.details import NUM_BINS, Details, Row
+from effloop.train.evaluation import Facts
 from effloop.train.views import ViewName, Views
+
+_MAX_ROWS, _MAX_MISTAKES = 20, 8
+"""Classes, and pairs of them that are confused, on the screen."""
 
 
 @dataclass(frozen=True)
@@ -21,29 +35,122 @@ class EvalOptions(RunOptions):
         run: the folder of a run, a .ckpt file, or a file by export.
         split: val, train or any other split of the data, e.g. test; its images are never augmented.
         tta: test-time augmentation: the mean over each image and its mirror image, over five crops, or both.
+        out: the folder for tables and pictures; without it RUN/eval/SPLIT, or FILE.eval/SPLIT.
     """
 
     split: str = "val"
     tta: tuple[ViewName, ...] = ()
+    out: Path | None = None
 
 
 @command("eval", EvalOptions, "outputs/first split=test tta=flip")
 def evaluate(options: EvalOptions, overrides: list[str]) -> int:
-    """Score a run's best checkpoint, or a file, on a split."""
-    trained = Trained.open(options.run, overrides)
+    """Score a run's best checkpoint, or a file, and show where it fails.
+
+    Scores of each class, the confusion matrix, calibration and the worst samples are also files, for the run's report.
+    """
+    trained = Trained.open(options.run, overrides, command="eval")
     views = Views.of(options.tta)
     loader = trained.loader(options.split, views)
+    if options.out:
+        _check_writable(options.out)
+    source, facts = loader.plan.source, Facts(trained.task)
     started = time.perf_counter()
-    found = trained.evaluate_views(loader, views)
-    speed = len(loader.plan.source) / (time.perf_counter() - started)
+    found = trained.evaluate_views(loader, views, facts)
+    speed = len(source) / (time.perf_counter() - started)
     print(f"{trained.describe()}, on {loader.describe()}, {speed:,.0f} images/s")
+    collected = facts.collected()
+    scored = len(collected.ids)
+    _print_scores(options, trained, found, scored)
+    if left_out := len(source) - scored:
+        print(f"{left_out:,} left out: on_error=skip, of images that can't be loaded")
+    details = trained.task.details(collected.outputs, collected.targets, source.target_names)
+    if details:
+        _print_details(details, source.target_names)
+        told = {
+            "split": options.split,
+            "tta": [*options.tta],
+            "model": str(trained.path),
+            "epoch": trained.facts["progress"]["epoch"] - 1,
+            "data": source.where,
+            "samples": scored,
+            "skipped": left_out,
+            "scores": found[-1],
+        }
+        _write(options, Evaluation(told, source.target_names, details), loader)
+    return 0
+
+
+def _print_scores(options: EvalOptions, trained: Trained, found: Sequence[dict[str, float]], samples: int) -> None:
+    """A row of the task's scores without and, if there is any, with test-time augmentation."""
     table = Table()
     meters = [meter for meter in trained.task.meters if meter.name in found[0]]
-    several = len(views) > 1
+    several = len(found) > 1
     for heading in (*["tta"] * several, "samples", *(meter.name for meter in meters)):
         table.add_column(heading, justify="right")
-    for name, scores in zip(("none", f"{','.join(options.tta)}: {len(views)} views"), found, strict=several):
+    names = ("none", f"{','.join(options.tta)}: {len(Views.of(options.tta))} views")
+    for name, scores in zip(names, found, strict=several):
         values = (meter.text(scores[meter.name]) for meter in meters)
-        table.add_row(*[name] * several, f"{len(loader.plan.source):,}", *values)
+        table.add_row(*[name] * several, f"{samples:,}", *values)
     Console().print(table)
-    return 0
+
+
+def _print_details(details: Details, names: Sequence[str]) -> None:
+    """The worst classes or outputs, which classes are confused most often, and the calibration error."""
+    _print_rows(details.rows, details.percent)
+    counts = {row.get("class"): row.get("samples") for row in details.rows}
+    mistakes = [
+        {"class": names[label], "taken_for": names[other], "samples": count, "share": count / counts[names[label]]}
+        for label, other, count in details.mistakes[:_MAX_MISTAKES].tolist()
+    ]
+    if len(names) > 2 and mistakes:  # of two classes the table above says it all
+        print("most often confused:")
+        _print_rows(mistakes, details.percent)
+    if details.calibration_error is not None:
+        print(f"calibration error {details.calibration_error:.2%}, by {NUM_BINS} bins of the probability")
+
+
+def _print_rows(rows: Sequence[Row], percent: bool) -> None:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in rows[0]:
+        is_text = any(isinstance(row[name], str) for row in rows)
+        table.add_column(name.replace("_", " "), justify="left" if is_text else "right", overflow="fold")
+    for row in rows[:_MAX_ROWS]:
+        table.add_row(*(Text(cell_text(value, percent=percent)) for value in row.values()))
+    if len(rows) > _MAX_ROWS:
+        table.caption = f"the worst {_MAX_ROWS} of {len(rows):,}"
+    Console().print(table)
+
+
+def _folder(options: EvalOptions) -> Path:
+    """Where tables and pictures go."""
+    if options.out:
+        return options.out
+    split, run = re.sub(r"[^\w-]", "_", options.split), options.run
+    return (run / EVALUATIONS if run.is_dir() else run.with_name(f"{run.name}.{EVALUATIONS}")) / split
+
+
+def _check_writable(out: Path) -> None:
+    """Make the folder, before there is anything to write to it.
+
+    Raises:
+        ConfigError: it can't be made or written to.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise ConfigError(f"out: '{out}' can't be written: {error.strerror}; set out=FOLDER") from None
+
+
+def _write(options: EvalOptions, found: Evaluation, loader: Loader) -> None:
+    """Write the files and say where they are, or why they can't be."""
+    worst, folder = [row["id"] for row in found.details.worst], _folder(options)
+    keys = [loader.plan.source.key(sample) for sample in worst]
+    try:
+        names = write_evaluation(folder, found, keys, loader.pictures(worst))
+    except OSError as error:
+        warn(f"'{error.filename or folder}' can't be written: {error.strerror}; set out=FOLDER for tables and pictures")
+        return
+    print(f"{folder}: {', '.join(names)}")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import MISSING
 from itertools import islice
 
 from effloop.cli.choices import GROUPS, choices_of
-from effloop.cli.command import Command, commands
+from effloop.cli.command import Command
 from effloop.cli.layout import WIDTH, in_columns
 from effloop.cli.options import Option, options_of
 from effloop.config import Config
@@ -17,7 +17,7 @@ from effloop.errors import ConfigError
 from effloop.registry import groups
 
 
-def overview() -> str:
+def overview(commands: Iterable[Command]) -> str:
     """All commands, all parts, and the keys that are changed most."""
     problem: list[str] = []
     try:
@@ -31,7 +31,7 @@ def overview() -> str:
         "  effloop [COMMAND] [OPTION=VALUE ...] [OVERRIDE ...]",
         "",
         "Commands, of which COMMAND --help shows the options; train if there is none:",
-        *in_columns((each.name, each.summary) for each in _ordered()),
+        *in_columns((each.name, each.summary) for each in _ordered(commands)),
         "",
         "Parts, each chosen by GROUP=NAME; list GROUP says what they are:",
         *in_columns(names, max_lines=2),  # of more there are too many to be named here
@@ -44,9 +44,9 @@ def overview() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _ordered() -> list[Command]:
+def _ordered(commands: Iterable[Command]) -> list[Command]:
     """The commands by name, the one that is meant without any first."""
-    return sorted(commands.values(), key=lambda each: (each.name != "train", each.name))
+    return sorted(commands, key=lambda each: (each.name != "train", each.name))
 
 
 def of_command(command: Command) -> str:
@@ -58,7 +58,7 @@ def of_command(command: Command) -> str:
     for paragraph in command.about.split("\n\n"):
         lines += [*textwrap.wrap(paragraph, WIDTH), ""]
     lines += in_columns((option.usage, _meaning(option)) for option in options)
-    if command is commands["train"]:
+    if command.name == "train":
         lines += ["", "An OVERRIDE chooses a part, GROUP=NAME (see list), or sets a key of the config:"]
         lines += in_columns(_keys())
     elif command.overrides:

@@ -2,59 +2,99 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+import traceback
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import effloop
 from effloop import registry
-from effloop.cli import (  # noqa: F401
-    bench,
-    choices,
-    convert,
-    diagnose,
-    diff,
-    evaluate,
-    export,
-    predict,
-    replay,
-    report,
-    resume,
-    show,
-    train,
-    tune,
-    verify,
-)
-from effloop.cli.command import commands
-from effloop.cli.help import of_command, overview
+from effloop.cli.early import refuse_early
 from effloop.cli.options import options_of
 from effloop.cli.spelling import refuse_other_styles
-from effloop.errors import ConfigError, EffLoopError, InterruptedRunError
-from effloop.parallel.rank_env import detect_launcher
+from effloop.errors import (
+    BUG,
+    ConfigError,
+    EffLoopError,
+    InterruptedRunError,
+    PreemptedRunError,
+    printable,
+    printable_lines,
+)
+from effloop.system.bus_errors import bus_errors_explained
 from effloop.system.command import command_timed
 from effloop.system.processes import discard_output
+from effloop.system.signals import ending_from_the_start
+from effloop.system.terminal import escaped_output
+
+if TYPE_CHECKING:
+    from effloop.cli.command import Command
+
+MODULES = {
+    "bench": "bench",
+    "list": "choices",
+    "convert": "convert",
+    "diagnose": "diagnose",
+    "diff": "diff",
+    "eval": "evaluate",
+    "export": "export",
+    "lr": "lr",
+    "predict": "predict",
+    "replay": "replay",
+    "report": "report",
+    "resume": "resume",
+    "show": "show",
+    "train": "train",
+    "tune": "tune",
+    "verify": "verify",
+}
+"""Command -> the module of this folder that has it, imported when it is asked for: most import torch."""
+
+
+def command_named(name: str) -> Command:
+    """A command of `MODULES`."""
+    importlib.import_module(f"effloop.cli.{MODULES[name]}")
+    return importlib.import_module("effloop.cli.command").commands[name]  # type: ignore[no-any-return]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code.
 
     0, 1 for data that `verify` finds fault with, a replay's other numbers or an export's other outputs, 2 for what the
-    user can fix, 130 for Ctrl-C.
+    user can fix, 70 for a bug, 75 for a run that was saved when it was told to end, 130 for Ctrl-C. With --debug
+    exceptions are raised.
     """
     args = list(sys.argv[1:] if argv is None else argv)
+    with escaped_output():
+        return _run(args, whole_process=argv is None)
+
+
+def _run(args: list[str], *, whole_process: bool) -> int:
+    debug = "--debug" in args
+    if whole_process and not {*args[:1]} & (MODULES.keys() - {"train", "resume"}):
+        ending_from_the_start()
     try:
-        with command_timed(whole_process=argv is None):
+        with command_timed(whole_process=whole_process), bus_errors_explained(EffLoopError.exit_code):
             return _dispatch(args)
     except EffLoopError as error:
-        if "--debug" in args and not isinstance(error, InterruptedRunError):
+        if debug and not isinstance(error, InterruptedRunError | PreemptedRunError):
             raise
-        print(f"effloop: {error}", file=sys.stderr)
+        print(f"effloop: {printable_lines(str(error))}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:  # whoever read our output has gone
         discard_output()
         return 141
     except KeyboardInterrupt:
         print("effloop: interrupted", file=sys.stderr)
-        return 130
+        return InterruptedRunError.exit_code
+    except Exception as error:
+        if debug:
+            raise
+        traceback.print_exc()
+        what = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}".removesuffix(": ")
+        print(f"effloop: bug: {printable(what)}; please report it with the lines above", file=sys.stderr)
+        return BUG
 
 
 def entry() -> None:
@@ -65,24 +105,48 @@ def entry() -> None:
 def _dispatch(args: list[str]) -> int:
     debug = [word for word in args if word == "--debug"]
     args = _without_plugins([word for word in args if word != "--debug"])
-    name = args[0] if args and args[0] in commands else None
+    is_key = "".join(args[1:2]).startswith("=")  # `lr = 0.1` is a key, and a mistake
+    name = args[0] if args and args[0] in MODULES and not is_key else None
     if {"-h", "--help"} & {*args}:
-        print(of_command(commands[name]) if name else overview(), end="")
+        _help(name)
         return 0
     if "--version" in args:
         print(f"effloop {effloop.__version__}")
         return 0
-    asked = commands[name or "train"]
-    refuse_other_styles(args[1:] if name else args, options_of(asked.options), overrides=asked.overrides)
-    if not name and args and args[0][:1] not in ("-", "~") and "=" not in args[0]:
-        raise ConfigError(f"'{args[0]}' is not a command; {registry.choices(args[0], commands)}")
+    is_word = bool(args) and args[0][:1] not in ("-", "~") and "=" not in args[0]
+    if is_word and not name and not is_key:
+        raise ConfigError(f"'{args[0]}' is not a command; {registry.choices(args[0], MODULES)}")
+    words = args[1:] if name else args
+    refuse_early(name or "train", words)
+    return _call(command_named(name or "train"), words, debug)
+
+
+def _call(asked: Command, words: list[str], debug: list[str]) -> int:
+    from effloop.config import Config
+    from effloop.config.keys import keys_of
+    from effloop.parallel.rank_env import detect_launcher
+
+    options = options_of(asked.options)
+    names = [option.name for option in options]
+    refuse_other_styles(
+        words,
+        [option.usage for option in options],
+        lambda: [*names, *([*registry.groups, *keys_of(Config)] if asked.overrides else ())],
+    )
     if not asked.of_ranks and (env := detect_launcher()) and env.world_size > 1:
         if env.rank:
             return ConfigError.exit_code  # one line is enough
         raise ConfigError(
-            f"{name}: this is one of {env.world_size} ranks, but a single process does it; leave torchrun or srun out"
+            f"{asked.name}: this is one of {env.world_size} ranks, but a single process does it; leave torchrun or "
+            "srun out"
         )
-    return asked.run([*(args[1:] if name else args), *debug])
+    return asked.run([*words, *debug])
+
+
+def _help(name: str | None) -> None:
+    from effloop.cli.help import of_command, overview
+
+    print(of_command(command_named(name)) if name else overview(map(command_named, MODULES)), end="")
 
 
 def _without_plugins(args: list[str]) -> list[str]:

@@ -174,6 +174,17 @@ def _is_value(word: str) -> bool:
     return os.path.exists(word) or not (word.startswith("-") or deletes or "=" in word)
 
 
+def refuse_misspelt(command: str, word: str, options: Collection[str], keys: Collection[str]) -> None:
+    """Check that a word isn't a misspelt option; arguments as of `parse`.
+
+    Raises:
+        ConfigError: it is close to one, and no key.
+    """
+    key, equals, _ = word.partition("=")
+    if equals and key.isidentifier() and key not in keys and (close := difflib.get_close_matches(key, options, n=1)):
+        raise ConfigError(f"{command}: no option '{key}'; have {', '.join(options)}; did you mean '{close[0]}'?")
+
+
 def parse(described: type[T], command: str, words: Sequence[str], keys: Collection[str] = ()) -> tuple[T, list[str]]:
     """The options among `words`, and the other words.
 
@@ -191,7 +202,7 @@ def parse(described: type[T], command: str, words: Sequence[str], keys: Collecti
     given: dict[str, Any] = {}
     rest = []
     for word in words:
-        key, equals, value = word.partition("=")
+        key, _, value = word.partition("=")
         if key in named and value:
             read = named[key].value(value)
             if given.setdefault(key, read) != read:
@@ -202,11 +213,8 @@ def parse(described: type[T], command: str, words: Sequence[str], keys: Collecti
             raise ConfigError(f"{command}: '{word}' has no value; set {example} or drop it")
         elif word in [option.usage for option in named.values()]:
             given[word.removeprefix("--")] = True
-        elif (
-            equals and key.isidentifier() and key not in keys and (close := difflib.get_close_matches(key, named, n=1))
-        ):
-            raise ConfigError(f"{command}: no option '{key}'; have {', '.join(named)}; did you mean '{close[0]}'?")
         else:
+            refuse_misspelt(command, word, named, keys)
             rest.append(word)
     for option in options:
         if option.positional and option.many:

@@ -23,11 +23,16 @@ from effloop.data.image.other import EXTENSIONS
 from effloop.data.source import Source
 from effloop.data.source.auto import format_of
 from effloop.data.source.files import Unlabelled, find_images
+from effloop.data.source.manifest.layout import NoTargetsError
+from effloop.data.source.manifest.source import listed_images
 from effloop.errors import ConfigError, DataError
 from effloop.inference.predict import Predictions
 from effloop.inference.trained import Trained
 from effloop.inference.writers import Columns, check_writable, rows_of, writing
 from effloop.train.views import ViewName, Views
+
+_OWN = ("path", "target", "error")
+"""Columns beside the task's."""
 
 _SHOWN = 20
 """Rows on the screen, and bad images that are named there."""
@@ -43,7 +48,7 @@ class PredictOptions(RunOptions):
             the run's own data, or that of data.root.
         split: of a dataset: val, which is the default, train or any other.
         out: a table with a row for each image: .csv, .tsv, .jsonl or .parquet; without it the first 20 are shown.
-        top: how many classes for each image.
+        top: how many classes for each image; of a task that ranks them.
         scores: add the score of each class.
         tta: test-time augmentation, as of eval.
     """
@@ -64,7 +69,9 @@ def predict(options: PredictOptions, overrides: list[str]) -> int:
     """
     if options.out:
         check_writable(options.out)
-    trained = Trained.open(options.run, overrides)
+    trained = Trained.open(options.run, overrides, command="predict")
+    if options.top > 1 and not trained.task.ranks:
+        raise ConfigError(f"top: {options.top}, but task={trained.config.task.name} ranks no classes; leave top out")
     source, has_targets = _source(options, overrides, trained)
     predictions = Predictions.of(trained, Unlabelled(source), Views.of(options.tta))
     print(f"{trained.describe()}, on {predictions.loader.describe()}", flush=True)
@@ -72,10 +79,11 @@ def predict(options: PredictOptions, overrides: list[str]) -> int:
     shown = _write(options, predictions, source if has_targets else None)
     seconds = time.perf_counter() - started
     if shown:
-        _show(shown, len(predictions))
+        _show(shown, len(predictions), ".4f" if trained.task.digits else ".6g")
     _warn(predictions)
     to = f" -> {options.out}" if options.out else ""
-    print(f"{len(predictions):,} images in {seconds:.1f} s, {len(predictions) / seconds:,.0f} images/s{to}")
+    what = f"{len(predictions):,} image{'s' * (len(predictions) != 1)}"
+    print(f"{what} in {seconds:.1f} s, {len(predictions) / seconds:,.0f} images/s{to}")
     return 0
 
 
@@ -101,7 +109,12 @@ def _source(options: PredictOptions, overrides: Sequence[str], trained: Trained)
         return find_images(options.paths), False
     if len(options.paths) > 1:
         raise ConfigError(f"predict: '{datasets[0]}' is a dataset, which stands alone; drop the other paths")
-    return trained.source(split, datasets[0]), True
+    try:
+        return trained.source(split, datasets[0]), True
+    except NoTargetsError:
+        if options.split or datasets[0].is_dir():
+            raise
+        return listed_images(datasets[0]), False
 
 
 def _is_dataset(path: Path) -> bool:
@@ -126,7 +139,8 @@ def _write(options: PredictOptions, predictions: Predictions, source: Source | N
         ConfigError: the file can't be written.
     """
     rows: list[dict[str, Any]] = []
-    with writing(options.out) if options.out else nullcontext() as writer, Progress() as progress:
+    digits = predictions.trained.task.digits
+    with writing(options.out, digits) if options.out else nullcontext() as writer, Progress() as progress:
         found = predictions.columns(options.top, every=options.scores)
         progress.begin("predicted", len(predictions))
         for ids, columns in found:
@@ -134,7 +148,7 @@ def _write(options: PredictOptions, predictions: Predictions, source: Source | N
             if writer:
                 writer.write(table)
             elif len(rows) < _SHOWN:
-                rows += rows_of(table)
+                rows += rows_of(table, digits)
             progress.advance(len(ids))
         if len(predictions.problems) == len(predictions):  # before a file takes its name
             _warn(predictions)
@@ -156,13 +170,21 @@ def _table(predictions: Predictions, ids: Sequence[int], columns: Columns, sourc
     samples = predictions.loader.plan.source
     return {
         "path": [samples.raw_key(sample).decode("utf-8", "backslashreplace") for sample in ids],
-        **columns,
+        **{_free(name, columns): values for name, values in columns.items()},
         **({"target": [source.target_name(sample) for sample in ids]} if source else {}),
         "error": [predictions.problems.get(sample, "") for sample in ids],
     }
 
 
-def _show(rows: Sequence[dict[str, Any]], count: int) -> None:
+def _free(name: str, columns: Columns) -> str:
+    """A name for a column of the task's: that of a number can be one that the table has itself."""
+    free = name
+    while free in _OWN or (free != name and free in columns):
+        free = f"output_{free}"
+    return free
+
+
+def _show(rows: Sequence[dict[str, Any]], count: int, form: str) -> None:
     """Print rows as a table, without columns that have nothing in them, and paths from the folder that all are in."""
     table = Table(title=f"the first {len(rows)} of {count:,} images" if count > len(rows) else None)
     folders = [os.path.dirname(row["path"]) for row in rows]
@@ -173,9 +195,9 @@ def _show(rows: Sequence[dict[str, Any]], count: int) -> None:
         is_text = any(isinstance(row[name], str) for row in rows)
         table.add_column(name, justify="left" if is_text else "right", overflow="fold")
     for row in rows:
-        table.add_row(*(_cell(row[name]) for name in names))
+        table.add_row(*(_cell(row[name], form) for name in names))
     Console().print(table)
 
 
-def _cell(value: str | float | None) -> Text:
-    return Text("" if value is None else value if isinstance(value, str) else f"{value:.4f}")
+def _cell(value: str | float | None, form: str) -> Text:
+    return Text("" if value is None else value if isinstance(value, str) else f"{value:{form}}")

@@ -117,8 +117,7 @@ def find_differences(original: RunRecord, config: Config) -> Iterator[str]:
         if differs := "; ".join(entry["differs"]):
             yield f"it was resumed at epoch {entry['epoch']} in another environment: {differs}"
     yield from compare.environments(original.environment, _environment(config, _num_ranks(original, config) or 1))
-    names = {"train": config.data.train_split, "val": config.data.val_split}
-    opened = {split: open_split(config.data, name) for split, name in names.items()}
+    opened = {split: open_split(config.data, split) for split in ("train", "val")}
     fingerprints = {split: source.fingerprint() for split, source in opened.items()}
     data = {"classes": list(opened["train"].classes), **fingerprints, **initial_files(config)}
     yield from compare.inputs(original.data, data) if original.data else ["data: not recorded then"]

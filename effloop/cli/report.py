@@ -9,7 +9,7 @@ from pathlib import Path
 
 from effloop.cli.command import command
 from effloop.registry import load_plugins
-from effloop.report.files import PLOT, REPORT, SUMMARY, print_tables, write_report
+from effloop.report.files import MEANS, PLOT, REPORT, SUMMARY, print_tables, write_report
 from effloop.runs.reader import SWEEP, RunRecord, find_runs, meters_of_runs, unstarted_jobs
 from effloop.task import check_objective
 
@@ -47,7 +47,8 @@ def report(options: ReportOptions, _: list[str]) -> int:
     for path in options.runs:
         if missing := unstarted_jobs(path):
             print(f"{path}: jobs that haven't started: {missing}")
-    print(f"report: {folder / REPORT}   beside it: {PLOT}, {SUMMARY}")
+    files = [name for name in (PLOT, SUMMARY, MEANS) if (folder / name).is_file()]
+    print(f"report: {folder / REPORT}   beside it: {', '.join(files)}")
     return 0
 
 

@@ -15,6 +15,7 @@ from effloop.config import Config, hydra_app
 from effloop.errors import ConfigError, EffLoopError
 from effloop.record import grid
 from effloop.runs.folder import RunInfo, claim_run_dir, write_run_info
+from effloop.runs.lock import unlock
 
 _MAX_PIXELS = 80_000_000  # Pillow and others warn of, or refuse, pictures of more than 89 million
 
@@ -73,19 +74,25 @@ def _draw(options: ShowOptions, config: Config, overrides: Sequence[str], run_di
     with closing(build_loader(config, options.split)) as loader:
         source = loader.plan.source
         samples = min(options.samples, len(source))
-        pixels = grid.Layout(config.image_size, samples, epochs).pixels
+        pixels = grid.Layout(config.size, samples, epochs).pixels
         if pixels > _MAX_PIXELS:
             raise ConfigError(
-                f"samples: {samples} x {epochs} epochs of image_size={config.image_size} are, with their names, "
+                f"samples: {samples} x {epochs} epochs of image_size={config.size.word} are, with their names, "
                 f"{pixels / 1e6:.1f} million pixels; at most {_MAX_PIXELS // 10**6} are allowed: set fewer samples or "
                 "epochs, or a smaller image_size"
             )
+        if source.about_targets:
+            print(loader.describe())
+        if line := loader.plan.order.describe():
+            print(line)
         picture = grid.draw(loader.preview(samples, epochs))
     run_dir = claim_run_dir(run_dir)
-    data = {"classes": list(source.classes), options.split: source.fingerprint()}
-    write_run_info(run_dir, RunInfo(config, overrides, data))
-    path = run_dir / "samples.png"
-    encoded = grid.png(picture)
-    path.write_bytes(encoded)
-    tiles = f"{samples} x {epochs} images of {config.image_size} pixels"
+    path, encoded = run_dir / "samples.png", grid.png(picture)
+    try:
+        data = {"classes": list(source.classes), options.split: source.fingerprint()}
+        write_run_info(run_dir, RunInfo(config, overrides, data))
+        path.write_bytes(encoded)
+    finally:
+        unlock(run_dir)
+    tiles = f"{samples} x {epochs} images of {config.size} pixels"
     print(f"{path}: {tiles}, with names {picture.shape[1]} x {picture.shape[0]}, {len(encoded) / 1000:,.0f} KB")

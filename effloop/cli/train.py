@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from effloop import config as configs
 from effloop.cli.command import command
 from effloop.config import hydra_app
 from effloop.errors import ConfigError
+from effloop.launch.continued import planned
 from effloop.launch.execute import run
 from effloop.launch.rank import rank_session
 from effloop.launch.spec import RunSpec
 from effloop.parallel.rank_env import detect_launcher
+from effloop.spelling import flags as flags_of
 from effloop.sweep import runner
 
 
@@ -42,10 +44,10 @@ def train(options: TrainOptions, args: list[str]) -> int:
                 session.share(spec.to_plain() if spec else None)
             session.run()
         return 0
-    flags, overrides = hydra_app.parse(args)
-    if hydra_app.only_shows(flags):
+    flags, overrides = flags_of.parse(args)
+    if flags_of.only_shows(flags):
         hydra_app.show(flags, overrides)
-    elif hydra_app.is_sweep(flags):
+    elif flags_of.is_sweep(flags):
         runner.sweep(flags, overrides, debug=options.debug)
     else:
         run(_spec(flags, overrides))
@@ -54,7 +56,7 @@ def train(options: TrainOptions, args: list[str]) -> int:
 
 def _spec(flags: list[str], overrides: list[str]) -> RunSpec:
     composed = hydra_app.compose_run(flags, overrides)
-    return RunSpec(composed.config, composed.overrides, composed.folder)
+    return planned(RunSpec(composed.config, composed.overrides, composed.folder))
 
 
 def _spec_of_ranks(args: list[str]) -> RunSpec | None:
@@ -65,8 +67,8 @@ def _spec_of_ranks(args: list[str]) -> RunSpec | None:
     """
     if {"-m", "--multirun"} & set(args):
         raise ConfigError("-m: a sweep starts its ranks itself, a run at a time; leave torchrun or srun out")
-    flags, overrides = hydra_app.parse(configs.for_ranks(args))
-    if hydra_app.only_shows(flags):
+    flags, overrides = flags_of.parse(configs.for_ranks(args))
+    if flags_of.only_shows(flags):
         hydra_app.show(flags, overrides)
         return None
     spec = _spec(flags, overrides)
@@ -75,4 +77,4 @@ def _spec_of_ranks(args: list[str]) -> RunSpec | None:
             f"parallel={spec.config.parallel.name}: this is one of several ranks; set parallel=ddp, or leave torchrun "
             "or srun out"
         )
-    return RunSpec(spec.config, spec.overrides, Path(os.path.abspath(spec.folder)))
+    return replace(spec, folder=Path(os.path.abspath(spec.folder)))

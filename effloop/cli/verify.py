@@ -12,6 +12,8 @@ from effloop.cli.splits import open_splits
 from effloop.convert.options import Splits, split_names
 from effloop.convert.verify import Problems, show, verify
 from effloop.data.decode import decoders
+from effloop.data.source.storage.comparing import Comparing, comparing
+from effloop.data.source.storage.kept import kept_folder
 
 
 @dataclass(frozen=True)
@@ -31,11 +33,14 @@ class VerifyOptions:
 def verify_data(options: VerifyOptions, overrides: list[str]) -> int:
     """Check every sample: checksum, label, size, a full decode.
 
-    The exit code is 1 if anything is wrong.
+    Of data without checksums of its own they are recorded, and compared the next time. The exit code is 1 if
+    anything is wrong.
     """
     config = configs.compose(overrides)
     with Problems(options.out) as problems:
-        opened = open_splits(config, split_names(options.split), problems.add)
-        reports = verify(opened, decoders.build(config.decode), num_workers(config), problems)
+        kept = kept_folder(getattr(config.data, "index_dir", None))
+        with comparing(Comparing.kept):  # a damaged column is a problem among others
+            opened = open_splits(config, split_names(options.split), problems.add)
+        reports = verify(opened, decoders.build(config.decode), num_workers(config), problems, kept)
     show(reports, problems)
     return 1 if problems.count else 0

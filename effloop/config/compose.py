@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,13 +13,16 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from effloop import registry
-from effloop.config import messages, typed
+from effloop.config import guard, messages, typed
 from effloop.config.hydra_setup import compose_tree
 from effloop.config.schema import Config, word
+from effloop.config.task_of_data import follow_data
 from effloop.errors import ConfigError
 from effloop.parallel.rank_env import detect_launcher
 from effloop.precision import PrecisionConfig, precisions
 from effloop.registry import PartConfig, choices
+from effloop.system.files import write_text
+from effloop.system.untrusted import read_yaml
 from effloop.task import check_objective, meters_of
 
 
@@ -36,11 +39,12 @@ def compose(overrides: Sequence[str] = ()) -> Config:
 
     Raises:
         ConfigError: an override, a YAML file or a value is invalid; one line says why.
+        DataError: the task is left to the data, a table that was read in vain.
     """
     overrides = typed.with_paths(for_ranks(overrides))
     with messages.in_one_line(Config, overrides):
         tree = compose_tree(Config, list(overrides))
-    return finish(tree, overrides)
+    return finish(tree, [*overrides, *follow_data(tree, overrides)])
 
 
 def for_ranks(overrides: Sequence[str]) -> list[str]:
@@ -107,14 +111,14 @@ def _resolve_scores(config: Config) -> None:
 
 
 def save(config: Config, path: Path) -> None:
-    """Write a config as YAML, complete and resolved."""
-    OmegaConf.save(OmegaConf.create(to_dict(config)), path)
+    """Write a config as YAML, complete and resolved; whole or not at all."""
+    write_text(path, OmegaConf.to_yaml(OmegaConf.create(to_dict(config))), sync=True)
 
 
 def to_dict(config: Config) -> dict[str, Any]:
     """A config as plain dicts, lists and values, for a run folder or checkpoint; paths are made absolute."""
     plain: Any = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
-    for key in ("root", "index_dir"):
+    for key in ("root", "val_root", "images", "index_dir"):
         if plain["data"].get(key):
             plain["data"][key] = os.path.abspath(os.path.expanduser(plain["data"][key]))
     if plain["resume"]:
@@ -136,10 +140,10 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
         ConfigError: the file is no such config, or an override is invalid.
     """
     try:
-        plain = yaml.safe_load(path.read_text())
-    except FileNotFoundError:
+        plain = read_yaml(path)
+    except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(f"'{path}' is not there; name a run folder") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path} is not a config that EffLoop wrote: {str(error).splitlines()[0]}") from None
     return from_dict(plain, overrides, str(path))
 
@@ -156,6 +160,7 @@ def from_dict(plain: Any, overrides: Sequence[str], where: str) -> Config:
     parts = [plain.get(group) for group in Config.GROUPS] if isinstance(plain, dict) else [None]
     if not all(isinstance(part, dict) and "name" in part for part in parts):
         raise ConfigError(f"{where} is not a config that EffLoop wrote")
+    guard.refuse_code_saved(plain, where)
     if "${" in yaml.safe_dump(plain):
         raise ConfigError(f"{where} is refused: it holds an interpolation, and a saved config has none")
     overrides = typed.with_paths(overrides)
@@ -170,8 +175,7 @@ def from_dict(plain: Any, overrides: Sequence[str], where: str) -> Config:
         for group in Config.GROUPS:
             tree[group] = OmegaConf.structured(_part_of_saved(group, str(plain[group]["name"])))
         tree = OmegaConf.merge(tree, plain)
-        if "optim" in chosen:
-            tree.lr = None  # that of the saved optimizer
+        _unset_others(tree, chosen, plain)
         for group, part in chosen.items():
             tree[group] = part
         for override in parsed:
@@ -181,6 +185,14 @@ def from_dict(plain: Any, overrides: Sequence[str], where: str) -> Config:
                 OmegaConf.update(tree, override.key_or_group, override.value(), merge=True)
     assert isinstance(tree, DictConfig)
     return finish(tree, overrides)
+
+
+def _unset_others(tree: Any, chosen: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Unset what is of saved parts that other ones are chosen for."""
+    if "optim" in chosen:
+        tree.lr = None
+    if "task" in chosen and chosen["task"].name != saved["task"]["name"]:
+        tree.objective = tree.checkpoint.best_by = None
 
 
 def _part_of_saved(group: str, name: str) -> type[PartConfig]:

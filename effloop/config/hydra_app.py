@@ -6,6 +6,7 @@ import argparse
 import copy
 import errno
 import os
+import stat
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,9 +26,11 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from effloop.config import hydra_setup, messages
 from effloop.config.compose import finish
 from effloop.config.schema import Config
+from effloop.config.task_of_data import follow_data
 from effloop.config.typed import quoted
 from effloop.errors import ConfigError
-from effloop.registry import choices
+from effloop.spelling.flags import is_sweep, only_shows, parse
+from effloop.system.files import owner
 
 MAX_JOBS = 1000
 """A sweep of more jobs is refused as a probable mistake."""
@@ -93,13 +96,18 @@ def _compose(flags: Sequence[str], typed: Sequence[str], overrides: Sequence[str
     with messages.in_one_line(Config, typed):
         tree = hydra_setup.compose_tree(Config, [*overrides, *searchpath(flags)], with_hydra=True)
         with _hydra_config(tree):
+            for key in folder_keys:
+                if not any(word.startswith(f"hydra.{key}=") for word in {*overrides} - {*typed}):  # the first job's
+                    check_folder(tree.hydra, key)
             folder = Path(*(str(OmegaConf.select(tree, f"hydra.{key}")) for key in folder_keys))
         with flag_override(tree.hydra, ["readonly", "struct"], False):
             tree.hydra.runtime.output_dir = str(folder.absolute())
         with _hydra_config(tree):
             task: Any = OmegaConf.to_container(tree.hydra.overrides.task)  # as typed, interpolations and all
             os.environ.update(OmegaConf.to_container(tree.hydra.job.env_set, resolve=True))  # type: ignore[arg-type]
-            config = finish(without_hydra(tree), task)
+            tree = without_hydra(tree)
+            task += follow_data(tree, task)
+            config = finish(tree, task)
     _check_can_be_made(folder)
     short = os.path.relpath(folder)
     return Composed(config, task, folder if short.startswith("..") else Path(short))
@@ -140,6 +148,28 @@ def searchpath(flags: Sequence[str]) -> list[str]:
     return [f"hydra.searchpath=[{quoted('file://' + os.path.abspath(folder))}]"]
 
 
+def check_folder(hydra: Any, key: str) -> None:
+    """Check a folder of Hydra's own config: a relative path that stays below the working directory.
+
+    Those that `out` and `run` make, as they do by default, may be anywhere.
+
+    Args:
+        hydra: that config.
+        key: run.dir, sweep.dir or sweep.subdir.
+
+    Raises:
+        ConfigError: it isn't allowed.
+    """
+    group, _, name = key.partition(".")
+    raw = OmegaConf.to_container(hydra[group])[name]  # type: ignore[index, call-overload]
+    if str(raw).startswith("${effloop.run_dir:"):
+        return
+    path = Path(str(raw if name == "subdir" else hydra[group][name]))  # the number of a job isn't known yet
+    if raw is None or not path.parts or path.is_absolute() or ".." in path.parts:
+        fix = "leave it out" if name == "subdir" else "set out=FOLDER and run=NAME instead"
+        raise ConfigError(f"hydra.{key}: '{raw or ''}' is not allowed, only a relative path without '..'; {fix}")
+
+
 def _check_can_be_made(folder: Path) -> None:
     """Check early that the run folder can be created; it isn't created here, as other runs may start meanwhile.
 
@@ -147,9 +177,15 @@ def _check_can_be_made(folder: Path) -> None:
         ConfigError: the folder can't be created.
     """
     parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
-    reason = "" if parent.is_dir() else os.strerror(errno.ENOTDIR)
+    reason = ""
+    try:
+        if not stat.S_ISDIR(os.stat(parent).st_mode):
+            reason = os.strerror(errno.ENOTDIR)
+    except OSError as error:  # a link to itself
+        reason = str(error.strerror)
     if not reason and not os.access(parent, os.W_OK | os.X_OK):
         reason = os.strerror(errno.EROFS if os.statvfs(parent).f_flag & os.ST_RDONLY else errno.EACCES)
+        reason += f" ({parent} is {owner(parent)}'s)"
     if reason:
         raise ConfigError(f"run: '{folder}' can't be made in {parent}: {reason}; set out=FOLDER")
 
@@ -163,64 +199,6 @@ def show(flags: Sequence[str], overrides: Sequence[str]) -> None:
     with messages.in_one_line(Config, overrides):
         hydra_setup.prepare(Config, overrides)
         call_hydra(lambda tree: None, flags, overrides)
-
-
-_SWITCHES = ("-m", "--multirun", "--resolve")
-_OPTIONS: dict[str, tuple[str, ...]] = {
-    "--cfg": ("job", "hydra", "all"),
-    "-c": ("job", "hydra", "all"),
-    "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
-    "-i": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
-    "--package": (),
-    "-p": (),
-    "--config-dir": (),
-    "-cd": (),
-}
-"""Hydra's flags that are supported -> their allowed values, () for any. `--experimental-rerun` isn't: it unpickles a
-file."""
-
-
-def is_flag(word: str) -> bool:
-    """Whether a word, without its value, is one of Hydra's flags that are supported."""
-    return word in _SWITCHES or word in _OPTIONS
-
-
-def is_sweep(flags: Sequence[str]) -> bool:
-    """Whether flags ask for a sweep."""
-    return "-m" in flags or "--multirun" in flags
-
-
-def only_shows(flags: Sequence[str]) -> bool:
-    """Whether flags make Hydra print something instead of starting a job."""
-    return any(flag in ("--cfg", "-c", "--info", "-i", "--resolve") for flag in flags)
-
-
-def parse(args: list[str]) -> tuple[list[str], list[str]]:
-    """Split arguments into Hydra's flags with their values, and overrides.
-
-    Raises:
-        ConfigError: an unknown flag, or a value that it doesn't accept.
-    """
-    flags: list[str] = []
-    overrides: list[str] = []
-    rest = iter(args)
-    for arg in rest:
-        flag, equals, value = arg.partition("=")
-        if not arg.startswith("-"):
-            overrides.append(arg)
-        elif arg in _SWITCHES:
-            flags.append(arg)
-        elif flag in _OPTIONS:
-            value = value if equals else next(rest, "")
-            if not value or (_OPTIONS[flag] and value not in _OPTIONS[flag]):
-                allowed = choices(value, _OPTIONS[flag]) if _OPTIONS[flag] else "give it a value"
-                raise ConfigError(f"{flag}: '{value}' is not allowed; {allowed}")
-            flags += [flag, value]
-        else:
-            raise ConfigError(f"'{arg}' is not a flag; {choices(arg, [*_SWITCHES, *_OPTIONS, '--debug', '--help'])}")
-    if is_sweep(flags) and only_shows(flags):
-        raise ConfigError(f"{' '.join(flags)}: what is printed is of a single run; leave out -m and several values")
-    return flags, overrides
 
 
 def count_jobs(overrides: Sequence[Override]) -> int:

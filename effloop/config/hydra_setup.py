@@ -97,7 +97,7 @@ def prepare(root: type, overrides: Sequence[str] = ()) -> None:
             _store(group, f"{name}_schema", name, parts[name].config)
             if not _has_yaml(group, name):
                 _store(group, name, name, parts[name].config)
-        for name in _chosen_names(group, overrides):
+        for name in chosen_names(group, overrides):
             if name not in parts and not _has_yaml(group, name) and name in parts.named_lazily():
                 store.store(group=group, name=name, node=OmegaConf.structured(parts.named_lazily()[name]))
 
@@ -124,12 +124,12 @@ def _allow_new_keys(node: DictConfig) -> None:
             OmegaConf.set_struct(child, False)
 
 
-def _chosen_names(group: str, overrides: Sequence[str]) -> list[str]:
+def chosen_names(group: str, overrides: Sequence[str]) -> list[str]:
     """Names that overrides and their experiments choose in a group; may contain other words, too."""
     values = [o.partition("=")[2] for o in overrides if o.partition("=")[0].lstrip("+") == group]
     names = re.findall(r"[\w./-]+", " ".join(values))  # of a=b, a=b,c and a=choice(b,c)
     if group != EXPERIMENT:
-        for experiment in _chosen_names(EXPERIMENT, overrides):
+        for experiment in chosen_names(EXPERIMENT, overrides):
             names += _defaults_of(experiment, f"override /{group}")
     return names
 

@@ -21,10 +21,11 @@ from omegaconf.errors import (
 )
 from yaml import MarkedYAMLError, YAMLError
 
+from effloop.config import guard
 from effloop.config.keys import keys_of
-from effloop.config.suggestions import suggestion
 from effloop.errors import PROGRAM, ConfigError
 from effloop.registry import choices, either, groups
+from effloop.spelling.suggestions import unknown_key
 
 _PLUGINS = {
     "hydra/launcher/joblib": "joblib",
@@ -38,14 +39,15 @@ _PLUGINS = {
 
 @contextmanager
 def in_one_line(root: type, overrides: Sequence[str] = ()) -> Iterator[None]:
-    """Turn errors of Hydra, OmegaConf and YAML inside the block into a `ConfigError` of one line.
+    """Turn errors of Hydra, OmegaConf and YAML inside the block into a `ConfigError` of one line; no config runs code.
 
     Args:
         root: the dataclass of the whole config, for suggestions of keys.
         overrides: as typed, to be quoted in messages.
     """
     try:
-        yield
+        with guard.guarded():
+            yield
     except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
         raise ConfigError(_explain(error, root, overrides)) from error
 
@@ -213,6 +215,8 @@ def _unknown_key(key: str, root: type, tree: DictConfig | None) -> str:
     """`'momentm' is not a key; did you mean 'optim.momentum'?`; `tree` says which parts are chosen."""
     if key.partition(".")[0] == "experiment":
         return "experiment: its keys belong to the root; begin the file with the line '# @package _global_'"
+    if guard.is_special(key):
+        return f"{key}: {guard.by_name(key)}"
     if key.partition(".")[0] == "hydra":
         return f"'{key}' is not a key of Hydra's own config; see {PROGRAM} --cfg hydra"
     keys = keys_of(root)
@@ -221,8 +225,8 @@ def _unknown_key(key: str, root: type, tree: DictConfig | None) -> str:
         owners = either([f"{group}={name}" for name in names.split(",")])
         return f"'{key}' is not a key of the {group} chosen; {owners} has it"
     chosen = {group: _part(tree, group) for group in groups} if tree is not None else {}
-    hint = suggestion(key, keys, groups, {group: part for group, part in chosen.items() if part})
-    return f"'{key}' is not a key of the config; {hint or f'see {PROGRAM} list keys'}"
+    owners_of = {name: [*each.defaults] for name, each in keys.items()}
+    return unknown_key(key, owners_of, groups, {group: part for group, part in chosen.items() if part})
 
 
 def _part(tree: DictConfig, group: str) -> str:

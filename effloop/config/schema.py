@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from omegaconf import MISSING
 
+from effloop.batch import ImageSize
 from effloop.checkpoint import CheckpointConfig
 from effloop.config.hydra_setup import run_folder
 from effloop.data.augment import AugmentConfig
+from effloop.data.bad import OnError
 from effloop.data.decode import DecodeConfig
 from effloop.data.engine import EngineConfig
 from effloop.data.source import DataConfig
@@ -23,6 +25,8 @@ from effloop.profile import ProfileConfig
 from effloop.record import RecordConfig
 from effloop.task import TaskConfig
 from effloop.train.distill import DistillConfig
+from effloop.train.nan import POLICIES as NAN
+from effloop.train.stopping import StopConfig
 
 
 @dataclass
@@ -61,19 +65,28 @@ class Config:
         deterministic: only algorithms that give the same bits every time, which some GPU operations lack.
         reuse_memory: keep freed memory for the next step and the next image instead of returning it to the system;
             from the first loader or run that sets it until the process ends. Worker processes always do.
+        on_error: what happens when an image can't be read or decoded: `fail` ends the run; `skip` trains on another
+            one in its place, which (seed, epoch, id) choose, and leaves it out of evaluations. The run folder has the
+            list: `skipped.jsonl`.
+        max_errors: with `on_error=skip`, how many different images of a split may be bad before the run ends: below 1
+            their share of the split, but one at least; from 1 on their number.
         accumulate: batches per optimizer update.
         max_grad_norm: L2 norm that an update's gradients are clipped to; null is no limit.
-        image_size: height and width of the model's input, in pixels.
-        progressive: image sizes to train at, for equally many epochs each, in this order; empty is `image_size`
-            throughout. Evaluation is always at `image_size`.
+        nan: what happens where a loss or a gradient isn't finite: `stop` ends the run; `skip` leaves the update out,
+            and ends the run after 10 in a row, or where they are more than a tenth.
+        image_size: height and width of the model's input, in pixels: one number for both, or [height, width].
+        progressive: image sizes to train at, each as `image_size`, for equally many epochs each, in this order; empty
+            is `image_size` throughout. Evaluation is always at `image_size`.
         device: auto, cpu, cuda or cuda:N.
-        resume: a run folder or checkpoint file to continue from, in a new run folder.
+        resume: a run folder or checkpoint file to continue from, in a new run folder; `auto` begins the run of this
+            name, or goes on in its folder.
         out: the folder that runs and sweeps are written to.
         run: name of the run folder below it.
         objective: what the runs of a sweep are compared by, and a search optimizes; null is the task's first score.
         probe: times that an epoch goes over the images to train the last layer alone, on what the layers below give
             for them, which is computed once (a linear probe); 0 trains the whole model.
         distill: a teacher to learn from.
+        stop: when the run ends before its last epoch.
         sweep: options of a sweep.
     """
 
@@ -103,10 +116,13 @@ class Config:
     cudnn_benchmark: bool | str | None = None
     deterministic: bool = False
     reuse_memory: bool = True
+    on_error: OnError = OnError.fail
+    max_errors: float = 0.01
     accumulate: int = 1
     max_grad_norm: float | None = None
-    image_size: int = 64
-    progressive: list[int] = field(default_factory=list)
+    nan: str = "stop"
+    image_size: Any = 64
+    progressive: list[Any] = field(default_factory=list)
     device: str = "auto"
     resume: str | None = None
     out: str = "outputs"
@@ -114,6 +130,7 @@ class Config:
     objective: str | None = None
     probe: int = 0
     distill: DistillConfig = field(default_factory=DistillConfig)
+    stop: StopConfig = field(default_factory=StopConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
 
     GROUPS: ClassVar[tuple[str, ...]] = (
@@ -133,7 +150,7 @@ class Config:
     )
 
     def __post_init__(self) -> None:
-        for key in ("batch_size", "epochs", "eval_every", "accumulate", "image_size"):
+        for key in ("batch_size", "epochs", "eval_every", "accumulate"):
             if getattr(self, key) < 1:
                 raise ConfigError(f"{key}: {getattr(self, key)} is not allowed; set a whole number above 0, e.g. 1")
         if self.probe < 0:
@@ -142,6 +159,11 @@ class Config:
             value = getattr(self, key)
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"{key}: {value} is not allowed; set a finite number above 0")
+        if not self.max_errors > 0:
+            raise ConfigError(
+                f"max_errors: {self.max_errors:g} is not allowed; set a share of the images above 0 and below 1, or a "
+                "number of them; on_error=fail allows none"
+            )
         workers = self.num_workers
         if workers != "auto" and (not isinstance(workers, int) or workers < 0):
             raise ConfigError(f"num_workers: {workers!r} is not allowed; set auto, 0 or a whole number above it")
@@ -149,9 +171,21 @@ class Config:
             raise ConfigError(f"threads: {self.threads!r} is not allowed; set auto or a whole number above 0")
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed: {self.seed} is not allowed; set a whole number from 0 to 2**63 - 1")
+        if self.nan not in NAN:
+            raise ConfigError(f"nan: {self.nan!r} is not allowed; set {' or '.join(NAN)}")
         run_folder(self.out, self.run)
         self._check_speed()
         self._check_sizes()
+
+    @property
+    def size(self) -> ImageSize:
+        """`image_size` as height and width."""
+        return ImageSize.of(self.image_size)
+
+    @property
+    def train_sizes(self) -> list[ImageSize]:
+        """The sizes that are trained at, in order: those of `progressive`, or `image_size` alone."""
+        return [ImageSize.of(size) for size in self.progressive or [self.image_size]]
 
     def _check_speed(self) -> None:
         """Check the keys that are true, false or `auto`."""
@@ -165,10 +199,15 @@ class Config:
             )
 
     def _check_sizes(self) -> None:
-        """Check the image sizes of `progressive`, and that there are enough epochs for them."""
-        for size in self.progressive:
-            if size < 1:
-                raise ConfigError(f"progressive: {size} is not a size in pixels; set whole numbers above 0")
+        """Check the image sizes, and that there are enough epochs for those of `progressive`."""
+        for key, sizes in (("image_size", [self.image_size]), ("progressive", self.progressive)):
+            for size in sizes:
+                try:
+                    ImageSize.of(size)
+                except ValueError:
+                    raise ConfigError(
+                        f"{key}: {size} is not allowed; set a whole number above 0, or [height,width]"
+                    ) from None
         if len(self.progressive) > self.epochs:
             raise ConfigError(
                 f"progressive: {len(self.progressive)} sizes for epochs={self.epochs}; set at least as many epochs"

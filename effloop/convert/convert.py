@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -25,7 +25,8 @@ from effloop.convert.workfolder import WorkFolder, check_free, is_disk_full, siz
 from effloop.data.decode import Decoder
 from effloop.data.source.base import Source
 from effloop.data.source.splits import check_same_classes
-from effloop.data.source.storage.writing import Dataset, writers
+from effloop.data.source.storage.targets import Targets
+from effloop.data.source.storage.writing import Dataset, Records, writers
 from effloop.errors import PROGRAM, ConfigError, DataError, EffLoopError, InterruptedRunError
 
 _PIXEL_PACKAGES = ("torch", "pillow", "simplejpeg", "opencv-python", "opencv-python-headless")
@@ -142,7 +143,7 @@ class _Conversion:
         num_bytes = {name: records.num_bytes for name, records in self._records.items()}
         self._needed = sum(num_bytes.values())
         check_free(self.work.path, self._needed, str(out))
-        self._write(out, Dataset(self._classes, self._records, about))
+        self._write(out, self._dataset(self._records, about))
         self._read_back(out, copied=recode is None)
         self.work.finish(out, num_bytes)
         shutil.rmtree(self._spool(out), ignore_errors=True)
@@ -153,7 +154,7 @@ class _Conversion:
         spool = self._spool(out)
         # Fails early where a package is missing or the file system doesn't suit the format.
         firsts = {name: FirstOfEachClass(source) for name, source in self.splits.items()}
-        self._write(out, Dataset(self._classes, firsts, about))
+        self._write(out, self._dataset(firsts, about))
         self.work.discard()
         self._needed = 2 * self._estimate(recode)  # in the spool, and in the output
         check_free(self.work.path, self._needed, f"{out} with its temporary files", tree_size(spool))
@@ -176,14 +177,15 @@ class _Conversion:
                     f"{self.splits[name].where} has changed while it was read, or its keys, labels or sizes don't "
                     "match its fingerprint; convert again"
                 )
-            compare(self.options.to, written, name, wanted, self.work.path / "scans")
+            scans = self.work.path / "scans"
+            compare(self.options.to, written, name, wanted, scans, Targets.of(self.splits[name]))
 
     def _write(self, out: Path, dataset: Dataset) -> None:
         writers[self.options.to](self.work.writing(out), dataset, self.options.shard_bytes)
 
-    @property
-    def _classes(self) -> Sequence[str]:
-        return next(iter(self.splits.values())).classes
+    def _dataset(self, records: Mapping[str, Records], about: Mapping[str, Any]) -> Dataset:
+        first = next(iter(self.splits.values()))
+        return Dataset(first.classes, records, about, Targets.of(first))
 
     def _spool(self, out: Path) -> Path:
         return self.work.path / "spool" / out.name

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+
 from effloop.convert.progress import Meter, in_order
 from effloop.convert.records import read
 from effloop.data.check import check_image, listed
 from effloop.data.decode import Decoder
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import Source
-from effloop.data.source.wrapped import Without
+from effloop.data.source.wrapped import Subset
 from effloop.errors import DataError, warn
 
 _RUN = 256  # samples that a thread takes at a time
@@ -77,7 +79,8 @@ class Inspector:
             if len(left_out[name]) == len(source):
                 raise DataError(f"{source.where}: no image can be used; set data.root=PATH to images, or split=NAME")
         return {
-            name: Without(source, left_out[name]) if left_out[name] else source for name, source in self.splits.items()
+            name: Subset(source, np.delete(np.arange(len(source)), left_out[name])) if left_out[name] else source
+            for name, source in self.splits.items()
         }
 
     def find(self, split: str, start: int = 0) -> Iterator[Bad]:

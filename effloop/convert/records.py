@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 
 from effloop.convert.progress import Meter, in_order
 from effloop.data.image.header import Encoded
-from effloop.data.source.base import Fingerprint, Source
+from effloop.data.source.base import Fingerprint, Kind, Source, target_bytes
 from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
 from effloop.data.source.storage.writing import Record
 from effloop.errors import DataError
@@ -49,7 +49,7 @@ class Originals:
         self.bytes_taken, self._seen = 0, Fingerprint()
         for record in self.meter.track(self._records(), f"{self.name}: writing", len(self)):
             self.bytes_taken += len(record.data)
-            self._seen.add(record.key, record.label, len(record.data))
+            self._seen.add(record.key, record.label, len(record.data), record.target)
             yield record
 
     def fingerprint(self) -> dict[str, Any]:
@@ -60,15 +60,14 @@ class Originals:
         for start in range(0, len(self), CHUNK):
             ids = range(start, min(start + CHUNK, len(self)))
             self.source.will_need(ids)
-            labels = self.source.labels[ids.start : ids.stop].tolist()
-            for index, label in zip(ids, labels, strict=True):
+            for index, (label, target) in zip(ids, _learned(self.source, ids), strict=True):
                 data = self._read(self.name, index)
                 if len(data) != self.source.size(index):
                     raise DataError(
                         f"{self.source.where}/{self.source.key(index)} has {len(data):,} bytes, the index says "
                         f"{self.source.size(index):,}; if it was replaced, touch its folder and convert again"
                     )
-                yield Record(self.source.raw_key(index), label, data)
+                yield Record(self.source.raw_key(index), label, data, target)
 
 
 class Recoded(Originals):
@@ -127,9 +126,8 @@ class Recoded(Originals):
     def _records(self) -> Iterator[Record]:
         for number in range(self.num_chunks):
             ids, images = self._ids(number), self._chunk(number).blobs("data")
-            labels = self.source.labels[ids.start : ids.stop].tolist()
-            for place, (index, label) in enumerate(zip(ids, labels, strict=True)):
-                yield Record(self.source.raw_key(index), label, images[place])
+            for place, (index, (label, target)) in enumerate(zip(ids, _learned(self.source, ids), strict=True)):
+                yield Record(self.source.raw_key(index), label, images[place], target)
 
     def _ids(self, number: int) -> range:
         return range(number * CHUNK, min((number + 1) * CHUNK, len(self)))
@@ -142,7 +140,7 @@ class Recoded(Originals):
 
 
 class FirstOfEachClass:
-    """The first sample of each class, to try a writer with before hours of work."""
+    """The first sample of each class, or of all, to try a writer with before hours of work."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -154,10 +152,21 @@ class FirstOfEachClass:
 
     def __iter__(self) -> Iterator[Record]:
         for index in self._ids:
-            yield Record(self.source.raw_key(index), int(self.source.labels[index]), read(self.source, index))
+            ((label, target),) = _learned(self.source, range(index, index + 1))
+            yield Record(self.source.raw_key(index), label, read(self.source, index), target)
+
+
+def _learned(source: Source, ids: range) -> Iterable[tuple[int, bytes]]:
+    """Label and target of these samples, as of `Record`."""
+    targets = source.targets[ids.start : ids.stop]
+    if source.kind is Kind.classes:
+        return [(label, b"") for label in targets.tolist()]
+    return ((0, target_bytes(target)) for target in targets)
 
 
 def _first_ids(source: Source) -> list[int]:
+    if source.kind is not Kind.classes:
+        return [0]
     first: dict[int, int] = {}
     for start in range(0, len(source), _LABELS):
         labels, places = np.unique(source.labels[start : start + _LABELS], return_index=True)

@@ -15,16 +15,23 @@ from effloop.errors import PROGRAM, DataError
 _NAMED = 20
 
 
-def check_samples(plan: Plan, limit: int, num_threads: int) -> None:
+def check_samples(
+    plan: Plan, limit: int, num_threads: int, allowed: int = 0, verify: str = "verify data.root=PATH"
+) -> str:
     """Check the checksum, header and end of up to `limit` samples, evenly spread over the split, and of empty ones.
 
     Args:
         plan: its source and decoder are used.
         limit: how many samples at most, besides those that the index says are empty; 0 checks none.
         num_threads: how many are checked at the same time.
+        allowed: how many may be bad.
+        verify: the command that checks every sample of this data.
+
+    Returns:
+        A line about those that are; empty if none is.
 
     Raises:
-        DataError: samples can't be used; the message names the first 20, and says how many there are.
+        DataError: more samples can't be used; the message names the first 20, and says how many there are.
         ConfigError: an image is too small for the augmentation recipe.
     """
     count = len(plan.source)
@@ -48,9 +55,12 @@ def check_samples(plan: Plan, limit: int, num_threads: int) -> None:
             pool.shutdown(wait=False, cancel_futures=True)
     if bad := [each for each in found if isinstance(each, str)]:
         of = f"{len(bad):,} of the {len(ids):,} samples looked at in {plan.source.where} can't be used"
-        raise DataError(listed(of, bad, f"{PROGRAM} verify data.root=PATH checks every sample"))
-    if found:
-        plan.augment.check(np.unique(np.array(found, np.int64), axis=0))
+        if len(bad) > allowed:
+            more = f"max_errors allows {allowed:,}, and " if allowed else ""
+            raise DataError(listed(of, bad, f"{more}{PROGRAM} {verify} checks every sample"))
+    if sizes := [each for each in found if not isinstance(each, str)]:
+        plan.augment.check(np.unique(np.array(sizes, np.int64), axis=0))
+    return f"on_error=skip: {of}: {bad[0]}{', and others' * (len(bad) > 1)}" if bad else ""
 
 
 def check_image(data: Encoded, decoder: Decoder) -> tuple[int, int]:

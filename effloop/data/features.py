@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from effloop.batch import Batch, Preview
+from effloop.batch import Batch, ImageSize, Preview
 from effloop.data.loader import Loader
+from effloop.data.order import without_repeats
 from effloop.data.plan import to_native_byteorder
 
 
@@ -51,7 +52,8 @@ class FeatureStream:
         device, dtype = transfer.device, transfer.target_dtype
         for number in range(samples_seen // self.global_batch, len(self)):
             done, place = divmod(number, len(plan.order))
-            ids, valid = plan.order.batch(epoch * self.passes + done, place)
+            numbers, valid = plan.order.batch(epoch * self.passes + done, place)
+            ids = without_repeats(numbers)
             targets = torch.from_numpy(to_native_byteorder(plan.source.targets[ids])).to(device, dtype)
             yield Batch(
                 images=torch.from_numpy(self.features[ids]).to(device),
@@ -60,7 +62,7 @@ class FeatureStream:
                 valid=torch.from_numpy(valid).to(device),
             )
 
-    def preview(self, num_samples: int, num_epochs: int, most: Callable[[int], int]) -> Preview:
+    def preview(self, num_samples: int, num_epochs: int, most: Callable[[ImageSize], int]) -> Preview:
         """As `Loader.preview`: the images that the features are of, which are the same in all epochs."""
         return self.shown.preview(num_samples, min(1, num_epochs), most)
 

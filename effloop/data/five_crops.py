@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from effloop.data.plan import Order, Plan
-from effloop.errors import ConfigError
+from effloop.data.bad import OnBad
+from effloop.data.order import Order
+from effloop.data.plan import Plan
+from effloop.errors import ConfigError, DataError
 
 _LOOKED_AT = 64
 
@@ -41,11 +43,21 @@ def five_crops(plan: Plan) -> Plan:
     order = _RepeatedOrder(**vars(plan.order), times=len(crops))
     found = replace(plan, order=order, crops=crops)
     ids = np.unique(np.linspace(0, order.num_samples - 1, _LOOKED_AT).astype(np.int64))
+    if plan.on_bad is not OnBad.fail:
+        ids = np.array([sample for sample in ids.tolist() if _can_be_read(plan, sample)], np.int64)
     read = plan.read(ids)
     boxes = [found.draw(turn, ids, *read).draws.boxes for turn in range(len(crops))]
-    if all((each == boxes[0]).all() for each in boxes):
+    if len(ids) and all((each == boxes[0]).all() for each in boxes):
         raise ConfigError(
             "tta: fivecrop has only one crop here, as images are square and augment.eval_ratio=1 takes all of them; "
             "set augment.eval_ratio=0.875, or drop fivecrop"
         )
     return found
+
+
+def _can_be_read(plan: Plan, sample: int) -> bool:
+    try:
+        plan.read(np.array([sample]))
+    except DataError:
+        return False
+    return True

@@ -10,10 +10,13 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from effloop.batch import Batch, Preview
+from effloop.batch import Batch, ImageSize, Preview
 from effloop.data.cache.cached import CachedSource
 from effloop.data.engine import Engine
-from effloop.data.plan import BatchRequest, Plan
+from effloop.data.ledger import Ledger
+from effloop.data.order import BatchRequest
+from effloop.data.plan import Plan
+from effloop.data.source.counts import targets_of
 from effloop.data.transfer import Transfer
 from effloop.errors import ConfigError
 
@@ -30,12 +33,14 @@ class Loader:
         plan: what is loaded, in which order.
         engine: the workers that load it.
         transfer: copies it to the device and normalises it there.
+        ledger: lists what `on_error=skip` did without; None where a bad sample is an error.
     """
 
-    def __init__(self, plan: Plan, engine: Engine, transfer: Transfer) -> None:
+    def __init__(self, plan: Plan, engine: Engine, transfer: Transfer, ledger: Ledger | None = None) -> None:
         self.plan = plan
         self.engine = engine
         self.transfer = transfer
+        self.ledger = ledger
         self._epochs = itertools.count()
 
     def __iter__(self) -> Iterator[Batch]:
@@ -60,11 +65,10 @@ class Loader:
         return self.plan.order.global_batch
 
     def describe(self) -> str:
-        """One line: how many images, of how many classes, from where."""
+        """One line: how many images, of how many classes, labels or numbers and how these were found, from where."""
         source = self.plan.source
         cache = f", cache: {source.describe()}" if isinstance(source, CachedSource) else ""
-        classes = f" in {len(source.classes)} classes" if source.classes else ""
-        return f"{len(source):,} images{classes}, {source.where}{cache}"
+        return f"{len(source):,} image{'s' * (len(source) != 1)}{targets_of(source)}, {source.where}{cache}"
 
     def epoch(self, epoch: int, samples_seen: int = 0) -> Iterator[Batch]:
         """The batches of one epoch on the device, starting at a position.
@@ -78,9 +82,13 @@ class Loader:
 
         Raises:
             ConfigError: `samples_seen` is inside a batch.
-            DataError: a sample can't be read or decoded; the message names it.
+            DataError: a sample can't be read or decoded; the message names it. With `on_error=skip`: there are more
+                of them than `max_errors` allows.
         """
-        return self.transfer.stream(self.engine.stream(epoch, samples_seen), partial(self.plan.keys, epoch))
+        batches = self.engine.stream(epoch, samples_seen)
+        if self.ledger is not None:
+            batches = map(partial(self.ledger.note, epoch), batches)
+        return self.transfer.stream(batches, partial(self.plan.keys, epoch))
 
     def samples(self, ids: Sequence[int], epoch: int = 0) -> Batch:
         """Some samples as the model sees them in an epoch, loaded by the calling thread.
@@ -99,11 +107,16 @@ class Loader:
         numbers = _checked_ids(ids, len(self.plan.source))
         request = BatchRequest(epoch, numbers, np.ones(len(numbers), np.bool_))
         batch = self.plan.empty_batch(request)
-        self.plan.fill(request, batch.images, 0, len(batch))
+        self.plan.amend(batch, self.plan.fill(request, batch.images, 0, len(batch)))
         (moved,) = self.transfer.stream([batch], partial(self.plan.keys, epoch))
         return moved
 
-    def preview(self, num_samples: int, num_epochs: int, most: Callable[[int], int] | None = None) -> Preview:
+    def pictures(self, ids: Sequence[int], epoch: int = 0) -> NDArray[np.uint8]:
+        """(N, H, W, 3) uint8 RGB of `samples`, to look at; same arguments, same errors."""
+        images = self.transfer.pixels(self.samples(ids, epoch).images)
+        return images.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).cpu().numpy()
+
+    def preview(self, num_samples: int, num_epochs: int, most: Callable[[ImageSize], int] | None = None) -> Preview:
         """Samples spread evenly over the split, in the first epochs, as the model sees them.
 
         With MixUp or CutMix each is mixed with the row above, not with its neighbour in the epoch; the first with the
@@ -112,7 +125,7 @@ class Loader:
         Args:
             num_samples: how many; all, if there are fewer.
             num_epochs: how many.
-            most: side of the images in pixels -> how many samples at most; None sets no limit.
+            most: size of the images -> how many samples at most; None sets no limit.
 
         Raises:
             DataError: a sample can't be read or decoded; the message names it.
@@ -120,15 +133,13 @@ class Loader:
         source = self.plan.source
         count = min(num_samples, len(source))
         if most is not None:  # the recipe decides the images' size, so one is loaded to see
-            count = min(count, most(self.samples([0]).images.shape[-1]))
+            count = min(count, most(ImageSize(*self.samples([0]).images.shape[-2:])))
         ids = np.unique(np.linspace(0, len(source) - 1, count).astype(np.int64)).tolist()
         mix = self.transfer.mix
         others = [len(source) - 1] * (len(ids) == 1 and mix is not None and mix.on)  # the one shown is 0
-        columns = [
-            self.transfer.pixels(self.samples([*ids, *others], epoch).images)[: len(ids)] for epoch in range(num_epochs)
-        ]
+        columns = [self.pictures([*ids, *others], epoch)[: len(ids)] for epoch in range(num_epochs)]
         return Preview(
-            images=np.stack([column.permute(0, 2, 3, 1).cpu().numpy() for column in columns], axis=1),
+            images=np.stack(columns, axis=1),
             rows=tuple(f"{source.target_name(sample)}\n{source.key(sample)}" for sample in ids),
             columns=tuple(f"epoch {epoch}" for epoch in range(num_epochs)),
         )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -13,95 +13,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from effloop.batch import Batch
+from effloop.batch import Batch, Skipped
 from effloop.data.augment import Augment
 from effloop.data.augment.base import Draws
+from effloop.data.bad import OnBad, drawn_instead, fill_each
 from effloop.data.decode import Decoder
 from effloop.data.decode.base import ImageInfo
 from effloop.data.image.header import Encoded
-from effloop.data.random import Permutation, sample_keys
-from effloop.data.source import Source, Tail
+from effloop.data.in_progress import in_progress
+from effloop.data.order import SAMPLE, BatchRequest, Order, without_repeats
+from effloop.data.random import sample_keys
+from effloop.data.source import Kind, Source
 from effloop.errors import ConfigError, DataError
 from effloop.system.hardware import set_own_threads
-
-
-@dataclass(frozen=True)
-class Order:
-    """Which samples are in which batch of which epoch: a pure function, the same on all ranks and workers.
-
-    Attributes:
-        num_samples: samples in the split.
-        batch_per_rank: samples in one rank's part of a batch.
-        seed: of the keyed permutation; None keeps the order of the source.
-        tail: what is done with samples that don't fill a last global batch.
-        rank, world_size: whose slice of every global batch this is.
-    """
-
-    num_samples: int
-    batch_per_rank: int
-    seed: int | None
-    tail: Tail
-    rank: int = 0
-    world_size: int = 1
-
-    @property
-    def global_batch(self) -> int:
-        """Samples in a batch of all ranks together."""
-        return self.batch_per_rank * self.world_size
-
-    def __len__(self) -> int:
-        """Batches in an epoch, the same for every rank and epoch."""
-        if self.tail is Tail.drop:
-            return self.num_samples // self.global_batch
-        return -(-self.num_samples // self.global_batch)
-
-    def batch(self, epoch: int, number: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """This rank's part of batch `number`: (B,) ids and (B,) valid, padding at the end."""
-        start = number * self.global_batch + self.rank * self.batch_per_rank
-        positions = np.arange(start, start + self.batch_per_rank)
-        valid = (positions < self.num_samples) | (self.tail is not Tail.pad)
-        positions %= self.num_samples
-        if self.seed is None:
-            return positions, valid
-        if self.global_batch > _CHUNK // 4:
-            return Permutation.of_epoch(self.num_samples, self.seed, epoch)(positions), valid
-        parts = np.split(positions, np.flatnonzero(np.diff(positions // _CHUNK)) + 1)
-        return np.concatenate([self._shuffled(epoch, part) for part in parts]), valid
-
-    def _shuffled(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The samples at positions within one chunk."""
-        assert self.seed is not None
-        number = int(positions[0]) // _CHUNK
-        return _order_chunk(self.num_samples, self.seed, epoch, number)[positions - number * _CHUNK]
-
-
-_CHUNK = 4096
-
-
-@functools.lru_cache(maxsize=16)
-def _order_chunk(size: int, seed: int, epoch: int, number: int) -> NDArray[np.int64]:
-    """A chunk of an epoch's order, cached: 64 samples take 390 µs on their own, 12 as one of its 64 parts."""
-    positions = np.arange(number * _CHUNK, min(size, (number + 1) * _CHUNK))
-    return Permutation.of_epoch(size, seed, epoch)(positions)
 
 
 def to_native_byteorder(values: NDArray[Any]) -> NDArray[Any]:
     """The same numbers in this machine's byte order; a mapped column may have the other one."""
     return values.astype(values.dtype.newbyteorder("="), copy=False)
-
-
-@dataclass(frozen=True, slots=True)
-class BatchRequest:
-    """One batch to load: (B,) ids and (B,) valid, padding at the end."""
-
-    epoch: int
-    ids: NDArray[np.int64]
-    valid: NDArray[np.bool_]
-
-    @property
-    def filled(self) -> int:
-        """Rows before the padding."""
-        return int(self.valid.sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +59,7 @@ class Plan:
         order: which samples are in which batch.
         seed: of the samples' random numbers.
         crops: of `five_crops`: `augment` in several places; a batch comes once in each, and a request's epoch is which.
+        on_bad: what becomes of a sample that can't be loaded.
     """
 
     source: Source
@@ -138,6 +68,7 @@ class Plan:
     order: Order
     seed: int
     crops: Sequence[Augment] = ()
+    on_bad: OnBad = OnBad.fail
 
     def requests(self, epoch: int, samples_seen: int = 0) -> Iterator[BatchRequest]:
         """The batches of one epoch, starting at a position.
@@ -159,55 +90,107 @@ class Plan:
             turn = number % len(self.crops) if self.crops else epoch
             yield BatchRequest(turn, *self.order.batch(epoch, number))
 
+    @property
+    def shape_of_image(self) -> tuple[int, int, int]:
+        """(H, W, C), the shape of an image in a batch."""
+        return *self.augment.size, self.decoder.channels
+
     def shape(self, request: BatchRequest) -> tuple[int, int, int, int]:
-        """(B, S, S, 3), the shape of a batch's pixels."""
-        return len(request.ids), self.augment.size, self.augment.size, 3
+        """(B, H, W, C), the shape of a batch's pixels."""
+        return len(request.ids), *self.shape_of_image
 
     def empty_batch(self, request: BatchRequest, memory: Tensor | None = None) -> Batch:
-        """A host batch whose pixels are not loaded yet; (B, 3, S, S) uint8 channels_last.
+        """A host batch whose pixels are not loaded yet; (B, C, H, W) uint8 channels_last, ids with `REPEAT`.
 
         Args:
             request: its samples.
-            memory: (B, S, S, 3) uint8 for the pixels; None allocates it.
+            memory: (B, H, W, C) uint8 for the pixels; None allocates it.
 
         Raises:
             DataError: a sample's label is not a class; the message names the sample.
         """
-        targets = self.source.targets[request.ids]
-        if self.source.classes:
-            self._check(targets, request)
+        targets = self._targets(request.samples)
         images = torch.empty(self.shape(request), dtype=torch.uint8) if memory is None else memory
         images[request.filled :] = 0
         return Batch(
             images=images.permute(0, 3, 1, 2),
-            targets=torch.from_numpy(to_native_byteorder(targets)),
+            targets=targets,
             ids=torch.from_numpy(request.ids),
             valid=torch.from_numpy(request.valid),
         )
 
-    def _check(self, labels: NDArray[Any], request: BatchRequest) -> None:
+    def amend(self, batch: Batch, skipped: Sequence[Skipped]) -> Batch:
+        """The same batch, whose targets, ids and `valid` are now those of what `fill` put into its rows.
+
+        Raises:
+            DataError: a label is not a class; the message names the sample.
+        """
+        if skipped:
+            batch.skipped = tuple(sorted(skipped, key=lambda each: each.row))
+            batch.ids, batch.valid = batch.ids.clone(), batch.valid.clone()  # they are the request's
+        for each in batch.skipped:
+            if each.instead is None:
+                batch.valid[each.row] = False
+            else:
+                batch.ids[each.row] = each.instead
+                batch.targets[each.row] = self._targets(np.array([each.instead & SAMPLE]))[0]
+        return batch
+
+    def _targets(self, samples: NDArray[np.int64]) -> Tensor:
+        """What is learned about (N,) samples; raises as `empty_batch`."""
+        targets = self.source.targets[samples]
+        if self.source.kind is Kind.classes and self.source.classes:
+            self._check(targets, samples)
+        return torch.from_numpy(to_native_byteorder(targets))
+
+    def _check(self, labels: NDArray[Any], samples: NDArray[np.int64]) -> None:
         """Refuse a label that is not a class (a damaged index): the loss would raise IndexError, or worse on a GPU."""
         count = len(self.source.classes)
         if labels.max() >= count:  # 2 µs a batch
             row = int(labels.argmax())
-            with self.error_context(int(request.ids[row])):
+            with self.error_context(int(samples[row])):
                 raise DataError(f"has the label {labels[row]}; allowed are 0 to {count - 1}: convert the dataset again")
 
-    def fill(self, request: BatchRequest, images: Tensor, start: int, stop: int) -> None:
+    def fill(self, request: BatchRequest, images: Tensor, start: int, stop: int) -> list[Skipped]:
         """Load the samples `start` to `stop` of a request into their rows of a batch.
 
         Args:
             request: the batch.
-            images: (B, 3, S, S) uint8 channels_last, as `empty_batch` made it; written.
+            images: (B, C, H, W) uint8 channels_last, as `empty_batch` made it; written.
             start: the first row.
             stop: one past the last row; padding is left alone.
+
+        Returns:
+            What could not be loaded, and is replaced or left out as `on_bad` says: `amend` has to be told.
 
         Raises:
             DataError: a sample can't be read or decoded; the message names it.
         """
         ids = request.ids[start : min(stop, request.filled)]
-        if len(ids):
-            self.decode(self.prepare(request.epoch, ids), images, 0, len(ids), at=start)
+        try:
+            if len(ids):
+                self.decode(self.prepare(request.epoch, ids), images, 0, len(ids), at=start)
+        except DataError:
+            if self.on_bad is OnBad.fail:
+                raise
+            return self._fill_each(request.epoch, ids, images, start)
+        return []
+
+    def _fill_each(self, epoch: int, ids: NDArray[np.int64], images: Tensor, start: int) -> list[Skipped]:
+        """`fill`, sample by sample, with others in the places of those that can't be loaded, or none."""
+
+        def load(number: int, row: int) -> None:
+            self.decode(self.prepare(epoch, np.array([number])), images, 0, 1, at=row)
+
+        def name(number: int) -> str:
+            return self.source.name(number & SAMPLE)
+
+        draw = partial(drawn_instead, self.seed, epoch, self.order.num_samples)
+        found = fill_each(ids.tolist(), start, load, name, draw if self.on_bad is OnBad.replace else lambda _: ())
+        for each in found:
+            if each.instead is None:
+                images[each.row].numpy().fill(0)  # by NumPy: the tensor may be of another thread's inference mode
+        return found
 
     def prepare(self, epoch: int, ids: NDArray[np.int64]) -> Prepared:
         """`read`, then `draw`: all that comes before decoding, for (N,) samples of an epoch."""
@@ -219,14 +202,17 @@ class Plan:
         Raises:
             DataError: a sample can't be read; the message names it.
         """
-        samples, encoded, infos = ids.tolist(), [], []
+        samples, encoded, infos = without_repeats(ids).tolist(), [], []
         self.source.will_need(samples)
         try:
             for sample in samples:
+                in_progress.begin(sample)
                 encoded.append(self.source.read(sample))
                 infos.append(self.decoder.read_info(encoded[-1]))
         except Exception as error:
             self._reraise(sample, error)
+        finally:
+            in_progress.end()
         return encoded, infos
 
     def draw(self, epoch: int, ids: NDArray[np.int64], encoded: list[Encoded], infos: list[ImageInfo]) -> Prepared:
@@ -240,9 +226,9 @@ class Plan:
         sizes, keys = np.array([(image.height, image.width) for image in infos], np.int64), self.keys(epoch, ids)
         augment = self.crops[epoch % len(self.crops)] if self.crops else self.augment
         try:
-            return Prepared(ids, encoded, infos, augment.draw(keys, sizes))
+            return Prepared(without_repeats(ids), encoded, infos, augment.draw(keys, sizes))
         except ConfigError:
-            for row, sample in enumerate(ids.tolist()):
+            for row, sample in enumerate(without_repeats(ids).tolist()):
                 try:
                     augment.draw(keys[row : row + 1], sizes[row : row + 1])
                 except ConfigError as error:
@@ -250,7 +236,7 @@ class Plan:
             raise
 
     def keys(self, epoch: int, ids: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """(N,) ids -> (N,) uint64 keys of these samples' random numbers in this epoch."""
+        """(N,) ids of a request -> (N,) uint64 keys of these samples' random numbers in this epoch."""
         return sample_keys(self.seed, epoch, ids)
 
     def decode(self, prepared: Prepared, images: Tensor, start: int, stop: int, *, at: int = 0) -> None:
@@ -258,7 +244,7 @@ class Plan:
 
         Args:
             prepared: from `prepare` or `draw`; each image's bytes are dropped once it is decoded.
-            images: (B, 3, S, S) uint8 channels_last; written.
+            images: (B, C, H, W) uint8 channels_last; written.
             start: the first sample.
             stop: one past the last.
             at: the row of the first prepared sample.
@@ -268,7 +254,7 @@ class Plan:
         """
         rows = images.permute(0, 2, 3, 1).numpy()
         at_least = self.augment.at_least
-        boxes = prepared.draws.boxes[start:stop].tolist()
+        boxes, samples = prepared.draws.boxes[start:stop].tolist(), prepared.ids[start:stop].tolist()
         number = start
         threads = set_own_threads(1)  # engines have threads of their own, and no sum may depend on their number
         try:
@@ -277,11 +263,13 @@ class Plan:
                     prepared.encoded[number],
                     b"",
                 )  # else all stay in memory until the last one is decoded
+                in_progress.begin(samples[number - start])
                 region = self.decoder.decode_with_info(data, prepared.infos[number], tuple(box), at_least)
                 self.augment.apply(region, prepared.draws, number, rows[at + number])
         except Exception as error:
             self._reraise(int(prepared.ids[number]), error)
         finally:
+            in_progress.end()
             set_own_threads(threads)
 
     @contextmanager
@@ -296,5 +284,9 @@ class Plan:
         name = self.source.name(sample)
         if isinstance(error, DataError):
             raise DataError(f"{name} {error}") from error
+        if isinstance(error, MemoryError):
+            raise ConfigError(
+                f"{name} can't be loaded: out of memory; set num_workers, batch_size or engine.prefetch lower"
+            ) from error
         error.add_note(f"while {name} was loaded")
         raise error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from effloop.batch import Batch, Preview
+from effloop.batch import Batch, ImageSize, Preview
 from effloop.data.loader import Loader
 
 
@@ -25,8 +25,8 @@ class Stages:
         epochs: of the whole run, divided evenly; stages may differ by one.
     """
 
-    def __init__(self, sizes: Sequence[int], loaders: Sequence[Loader], epochs: int) -> None:
-        firsts: dict[int, Loader] = {}
+    def __init__(self, sizes: Sequence[ImageSize], loaders: Sequence[Loader], epochs: int) -> None:
+        firsts: dict[ImageSize, Loader] = {}
         for size, loader in zip(sizes, loaders, strict=True):
             firsts.setdefault(size, loader)
         self.sizes = list(sizes)
@@ -34,7 +34,7 @@ class Stages:
         self.epochs = epochs
         self._current = firsts[self.sizes[0]]
 
-    def size_at(self, epoch: int) -> int:
+    def size_at(self, epoch: int) -> ImageSize:
         """Height and width of an epoch's images, in pixels; after the end of the run, those of the last epoch."""
         return self.sizes[min(epoch, self.epochs - 1) * len(self.sizes) // self.epochs]
 
@@ -62,7 +62,7 @@ class Stages:
             self._current = loader
         return loader.epoch(epoch, samples_seen)
 
-    def preview(self, num_samples: int, num_epochs: int, most: Callable[[int], int] | None = None) -> Preview:
+    def preview(self, num_samples: int, num_epochs: int, most: Callable[[ImageSize], int] | None = None) -> Preview:
         """As `Loader.preview`, at the last size; crops and colours are the same at any."""
         return self.loaders[self.sizes[-1]].preview(num_samples, num_epochs, most)
 

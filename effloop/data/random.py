@@ -7,6 +7,7 @@ sample.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -20,7 +21,7 @@ Uint64s = NDArray[np.uint64]
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIXING = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _MASK = (1 << 64) - 1
-_ORDER, _SAMPLE, _STREAM = 1, 2, 3  # purposes of keys, so that order and pixels never share numbers
+_ORDER, _SAMPLE, _STREAM, _TEXT, _DRAW = range(1, 6)  # purposes of keys, so that order and pixels never share numbers
 
 
 def _mix(x: Uint64s) -> Uint64s:
@@ -58,6 +59,21 @@ def words(keys: Uint64s, first: int, count: int) -> Uint64s:
 def uniforms(keys: Uint64s, count: int) -> NDArray[np.float64]:
     """(N,) keys -> (N, count) float64 in [0, 1), the first of each key's stream."""
     return (words(keys, 0, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def hashes(texts: Sequence[bytes], seed: int) -> Uint64s:
+    """(N,) keyed hashes of byte strings: each depends on its bytes and the seed alone. 0.4 µs for 22 bytes."""
+    sizes = np.fromiter(map(len, texts), np.int64, len(texts))
+    starts = np.cumsum(sizes) - sizes
+    data = b"".join(texts) + bytes(8)
+    eights = np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))  # the eight bytes from each byte on
+    found = _mix(sizes.astype(np.uint64) + np.uint64(derive(_TEXT, seed)))
+    for start in range(0, int(sizes.max(initial=0)), 8):
+        rows = np.flatnonzero(sizes > start)
+        left = np.minimum(sizes[rows] - start, 8).astype(np.uint64)
+        eight = eights[starts[rows] + start] & (np.uint64(_MASK) >> np.uint64(8) * (np.uint64(8) - left))
+        found[rows] = _mix((found[rows] ^ eight) + np.uint64(_GOLDEN))
+    return found
 
 
 def words_on_device(keys: Tensor, first: int, count: int) -> Tensor:

@@ -14,9 +14,10 @@ from torch import Tensor
 from effloop.batch import Batch
 from effloop.data.augment import Augment
 from effloop.data.augment.mix import Mix
+from effloop.data.order import SAMPLE
 
 KeysOf = Callable[[NDArray[np.int64]], NDArray[np.uint64]]
-"""(N,) ids of samples -> (N,) uint64 that their random numbers come from."""
+"""(N,) ids of a request -> (N,) uint64 that their random numbers come from."""
 
 
 class Transfer:
@@ -24,7 +25,7 @@ class Transfer:
 
     Args:
         device: where the batches go.
-        mean, std: three numbers each, in units of 0-1; with both None images stay uint8.
+        mean, std: a number for each channel, in units of 0-1; with both None images stay uint8.
         channels_last: memory layout of the output images.
         target_dtype: of the output targets, which may be smaller on the host.
         augment: its part on the device is applied before normalising; None is nothing.
@@ -52,8 +53,8 @@ class Transfer:
             # (x / 255 - mean) / std as one multiplication and one addition.
             scale = 1.0 / (255.0 * torch.tensor(std, dtype=torch.float64))
             offset = -torch.tensor(mean, dtype=torch.float64) / torch.tensor(std, dtype=torch.float64)
-            self._scale = scale.float().reshape(1, 3, 1, 1).to(device)
-            self._offset = offset.float().reshape(1, 3, 1, 1).to(device)
+            self._scale = scale.float().reshape(1, -1, 1, 1).to(device)
+            self._offset = offset.float().reshape(1, -1, 1, 1).to(device)
 
     def stream(self, batches: Iterable[Batch], keys_of: KeysOf) -> Iterator[Batch]:
         """Host batches -> batches on the device, as `Batch` describes them.
@@ -78,7 +79,7 @@ class Transfer:
         images = self.normalize(images)
         if self.mix is not None:
             images, targets = self.mix(images, targets, keys)
-        return Batch(images, targets, batch.ids, batch.valid)
+        return Batch(images, targets, batch.ids & SAMPLE, batch.valid, batch.skipped)
 
     @cached_property
     def copy_stream(self) -> torch.cuda.Stream:
@@ -116,7 +117,7 @@ class Transfer:
             images = batch.images.to(self.device, non_blocking=True)
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record(self.copy_stream)
-        return Batch(images, targets, batch.ids, valid), done
+        return Batch(images, targets, batch.ids, valid, batch.skipped), done
 
     def _wait_for(self, batch: Batch, done: torch.cuda.Event) -> Batch:
         """Let the current stream wait for a copy; the host doesn't wait."""
@@ -127,13 +128,13 @@ class Transfer:
         return batch
 
     def pixels(self, images: Tensor) -> Tensor:
-        """Images as `stream` yields them -> (N, 3, S, S) uint8 again, rounded if they were mixed."""
+        """Images as `stream` yields them -> (N, C, H, W) uint8 again, rounded if they were mixed."""
         if self._scale is None:
             return images
         return ((images - self._offset) / self._scale).round_().clamp_(0, 255).to(torch.uint8)
 
     def normalize(self, images: Tensor) -> Tensor:
-        """(N, 3, S, S) uint8 -> normalised float32, or unchanged without mean and std."""
+        """(N, C, H, W) uint8 -> normalised float32, or unchanged without mean and std."""
         if self._scale is None:
             return images.contiguous(memory_format=self.memory_format)
         if images.is_cuda:  # one kernel: it reads uint8 and computes in float32
@@ -142,7 +143,7 @@ class Transfer:
         # instead of 40, or 4.2 instead of 10.5 where freed memory is reused.
         pixels = images.to(torch.float32, memory_format=self.memory_format)
         run, offset, scale = pixels, self._offset, self._scale
-        if self.memory_format == torch.channels_last:  # by whole rows of 3 S numbers, which vectorise; runs of 3 don't
+        if self.memory_format == torch.channels_last:  # by whole rows of 3 W numbers, which vectorise; runs of 3 don't
             count, channels, height, width = pixels.shape
             run = pixels.permute(0, 2, 3, 1).view(count, height, width * channels)
             offset, scale = offset.flatten().repeat(width), scale.flatten().repeat(width)

@@ -6,13 +6,14 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import torch
 
 from effloop.config.typed import key_of
 from effloop.convert.reencode import Recipe
+from effloop.data.source import DataConfig
 from effloop.diagnose.measured import Measured
 from effloop.diagnose.timed import Cost
 from effloop.diagnose.trial import Change
@@ -124,8 +125,8 @@ def commands(override: Override, words: Sequence[str]) -> list[str]:
         words: overrides of the run; those of the same keys are left out.
     """
     new = ["data=auto", override.then] if override.then else shlex.split(override.override)
-    keys = {key_of(word) for word in new} | (_OF_THE_ORIGINAL if override.then else set())
-    kept = [word for word in words if key_of(word) not in keys]
+    keys = {key_of(word) for word in new}
+    kept = [word for word in words if key_of(word) not in keys and not (override.then and _of_the_original(word))]
     before = []
     if override.then:
         data = [word for word in words if key_of(word).partition(".")[0] in ("data", "decode")]
@@ -135,8 +136,14 @@ def commands(override: Override, words: Sequence[str]) -> list[str]:
     return [*before, f"{PROGRAM} {shlex.join([*kept, *new, *plugin_words()])}"]
 
 
-_OF_THE_ORIGINAL = {"data", "data.root", "data.train_split", "data.val_split", "data.index_dir"}
-"""Keys that don't hold for converted data."""
+_OF_ANY = {field.name for field in fields(DataConfig)}
+_OF_THE_ORIGINAL = {"root", "train_split", "val_split", "val", "folds", "fold", "group"}
+
+
+def _of_the_original(word: str) -> bool:
+    """Whether an override doesn't hold for converted data: it says how the original is read."""
+    part, _, key = key_of(word).partition(".")
+    return part == "data" and (key in _OF_THE_ORIGINAL or key not in _OF_ANY)
 
 
 def stages(found: Measured) -> list[dict[str, Any]]:

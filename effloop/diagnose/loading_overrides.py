@@ -99,7 +99,8 @@ def check_decoders(trial: Trial) -> Iterator[Change]:
     ways += [("decode.dct_scaling=true", False)] * (not config.decode.dct_scaling)
     for override, exact in ways:
         with suppress(EffLoopError):  # not installed
-            decoder = decoders.build(trial.found.with_overrides(override).decode)
+            changed = trial.found.with_overrides(override)
+            decoder = decoders.build_for(changed.data.channels, changed.decode)
             costs = costs_of(trial.plan, trial.encoded, trial.found.seconds, decoder)
             why = "decodes less" if "." in override else "decodes faster"
             yield trial.change(override, why, trial.loaded(trial.relative(costs)), exact=exact)
@@ -113,7 +114,7 @@ def check_conversions(trial: Trial) -> Iterator[Change]:
     if not root:
         return
     sides = [max(info.height, info.width) for info in map(trial.plan.decoder.read_info, trial.encoded)]
-    side = 2 * trial.plan.augment.size
+    side = 2 * max(trial.plan.augment.size)
     recipes = [("payload=raw", Recipe(payload="raw"), True)]
     if max(sides) > 1.2 * 500 >= 1.2 * side:
         recipes.append(("max_side=500 quality=source", Recipe(quality="source", max_side=500), False))
@@ -145,11 +146,8 @@ def check_operations(trial: Trial) -> Iterator[Change]:
     usual, found = trial.load.loading.augment, []
     for label in config.order or list(config.ops):
         with suppress(EffLoopError, ValueError):  # the images aren't of one size without it
-            less = augments.build(
-                trial.found.with_overrides(f"augment.ops.{label}=null").augment,
-                size=trial.found.config.image_size,
-                train=True,
-            )
+            changed = trial.found.with_overrides(f"augment.ops.{label}=null")
+            less = augments.build_for(changed.data.channels, changed.augment, size=changed.size, train=True)
             plan = replace(trial.plan, augment=less)
             less.check(np.array([(info.height, info.width) for info in map(plan.decoder.read_info, trial.encoded)]))
             costs = loading_costs(plan, trial.found.seconds, most=trial.load.loading.images)
@@ -172,7 +170,7 @@ def check_recipes(trial: Trial) -> Iterator[Change]:
     for override, why in ways:
         with suppress(EffLoopError):
             changed = trial.found.with_overrides(override)
-            augment = augments.build(changed.augment, size=changed.image_size, train=True)
+            augment = augments.build_for(changed.data.channels, changed.augment, size=changed.size, train=True)
             costs = loading_costs(replace(trial.plan, augment=augment), trial.found.seconds, most=IMAGES)
             load = trial.loaded(trial.relative(costs))
             yield trial.change(override, why, load, exact=False, ease=0.8)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from effloop import config as configs
+from effloop.bench.step import usual_values
 from effloop.build.loader import build_loader
 from effloop.build.resolve import num_workers
 from effloop.build.trainer import build_trainer
@@ -137,21 +138,30 @@ def measured(config: Config, seconds: float, progress: Progress = lambda what: N
 def neutral_overrides(config: Config) -> list[str]:
     """Overrides for a run that is measured in this process: nothing but loading, training, logging, evaluation."""
     overrides = ["parallel=none", "checkpoint=none", "schedule=constant", "profile=none", "resume=null"]
-    overrides.append("progressive=[]")
-    for key in ("console", "mlflow", "wandb"):
-        if hasattr(config.record, key):
-            overrides.append(f"record.{key}=false")
-    defaults = {"channels_last": "true", "cudnn_benchmark": "null", "compile": "false"}
-    return overrides + [f"{key}={value}" for key, value in defaults.items() if getattr(config, key) == "auto"]
+    own = [f"record.{key}=false" for key in ("console", "mlflow", "wandb") if hasattr(config.record, key)]
+    return [*overrides, "progressive=[]", *own, *usual_values(config)]
 
 
-def _measure(config: Config, trainer: Trainer, seconds: float, progress: Progress) -> Measured:
-    loader = trainer.train
-    assert isinstance(loader, Loader)
-    assert isinstance(trainer.val, Loader)
-    spans = {name: share * seconds for name, share in _SHARES.items()}
+@dataclass(frozen=True)
+class _Parts:
+    """What was measured of a run's parts, as it was measured: see `Measured`; `transfer_s` is of an image."""
+
+    memory: Mapping[str, Any]
+    storage: StorageCosts
+    loading: LoadingCosts
+    loader_per_s: float
+    transfer_s: float
+    step: StepCosts
+    loop: LoopCosts
+    evaluation_per_s: float
+
+
+def _measure_parts(
+    config: Config, trainer: Trainer, loaders: tuple[Loader, Loader], seconds: float, progress: Progress
+) -> _Parts:
+    loader, spans = loaders[0], {name: share * seconds for name, share in _SHARES.items()}
     progress("memory")
-    memory = measured_memory(config, trainer, [loader, trainer.val]).to_plain()
+    memory = measured_memory(config, trainer, loaders).to_plain()
     progress("storage")
     storage = storage_costs(loader.plan, spans["storage"])
     progress("decoding, augmentation")
@@ -166,29 +176,25 @@ def _measure(config: Config, trainer: Trainer, seconds: float, progress: Progres
     step = step_costs(trainer, spans["step"])
     progress("the training loop")
     loop = loop_costs(trainer, spans["loop"])
-    alone_per_s = max(alone_per_s, loop.images_per_s)  # neither loading nor the step is slower alone
     progress("evaluation")
-    val_per_s = evaluation_rate(trainer, spans["val"])
-    workers = workers_of(config, loader)
-    if not loader.engine.exact:  # it has decoders of its own
-        each = Cost(max(1, workers) / alone_per_s)
-        loading = replace(loading, decode=each - loading.storage, augment=Cost(), batch=Cost())
-    on_cpu = trainer.parallel.device.type == "cpu"
-    moved = transfer_s * loop.images_per_s if on_cpu else 0.0  # there, it happens while the loop asks for a batch
-    loop = replace(loop, wait=max(0.0, loop.wait - moved))
-    left_s = max(1e-9, (1 - loop.wait - loop.log - moved) / loop.images_per_s)
-    load = Load(
-        loading=loading if isinstance(loader.plan.source, CachedSource) else _usually_read(loading, storage),
-        workers=workers,
-        serial_s=0.0,
-        transfer_s=transfer_s,
-        step_s=min(step.whole_s / step.images, left_s),
-        log_s=loop.log / loop.images_per_s,
-        step_cores=min(step.cpu_s / step.whole_s, available_cores()) if on_cpu else 0.0,
-    )
-    load = replace(load, serial_s=serial_s(load, loading, alone_per_s))
-    forecast = Forecast.of(replace(load, loading=loading), available_cores(), loop.images_per_s, loop.wait)
-    left = (1 - sum(_SHARES.values())) * seconds
+    evaluation_per_s = evaluation_rate(trainer, spans["val"])
+    alone_per_s = max(alone_per_s, loop.images_per_s)  # it isn't slower alone
+    return _Parts(memory, storage, loading, alone_per_s, transfer_s, step, loop, evaluation_per_s)
+
+
+def _measure(config: Config, trainer: Trainer, seconds: float, progress: Progress) -> Measured:
+    loader, device = trainer.train, trainer.parallel.device
+    assert isinstance(loader, Loader)
+    assert isinstance(trainer.val, Loader)
+    parts = _measure_parts(config, trainer, (loader, trainer.val), seconds, progress)
+    if device.type == "cpu":  # there, batches are moved while the loop asks for one
+        moved = parts.transfer_s * parts.loop.images_per_s
+        parts = replace(parts, loop=replace(parts.loop, wait=max(0.0, parts.loop.wait - moved)))
+    load, loop = _load(config, loader, parts, on_cpu=device.type == "cpu"), parts.loop
+    usual = load
+    if not isinstance(loader.plan.source, CachedSource):  # what most epochs read, which may be from the disk
+        reading = max(parts.storage.usual, load.loading.storage, key=lambda cost: cost.wall_s)
+        usual = replace(load, loading=replace(load.loading, storage=reading))
     return Measured(
         config=config,
         loader=loader,
@@ -196,19 +202,39 @@ def _measure(config: Config, trainer: Trainer, seconds: float, progress: Progres
         cores=available_cores(),
         samples=len(loader) * loader.plan.order.batch_per_rank,
         task=trainer.task,
-        device=trainer.parallel.device,
+        device=device,
         val_samples=len(trainer.val.plan.source),
-        storage=storage,
-        step=step,
+        storage=parts.storage,
+        step=parts.step,
         loop=loop,
-        loader_per_s=alone_per_s,
-        evaluation_per_s=val_per_s,
-        load=load,
-        forecast=forecast,
-        memory=memory,
+        loader_per_s=parts.loader_per_s,
+        evaluation_per_s=parts.evaluation_per_s,
+        load=usual,
+        forecast=Forecast.of(load, available_cores(), loop.images_per_s, loop.wait),
+        memory=parts.memory,
         other_cores=0.0,
-        seconds=left / _TRIALS,
+        seconds=(1 - sum(_SHARES.values())) * seconds / _TRIALS,
     )
+
+
+def _load(config: Config, loader: Loader, parts: _Parts, *, on_cpu: bool) -> Load:
+    """What the loop that was measured does for each image."""
+    loading, loop, step, workers = parts.loading, parts.loop, parts.step, workers_of(config, loader)
+    if not loader.engine.exact:  # it has decoders of its own
+        each = Cost(max(1, workers) / parts.loader_per_s)
+        loading = replace(loading, decode=each - loading.storage, augment=Cost(), batch=Cost())
+    moved = parts.transfer_s * loop.images_per_s * on_cpu
+    left_s = max(1e-9, (1 - loop.wait - loop.log - moved) / loop.images_per_s)
+    load = Load(
+        loading=loading,
+        workers=workers,
+        serial_s=0.0,
+        transfer_s=parts.transfer_s,
+        step_s=min(step.whole_s / step.images, left_s),  # it isn't slower alone
+        log_s=loop.log / loop.images_per_s,
+        step_cores=min(step.cpu_s / step.whole_s, available_cores()) if on_cpu else 0.0,
+    )
+    return replace(load, serial_s=serial_s(load, loading, parts.loader_per_s))
 
 
 _TRIALS = 20
@@ -235,11 +261,6 @@ def workers_of(config: Config, loader: Loader) -> int:
     if not config.engine.host_batches("cpu"):
         return 0
     return int(getattr(loader.engine, "num_workers", num_workers(config)))
-
-
-def _usually_read(loading: LoadingCosts, storage: StorageCosts) -> LoadingCosts:
-    """With reading as it is in most epochs."""
-    return replace(loading, storage=max(storage.usual, loading.storage, key=lambda cost: cost.wall_s))
 
 
 def rate_of(config: Config, seconds: float) -> float:

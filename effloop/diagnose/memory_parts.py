@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from effloop.batch import Batch
+from effloop.batch import Batch, ImageSize
 from effloop.build.resolve import num_workers
 from effloop.config import Config
 from effloop.data.cache.cached import CachedSource
@@ -74,7 +74,7 @@ def expected_memory(
         parallel: tells the ranks.
     """
     on_gpu = parallel.device.type == "cuda"
-    images = config.batch_size * (max([config.image_size, *config.progressive]) / config.image_size) ** 2
+    images = config.batch_size * _largest(config).pixels / config.size.pixels
     spread, buffers = (1.0, 2) if on_gpu else (_HEAP, _BUFFERS)
     activations = 0 if config.probe else int(images * (spread * probe.saved_bytes + buffers * probe.largest_bytes))
     state = int(_state_ratio(config.optim) * _bytes_of(_trained(model)))
@@ -106,7 +106,7 @@ def _measured_step(trainer: Trainer, loader: Loader) -> StepBytes:
     batch = next(iter(loader.epoch(0)))
     loader.close()
     trainer.model.train()
-    _update(trainer, Batch(*(each[:2] for each in (batch.images, batch.targets, batch.ids, batch.valid))))
+    _update(trainer, Batch(batch.images[:2], batch.targets[:2], batch.ids[:2], batch.valid[:2]))
     trainer.optimizer.state.clear()
     device, cuda = trainer.parallel.device, trainer.parallel.device.type == "cuda"
     _return_freed_memory()
@@ -186,24 +186,30 @@ def _memory(
 
 def host_batch(loader: Loader) -> list[Tensors]:
     """A batch as engines load it."""
-    count, size, targets = loader.plan.order.batch_per_rank, loader.plan.augment.size, loader.plan.source.targets
+    count, targets = loader.plan.order.batch_per_rank, loader.plan.source.targets
+    height, width, channels = loader.plan.shape_of_image
     dtype = targets.dtype.newbyteorder("=").name
     return [
-        Tensors.of("images", (count, 3, size, size), "uint8"),
+        Tensors.of("images", (count, channels, height, width), "uint8"),
         Tensors.of("targets", (count, *targets.shape[1:]), dtype),
         Tensors.of("ids", (count,), "int64"),
         Tensors.of("valid", (count,), "bool"),
     ]
 
 
+def _largest(config: Config) -> ImageSize:
+    """The largest images that a run's model is given."""
+    return max([config.size, *config.train_sizes], key=lambda size: size.pixels)
+
+
 def device_batch(config: Config, loader: Loader) -> list[Tensors]:
     """A batch as the model gets it."""
     images, targets, *_ = host_batch(loader)
-    count, size = images.shape[0], max([config.image_size, *config.progressive])
+    count, size = images.shape[0], _largest(config)
     shape, dtype = targets.shape, str(loader.transfer.target_dtype).removeprefix("torch.")
-    if loader.transfer.mix is not None and loader.transfer.mix.on:
+    if loader.transfer.mix is not None and loader.transfer.mix.on and len(shape) == 1:
         shape, dtype = [count, len(loader.classes)], "float32"
-    return [Tensors.of("images", (count, 3, size, size), "float32"), Tensors.of("targets", shape, dtype)]
+    return [Tensors.of("images", (count, config.data.channels, *size), "float32"), Tensors.of("targets", shape, dtype)]
 
 
 def _loading(config: Config, split: str, loader: Loader, parallel: Parallel) -> list[Part]:
@@ -231,11 +237,11 @@ def _cache(split: str, source: CachedSource, decoded: Sequence[int]) -> Part:
         f"{split} cache",
         "host",
         source.region.num_bytes,
-        f"data.cache={source.kind.value}",
+        f"data.cache={source.what.value}",
         there=True,
         shared=True,
         in_shm=True,
-        wanted=source.fingerprint()["bytes"] if source.kind is Cache.bytes else wanted,
+        wanted=source.fingerprint()["bytes"] if source.what is Cache.bytes else wanted,
     )
 
 
@@ -247,7 +253,7 @@ def _image_bytes(loader: Loader) -> list[tuple[int, int]]:
         with suppress(DataError):  # loading it will say so
             data = source.read(sample)
             height, width = decoder.size(data)
-            found.append((len(data) if isinstance(data, bytes) else 0, 3 * height * width))
+            found.append((len(data) if isinstance(data, bytes) else 0, decoder.channels * height * width))
     return found or [(0, 0)]
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from effloop.batch import ImageSize
 from effloop.build.autotune import trial_step
 from effloop.build.race import Step, fastest, state_preserved
 from effloop.build.resolve import resolved
@@ -33,26 +34,30 @@ _LITTLE_EVALUATION = 0.1
 
 
 def check_steps(trial: Trial) -> Iterator[Change]:
-    """Other ways to do the step, measured beside each other."""
-    if not trial.matters("step"):
+    """Other ways to do the step, and fewer threads of torch for it, measured beside each other."""
+    size, fewer = trial.found.config.size, _fewer_threads(trial)
+    half = ImageSize(*(max(1, side // 2) for side in size))
+    smaller = f"image_size={half.word}"
+    overrides = [*_step_overrides(trial), smaller] if trial.matters("step") else []
+    if not (overrides or fewer):
         return
-    overrides = [*_step_overrides(trial)]
-    smaller = f"image_size={trial.found.config.image_size // 2}"
-    ratios = _ratios(trial, [*overrides, smaller])
-    for override in overrides:
-        if override in ratios:
-            load = replace(trial.load, step_s=trial.load.step_s * ratios[override])
-            yield trial.change(
-                override, "a faster step", load, exact=not override.startswith(("precision", "optim.ema"))
-            )
-    size = trial.found.config.image_size
-    if smaller in ratios and trial.found.config.epochs > 1 and size >= _MIN_PROGRESSIVE:
-        load = replace(trial.load, step_s=trial.load.step_s * (1 + ratios[smaller]) / 2)
-        why = "half of the epochs at half the size"
-        yield trial.change(f"progressive=[{size // 2},{size}]", why, load, exact=False, ease=0.8)
+    ratios = _ratios(trial, overrides, fewer)
+    for override, ratio in ratios.items():
+        load = replace(trial.load, step_s=trial.load.step_s * ratio)
+        if override == smaller:
+            if trial.found.config.epochs > 1 and min(size) >= _MIN_PROGRESSIVE:
+                load = replace(trial.load, step_s=trial.load.step_s * (1 + ratio) / 2)
+                why = "half of the epochs at half the size"
+                yield trial.change(f"progressive=[{half.word},{size.word}]", why, load, exact=False, ease=0.8)
+        elif override.startswith("threads="):
+            load = replace(load, step_cores=float(override.partition("=")[2]), contention=_BESIDE)
+            yield trial.change(override, "leaves cores to those that load", load)
+        else:
+            exact = not override.startswith(("precision", "optim.ema"))
+            yield trial.change(override, "a faster step", load, exact=exact)
 
 
-def _ratios(trial: Trial, overrides: Sequence[str], threads: Sequence[int] = ()) -> dict[str, float]:
+def _ratios(trial: Trial, overrides: Sequence[str], threads: Sequence[int]) -> dict[str, float]:
     """Seconds of a step with each override, or on so many threads, over those of the step as it is.
 
     Without those that fail.
@@ -83,16 +88,12 @@ def _on_threads(step: Step, count: int) -> Step:
     return on_threads
 
 
-def check_threads(trial: Trial) -> Iterator[Change]:
-    """Fewer threads of torch, which leave cores to those that load: an operation waits for the slowest of its own."""
-    found, now = trial.found, torch.get_num_threads()
-    counts = [count for count in range(1, min(now, available_cores())) if count >= available_cores() // 2]
-    if found.device.type != "cpu" or not counts or found.forecast.contention < _CONTENDED or not trial.load.workers:
-        return
-    for override, ratio in _ratios(trial, [], counts).items():
-        cores = float(override.partition("=")[2])
-        load = replace(trial.load, step_s=trial.load.step_s * ratio, step_cores=cores, contention=_BESIDE)
-        yield trial.change(override, "leaves cores to those that load", load)
+def _fewer_threads(trial: Trial) -> list[int]:
+    """Numbers of torch's threads that leave cores to those that load: an operation waits for the slowest of its own."""
+    found, cores = trial.found, available_cores()
+    if found.device.type != "cpu" or found.forecast.contention < _CONTENDED or not trial.load.workers:
+        return []
+    return [*range(max(1, cores // 2), min(torch.get_num_threads(), cores))]
 
 
 def _step_overrides(trial: Trial) -> Iterator[str]:
@@ -144,7 +145,7 @@ _MIN_PROGRESSIVE = 64
 _KNOWN = (check_workers, check_caches, check_logging, check_evaluation)
 """What can be predicted without measuring anything more."""
 
-_TRIED = (check_engine, check_decoders, check_conversions, check_operations, check_recipes, check_steps, check_threads)
+_TRIED = (check_engine, check_decoders, check_conversions, check_operations, check_recipes, check_steps)
 
 
 def changes(found: Measured) -> Iterator[Change]:

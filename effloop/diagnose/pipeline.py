@@ -18,7 +18,8 @@ from effloop.build.race import seconds_of
 from effloop.data.decode import Decoder
 from effloop.data.image.header import Encoded
 from effloop.data.loader import Loader
-from effloop.data.plan import BatchRequest, Plan
+from effloop.data.order import BatchRequest
+from effloop.data.plan import Plan
 from effloop.data.source import Source
 from effloop.data.source.wrapped import Wrapped
 from effloop.diagnose.timed import Cost, Stopwatch, Timed, for_seconds
@@ -110,7 +111,7 @@ class InMemory(Wrapped):
 
 def sample_ids(plan: Plan, count: int) -> NDArray[np.int64]:
     """The first samples of the first epoch, which `loading_costs` takes."""
-    return np.concatenate([request.ids for request in short_requests(plan, count)])
+    return np.concatenate([request.samples for request in short_requests(plan, count)])
 
 
 def costs_of(plan: Plan, images: Sequence[Encoded], seconds: float, decoder: Decoder | None = None) -> LoadingCosts:

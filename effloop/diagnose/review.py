@@ -16,6 +16,7 @@ from effloop.diagnose.overrides import changes
 from effloop.diagnose.pipeline import loading_costs
 from effloop.diagnose.storage import StorageCosts
 from effloop.diagnose.training import LoopCosts, StepCosts
+from effloop.errors import warn
 from effloop.record.efficiency import Efficiency
 from effloop.runs.findings import Findings
 from effloop.system.hardware import available_cores, available_memory
@@ -56,7 +57,11 @@ def review(config: Config, trainer: Trainer, efficiency: Efficiency) -> Mapping[
         return {}
     try:
         return _look(config, trainer, loader, efficiency, seconds)
-    except (Exception, KeyboardInterrupt):  # the run is done, and whatever it is, its summary is still to be written
+    except KeyboardInterrupt:  # the run is done, and its summary is still to be written: also below
+        return {}
+    except Exception as error:
+        reason = " ".join(str(error).split())[:160]
+        warn(f"what held the run back can't be told: {type(error).__name__}: {reason}; its results are complete")
         return {}
 
 

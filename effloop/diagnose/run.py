@@ -51,5 +51,5 @@ def _left_out(config: Config) -> list[str]:
     if config.parallel.name != "none":
         lines.append(f"measured without parallel={config.parallel.name}, in one process: ranks share cores and storage")
     if config.progressive:
-        lines.append(f"measured at image_size={config.image_size} throughout, without progressive")
+        lines.append(f"measured at image_size={config.size.word} throughout, without progressive")
     return lines

@@ -90,7 +90,7 @@ def _check(config: Config) -> None:
 
 
 def _findings(config: Config) -> Findings:
-    return Findings.of(config, open_split(config.data, config.data.train_split).fingerprint())
+    return Findings.of(config, open_split(config.data, "train").fingerprint())
 
 
 def _asked(config: Config, *, batch: bool) -> str:

@@ -90,14 +90,15 @@ def _tried(found: Measured, override: Override) -> float:
         if override.recipe:
             copy = scratch / "converted.effloop"
             _convert(found, override.recipe, copy)
-            words = ["data=auto", f"data.root={copy}"]
+            words = ["data=auto", f"data.root={copy}", "data.val_split=val"]
+            words += [f"data.{key}=null" for key in ("val", "folds", "fold", "group")]  # it has both splits
         return ratio(found.config, found.with_overrides(*words), scratch)
 
 
 def _convert(found: Measured, recipe: Recipe, out: Path) -> None:
     """Write both splits, re-encoded; what `convert` says is left out."""
     data = found.config.data
-    splits = {"train": open_split(data, data.train_split), "val": open_split(data, data.val_split)}
+    splits = {split: open_split(data, split) for split in ("train", "val")}
     options = ConvertOptions(
         "memmap",
         out,

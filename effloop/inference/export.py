@@ -140,10 +140,10 @@ def export(trained: Trained, options: ExportOptions) -> Exported:
 
 def _program(trained: Trained, form: Format, options: ExportOptions) -> tuple[Any, tuple[str, ...]]:
     """The model as the format has it, and what was done to it."""
-    model = copy.deepcopy(trained.model).requires_grad_(False)
+    model = copy.deepcopy(trained.task.bare(trained.model)).requires_grad_(False)
     model.to(device="cpu", memory_format=torch.contiguous_format)  # type: ignore[call-overload]
-    size = trained.config.image_size
-    example = torch.randn(options.fixed or 2, 3, size, size, generator=torch.Generator().manual_seed(0))
+    shape = options.fixed or 2, trained.config.data.channels, *trained.config.size
+    example = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     notes = []
     if trained.precision.dtype is not None:
         used = str(trained.precision.dtype).removeprefix("torch.")
@@ -154,6 +154,7 @@ def _program(trained: Trained, form: Format, options: ExportOptions) -> tuple[An
         if simple.reparameterized:
             notes.append(f"re-parameterised: {simple.reparameterized:,} parameters fewer")
         notes += [f"BatchNorms fused: {simple.fused}"] * bool(simple.fused) + [simple.note] * bool(simple.note)
+    model = trained.task.to(torch.device("cpu")).finished(model)
     with one_line_errors(f"to={options.to} can't take this model"):
         program = form.convert(model, example)
     if options.int8:
@@ -169,7 +170,7 @@ def _calibrated(trained: Trained, count: int) -> dict[str, int]:
 
 
 def calibration_images(trained: Trained, count: int, batch: int | None = None) -> list[Tensor]:
-    """Training images, chosen at random by the run's seed, without augmentation: (N, 3, S, S) batches on the device.
+    """Training images, chosen at random by the run's seed, without augmentation: (N, 3, H, W) batches on the device.
 
     Args:
         trained: whose data is loaded.

@@ -10,7 +10,7 @@ class FixedBatch(nn.Module):
     """A model that takes a fixed number of images, for any number: the last ones are filled up.
 
     Args:
-        model: takes (batch, 3, S, S).
+        model: takes (batch, 3, H, W).
         batch: that number.
     """
 
@@ -20,7 +20,7 @@ class FixedBatch(nn.Module):
         self.batch = batch
 
     def forward(self, images: Tensor) -> Tensor:
-        """(N, 3, S, S) -> (N, K)."""
+        """(N, 3, H, W) -> (N, K)."""
         missing = -len(images) % self.batch
         filled = torch.cat([images, images[:1].expand(missing, -1, -1, -1)]) if missing else images
         return torch.cat([self.model(part) for part in torch.split(filled, self.batch)])[: len(images)]

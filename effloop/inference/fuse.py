@@ -49,7 +49,7 @@ def simplify(model: nn.Module, example: Tensor, *, dynamic: bool) -> Simplified:
 
     Args:
         model: on the CPU, in eval mode; it is changed.
-        example: (N, 3, S, S) images of the shape to export for.
+        example: (N, 3, H, W) images of the shape to export for.
         dynamic: whether the graph has to take any number of images.
     """
     with torch.no_grad():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -11,8 +12,11 @@ import torch
 
 import effloop
 from effloop import config as configs
+from effloop.batch import ImageSize
 from effloop.config import Config
-from effloop.data.augment.base import RecipeConfig
+from effloop.data.augment.base import Evaluation, RecipeConfig
+from effloop.data.augment.native.augment import Resize
+from effloop.data.augment.native.frames import PADDING
 from effloop.inference.formats import INPUT, OUTPUT
 from effloop.inference.formats.metadata import VERSION
 from effloop.inference.parity import Parity
@@ -31,22 +35,24 @@ def describe(
         int8: how it was calibrated; None is not at all.
         half: whether weights are in float16.
     """
-    size, count = trained.config.image_size, batch or "batch"
+    shape = [batch or "batch", trained.config.data.channels, *trained.config.size]
     return {
         "version": VERSION,
         "format": to,
         "int8": int8,
         "half": half,
         "preprocessing": preprocessing(trained.config),
-        "input": {"name": INPUT, "shape": [count, 3, size, size], "dtype": "float32"},
+        "input": {"name": INPUT, "shape": shape, "dtype": "float32"},
         "output": {
             "name": OUTPUT,
-            "shape": [count, trained.num_outputs],
+            "shape": [shape[0], trained.num_outputs],
             "dtype": "float32",
             "meaning": trained.task.outputs,
         },
         "task": trained.config.task.name,
+        "task_state": trained.task.state_dict(),
         "classes": list(trained.classes),
+        "target_names": list(trained.target_names),
         "num_outputs": trained.num_outputs,
         "provenance": {
             "run": run_folder(trained.path).resolve().name,
@@ -61,7 +67,11 @@ def describe(
 
 def preprocessing(config: Config) -> list[dict[str, Any]]:
     """The steps from a file's bytes to the model's input, as the validation split goes through them."""
-    decode: dict[str, Any] = {"step": "decode", "channels": "RGB"}
+    decode: dict[str, Any] = {"step": "decode", "channels": "RGB" if config.data.channels == 3 else "grey"}
+    if config.data.channels == 1:
+        decode["grey"] = "a JPEG's luminance; else round(0.299 R + 0.587 G + 0.114 B)"
+    if config.decode.window is not None:
+        decode["window"] = config.decode.window
     decode["exif_orientation"] = "applied" if config.decode.exif else "not applied"
     return [
         decode,
@@ -73,20 +83,47 @@ def preprocessing(config: Config) -> list[dict[str, Any]]:
 
 
 def _to_size(config: Config) -> list[dict[str, Any]]:
-    """How an image becomes (S, S, 3) uint8."""
-    size: dict[str, Any] = {"height": config.image_size, "width": config.image_size}
+    """How an image becomes (H, W, C) uint8."""
+    size: dict[str, Any] = config.size._asdict()
     if not isinstance(config.augment, RecipeConfig):  # of a plugin
         return [{"step": f"augment={config.augment.name}, for evaluation", **size}]
-    crop = {
-        "step": "crop",
-        "shape": "square, centred",
-        "share": config.augment.eval_ratio,
-        "side": "max(1, round(share * min(height, width))), a half to the even number",
-        "top": "(height - side) // 2",
-        "left": "(width - side) // 2",
+    antialias = getattr(config.augment, "resize", Resize.exact) is Resize.exact  # a key of augment=native
+    resize = {"step": "resize", **size, "filter": "bilinear", "antialias": antialias, "dtype": "uint8"}
+    if config.augment.eval is Evaluation.squash:
+        return [resize]
+    if config.augment.eval is Evaluation.letterbox:
+        return [resize | _FIT, {"step": "pad", **size, **_BARS}]
+    return [_crop(config.size, config.augment.eval_ratio), resize]
+
+
+_FIT = {
+    "height": "max(1, round(scale * image_height)), a half to the even number",
+    "width": "max(1, round(scale * image_width)), a half to the even number",
+    "scale": "min(height / image_height, width / image_width)",
+}
+"""Of a letterboxed image; height and width are those of the step `pad`."""
+
+_BARS = {"value": PADDING, "top": "(height - resized_height) // 2", "left": "(width - resized_width) // 2"}
+
+
+def _crop(size: ImageSize, share: float) -> dict[str, Any]:
+    """The step `crop`, for images of a size."""
+    crop = {"step": "crop", "shape": "square, centred", "share": share}
+    if size.height == size.width:
+        return crop | {
+            "side": "max(1, round(share * min(height, width))), a half to the even number",
+            "top": "(height - side) // 2",
+            "left": "(width - side) // 2",
+        }
+    rows, columns = (side // math.gcd(*size) for side in size)
+    return crop | {
+        "shape": f"{rows} x {columns}, centred",
+        "unit": f"share * min(height / {rows}, width / {columns})",
+        "rows": f"max(1, round({rows} * unit)), a half to the even number",
+        "columns": f"max(1, round({columns} * unit)), a half to the even number",
+        "top": "(height - rows) // 2",
+        "left": "(width - columns) // 2",
     }
-    antialias = getattr(config.augment, "resize", "exact") == "exact"  # a key of augment=native
-    return [crop, {"step": "resize", **size, "filter": "bilinear", "antialias": antialias, "dtype": "uint8"}]
 
 
 def with_scores(metadata: Mapping[str, Any], parity: Parity) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from effloop.data.loader import Loader
 from effloop.errors import ParityError, warn
 from effloop.record import Metrics
 from effloop.task import Meter, Task
+from effloop.train.evaluation import Scorer
 
 LEAST_AGREEMENT = 0.999
 """Share of images that a file's predictions have to be the same for, unless it is int8."""
@@ -22,7 +23,7 @@ FEW_AGREE = 0.95
 """Share below which int8 is kept with a warning: its score can be as good by chance."""
 
 MOST_LOST = 0.01
-"""How much of the task's first score int8 may cost: a percentage point, or 1 % of a score that is no share."""
+"""How much of the task's first score int8 may cost: a percentage point, 0.01 of R², or 1 % of a score in units."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Parity:
         scores = f"{meter.name} {meter.text(before)} before, {meter.text(after)} after"
         if int8:
             lost = before - after if meter.higher_is_better else after - before
-            allowed = MOST_LOST if meter.percent else MOST_LOST * abs(before)
+            allowed = MOST_LOST if meter.percent or meter.of_one else MOST_LOST * abs(before)
             if not lost <= allowed:  # NaN is refused, too
                 raise ParityError(
                     f"int8 costs more than {meter.text(allowed)} on {self.images:,} images: {scores}; "
@@ -90,15 +91,15 @@ def compare(expected: nn.Module, exported: nn.Module, loader: Loader, task: Task
     """
     batches = loader.epoch(0) if images is None else _spread(loader, images)
     device = loader.transfer.device
-    sums = [Metrics(task.num_sums, device) for _ in range(2)]
+    scorers = [Scorer(task, Metrics(task.num_sums, device)) for _ in range(2)]
     facts = torch.zeros(4, dtype=torch.float64, device=device)  # images that agree, numbers, their sum, their squares'
     difference, count = torch.zeros((), device=device), 0
     with torch.inference_mode():
         for batch in batches:
             pair = [model(batch.images).float() for model in (expected, exported)]
             _check_shapes(*pair)
-            for outputs, metrics in zip(pair, sums, strict=True):
-                metrics.add(task.sums(outputs, batch.targets, batch.valid))
+            for outputs, scorer in zip(pair, scorers, strict=True):
+                scorer.add(outputs, batch)
             ours, others = (outputs[batch.valid] for outputs in pair)
             count += len(ours)
             difference = torch.maximum(difference, (ours - others).abs().nan_to_num(torch.inf).max())
@@ -107,7 +108,7 @@ def compare(expected: nn.Module, exported: nn.Module, loader: Loader, task: Task
             wide = ours.double()
             facts += torch.stack([agree, torch.tensor(wide.numel(), device=device), wide.sum(), wide.square().sum()])
     agreeing, numbers, total, squares = facts.tolist()
-    before, after = (task.scores(metrics.read()) for metrics in sums)
+    before, after = (scorer.scores() for scorer in scorers)
     spread = max(squares / numbers - (total / numbers) ** 2, 0.0) ** 0.5
     return Parity(count, float(difference), spread, agreeing / count, before, after)
 

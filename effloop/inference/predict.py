@@ -13,7 +13,7 @@ from torch import Tensor
 
 from effloop.build.loader import loader_of
 from effloop.data.decode.base import ImageInfo
-from effloop.data.image.header import Encoded
+from effloop.data.image.header import Encoded, pnm_header
 from effloop.data.loader import Loader
 from effloop.data.plan import Plan, Prepared
 from effloop.data.source import Source
@@ -61,8 +61,8 @@ class TolerantPlan(Plan):
     @property
     def _black(self) -> bytes:
         """A black image, as raw pixels."""
-        side = self.augment.size
-        return b"P6\n%d %d\n255\n" % (side, side) + bytes(3 * side * side)
+        size = self.augment.size
+        return pnm_header(*size, 3) + bytes(3 * size.pixels)
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,9 @@ class Predictions:
 
         Samples with a problem have empty texts and NaN.
         """
-        task, classes = self.trained.task, self.trained.classes
+        task, names = self.trained.task, self.trained.target_names
         for ids, outputs in self._outputs():
-            found = task.predictions(outputs, classes, top, every=every)
+            found = task.predictions(outputs, names, top, every=every)
             bad = [row for row, sample in enumerate(ids.tolist()) if sample in self.problems]
             yield ids, {name: _without(values, bad) for name, values in found.items()}
 

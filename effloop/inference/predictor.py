@@ -16,15 +16,16 @@ from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from effloop.build.loader import loader_of
-from effloop.data.decode.common import to_rgb
-from effloop.data.image.header import Encoded
+from effloop.config import Config
+from effloop.data.decode.common import to_pixels
+from effloop.data.image.header import Encoded, pnm_header
 from effloop.data.source.files import ImagesInMemory
 from effloop.errors import ConfigError, DataError
 from effloop.inference.trained import Trained
 from effloop.inference.writers import rows_of
 
 ImageLike = str | os.PathLike[str] | bytes | bytearray | memoryview | Image.Image | NDArray[np.uint8]
-"""The path of a file, an encoded image, Pillow's image, or (H, W, 3) uint8 RGB."""
+"""The path of a file, an encoded image, Pillow's image, or (H, W, 3) RGB or (H, W, 1) grey uint8."""
 
 
 _SINGLE = (str, os.PathLike, bytes, bytearray, memoryview, Image.Image)
@@ -37,16 +38,17 @@ class Predictor(nn.Module):
         model.predict(["cat.jpg"])  # [{"class": "cat", "score": 0.98}]
 
     Attributes:
-        model: the network, in eval mode: (N, 3, S, S) float32, normalised -> (N, K) outputs.
+        model: the network, in eval mode: (N, C, H, W) float32, normalised -> (N, K) outputs.
         classes: names of the classes, in the order of the outputs; empty where targets are no classes.
-        image_size: S, in pixels.
+        image_size: S, or (H, W) of images that aren't square, in pixels.
     """
 
     def __init__(self, trained: Trained) -> None:
         super().__init__()
         self.model = trained.model
         self.classes = trained.classes
-        self.image_size = trained.config.image_size
+        size = trained.config.size
+        self.image_size = size.height if size.height == size.width else size
         self._trained = trained
 
     @property
@@ -55,14 +57,14 @@ class Predictor(nn.Module):
         return next((each.device for each in self.model.parameters()), self._trained.device)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(N, 3, S, S) float32, normalised as by `preprocess` -> (N, K) outputs, in the run's precision."""
+        """(N, C, H, W) float32, normalised as by `preprocess` -> (N, K) outputs, in the run's precision."""
         dtype = self._trained.precision.dtype
         with torch.autocast(self.device.type, dtype or torch.bfloat16, enabled=dtype is not None):
             outputs: Tensor = self.model(images)
         return outputs
 
     def preprocess(self, images: Iterable[ImageLike] | ImageLike) -> Tensor:
-        """Images of any size -> (N, 3, S, S) float32 on the model's device, by the run's decoder, crop and resize.
+        """Images of any size -> (N, C, H, W) float32 on the model's device, by the run's decoder, crop and resize.
 
         Raises:
             DataError: an image can't be read or decoded; the message names it.
@@ -77,7 +79,7 @@ class Predictor(nn.Module):
         """What the model says of each image.
 
         Args:
-            images: paths, encoded images, Pillow's images or (H, W, 3) uint8 arrays, in any mixture; or one of these.
+            images: paths, encoded images, Pillow's images or (H, W, C) uint8 arrays, in any mixture; or one of these.
             top: how many classes of each, the most probable first.
             every: add `p_NAME`, the probability of each class.
 
@@ -90,21 +92,20 @@ class Predictor(nn.Module):
         task = self._trained.task
         found: list[dict[str, Any]] = []
         for batch in self._batches(images):
-            found += rows_of(task.predictions(self(batch), self.classes, top, every=every))
+            columns = task.predictions(self(batch), self._trained.target_names, top, every=every)
+            found += rows_of(columns, task.digits)
         return found
 
     def _batches(self, images: Iterable[ImageLike] | ImageLike) -> Iterator[Tensor]:
-        """(n, 3, S, S) float32 on the device, batch by batch, loaded ahead by threads."""
+        """(n, 3, H, W) float32 on the device, batch by batch, loaded ahead by threads."""
         given: Any = images
         single = isinstance(given, _SINGLE) or (isinstance(given, np.ndarray) and given.ndim == 3)
         each: list[Any] = [given] if single else list(given)
         if not each:
             raise ConfigError("images: there are none; give a list of paths, encoded images, or arrays")
-        exif, names = self._trained.config.decode.exif, _names(each)
-        source = ImagesInMemory(
-            [_encoded(image, name, exif=exif) for image, name in zip(each, names, strict=True)], names
-        )
-        config = replace(self._trained.config, device=str(self.device))
+        config, names = self._trained.config, _names(each)
+        source = ImagesInMemory([_encoded(image, name, config) for image, name in zip(each, names, strict=True)], names)
+        config = replace(config, device=str(self.device))
         if len(each) == 1:
             config.num_workers = 0  # threads take longer to start than an image to load
         with closing(loader_of(config, source)) as loader:
@@ -121,7 +122,7 @@ def _names(images: Sequence[ImageLike]) -> list[str]:
     ]
 
 
-def _encoded(image: ImageLike, name: str, *, exif: bool) -> Encoded:
+def _encoded(image: ImageLike, name: str, config: Config) -> Encoded:
     """An encoded image, of a file or as raw pixels.
 
     Raises:
@@ -135,21 +136,24 @@ def _encoded(image: ImageLike, name: str, *, exif: bool) -> Encoded:
             raise DataError(f"{name} can't be read: {error.strerror}") from None
     if isinstance(image, bytes | bytearray | memoryview):
         return image
-    pixels = _pixels(image, name, exif=exif) if isinstance(image, Image.Image) else image
-    if isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] == 3:
-        return b"P6\n%d %d\n255\n" % (pixels.shape[1], pixels.shape[0]) + pixels.tobytes()
+    pixels = _pixels(image, name, config) if isinstance(image, Image.Image) else image
+    if isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] in (1, 3):
+        return pnm_header(*pixels.shape) + pixels.tobytes()
     of = f"{pixels.dtype} {pixels.shape}" if isinstance(pixels, np.ndarray) else type(image).__name__
-    raise ConfigError(f"images: {name} is {of}; give a path, encoded bytes, Pillow's image or (H, W, 3) uint8")
+    raise ConfigError(
+        f"images: {name} is {of}; give a path, encoded bytes, Pillow's image or (H, W, 3) or (H, W, 1) uint8"
+    )
 
 
-def _pixels(image: Image.Image, name: str, *, exif: bool) -> NDArray[np.uint8]:
-    """(H, W, 3) uint8 RGB of Pillow's image, which stays as it is.
+def _pixels(image: Image.Image, name: str, config: Config) -> NDArray[np.uint8]:
+    """(H, W, C) uint8 of Pillow's image, which stays as it is.
 
     Raises:
         DataError: it can't be decoded.
     """
     try:
-        return to_rgb(ImageOps.exif_transpose(image) if exif else image.copy())
+        turned = ImageOps.exif_transpose(image) if config.decode.exif else image.copy()
+        return to_pixels(turned, config.data.channels, config.decode.window)
     except MemoryError:
         raise  # about the machine, not about the image
     except Exception as error:  # a damaged file can make Pillow raise nearly anything

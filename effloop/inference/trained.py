@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import nn
 
 from effloop import config as configs
-from effloop.build.checks import check_same_model, check_trained_on, fitting
+from effloop.batch import ImageSize
+from effloop.build.checks import check_same_model, check_same_tensors, check_trained_on, fitting, trained_names
 from effloop.build.loader import build_loader
 from effloop.build.model import build_model
 from effloop.build.race import state_preserved
@@ -22,15 +24,20 @@ from effloop.config import Config
 from effloop.data.loader import Loader
 from effloop.data.source import Source, sources
 from effloop.data.source.auto import AutoConfig
-from effloop.errors import CheckpointError, ConfigError
+from effloop.data.source.base import WHOLE, NoSplitError
+from effloop.data.source.splits import has_splits, open_part, open_split
+from effloop.errors import CheckpointError, ConfigError, EffLoopError, warn
+from effloop.inference.config import check_divided_alike, config_of, same_path
 from effloop.inference.fixed import FixedBatch
 from effloop.inference.formats import format_of, metadata, one_line_errors
 from effloop.precision import Precision, precisions
 from effloop.record import Metrics
 from effloop.system.hardware import find_device, set_reproducible, set_threads
 from effloop.task import Task, tasks
-from effloop.train.trainer import evaluate
+from effloop.train.evaluation import Collector, Scorer, evaluate
 from effloop.train.views import ONE_VIEW, Views, evaluate_views
+
+Opened = TypeVar("Opened", Loader, Source)
 
 
 @dataclass(frozen=True)
@@ -41,8 +48,8 @@ class Trained:
         path: the file that the model is from.
         config: of the run, changed by overrides, for a single process.
         facts: what the file says beside the weights: `config`, `classes`, `num_outputs`, `progress`, `data`.
-        task: with the meters that suit the model.
-        model: in eval mode; (N, 3, S, S) float32, normalised, on `device` -> (N, K) outputs there.
+        task: with the meters that suit the model, and what it was fitted to.
+        model: in eval mode, as `Task.finished`; (N, 3, H, W) float32, normalised, on `device` -> (N, K) outputs there.
         precision: autocast of the forward pass.
         device: of the model.
     """
@@ -56,37 +63,42 @@ class Trained:
     device: torch.device
 
     @classmethod
-    def open(cls, path: Path, overrides: Sequence[str] = (), *, whole_process: bool = True) -> Self:
+    def open(cls, path: Path, overrides: Sequence[str] = (), *, whole_process: bool = True, command: str = "") -> Self:
         """A run folder, a .ckpt file, or a file that was exported.
 
         Args:
             path: one of them.
             overrides: change the run's config, e.g. `data.root` or `device`.
             whole_process: also set what the config says of the process: `threads`, `deterministic`, `cudnn_benchmark`.
+            command: that was typed, to be named with another checkpoint where this one is damaged.
 
         Raises:
             CheckpointError, ConfigError, DataError: it can't be read, or doesn't fit the overrides.
         """
-        exported = format_of(path) is not None and not path.is_dir()
-        read = cls.from_exported if exported else cls.from_checkpoint
-        return read(path, overrides, whole_process=whole_process)
+        if format_of(path) is not None and not path.is_dir():
+            return cls.from_exported(path, overrides, whole_process=whole_process)
+        return cls.from_checkpoint(path, overrides, whole_process=whole_process, command=command)
 
     @classmethod
-    def from_checkpoint(cls, run: Path, overrides: Sequence[str] = (), *, whole_process: bool = True) -> Self:
+    def from_checkpoint(
+        cls, run: Path, overrides: Sequence[str] = (), *, whole_process: bool = True, command: str = ""
+    ) -> Self:
         """The best checkpoint of a run folder, or a .ckpt file; see `open`."""
-        path = files.find(run, "best")
-        state = files.read(path)
+        path = files.find(run, "best", command)
+        state = files.read(path, command)
         config = config_of(state, overrides, path)
         check_same_model(config, state)
         task = tasks.build(config.task)
         num_outputs = _num_outputs(state, config, task)
         device, precision = _place(config, whole_process=whole_process)
-        model = _network(config, num_outputs, device)
+        model, task = _network(config, num_outputs, device), task.for_outputs(num_outputs)
         with fitting("the run"):
+            check_same_tensors(model, state["model"])
             model.load_state_dict(state["model"])
-        facts = {key: state.get(key) for key in ("config", "classes", "progress", "data")}
+            task.load_state_dict(state.get("task", {}))
+        facts = {key: state.get(key) for key in ("config", "classes", "target_names", "progress", "data")}
         facts["num_outputs"] = num_outputs
-        return cls(path, config, facts, task.for_outputs(num_outputs), model.eval(), precision, device)
+        return cls(path, config, facts, task.to(device), task.finished(model).eval(), precision, device)
 
     @classmethod
     def from_exported(cls, path: Path, overrides: Sequence[str] = (), *, whole_process: bool = True) -> Self:
@@ -110,19 +122,27 @@ class Trained:
         found = metadata.read(text, path)
         config = config_of(found, overrides, path)
         _check_same_input(config, found)
-        count, task = int(found["num_outputs"]), tasks.build(config.task)
+        count = int(found["num_outputs"])
+        task = tasks.build(config.task).for_outputs(count)
+        with fitting(str(path)):
+            task.load_state_dict(found.get("task_state", {}))
         device, precision = _place(config, whole_process=whole_process)
         with one_line_errors(f"{path} can't be opened"):
-            model = kind().open(path, device, lambda: _network(config, count, device)).eval()
+            model = kind().open(path, device, lambda: task.finished(_network(config, count, device))).eval()
         batch = found["input"]["shape"][0]
         facts = {**found, "progress": {"epoch": found["provenance"]["epoch"] + 1}, "data": found["provenance"]["data"]}
         model = FixedBatch(model, batch) if isinstance(batch, int) else model
-        return cls(path, config, facts, task.for_outputs(count), model, precision, device)
+        return cls(path, config, facts, task.to(device), model, precision, device)
 
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes, in the order of the outputs; empty where targets are no classes."""
         return tuple(self.facts["classes"])
+
+    @property
+    def target_names(self) -> tuple[str, ...]:
+        """Names of the outputs: the classes, or of each of the numbers."""
+        return trained_names(self.facts)
 
     @property
     def num_outputs(self) -> int:
@@ -131,26 +151,30 @@ class Trained:
 
     def network(self) -> nn.Module:
         """The same model before training, on the device."""
-        return _network(self.config, self.num_outputs, self.device)
+        return self.task.finished(_network(self.config, self.num_outputs, self.device))
 
     def describe(self) -> str:
         """The file, and the epoch that its weights are of."""
         return f"{self.path}, epoch {self.facts['progress']['epoch'] - 1}"
 
     def loader(self, split: str = "val", views: Views = ONE_VIEW) -> Loader:
-        """A split of the run's data, in order and never augmented: val, train or any other split of it, e.g. test.
+        """A split of the data, in order and never augmented: val, train or any other split of it, e.g. test.
 
         Args:
-            split: which.
+            split: which; `val` is all of other data than the run's that has no splits.
             views: of each image, for test-time augmentation.
 
         Raises:
-            ConfigError, DataError: it isn't there, or has other classes; the task or the data doesn't allow the views.
+            ConfigError, DataError: it isn't there, or has other classes or targets; the task or the data doesn't
+                allow the views.
         """
         views.check(self.task, self.config.task.name)
-        data = replace(self.config.data, val_split=self._name_of(split))
-        loader = build_loader(replace(self.config, data=data), "val", classes=list(self.classes), views=views)
-        check_trained_on(self.facts, loader.classes, loader.plan.source.where)
+        build = partial(build_loader, self.config, classes=list(self.classes), views=views, evaluate=True)
+        loader = self._or_whole(build, split)
+        self.task.num_outputs(loader.plan.source)  # refuses targets of another kind
+        check_trained_on(self.facts, loader.plan.source)
+        if split == "val":
+            check_divided_alike(self.config, self.facts, loader.plan.source)
         return loader
 
     def source(self, split: str = "val", root: Path | None = None) -> Source:
@@ -158,47 +182,67 @@ class Trained:
 
         Args:
             split: as in `loader`.
-            root: of other data, in any format; None is the run's.
+            root: of other data, in any format, all of it where it has no splits; None is the run's.
 
         Raises:
             ConfigError, DataError: it isn't there.
         """
         data = self.config.data
-        if root is not None:
-            data = AutoConfig("auto", str(root), data.train_split, data.val_split, allow_missing_classes=True)
-        return sources.build(data, self._name_of(split))
+        if root is None:
+            if split == "val" and data.divides:
+                with suppress(EffLoopError):  # opening the split says what is wrong
+                    check_divided_alike(self.config, self.facts, open_split(data, split, self.classes))
+            return self._or_whole(partial(open_part, data), split)
+        data = AutoConfig("auto", str(root), data.train_split, data.val_split or "val", allow_missing_classes=True)
+        try:
+            return open_part(data, split)
+        except NoSplitError:
+            with suppress(NoSplitError):
+                return sources.build(data, WHOLE)
+            raise
 
-    def _name_of(self, split: str) -> str:
-        """What a split is called in the data."""
-        return {"val": self.config.data.val_split, "train": self.config.data.train_split}.get(split, split)
+    def _or_whole(self, opening: Callable[[str], Opened], split: str) -> Opened:
+        """A split, or all of other data than the run's that has no splits.
 
-    def evaluate(self, loader: Loader) -> dict[str, float]:
-        """The task's scores on all samples of a loader, which is closed."""
-        metrics = Metrics(self.task.num_sums, self.device)
+        Raises:
+            ConfigError, DataError: it isn't there.
+        """
+        try:
+            return opening(split)
+        except NoSplitError:
+            roots = self.config.data.root, self.facts["config"]["data"]["root"]
+            if split == "val" and not same_path(*roots) and not has_splits(self.config.data):
+                with suppress(NoSplitError):
+                    found = opening(WHOLE)
+                    warn(f"data.root: '{roots[0]}' has no splits, so all of it is used")
+                    return found
+            raise
+
+    def evaluate(self, loader: Loader, collector: Collector | None = None) -> dict[str, float]:
+        """The task's scores on all samples of a loader, which is closed.
+
+        Args:
+            loader: from `loader`.
+            collector: gets all outputs and targets, too.
+        """
+        scorer = Scorer(self.task, Metrics(self.task.num_sums, self.device), collector=collector)
         with closing(loader):
-            return evaluate(self.model, loader.epoch(0), self.task, metrics, self.precision)
+            return evaluate(self.model, loader.epoch(0), scorer, self.precision)
 
-    def evaluate_views(self, loader: Loader, views: Views) -> list[dict[str, float]]:
+    def evaluate_views(
+        self, loader: Loader, views: Views, collector: Collector | None = None
+    ) -> list[dict[str, float]]:
         """As `evaluate`: of each image as it is and, second, of several views together.
 
         Args:
             loader: from `loader`, with the same views.
             views: of each image; of a single one there is no second.
+            collector: gets the outputs of all views together, and the targets, too.
         """
         if len(views) == 1:
-            return [self.evaluate(loader)]
+            return [self.evaluate(loader, collector)]
         with closing(loader):
-            return evaluate_views(self.model, loader.epoch(0), self.task, self.precision, views)
-
-
-def config_of(facts: Mapping[str, Any], overrides: Sequence[str], path: Path) -> Config:
-    """The config that a model was trained by, with overrides, for a single process that doesn't compile.
-
-    Raises:
-        ConfigError: it is none, or an override is invalid.
-    """
-    alone = {**facts["config"], "parallel": {"name": "none"}, "compile": False, "resume": None}
-    return configs.from_dict(alone, overrides, f"the config in {path}")
+            return evaluate_views(self.model, loader.epoch(0), self.task, self.precision, views, collector)
 
 
 def prepare_process(config: Config) -> None:
@@ -226,11 +270,13 @@ def _check_same_input(config: Config, found: Mapping[str, Any]) -> None:
     """Refuse overrides that a file can't follow any more.
 
     Raises:
-        ConfigError: another model or size of images.
+        ConfigError: another task, model or size of images.
     """
-    size = found["input"]["shape"][-1]
-    if config.image_size != size:
-        raise ConfigError(f"image_size: {config.image_size}, but the exported file takes {size}; export the run again")
+    if (task := found["config"]["task"]["name"]) != config.task.name:
+        raise ConfigError(f"task: the exported file is of task={task}, not {config.task.name}; leave task out")
+    size = ImageSize(*found["input"]["shape"][2:])
+    if config.size != size:
+        raise ConfigError(f"image_size: {config.size}, but the exported file takes {size}; export the run again")
     if configs.to_dict(config)["model"] != found["config"]["model"]:
         raise ConfigError("model: an exported file has the model that it was made of; leave out what sets another")
 
@@ -238,4 +284,4 @@ def _check_same_input(config: Config, found: Mapping[str, Any]) -> None:
 def _num_outputs(state: Mapping[str, Any], config: Config, task: Task) -> int:
     """How many outputs a checkpoint's model has; of one that doesn't say so and has no classes, the data tells."""
     known = state.get("num_outputs") or len(state["classes"])
-    return known or task.num_outputs(sources.build(config.data, config.data.val_split))
+    return known or task.num_outputs(open_part(config.data, "val"))

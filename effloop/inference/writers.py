@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from effloop.errors import ConfigError, optional_package
 from effloop.registry import either
+from effloop.report.figures import cell_of, in_cell
 from effloop.system.files import replacing
 
 Columns = Mapping[str, NDArray[np.float32] | Sequence[str]]
@@ -25,10 +26,16 @@ Columns = Mapping[str, NDArray[np.float32] | Sequence[str]]
 
 
 class Writer(ABC):
-    """Writes rows to a file, those of a batch at a time."""
+    """Writes rows to a file, those of a batch at a time.
 
-    def __init__(self, file: BinaryIO) -> None:
+    Args:
+        file: open for writing.
+        digits: significant ones of numbers, written as text; None writes all that float32 has.
+    """
+
+    def __init__(self, file: BinaryIO, digits: int | None = 6) -> None:
         self.file = file
+        self.digits = digits
 
     @abstractmethod
     def write(self, columns: Columns) -> None:
@@ -39,21 +46,26 @@ class Writer(ABC):
 
 
 class CSVWriter(Writer):
-    """RFC 4180, in UTF-8, with a header."""
+    """RFC 4180, in UTF-8, with a header. Texts are as `cell_of` gives them."""
 
     separator = ","
 
-    def __init__(self, file: BinaryIO) -> None:
-        super().__init__(file)
+    def __init__(self, file: BinaryIO, digits: int | None = 6) -> None:
+        super().__init__(file, digits)
         self._text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
         self._rows = csv.writer(self._text, delimiter=self.separator, lineterminator="\n")
         self._has_header = False
 
     def write(self, columns: Columns) -> None:
         if not self._has_header:
-            self._rows.writerow(columns)
+            self._rows.writerow(map(in_cell, columns))
             self._has_header = True
-        self._rows.writerows(_rows(columns))
+        texts = {
+            name: [cell_of(name, value) for value in values]
+            for name, values in columns.items()
+            if not isinstance(values, np.ndarray)
+        }
+        self._rows.writerows(_rows({**columns, **texts}, self.digits))
 
     def close(self) -> None:
         self._text.detach()  # else it would close the file
@@ -69,7 +81,7 @@ class JSONLinesWriter(Writer):
     """A JSON object for each row."""
 
     def write(self, columns: Columns) -> None:
-        for row in rows_of(columns):
+        for row in rows_of(columns, self.digits):
             self.file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
 
 
@@ -78,8 +90,8 @@ class ParquetWriter(Writer):
 
     _ROWS = 65_536
 
-    def __init__(self, file: BinaryIO) -> None:
-        super().__init__(file)
+    def __init__(self, file: BinaryIO, digits: int | None = 6) -> None:
+        super().__init__(file, digits)
         self._arrow = optional_package("pyarrow", "out=FILE.parquet", "effloop[parquet]")
         optional_package("pyarrow.parquet", "out=FILE.parquet", "effloop[parquet]")
         self._pending: list[Any] = []
@@ -110,20 +122,22 @@ class ParquetWriter(Writer):
         self._writer.write_table(table)
 
 
-def rows_of(columns: Columns) -> Iterator[dict[str, Any]]:
-    """A dict for each row: numbers with six digits, None for NaN; texts."""
-    return (dict(zip(columns, row, strict=True)) for row in _rows(columns))
+def rows_of(columns: Columns, digits: int | None = 6) -> Iterator[dict[str, Any]]:
+    """A dict for each row: numbers with as many digits as `Writer` has, None for NaN; texts."""
+    return (dict(zip(columns, row, strict=True)) for row in _rows(columns, digits))
 
 
-def _rows(columns: Columns) -> Iterator[tuple[Any, ...]]:
-    """Row by row: numbers with six digits, None for NaN; texts."""
-    return zip(*map(_values, columns.values()), strict=True)
+def _rows(columns: Columns, digits: int | None) -> Iterator[tuple[Any, ...]]:
+    """Row by row, as `rows_of` has them."""
+    return zip(*(_values(column, digits) for column in columns.values()), strict=True)
 
 
-def _values(column: NDArray[np.float32] | Sequence[str]) -> Sequence[Any]:
+def _values(column: NDArray[np.float32] | Sequence[str], digits: int | None) -> Sequence[Any]:
     if not isinstance(column, np.ndarray):
         return column
-    return [None if math.isnan(value) else float(f"{value:.6g}") for value in column.tolist()]
+    if digits is None:  # the fewest that tell a float32 from all others
+        return [None if np.isnan(value) else float(str(value)) for value in column.astype(np.float32)]
+    return [None if math.isnan(value) else float(f"{value:.{digits}g}") for value in column.tolist()]
 
 
 WRITERS: dict[str, type[Writer]] = {
@@ -152,14 +166,14 @@ def check_writable(out: Path) -> None:
 
 
 @contextmanager
-def writing(out: Path) -> Iterator[Writer]:
+def writing(out: Path, digits: int | None = 6) -> Iterator[Writer]:
     """A writer to a file, which is there when it is complete, and untouched if not.
 
     Raises:
         ConfigError: it can't be written.
     """
     with _explained(out), replacing(out) as file:
-        writer = WRITERS[out.suffix.lower()](file)
+        writer = WRITERS[out.suffix.lower()](file, digits)
         yield writer
         writer.close()
 

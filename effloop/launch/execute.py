@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from effloop.checkpoint import files
-from effloop.data.source import sources
+from effloop.data.source.splits import open_part
 from effloop.launch import ranks
 from effloop.launch.spec import RunSpec
 from effloop.launch.training import is_done, train
@@ -20,9 +19,9 @@ def run(spec: RunSpec) -> Path:
     """
     if not spec.config.parallel.of_ranks or detect_launcher():
         return train(spec)
-    if spec.resume and is_done(files.find(spec.folder, "last"), spec.config):
+    if (start := spec.start) and start.is_file() and is_done(start, spec.config):
         return spec.folder
     if not spec.resume:
-        for split in (spec.config.data.train_split, spec.config.data.val_split):  # fails in a second, without ranks
-            sources.build(spec.config.data, split)
+        for split in ("train", "val"):  # fails in a second, without ranks
+            open_part(spec.config.data, split)
     return ranks.launch(spec)

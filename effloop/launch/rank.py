@@ -12,27 +12,34 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from effloop.checkpoint import files
-from effloop.errors import EffLoopError, InterruptedRunError
+from effloop.errors import BUG, EffLoopError, InterruptedRunError, PreemptedRunError
+from effloop.launch.continued import going_on
 from effloop.launch.spec import RunSpec
-from effloop.launch.training import train
+from effloop.launch.training import say, train
 from effloop.parallel.failures import failed_for_good, failure_kind, read, reporter
 from effloop.parallel.rank_env import RankEnv, detect_launcher
-from effloop.parallel.rendezvous import RankGroup, join
+from effloop.parallel.rendezvous import START_TIMEOUT_S, RankGroup, join
 from effloop.parallel.restart_state import FolderRestartState, RestartState, StoreRestartState
 from effloop.runs.environment import effloop_version
+from effloop.system.bus_errors import bus_errors_explained
 from effloop.system.command import command_timed
 from effloop.system.hardware import available_cores
 from effloop.system.processes import end_with_parent, interrupted_once, prefix_output
+from effloop.system.signals import BEFORE, ending_at_once
+from effloop.system.terminal import escaped_output
 
 _PATIENCE_S = {"lost": 5.0, "crash": 1.0}
 """The launcher ends all ranks when one dies. A rank that fails because of that waits this long to be ended,
 so that the first failure is reported and not its consequences."""
+
+_KEY = "start_timeout_s"  # of `parallel`
 
 
 def run_rank(scratch: str, spec: dict[str, Any]) -> None:
@@ -51,9 +58,17 @@ def run_rank(scratch: str, spec: dict[str, Any]) -> None:
     (folder / f"pid-{start}-{env.rank}").write_text(str(os.getpid()))
     reporter.write_to(folder, start)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are here; else gloo looks the machine's name up
-    if any(failure.final for failure in read(folder)):  # of an earlier start: this one would end the same way
+    earlier = read(folder)
+    if any(failure.final for failure in earlier):  # of an earlier start: this one would end the same way
         os._exit(EffLoopError.exit_code)
-    with command_timed(whole_process=True), rank_session(env, folder) as session:
+    if any(failure.kind == "preempted" for failure in earlier):
+        os._exit(PreemptedRunError.exit_code)
+    with (
+        command_timed(whole_process=True),
+        escaped_output(),
+        bus_errors_explained(EffLoopError.exit_code),
+        rank_session(env, folder, spec["config"]["parallel"].get(_KEY, START_TIMEOUT_S)) as session,
+    ):
         if env.rank == 0:
             session.share(spec)
         session.run()
@@ -100,13 +115,14 @@ class RankSession:
 
 
 @contextmanager
-def rank_session(env: RankEnv, scratch: Path | None = None) -> Iterator[RankSession]:
+def rank_session(env: RankEnv, scratch: Path | None = None, timeout_s: float = 0) -> Iterator[RankSession]:
     """Join the other ranks; ends the process where the block raises, as the usual end waits for ranks that have gone.
 
     Args:
         env: of this rank.
         scratch: the folder of the process that has started the ranks on this machine; None for torchrun and Slurm,
             which start them one by one, so that their versions and arguments have to be compared.
+        timeout_s: for all ranks to connect; 0 is what the command line says.
     """
     by_torchrun = scratch is None and "TORCHELASTIC_RUN_ID" in os.environ
     if by_torchrun:
@@ -115,8 +131,8 @@ def rank_session(env: RankEnv, scratch: Path | None = None) -> Iterator[RankSess
         prefix_output(f"[rank {env.rank}] ")
     session = None
     try:
-        with interrupted_once():
-            group = join(env, None if scratch else _facts())
+        with interrupted_once(), ending_at_once(BEFORE, say):
+            group = join(env, None if scratch else _facts(), timeout_s or _typed_timeout_s())
             if failed_for_good(group):  # an earlier start of the ranks
                 raise EffLoopError
             _share_cores(group, by_torchrun=by_torchrun)
@@ -128,7 +144,7 @@ def rank_session(env: RankEnv, scratch: Path | None = None) -> Iterator[RankSess
             print(f"effloop: {interrupt.__cause__ or 'interrupted'}", file=sys.stderr)
         code = InterruptedRunError.exit_code
     except Exception as error:
-        code = error.exit_code if isinstance(error, EffLoopError) else EffLoopError.exit_code
+        code = BUG if failure_kind(error) == "crash" else getattr(error, "exit_code", EffLoopError.exit_code)
         _report(env, error, session)
     _end(env, code)
 
@@ -154,7 +170,7 @@ def _report_bug(env: RankEnv, error: Exception, kind: str) -> None:
         reporter.report(env.rank, f"lost the connection to another rank ({reason}); look at {others}", kind)
         return
     traceback.print_exception(error)
-    reporter.report(env.rank, reason, kind)
+    reporter.report(env.rank, f"bug: {reason}; please report it with the lines above", kind)
 
 
 def _end(env: RankEnv, code: int) -> None:
@@ -170,13 +186,17 @@ def _restarted(spec: dict[str, Any], state: RestartState) -> dict[str, Any]:
     run_dir = state.run_dir()
     if run_dir is None:
         return spec
-    spec = {**spec, "folder": str(run_dir)}
-    last = run_dir / "checkpoints" / "last.ckpt"
-    if not last.is_file():
-        (run_dir / "config.yaml").unlink(missing_ok=True)  # which makes the folder some run's own
-        return {**spec, "note": f"again from the beginning: {state.reason()}"}
-    note = f"again from epoch {files.position(last)['epoch']}: {state.reason()}"
-    return {**spec, "resume": True, "overrides": [], "note": note}
+    found = going_on(replace(RunSpec.from_plain(spec), folder=run_dir))
+    where = f"epoch {files.position(found.checkpoint)['epoch']}" if found.checkpoint else "the beginning"
+    return replace(found, note=f"again from {where}: {state.reason()}").to_plain()
+
+
+def _typed_timeout_s() -> float:
+    """`parallel.start_timeout_s` on the command line: the config is composed when all ranks have connected."""
+    typed = [word.partition("=")[2] for word in sys.argv if word.startswith(f"parallel.{_KEY}=")]
+    with suppress(ValueError, IndexError):  # a ConfigError later
+        return max(1.0, float(typed[-1]))
+    return START_TIMEOUT_S
 
 
 def _facts() -> dict[str, str]:

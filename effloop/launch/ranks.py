@@ -7,12 +7,13 @@ import os
 import secrets
 import signal
 import socket
-import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import fields
+from multiprocessing import synchronize, util
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from effloop.errors import ConfigError, InterruptedRunError, RankError
+from effloop.errors import ConfigError, InterruptedRunError, PreemptedRunError, RankBugError, RankError
+from effloop.launch.passing_on import PassingOn
 from effloop.launch.rank import run_rank
 from effloop.launch.spec import RunSpec
 from effloop.launch.training import how_to_go_on, interrupted
@@ -29,9 +31,9 @@ from effloop.parallel import loopback
 from effloop.parallel.failures import RankFailure, read, root_cause, write
 from effloop.parallel.restart_state import FolderRestartState
 from effloop.parallel.scratch import scratch
-from effloop.runs.folder import record_failure
+from effloop.runs.folder import record_end
 from effloop.system.hardware import find_device
-from effloop.system.processes import how_ended, interrupts_blocked_in_children, killed_by, signals_restored
+from effloop.system.processes import how_ended, interrupts_blocked_in_children, killed_by, signal_name, signals_restored
 
 _PATIENCE_S = 5
 """For ranks to end after SIGTERM, before they are killed."""
@@ -45,28 +47,39 @@ def launch(spec: RunSpec) -> Path:
         ConfigError: not so many GPUs are here; or a rank says that the config can't be taken.
         InterruptedRunError: Ctrl-C.
         RankError: a rank failed, and `parallel.max_restarts` were used up; one line says which and why.
-        SystemExit: another signal ended it, and the line for that is printed.
+        PreemptedRunError: SIGTERM, SIGUSR1 or SIGHUP, to this process or to a rank.
     """
     parallel: Any = spec.config.parallel
     processes = _processes(spec.config.device, parallel.processes)
     loopback.register()
-    with scratch() as folder, _quiet(), signals_restored(), interrupts_blocked_in_children(), _deaths_recorded(folder):
-        config = _launch_config(folder, processes, parallel.max_restarts)
+    with (
+        scratch() as folder,
+        _quiet(),
+        signals_restored(),
+        interrupts_blocked_in_children(),
+        _ranks_watched(folder, processes),
+    ):
+        config, passing_on = _launch_config(folder, processes, parallel.max_restarts), PassingOn(folder)
         try:
-            elastic_launch(config, run_rank)(str(folder), spec.to_plain())
+            with passing_on.caught():
+                elastic_launch(config, run_rank)(str(folder), spec.to_plain())
             return _run_dir(folder, spec) or spec.folder
         except ChildFailedError as error:
+            if line := passing_on.how_ended(interrupted(_run_dir(folder, spec), passing_on.how)):
+                raise PreemptedRunError(line) from None
             explained = _explained(folder, error, spec)
             if begun := FolderRestartState(folder).run_dir():
-                record_failure(begun, str(explained))
+                record_end(begun, str(explained))
             raise explained from None
         except KeyboardInterrupt:
             raise InterruptedRunError(interrupted(_run_dir(folder, spec))) from None
         except SignalException as error:
             if error.sigval == signal.SIGINT:
                 raise InterruptedRunError(interrupted(_run_dir(folder, spec))) from None
-            print(f"effloop: {interrupted(_run_dir(folder, spec), 'terminated')}", file=sys.stderr)
-            raise SystemExit(128 + error.sigval) from None  # as a shell has it
+            how = f"stopped by {signal_name(error.sigval)}"
+            if begun := FolderRestartState(folder).run_dir():
+                record_end(begun, how, "preempted")
+            raise PreemptedRunError(interrupted(_run_dir(folder, spec), how)) from None
 
 
 def _processes(device: str, wanted: int | None) -> int:
@@ -92,7 +105,8 @@ def _launch_config(folder: Path, processes: int, max_restarts: int) -> LaunchCon
         "max_restarts": max_restarts,
         "monitor_interval": 0.1,
         "start_method": "spawn",
-        "shutdown_timeout": _PATIENCE_S,  # which torch 2.11 hasn't
+        "shutdown_timeout": _PATIENCE_S,  # this and the next torch 2.11 hasn't
+        "signals_to_handle": "SIGINT,SIGQUIT",  # the others are passed on to the ranks, which save
     }
     known = {field.name for field in fields(LaunchConfig)}
     return LaunchConfig(1, 1, processes, **{key: value for key, value in options.items() if key in known})
@@ -110,7 +124,8 @@ def _explained(folder: Path, error: ChildFailedError, spec: RunSpec) -> RankErro
     if found.kind == "common":
         return ConfigError(found.line)
     advice = "" if found.final else how_to_go_on(_run_dir(folder, spec))
-    return RankError(f"{found.sentence}; {advice}" if advice else found.sentence)
+    kind = RankBugError if found.kind == "crash" else RankError
+    return kind(f"{found.sentence}; {advice}" if advice else found.sentence)
 
 
 def _run_dir(folder: Path, spec: RunSpec) -> Path | None:
@@ -134,10 +149,12 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _deaths_recorded(folder: Path) -> Iterator[None]:
-    """Write a failure for each rank that a signal ends: it can't do so itself."""
+def _ranks_watched(folder: Path, processes: int) -> Iterator[None]:
+    """Write a failure for each rank that a signal ends: it can't do so itself. And let go of names of semaphores."""
     over = threading.Event()
     waiting: dict[str, threading.Thread] = {}
+
+    semaphores = _Semaphores()
 
     def poll() -> None:
         while not over.wait(_POLL_S):
@@ -147,6 +164,7 @@ def _deaths_recorded(folder: Path) -> Iterator[None]:
                     args = (folder, int(start), int(rank), int(text))
                     waiting[path.name] = threading.Thread(target=_record_death, args=args, daemon=True)
                     waiting[path.name].start()
+                    semaphores.attached(start, processes)
 
     thread = threading.Thread(target=poll, daemon=True)
     thread.start()
@@ -157,6 +175,36 @@ def _deaths_recorded(folder: Path) -> Iterator[None]:
         thread.join()
         for each in waiting.values():
             each.join(_PATIENCE_S)  # or it would write into the folder as that is removed
+
+
+class _Semaphores:
+    """Removes the names of the semaphores that torch's launcher made for its ranks, once all ranks have opened them.
+
+    They would stay in /dev/shm where launcher, ranks and Python's tracker of resources are killed together.
+    """
+
+    def __init__(self) -> None:
+        self._others = {*_named_semaphores()}
+        self._made: dict[str, list[Callable[[], object]]] = {}
+        self._attached: Counter[str] = Counter()
+
+    def attached(self, start: str, processes: int) -> None:
+        """A rank of a start runs, and so has opened them all."""
+        if start not in self._made:  # the first: the next start has made none yet
+            found = _named_semaphores()
+            self._made[start] = [found[key] for key in found if key not in self._others]
+            self._others.update(found)
+        self._attached[start] += 1
+        if self._attached[start] == processes:
+            for unlink in self._made[start]:
+                unlink()
+
+
+def _named_semaphores() -> dict[Any, Callable[[], object]]:
+    """Those of this process: key -> what removes its name, which Python does when the semaphore goes or at its exit."""
+    registry: dict[Any, Any] = util._finalizer_registry  # type: ignore[attr-defined]
+    ours = synchronize.SemLock._cleanup  # type: ignore[attr-defined]
+    return {key: each for key, each in [*registry.items()] if each._callback is ours}
 
 
 def _record_death(folder: Path, start: int, rank: int, pid: int) -> None:

@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 import shlex
+import threading
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from effloop.build.limits import what_to_lower
 from effloop.build.resolve import num_workers
 from effloop.build.trainer import build_trainer
 from effloop.checkpoint import files
 from effloop.config import Config
 from effloop.diagnose.advice import advise
 from effloop.diagnose.review import review
-from effloop.errors import PROGRAM, InterruptedRunError
+from effloop.errors import PROGRAM, InterruptedRunError, PreemptedRunError
 from effloop.launch.spec import RunSpec
+from effloop.parallel.failures import reporter
+from effloop.parallel.rank_env import detect_launcher
 from effloop.parallel.restart_state import NoRestartState, RestartState
+from effloop.record import complete_summary
 from effloop.registry import plugin_words
+from effloop.runs.folder import holds_run, record_end
 from effloop.runs.pruning import build_pruner
+from effloop.runs.reader import read_run
+from effloop.system.files import remove_stale
 from effloop.system.hardware import determinism_explained
 from effloop.system.processes import discard_output
+from effloop.system.shortage import memory_explained
+from effloop.system.signals import BEFORE, ending_at_once, ends
+from effloop.task import meters_of
+from effloop.train.stopping import EarlyStop
 from effloop.train.trainer import Trainer
+
+_SAY_S = 2.0
 
 
 def train(spec: RunSpec, state: RestartState | None = None) -> Path:
@@ -32,33 +48,63 @@ def train(spec: RunSpec, state: RestartState | None = None) -> Path:
     Raises:
         EffLoopError: what one line explains.
     """
-    checkpoint = files.find(spec.folder, "last") if spec.resume else None
+    start = spec.start
+    checkpoint = start if start and start.is_file() else None
     if checkpoint and is_done(checkpoint, spec.config):
         return spec.folder
-    trainer = build_trainer(
-        spec.config,
-        run_dir=spec.folder,
-        overrides=spec.overrides,
-        resume=checkpoint,
-        begun=(state or NoRestartState()).remember,
-        advise=advise,
-    )
+    lower = what_to_lower(spec.config)
+    with ending_at_once(BEFORE, say), memory_explained(lower):
+        trainer = build_trainer(
+            spec.config,
+            run_dir=spec.folder,
+            overrides=spec.overrides,
+            resume=start,
+            begun=(state or NoRestartState()).remember,
+            advise=advise,
+        )
     run_dir = trainer.checkpoints.folder.parent
-    trainer.prunes = build_pruner(spec.config, run_dir, trainer.parallel)
-    trainer.recorder.review = partial(review, spec.config, trainer)
-    for line in _origin(trainer, spec, checkpoint):
-        trainer.recorder.note(line)
-    for line in _description(trainer, spec.config, run_dir):
-        trainer.recorder.note(line)
+    trainer.request.always, trainer.request.at_end = True, partial(_end_at_once, trainer, run_dir)
+    with trainer.request.caught():
+        trainer.prunes = build_pruner(spec.config, run_dir, trainer.parallel)
+        trainer.recorder.review = partial(review, spec.config, trainer)
+        for line in (*_origin(trainer, spec, checkpoint), *_description(trainer, spec.config, run_dir)):
+            trainer.recorder.note(line)
+        _fit(trainer, run_dir, lower)
+        if not trainer.parallel.rank:
+            _say_where(run_dir)
+        trainer.parallel.close()
+    return run_dir
+
+
+def _fit(trainer: Trainer, run_dir: Path, lower: str) -> None:
+    """Train; says of a run that ends early how it is gone on with, or what may be set lower."""
     try:
-        with determinism_explained():
+        with determinism_explained(), memory_explained(lower, partial(record_end, run_dir)):
             trainer.fit()
     except KeyboardInterrupt:
         raise InterruptedRunError(interrupted(run_dir)) from None
+    except PreemptedRunError as error:
+        trainer.parallel.close()  # which waits until rank 0 has saved
+        raise PreemptedRunError(interrupted(run_dir, str(error))) from None
+
+
+def say(line: str) -> None:
+    """Say why this process ends: itself, or as one of several ranks once for all of them."""
+    env = detect_launcher()
+    if env is None:
+        ends(line)
+        return
+    thread = threading.Thread(target=reporter.report, args=[env.rank, line, "preempted"], daemon=True)
+    thread.start()
+    thread.join(_SAY_S)  # the main thread may be holding the ranks' store
+
+
+def _end_at_once(trainer: Trainer, run_dir: Path, name: str, again: bool) -> None:
+    """The last words of a process that can't save any more."""
+    why = f"stopped by {name} again, before it was saved" if again else f"stopped by {name} while no update came"
     if not trainer.parallel.rank:
-        _say_where(run_dir)
-    trainer.parallel.close()
-    return run_dir
+        record_end(run_dir, why, "preempted")
+    say(interrupted(run_dir, why))
 
 
 def _origin(trainer: Trainer, spec: RunSpec, checkpoint: Path | None) -> list[str]:
@@ -66,27 +112,60 @@ def _origin(trainer: Trainer, spec: RunSpec, checkpoint: Path | None) -> list[st
     if spec.note:
         return [spec.note]
     place = checkpoint or (files.find(Path(spec.config.resume), "last") if spec.config.resume else None)
-    return [f"resumed from {place} at epoch {trainer.progress.epoch}"] if place else []
+    within = f", after {trainer.progress.samples_seen:,} of its samples" if trainer.progress.samples_seen else ""
+    return [f"resumed from {place} at epoch {trainer.progress.epoch}{within}"] if place else []
 
 
 def is_done(checkpoint: Path, config: Config) -> bool:
     """Whether nothing is left to train; then it is said."""
-    done = files.position(checkpoint)["epoch"]
+    state = files.peek(checkpoint)
+    done = int(state["progress"]["epoch"])
     if done >= config.epochs:
         print(f"{checkpoint.parents[1]} is done: {done} of {config.epochs} epochs; epochs=N adds more")
-    return bool(done >= config.epochs)
+        _complete(checkpoint.parents[1], state)
+        return True
+    by = config.checkpoint.best_by
+    stop = EarlyStop(config.stop, next(meter for meter in meters_of(config.task.name) if meter.name == by))
+    stop.load_state_dict(state.get("stop", {}), state["checkpoints"]["best"])
+    if reason := stop.out_of_patience(done) or stop.out_of_time():
+        print(f"{checkpoint.parents[1]} is done: {done} of {config.epochs} epochs, {reason}; another stop.* goes on")
+        _complete(checkpoint.parents[1], state, stopped=reason)
+    return bool(reason)
+
+
+def _complete(run_dir: Path, state: Mapping[str, Any], **why: str) -> None:
+    """Write the summary of a run that was killed after its last checkpoint."""
+    env = detect_launcher()
+    if env and env.rank:
+        return
+    if (run_dir / "summary.json").exists() or not state.get("last"):
+        if read_run(run_dir).process.get("state") == "running":  # killed as it was about to say so
+            remove_stale(run_dir)
+            record_end(run_dir, "", "done")
+        return
+    found = {"best": state["checkpoints"]["best"], "last": state["last"], "step": state["progress"]["step"]}
+    complete_summary(run_dir, {**why, **found})
+    record_end(run_dir, "", "done")
+    print(f"{run_dir / 'summary.json'} was missing: it is written from the last checkpoint")
 
 
 def interrupted(run_dir: Path | None, how: str = "interrupted") -> str:
     """The line for a run that Ctrl-C, or another signal, has ended."""
-    return f"{how}; {how_to_go_on(run_dir) or 'before there was a checkpoint'}"
+    if on := how_to_go_on(run_dir):
+        return f"{how}; {on}"
+    begun = run_dir is not None and holds_run(run_dir)
+    return f"{how}; before there was a checkpoint" + f"; begin it again with: {_resume(run_dir)}" * begun
 
 
 def how_to_go_on(run_dir: Path | None) -> str:
     """The command that continues a run; empty where it has no checkpoint."""
     if run_dir is None or not (run_dir / "checkpoints" / "last.ckpt").is_file():
         return ""
-    return f"resume with: {PROGRAM} {shlex.join(['resume', str(run_dir), *plugin_words()])}"
+    return f"resume with: {_resume(run_dir)}"
+
+
+def _resume(run_dir: Path | None) -> str:
+    return f"{PROGRAM} {shlex.join(['resume', str(run_dir), *plugin_words()])}"
 
 
 def _description(trainer: Trainer, config: Config, run_dir: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""Interface of models: (N, 3, S, S) float images in, (N, K) logits out."""
+"""Interface of models: (N, 3, H, W) float images in, (N, K) logits out."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from effloop.errors import ConfigError
+from effloop.model.grey import take_grey
 from effloop.registry import PartConfig, Registry
 
 
@@ -31,8 +32,12 @@ class Zoo(ABC):
         """The names of its weights, DEFAULT among them if there are any."""
 
     @abstractmethod
-    def tensors(self, name: str, image_size: int) -> Mapping[str, Tensor]:
+    def tensors(self, name: str, image_size: Any) -> Mapping[str, Tensor]:
         """The state dict of some weights, downloaded unless it is on this machine.
+
+        Args:
+            name: one of `names`.
+            image_size: as in the config; timm resamples position embeddings to it.
 
         Raises:
             ConfigError: it can't be downloaded.
@@ -94,7 +99,9 @@ NORMS = (*CHANNEL_NORMS, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 class Models(Registry[nn.Module]):
     """Models by name: classes or functions that return one.
 
-    They take by their names what they need of `num_classes`, `image_size`, `config` and the fields of their config.
+    They take by their names what they need of `num_classes`, `image_size`, `channels`, `config` and the fields of their
+    config. `image_size` is as in the config: a number, or [height, width]. Of grey images, a model that doesn't take
+    `channels` is built for RGB, and changed by `take_grey`.
     """
 
     def build(self, config: PartConfig, /, *args: Any, **kwargs: Any) -> nn.Module:
@@ -116,7 +123,10 @@ class Models(Registry[nn.Module]):
                     f"model: {config.name}{signature} needs '{parameter.name}', and is given "
                     f"{', '.join(sorted(offered))}; take these by name, or give '{parameter.name}' a default"
                 )
-        return factory(**{name: offered[name] for name in taken})
+        model = factory(**{name: offered[name] for name in taken})
+        if offered.get("channels") == 1 and "channels" not in taken:
+            take_grey(model)
+        return model
 
 
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

@@ -27,9 +27,7 @@ def checkpoint_blocks(model: nn.Module) -> int:
     Raises:
         ConfigError: the model has no blocks.
     """
-    blocks = list(_blocks(model))
-    if not blocks:  # a model without lists of blocks (Inception v3) has them as direct children
-        blocks = [child for child in model.children() if _is_composite(child) and not _is_list(child)]
+    blocks = blocks_of(model)
     if not blocks:
         raise ConfigError(
             f"model.checkpointing: {type(model).__name__} has no blocks, it is a plain sequence of layers; "
@@ -39,6 +37,13 @@ def checkpoint_blocks(model: nn.Module) -> int:
         kind: Any = type(block)
         block.__class__ = _checkpointed(kind)
     return len(blocks)
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """A ResNet's residual blocks, a ViT's layers, the stages of a plainer network; none of a plain sequence."""
+    # a model without lists of blocks (Inception v3) has them as direct children
+    direct = [child for child in model.children() if _is_composite(child) and not _is_list(child)]
+    return list(_blocks(model)) or direct
 
 
 def _blocks(module: nn.Module, *, in_list: bool = False) -> Iterator[nn.Module]:

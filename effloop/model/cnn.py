@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
+from effloop.batch import ImageSize
 from effloop.errors import ConfigError
 from effloop.model.base import ModelConfig, models
 
@@ -32,10 +34,11 @@ class CnnConfig(ModelConfig):
 class Cnn(nn.Module):
     """A small residual network for images from 16 pixels on; 0.3 million parameters."""
 
-    def __init__(self, config: CnnConfig, *, num_classes: int, image_size: int) -> None:
+    def __init__(self, config: CnnConfig, *, num_classes: int, image_size: Any) -> None:
         super().__init__()
-        if image_size < _SMALLEST:
-            raise ConfigError(f"image_size: {image_size} is too small for model=cnn; set {_SMALLEST} or more")
+        size = ImageSize.of(image_size)
+        if min(size) < _SMALLEST:
+            raise ConfigError(f"image_size: {size} is too small for model=cnn; set {_SMALLEST} or more")
         width = config.width
         self.features = nn.Sequential(
             conv_bn_relu(3, width, stride=2),
@@ -47,7 +50,7 @@ class Cnn(nn.Module):
         self.head = nn.Linear(8 * width, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(N, 3, S, S) float -> (N, K) logits."""
+        """(N, 3, H, W) float -> (N, K) logits."""
         logits: Tensor = self.head(self.pool(self.features(images)).flatten(1))
         return logits
 

@@ -8,15 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from effloop.batch import ImageSize
 from effloop.errors import ConfigError
 
 
-def find_head(model: nn.Module, image_size: int) -> str:
+def find_head(model: nn.Module, size: ImageSize, channels: int = 3) -> str:
     """The name of the linear layer whose output is the model's.
 
     Args:
         model: in evaluation mode, on its device.
-        image_size: height and width in pixels.
+        size: height and width in pixels.
+        channels: of the images.
 
     Raises:
         ConfigError: it ends with something else.
@@ -29,7 +31,7 @@ def find_head(model: nn.Module, image_size: int) -> str:
     ]
     device = next(model.parameters()).device
     with torch.no_grad():
-        logits = model(torch.zeros(1, 3, image_size, image_size, device=device))
+        logits = model(torch.zeros(1, channels, *size, device=device))
     for handle in handles:
         handle.remove()
     for name, features, output in calls:
@@ -39,7 +41,7 @@ def find_head(model: nn.Module, image_size: int) -> str:
 
 
 class Features:
-    """What a model gives its head: (N, 3, S, S) images -> (N, D).
+    """What a model gives its head: (N, C, H, W) images -> (N, D).
 
     Args:
         model: in evaluation mode.

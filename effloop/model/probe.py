@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from effloop.batch import ImageSize
 from effloop.errors import ConfigError
 from effloop.model.base import CHANNEL_NORMS
 from effloop.system.saved import SavedForBackward
@@ -30,8 +31,8 @@ class Probe:
         unused: trainable parameters that the logits don't depend on.
         frozen: number of frozen scalars.
         odd_widths: layers whose number of inputs or outputs is not a multiple of 8, so that tensor cores are partly
-            idle; per group for grouped convolutions, in total for depthwise ones. Without 3 inputs, the layer of the
-            logits, and convolutions with one output position (squeeze-and-excitation).
+            idle; per group for grouped convolutions, in total for depthwise ones. Without 3 inputs, or 1, the layer of
+            the logits, and convolutions with one output position (squeeze-and-excitation).
         saved_bytes, largest_bytes: memory of what autograd keeps of one image from forward to backward: of all of it,
             and of the largest tensor. Not of dropout, which is off.
     """
@@ -44,7 +45,7 @@ class Probe:
     largest_bytes: int = field(default=0, compare=False)
 
 
-def probe(model: nn.Module, image_size: int, *, channels_last: bool) -> Probe:
+def probe(model: nn.Module, size: ImageSize, channels: int = 3, *, channels_last: bool) -> Probe:
     """Run one black image through a model, forward and backward, and record what is found.
 
     The model is in eval mode meanwhile, without dropout, and unchanged afterwards: modes, buffers, gradients and random
@@ -52,7 +53,8 @@ def probe(model: nn.Module, image_size: int, *, channels_last: bool) -> Probe:
 
     Args:
         model: on its device.
-        image_size: height and width in pixels.
+        size: height and width in pixels.
+        channels: of the image.
         channels_last: memory layout of the image.
 
     Raises:
@@ -62,7 +64,7 @@ def probe(model: nn.Module, image_size: int, *, channels_last: bool) -> Probe:
     trained = {name: each for name, each in parameters.items() if each.requires_grad}
     device = next(iter(parameters.values())).device
     layout = torch.channels_last if channels_last else torch.contiguous_format
-    image = torch.zeros(1, 3, image_size, image_size, device=device).contiguous(memory_format=layout)
+    image = torch.zeros(1, channels, *size, device=device).contiguous(memory_format=layout)
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.enable_grad(), _in_eval_mode(model), _watched(model) as calls:
         with SavedForBackward(chain(model.parameters(), model.buffers(), [image])) as saved:
@@ -108,7 +110,7 @@ def _widths(layer: Any) -> list[int]:
     if not hasattr(layer, "groups"):
         return [layer.in_features, layer.out_features]
     inputs, outputs, groups = layer.in_channels, layer.out_channels, layer.groups
-    if inputs == 3:
+    if inputs in (1, 3):
         return [outputs // groups]
     return [inputs, outputs] if groups == inputs else [inputs // groups, outputs // groups]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -27,7 +28,7 @@ class SmallResnetConfig(ModelConfig):
 
 
 @models.register("small_resnet", SmallResnetConfig)
-def small_resnet(config: SmallResnetConfig, *, num_classes: int, image_size: int) -> nn.Module:
+def small_resnet(config: SmallResnetConfig, *, num_classes: int, image_size: Any) -> nn.Module:
     """ResNet-18 to -152 for small images: a 3x3 stem, no max-pooling."""
     del image_size
     import torchvision.models as zoo

@@ -15,9 +15,7 @@ from torch import Tensor, nn
 from effloop.errors import ConfigError, optional_package
 from effloop.model.base import Zoo
 from effloop.registry import choices
-
-_ZIP = b"PK\x03\x04"
-"""First bytes of a file by `torch.save` since torch 1.6; before that it wrote a plain pickle."""
+from effloop.system.archive import Archive, ForeignFileError, opened
 
 _HOLDERS = ("model", "state_dict")
 """Keys of weights in a checkpoint, the preferred first: EffLoop's own, and many others'."""
@@ -39,7 +37,7 @@ def load_weights(
     model: nn.Module,
     weights: str,
     zoo: Zoo | None = None,
-    image_size: int = 224,
+    image_size: Any = 224,
     normalisation: Normalisation = _IMAGENET,
 ) -> str:
     """Load weights into a model; the head stays as initialised if its number of classes differs.
@@ -51,7 +49,7 @@ def load_weights(
         weights: a run folder of EffLoop (its best checkpoint, else the last), a .ckpt file, a file by `torch.save`
             or safetensors that holds a state dict, or the name of weights of `zoo`.
         zoo: the package that has weights for this model, if one has.
-        image_size: pixels, to which timm resamples position embeddings.
+        image_size: as in the config, to which timm resamples position embeddings.
         normalisation: mean and std of the run's images.
 
     Returns:
@@ -72,10 +70,14 @@ def load_weights(
     else:
         known = f"; or a name that {zoo.package} has for {zoo.arch}: {choices(weights, names)}" if zoo and names else ""
         raise ConfigError(f"model.weights: '{weights}' is not there; name a run folder or a file{known}")
-    left = _load(model, _renamed(found, model), where)
+    if len(normalisation[0]) == 1:
+        expected = _averaged(expected)
+    tensors = _renamed(found, model)
+    summed = "".join(f"; {name} summed over R, G, B" for name in _sum_over_rgb(model.state_dict(), tensors))
+    left = _load(model, tensors, where)
     head = f"; {', '.join(left)} not loaded: another number of classes" if left else ""
     expects = "" if expected == normalisation else f"; they expect {_as_typed(expected)}"
-    return f"weights: {len(model.state_dict()) - len(left)} tensors from {where}{head}{expects}"
+    return f"weights: {len(model.state_dict()) - len(left)} tensors from {where}{summed}{head}{expects}"
 
 
 def _normalisation(content: Any) -> Normalisation | None:
@@ -85,6 +87,12 @@ def _normalisation(content: Any) -> Normalisation | None:
     if not isinstance(data, Mapping) or not data.get("mean") or not data.get("std"):
         return None
     return tuple(data["mean"]), tuple(data["std"])
+
+
+def _averaged(normalisation: Normalisation) -> Normalisation:
+    """Of grey, as `data.mean` has it."""
+    mean, std = ((round(sum(values) / len(values), 6),) for values in normalisation)
+    return mean, std
 
 
 def _as_typed(normalisation: Normalisation) -> str:
@@ -131,6 +139,18 @@ def _load(model: nn.Module, found: dict[str, Tensor], where: str) -> list[str]:
     return head
 
 
+def _sum_over_rgb(own: Mapping[str, Tensor], found: dict[str, Tensor]) -> list[str]:
+    """Make a convolution of RGB one of grey where the model has that, as `take_grey` does; returns its name."""
+    summed = []
+    for name, tensor in own.items():
+        if tensor.ndim == 4 and tensor.shape[1] == 1 and name in found:
+            rgb = found[name]
+            if rgb.shape == (len(rgb), 3, *tensor.shape[2:]):
+                found[name] = rgb.sum(1, keepdim=True)
+                summed.append(name)
+    return summed
+
+
 def _head(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
     """The tensors of the last layers, if they differ only in the first dimension; else none."""
     differ = [name for name in own if name in found and found[name].shape != own[name].shape]
@@ -167,21 +187,23 @@ def _read(path: Path) -> Any:
         ConfigError: another format, damaged, or with more than tensors and plain values.
     """
     try:
-        if path.suffix == ".safetensors":
+        if path.suffix == ".safetensors" and path.is_file():
             reader = optional_package("safetensors.torch", "model.weights=FILE.safetensors", "safetensors")
             return reader.load_file(path)
-        with path.open("rb") as file:
-            if file.read(len(_ZIP)) != _ZIP:
-                raise ConfigError(
-                    f"model.weights: {path} is not a file by torch.save since torch 1.6; "
-                    "name such a file, of a state dict, or a run folder"
-                )
+        with opened(path) as file:
+            archive = Archive(file)
+            archive.check() if archive.sealed else archive.check_plain()
         return torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"model.weights: {path} is refused: it holds more than tensors ({reason})") from None
     except ConfigError:
         raise
+    except ForeignFileError:
+        raise ConfigError(
+            f"model.weights: {path} is not a file by torch.save since torch 1.6; "
+            "name such a file, of a state dict, or a run folder"
+        ) from None
     except Exception as error:
         raise ConfigError(f"model.weights: {path} can't be read: {_reason(error)}; use another file") from None
 

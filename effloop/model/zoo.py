@@ -13,6 +13,7 @@ import torch
 from omegaconf import MISSING
 from torch import Tensor, nn
 
+from effloop.batch import ImageSize
 from effloop.errors import ConfigError, optional_package
 from effloop.model.base import ModelConfig, Zoo, models
 from effloop.registry import PartConfig, choices
@@ -69,7 +70,7 @@ class TorchvisionZoo(Zoo):
 
         return [*zoo.get_model_weights(self.arch).__members__] if self.arch in zoo.list_models(module=zoo) else []
 
-    def tensors(self, name: str, image_size: int) -> Mapping[str, Tensor]:
+    def tensors(self, name: str, image_size: Any) -> Mapping[str, Tensor]:
         del image_size
         weights = self._weights(name)
         try:
@@ -104,7 +105,7 @@ class TimmZoo(Zoo):
         tags = [tag] if tag else _timm_tags(base)
         return ["DEFAULT", *tags] if timm.is_model_pretrained(self.arch) else []
 
-    def tensors(self, name: str, image_size: int) -> Mapping[str, Tensor]:
+    def tensors(self, name: str, image_size: Any) -> Mapping[str, Tensor]:
         import timm
 
         arch = self._tagged(name)
@@ -133,7 +134,7 @@ def _timm_tags(base: str) -> list[str]:
     return [name.partition(".")[2] for name in timm.list_pretrained(f"{base}.*")]
 
 
-def _timm_options(arch: str, image_size: int) -> dict[str, Any]:
+def _timm_options(arch: str, image_size: Any) -> dict[str, Any]:
     """Arguments of timm's models for images of this size: some are built for one."""
     return {"img_size": image_size} if getattr(_timm_entry(arch), "fixed_input_size", False) else {}
 
@@ -158,7 +159,7 @@ def torchvision_names() -> Mapping[str, PartConfig]:
 
 
 @models.register("torchvision", TorchvisionConfig)
-def torchvision_model(config: TorchvisionConfig, *, num_classes: int, image_size: int) -> nn.Module:
+def torchvision_model(config: TorchvisionConfig, *, num_classes: int, image_size: Any) -> nn.Module:
     """Any classification model of torchvision, by model.arch or as model=NAME; untrained, unless
     model.weights=DEFAULT.
     """
@@ -167,7 +168,15 @@ def torchvision_model(config: TorchvisionConfig, *, num_classes: int, image_size
     names = zoo.list_models(module=zoo)
     if config.arch not in names:
         raise ConfigError(f"model.arch: no model '{config.arch}' in torchvision; {choices(config.arch, names)}")
-    options: dict[str, Any] = {"image_size": image_size} if config.arch.startswith("vit_") else {}
+    options: dict[str, Any] = {}
+    if config.arch.startswith("vit_"):
+        size = ImageSize.of(image_size)
+        if size.height != size.width:
+            raise ConfigError(
+                f"image_size: torchvision's {config.arch} takes square images only, not {size}; set one number, or "
+                "take it from timm: model=timm"
+            )
+        options["image_size"] = size.height
     if config.arch in ("googlenet", "inception_v3"):
         options |= {"aux_logits": False, "init_weights": True}  # one output, like every other model
         options["transform_input"] = True  # to -1..1, which torchvision's weights of these two expect
@@ -176,7 +185,7 @@ def torchvision_model(config: TorchvisionConfig, *, num_classes: int, image_size
 
 
 @models.register("timm", TimmConfig)
-def timm_model(config: TimmConfig, *, num_classes: int, image_size: int) -> nn.Module:
+def timm_model(config: TimmConfig, *, num_classes: int, image_size: Any) -> nn.Module:
     """Any model of timm, by model.arch; untrained, unless model.weights=DEFAULT."""
     timm = optional_package("timm", "model=timm", "effloop[timm]")
     if not timm.is_model(config.arch):

@@ -28,6 +28,9 @@ class OptimConfig(PartConfig):
         decay_norm_and_bias: whether weight decay applies to norms' parameters and biases, too.
         scale_lr: images per update that `lr` is meant for; the rate is then scaled linearly. Null doesn't scale it.
         ema: decay of the weights' exponential moving average, which is then evaluated and saved; 0 is off.
+        layer_decay: for fine-tuning: what the learning rate is multiplied by for each layer further down, from the
+            last layer, which has `lr`; null is one rate for all.
+        head_lr: learning rate of the model's last layer, the head; null is that of the layers below it.
     """
 
     lr: float = 0.1
@@ -36,6 +39,8 @@ class OptimConfig(PartConfig):
     decay_norm_and_bias: bool = True
     scale_lr: int | None = None
     ema: float = 0.0
+    layer_decay: float | None = None
+    head_lr: float | None = None
 
     def __post_init__(self) -> None:
         _range("lr", self.lr, self.lr > 0, "a finite number above 0")
@@ -43,6 +48,10 @@ class OptimConfig(PartConfig):
         good = self.scale_lr is None or self.scale_lr > 0
         _range("scale_lr", self.scale_lr or 0, good, "a number of images above 0, e.g. 256, or null")
         _range("ema", self.ema, 0 <= self.ema < 1, "a share from 0 to below 1, e.g. 0.999")
+        if self.layer_decay is not None:
+            _range("layer_decay", self.layer_decay, 0 < self.layer_decay <= 1, "a factor above 0, at most 1, or null")
+        if self.head_lr is not None:
+            _range("head_lr", self.head_lr, self.head_lr > 0, "a finite number above 0, or null")
 
 
 def _range(key: str, value: float, good: bool, allowed: str) -> None:

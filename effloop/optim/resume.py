@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -29,7 +30,9 @@ def restore(
     # One step back and one forward, so that the schedule itself sets the rate of the next update.
     before = {name: schedule_state[name] - 1 for name in ("last_epoch", "_step_count")}
     schedule.load_state_dict({**schedule_state, **before, "base_lrs": schedule.base_lrs})
-    schedule.step()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")  # after a single update: it had one
+        schedule.step()
 
 
 def _match_memory_format(optimizer: torch.optim.Optimizer) -> None:

@@ -99,6 +99,17 @@ class Parallel(ABC):
         """
 
     @abstractmethod
+    def agree(self, wish: int) -> int:
+        """What any rank wishes, the same on every rank: the bits of all ranks' wishes of the call before this one.
+
+        All ranks call it equally often, such as once an update. It waits for no rank and no device: the wishes travel
+        while the ranks compute what comes next. Where there is one rank its wish counts at once.
+
+        Args:
+            wish: of this rank, from 0 to 255.
+        """
+
+    @abstractmethod
     def monitored(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the same batches, counted for the watchdog, which finds ranks that hang."""
 

@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
@@ -28,8 +29,9 @@ from effloop.parallel import batchnorm
 from effloop.parallel.base import Parallel, ParallelConfig, T, parallels
 from effloop.parallel.failures import reporter
 from effloop.parallel.rank_env import TORCHRUN, RankEnv, detect_launcher
-from effloop.parallel.rendezvous import describe_mismatch, join
+from effloop.parallel.rendezvous import START_TIMEOUT_S, describe_mismatch, join
 from effloop.parallel.watchdog import Watchdog, end_all
+from effloop.parallel.wishes import Wishes
 
 
 @dataclass
@@ -44,6 +46,7 @@ class DdpConfig(ParallelConfig):
         timeout_s: a rank that others have waited for this long is considered hung, which ends the run. Longer than the
             slowest step, including the first one of a compiled model, and than what rank 0 does alone, such as writing
             a checkpoint.
+        start_timeout_s: for all ranks to connect when they start; a cluster's machine may take minutes to load torch.
         sync_batchnorm: compute BatchNorm's statistics over all ranks' images, with an all-reduce per layer.
     """
 
@@ -52,6 +55,7 @@ class DdpConfig(ParallelConfig):
     processes: int | None = None
     max_restarts: int = 0
     timeout_s: float = 600.0
+    start_timeout_s: float = START_TIMEOUT_S
     sync_batchnorm: bool = False
 
     @property
@@ -67,8 +71,9 @@ class DdpConfig(ParallelConfig):
             raise ConfigError(
                 f"parallel.max_restarts: {self.max_restarts} is not allowed; set 0 or a whole number above it"
             )
-        if not 1 <= self.timeout_s < math.inf:
-            raise ConfigError(f"parallel.timeout_s: {self.timeout_s:g} is not allowed; set seconds, 1 or more")
+        for key in ("timeout_s", "start_timeout_s"):
+            if not 1 <= (value := getattr(self, key)) < math.inf:
+                raise ConfigError(f"parallel.{key}: {value:g} is not allowed; set seconds, 1 or more")
 
 
 _BUFFERS = next(
@@ -76,6 +81,7 @@ _BUFFERS = next(
     for name in ("forward_sync_buffers", "broadcast_buffers")  # the argument's name since torch 2.15, and before
     if name in inspect.signature(DistributedDataParallel).parameters
 )
+_RELEASE_S = 1.0
 _group_numbers = itertools.count(1)
 """Numbers of the groups that this process opens: each has its own prefix in the store."""
 
@@ -106,6 +112,7 @@ class Ddp(Parallel):
         self._watchdog.start()  # before the group is opened, as a rank may hang there, too
         with self._watchdog.waiting("to open their group"):
             _open_group(env, store, self.device, config.timeout_s)
+        self._wishes = Wishes()
 
     def wrap(self, step: nn.Module, *, find_unused: bool) -> nn.Module:
         if self._sync_batchnorm and self.device.type == "cuda":
@@ -191,6 +198,11 @@ class Ddp(Parallel):
         if any(other != values[0] for other in values):
             raise ConfigError(describe_mismatch(what, values, self._ranks.peers))
 
+    def agree(self, wish: int) -> int:
+        agreed = self._wishes.settle()
+        self._wishes = Wishes.sent(wish)
+        return agreed
+
     def monitored(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         return self._watchdog.batches(batches)
 
@@ -200,9 +212,14 @@ class Ddp(Parallel):
             self._watchdog.close()
             return
         with suppress(RuntimeError):  # another rank has failed, and reports it itself
-            self._all_reduce(torch.zeros(1), "to end together")
+            self._wishes.settle()
+            last = torch.zeros(1)
+            with self._watchdog.waiting("to end together"):
+                dist.all_reduce(last)
             self._watchdog.close()
-            dist.all_reduce(torch.zeros(1))  # now no watchdog uses the store, which may end with its rank
+            _wait_until_released(last)
+            dist.all_reduce(last)  # now no watchdog uses the store, which may end with its rank
+            _wait_until_released(last)
         self._watchdog.close()
         dist.destroy_process_group()
 
@@ -259,7 +276,18 @@ def _open_group(env: RankEnv, store: Store, device: torch.device, timeout_s: flo
         atexit.register(_leave_group)
 
 
+def _wait_until_released(values: Tensor) -> None:
+    """Wait until gloo's thread, which may be behind, holds this tensor no more: for that it needs Python's lock.
+
+    Python ends a thread that asks for it while the process ends, and C++ then aborts: of 20 runs under torchrun, 4.
+    """
+    until = time.monotonic() + _RELEASE_S
+    while getattr(values, "_use_count", lambda: 1)() > 1 and time.monotonic() < until:
+        time.sleep(0.001)
+
+
 def _leave_group() -> None:
     """Leave the process group of a script that doesn't: with gloo's threads a process may abort at its end."""
     if dist.is_initialized():
         dist.destroy_process_group()
+        time.sleep(0.05)  # as in `_wait_until_released`, whose tensor isn't known here

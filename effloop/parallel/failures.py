@@ -13,7 +13,14 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from effloop.errors import ConfigError, DataError, EffLoopError
+from effloop.errors import (
+    ConfigError,
+    DataError,
+    DivergedError,
+    EffLoopError,
+    OutOfMemoryError,
+    PreemptedRunError,
+)
 from effloop.parallel.rendezvous import RankGroup
 from effloop.system.files import write_text
 
@@ -28,7 +35,8 @@ class RankFailure:
         kind: `common`: an error that any rank would have, such as a ConfigError; `final`: another error that a restart
             would repeat; `failed`: an EffLoopError that a restart may avoid, such as a worker's end; `crash`: another
             exception; `hang`: a rank doesn't answer; `killed`: a signal ended it; `terminated`: the signal may be the
-            launcher's; `lost`: the connection to another rank broke, whose failure is the cause.
+            launcher's; `lost`: the connection to another rank broke, whose failure is the cause; `preempted`: the run
+            was asked to stop, and is saved where it could be.
         start: number of this start of the ranks, from 0.
         host, pid: of the process that reports it.
         at: Unix time, s.
@@ -45,7 +53,7 @@ class RankFailure:
     @property
     def sentence(self) -> str:
         """The line, with rank and host unless it is common or has them."""
-        if self.kind in ("common", "hang", "killed", "terminated"):
+        if self.kind in ("common", "hang", "killed", "terminated", "preempted"):
             return self.line
         return f"rank {self.rank} on {self.host}: {self.line}"
 
@@ -57,9 +65,11 @@ class RankFailure:
 
 def failure_kind(error: BaseException) -> str:
     """The `RankFailure.kind` of an exception."""
-    if isinstance(error, ConfigError):
+    if isinstance(error, PreemptedRunError):
+        return "preempted"
+    if isinstance(error, ConfigError | DivergedError):
         return "common"
-    if isinstance(error, DataError):
+    if isinstance(error, DataError | OutOfMemoryError):
         return "final"
     if isinstance(error, EffLoopError):
         return "failed"

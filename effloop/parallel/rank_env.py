@@ -55,6 +55,11 @@ def detect_launcher(env: Mapping[str, str] | None = None) -> RankEnv | None:
         return _by_torchrun(env)
     if "SLURM_STEP_ID" in env and _number(env, "SLURM_STEP_NUM_TASKS", 1, 10**6, default=1) > 1:
         return _by_slurm(env)
+    if env.get("RANK"):
+        raise ConfigError(
+            f"RANK is {env['RANK']} in the environment, but WORLD_SIZE, the number of ranks, is not set; "
+            f"start with {TORCHRUN}, or unset RANK"
+        )
     return None
 
 

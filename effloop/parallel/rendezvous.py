@@ -5,24 +5,27 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import secrets
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch
 from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
-from effloop.errors import ConfigError
+from effloop.errors import ConfigError, RankError
 from effloop.parallel.ports import listening_process
 from effloop.parallel.rank_env import RankEnv
 
-_TIMEOUT = timedelta(seconds=300)
+START_TIMEOUT_S = 300.0
 """For all ranks to connect; a machine of a cluster may take minutes to load torch."""
 _POLL_S = 0.02
+_LATER_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -81,21 +84,23 @@ class RankGroup:
         return ", ".join(peers) if len(peers) <= 3 else f"the other {len(peers)} ranks"
 
 
-def join(env: RankEnv, facts: Mapping[str, str] | None = None) -> RankGroup:
+def join(env: RankEnv, facts: Mapping[str, str] | None = None, timeout_s: float = START_TIMEOUT_S) -> RankGroup:
     """Wait for the other ranks; a second call in a process returns the same group.
 
     Args:
         env: of this rank.
         facts: {name: value} that have to be equal on all ranks, beside the versions of torch and Python.
+        timeout_s: for all ranks to connect.
 
     Raises:
         ConfigError: facts differ (raised on every rank), the port is taken, or rank 0 can't be reached.
+        RankError: a rank hasn't connected in time.
     """
     group = RankGroup.current
     if group is None or group.env != env:
-        base = open_store(env)
+        base = open_store(env, timeout_s)
         own = {"torch": torch.__version__, "python": platform.python_version(), **(facts or {})}
-        number, peers = _handshake(base, env, Peer.own(own))
+        number, peers = _handshake(base, env, Peer.own(own), timeout_s)
         group = RankGroup.current = RankGroup(env, base, PrefixStore(f"effloop/{number}", base), peers)
     for fact, value in group.peers[0].facts.items():
         if any(peer.facts.get(fact) != value for peer in group.peers):
@@ -115,16 +120,17 @@ def describe_mismatch(what: str, values: list[str], peers: list[Peer]) -> str:
     return f"{what}: not the same on all ranks: {'; '.join(parts)}; make them equal"
 
 
-def open_store(env: RankEnv) -> Store:
+def open_store(env: RankEnv, timeout_s: float = START_TIMEOUT_S) -> Store:
     """The store that all ranks share; rank 0 serves it unless the launcher does.
 
     Raises:
         ConfigError: the port is taken, or no rank 0 answers there.
+        RankError: this is rank 0, and others haven't connected in time.
     """
     env.publish()
     where = f"{env.address}:{env.port}"
     try:
-        store, _, _ = next(iter(rendezvous("env://", timeout=_TIMEOUT)))
+        store, _, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=timeout_s))))
     except (RuntimeError, OSError, ValueError) as error:
         if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
             pid = listening_process(env.port)
@@ -134,6 +140,11 @@ def open_store(env: RankEnv) -> Store:
                 "end it, or take another port (MASTER_PORT, torchrun --master-port)"
             ) from None
         reason = " ".join(str(error).split())[:200]
+        if joined := re.search(r"(\d+)/\d+ clients joined", reason):  # rank 0 serves it, and waits
+            raise RankError(
+                f"only {joined[1]} of {env.world_size} ranks have connected within {timeout_s:g} s; look whether the "
+                "others run, or raise parallel.start_timeout_s"
+            ) from None
         raise ConfigError(
             f"MASTER_ADDR: can't connect to the ranks' store at {where}: {reason}; "
             "check that rank 0 runs there, and that the port is open"
@@ -143,7 +154,7 @@ def open_store(env: RankEnv) -> Store:
     return cast("Store", store)
 
 
-def _handshake(base: Store, env: RankEnv, peer: Peer) -> tuple[int, list[Peer]]:
+def _handshake(base: Store, env: RankEnv, peer: Peer, timeout_s: float) -> tuple[int, list[Peer]]:
     """Agree on the number of this start of the ranks, and on the list of peers.
 
     The store may hold entries of earlier starts, and only the launcher knows which start this is, on several
@@ -151,15 +162,15 @@ def _handshake(base: Store, env: RankEnv, peer: Peer) -> tuple[int, list[Peer]]:
     """
     own = {"token": secrets.token_hex(8), **asdict(peer)}
     base.set(f"effloop/hello/{env.rank}", json.dumps(own))
-    number = _coordinate(base, env.world_size) if env.rank == 0 else _respond(base, env, own)
+    number = _coordinate(base, env.world_size, timeout_s) if env.rank == 0 else _respond(base, env, own, timeout_s)
     ranks = json.loads(base.get(f"effloop/{number}/ranks"))
     return number, [Peer(rank["host"], rank["pid"], rank["facts"], rank["cores"]) for rank in ranks]
 
 
-def _coordinate(base: Store, world_size: int) -> int:
+def _coordinate(base: Store, world_size: int, timeout_s: float) -> int:
     """Rank 0's part: publish the list of ranks until each has found its own token in it."""
     number = int(base.add("effloop/starts", 1))
-    for _ in _polls(0, world_size):
+    for _ in _polls(timeout_s, partial(_missing, base, world_size, number)):
         ranks = [_read_json(base, f"effloop/hello/{rank}") for rank in range(world_size)]
         base.set("effloop/ranks", json.dumps({"number": number, "ranks": ranks}))
         if all(_read_json(base, f"effloop/ack/{rank}") == number for rank in range(1, world_size)):
@@ -169,10 +180,11 @@ def _coordinate(base: Store, world_size: int) -> int:
     return number
 
 
-def _respond(base: Store, env: RankEnv, own: dict[str, Any]) -> int:
+def _respond(base: Store, env: RankEnv, own: dict[str, Any], timeout_s: float) -> int:
     """The part of other ranks: wait for a list with the own token, and acknowledge it."""
     number = 0
-    for _ in _polls(env.rank, env.world_size):
+    late = timeout_s + _LATER_S  # rank 0 knows better which rank is missing
+    for _ in _polls(late, lambda: f"rank 0, at {env.address}:{env.port}"):
         published = _read_json(base, "effloop/ranks")
         if published and published["ranks"][env.rank : env.rank + 1] == [own]:
             number = published["number"]
@@ -181,12 +193,25 @@ def _respond(base: Store, env: RankEnv, own: dict[str, Any]) -> int:
     return number
 
 
-def _polls(rank: int, world_size: int) -> Iterator[None]:
-    until = time.monotonic() + _TIMEOUT.total_seconds()
+def _polls(timeout_s: float, missing: Callable[[], str]) -> Iterator[None]:
+    until = time.monotonic() + timeout_s
     while time.monotonic() < until:
         yield
         time.sleep(_POLL_S)
-    raise ConfigError(f"rank {rank}: not all of {world_size} ranks connected within {_TIMEOUT}; start all of them")
+    raise RankError(
+        f"{missing()} has not connected within {timeout_s:g} s; look whether it runs, or raise parallel.start_timeout_s"
+    )
+
+
+def _missing(base: Store, world_size: int, number: int) -> str:
+    """The ranks that rank 0 waits for, with host and PID where they have said so much."""
+    found = []
+    for rank in range(1, world_size):
+        if _read_json(base, f"effloop/ack/{rank}") != number:
+            hello = _read_json(base, f"effloop/hello/{rank}")
+            found.append(f"rank {rank}" + (f" on {hello['host']} (pid {hello['pid']})" if hello else ""))
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return f"{', '.join(found[:3])}{more} of {world_size} ranks"
 
 
 def _read_json(base: Store, key: str) -> Any:

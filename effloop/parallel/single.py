@@ -48,6 +48,9 @@ class NoParallel(Parallel):
     def assert_equal(self, what: str, value: str) -> None:
         pass
 
+    def agree(self, wish: int) -> int:
+        return wish
+
     def monitored(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         return iter(batches)
 

@@ -20,10 +20,15 @@ import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from effloop.batch import Batch
-from effloop.errors import RankError
+from effloop.errors import RankError, warn
+from effloop.parallel.straggler import Pace, Stragglers
 
-_WAITING = ("torch.autograd.graph", "torch.distributed", "torch.cuda")
-"""Modules of torch that wait for other ranks: in backward, in collectives, or for a GPU that runs them."""
+_WAITING = ("torch.autograd.graph", "torch.distributed", "torch.cuda", "effloop.parallel.wishes")
+"""Modules that wait for other ranks: in backward, in collectives, or for a GPU that runs them."""
+_TRAINING = "training"
+_SAMPLE_S = 0.05
+_WINDOW_S = 10.0
+"""After which the ranks' paces are compared."""
 _JOIN_S = 5.0
 """For the thread to end; it may be waiting for a store that has ended."""
 
@@ -41,6 +46,7 @@ class Heartbeat:
         space: the PID namespace of `pid`.
         waits: whether the loop is inside torch's backward or a collective, which wait for the other ranks.
         collective: purpose of the current collective, for messages; empty outside of one.
+        batches, own_s, all_s: see `Pace`.
     """
 
     number: int
@@ -51,6 +57,14 @@ class Heartbeat:
     space: str
     waits: bool = False
     collective: str = ""
+    batches: int = 0
+    own_s: float = 0.0
+    all_s: float = 0.0
+
+    @property
+    def pace(self) -> Pace:
+        """What the rank has done so far."""
+        return Pace(self.batches, self.own_s, self.all_s)
 
 
 @dataclass(frozen=True)
@@ -123,6 +137,8 @@ class Watchdog:
         self._steps, self._batch, self._loading = 0, 0, False
         self._phase, self._collective, self._idle = "", "", "before the first batch"
         self._number, self._loop = 0, threading.get_ident()
+        self._trained, self._own_s, self._all_s = 0, 0.0, 0.0
+        self._stragglers = Stragglers(warn)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="effloop-watch")
 
@@ -136,7 +152,7 @@ class Watchdog:
     def batches(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the same batches, and count them."""
         self._loop = threading.get_ident()
-        self._batch, self._phase = 0, "training" if torch.is_grad_enabled() else "evaluating"
+        self._batch, self._phase = 0, _TRAINING if torch.is_grad_enabled() else "evaluating"
         iterator = iter(batches)
         try:
             while True:
@@ -146,6 +162,7 @@ class Watchdog:
                 if batch is None:
                     return
                 self._batch, self._loading = self._batch + 1, False
+                self._trained += self._phase == _TRAINING
                 self._steps += 1
                 yield batch
         finally:
@@ -184,7 +201,8 @@ class Watchdog:
         if self._loading:
             at = f"before {self._phase} batch {self._batch + 1}, waiting for its data"
         waits, collective, host = self._waits(), self._collective, socket.gethostname()
-        return Heartbeat(self._number, self._steps, at, host, os.getpid(), pid_space(), waits, collective)
+        pace = (self._trained, self._own_s, self._all_s)
+        return Heartbeat(self._number, self._steps, at, host, os.getpid(), pid_space(), waits, collective, *pace)
 
     def _waits(self) -> bool:
         frame = sys._current_frames().get(self._loop)
@@ -199,7 +217,8 @@ class Watchdog:
         store.set_timeout(timedelta(seconds=max(2.0, 2 * self._every_s)))
         steps, since = -1, time.monotonic()
         before = since
-        while not self._closed.wait(self._every_s):
+        compared = before
+        while not self._sampled():
             now = time.monotonic()
             watched = bool(self._phase) or self._waits()
             if self._steps != steps or not watched or now - before > 3 * self._every_s + 1:
@@ -207,12 +226,38 @@ class Watchdog:
             before = now
             with suppress(RuntimeError):  # the store has ended, which is reported elsewhere
                 self._publish(store)
+                if not self._rank and now - compared >= _WINDOW_S:
+                    compared = now
+                    self._compare(store)
             if now - since >= self._timeout_s:
                 stall = self._find_stall(store)
                 if self._steps == steps and not self._closed.is_set():
                     self._end(stall)
                     return
                 before = time.monotonic()
+
+    def _sampled(self) -> bool:
+        """Look some times, until the next heartbeat, whether the loop waits for others; True if the watchdog is closed.
+
+        For what a collective of every step would tell at the price of one.
+        """
+        until = before = time.monotonic()
+        until += self._every_s
+        while before < until:
+            if self._closed.wait(min(_SAMPLE_S, self._every_s)):
+                return True
+            now = time.monotonic()
+            if self._phase == _TRAINING:
+                self._all_s += now - before
+                self._own_s += (now - before) * (self._loading or not self._waits())
+            before = now
+        return False
+
+    def _compare(self, store: Store) -> None:
+        beats = self._read(store)
+        if all(beats):
+            found = [beat for beat in beats if beat]
+            self._stragglers.window([beat.pace for beat in found], [f"{beat.host} (pid {beat.pid})" for beat in found])
 
     def _find_stall(self, store: Store) -> Stall:
         """Read all heartbeats twice, and publish this rank's own in between."""

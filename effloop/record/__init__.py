@@ -3,5 +3,7 @@
 from effloop.record import run
 from effloop.record.base import Position, RecordConfig, Recorder, recorders
 from effloop.record.metrics import Metrics
+from effloop.record.rows import complete_summary
+from effloop.record.skipped import SKIPPED
 
-__all__ = ["Metrics", "Position", "RecordConfig", "Recorder", "recorders", "run"]
+__all__ = ["SKIPPED", "Metrics", "Position", "RecordConfig", "Recorder", "complete_summary", "recorders", "run"]

@@ -19,7 +19,8 @@ class AppendFile:
         Raises:
             OSError: it can't be opened.
         """
-        self._file = path.open("ab", buffering=0)  # a buffer would be flushed in the middle of a record
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o666)  # else a pipe is waited for
+        self._file = open(fd, "ab", buffering=0)  # noqa: SIM115  a buffer would be flushed in the middle of a record
 
     def write(self, record: bytes) -> None:
         """Append a record.

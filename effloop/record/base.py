@@ -86,6 +86,9 @@ class Recorder:
     def step(self, position: Position, metrics: Metrics, lr: float) -> None:
         """An optimizer update is done; `metrics` has this epoch's sums so far, on the device."""
 
+    def trained(self, position: Position, metrics: Metrics, lr: float) -> None:
+        """An epoch is trained, at whatever update it ends."""
+
     def span(self, name: str, position: Position) -> AbstractContextManager[None]:
         """Measure the time of something besides training: `evaluation`, `checkpoint`."""
         del name, position
@@ -96,6 +99,13 @@ class Recorder:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """The run has finished."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a run that is resumed within an epoch needs, as plain values; {} between epochs."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state_dict`, before the recorder is entered."""
 
 
 recorders: Registry[Recorder] = Registry("record")

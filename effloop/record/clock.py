@@ -115,10 +115,12 @@ class Clock:
     Args:
         world_size: number of ranks, which have equally many images each.
         padded: whether batches may be padded; padding isn't counted on a CPU, where that needs no waiting.
+        before: what was measured of the epoch before the run was stopped.
     """
 
-    def __init__(self, world_size: int = 1, *, padded: bool = False) -> None:
+    def __init__(self, world_size: int = 1, *, padded: bool = False, before: Span = Span()) -> None:
         self._world_size = world_size
+        self._before = before
         self._padded = padded
         self._start = time.perf_counter()
         self._waited_s = 0.0
@@ -151,4 +153,4 @@ class Clock:
         seconds = time.perf_counter() - self._start
         busy_s = self._busy.read()
         idle_s = self._waited_s if busy_s is None else max(0.0, seconds - busy_s)
-        return Span(seconds, self._waited_s, self._samples, self._updates, idle_s)
+        return self._before + Span(seconds, self._waited_s, self._samples, self._updates, idle_s)

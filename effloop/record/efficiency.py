@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -100,10 +100,6 @@ def _peak_bytes() -> dict[str, int]:
     cuda: Any = torch.cuda  # without types
     host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {"host": host, "gpu": cuda.max_memory_allocated() if cuda.is_initialized() else 0}
-
-
-Review = Callable[[Efficiency], Mapping[str, Any]]
-"""What a run's figures say -> `stages`, `verdict` and `override`, or none of them."""
 
 
 class EfficiencyFile(Sink):

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import io
+import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from effloop.batch import Preview
+from effloop.batch import ImageSize, Preview
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _GAP = 2
 _FONT_SIZE = 11
@@ -19,6 +24,10 @@ _MIN_CELL = (30, 60)  # height and width in pixels: a name of two lines, and `ep
 _LEFT, _TOP = 190, 24  # margins in pixels: 25 characters of DejaVu Sans Mono at this size, one line
 _MAX_CHARACTERS, _MAX_LINES = 25, 2
 _BACKGROUND, _INK = "#181818", "#e0e0e0"
+_STYLE: dict[str, Any] = {"color": _INK, "size": _FONT_SIZE, "family": "DejaVu Sans Mono", "parse_math": False}
+_CHARACTER, _LINE = 6.63, 14  # width and height of this font, in pixels
+_SHOWN = (96, 224)  # least and most pixels of the longer side of a gallery's pictures
+_COLUMNS, _CELL = 8, 150  # pictures in a gallery's row, and the least width of one, for the caption
 
 
 @dataclass(frozen=True)
@@ -26,18 +35,18 @@ class Layout:
     """The positions of a picture's tiles, in pixels.
 
     Attributes:
-        side: height and width of a tile.
+        tile: its height and width.
         rows, columns: number of samples and of epochs.
     """
 
-    side: int
+    tile: ImageSize
     rows: int
     columns: int
 
     @property
     def cell(self) -> tuple[int, int]:
         """Vertical and horizontal distance from a tile to the next; small tiles are spread out for their names."""
-        return max(self.side, _MIN_CELL[0]) + _GAP, max(self.side, _MIN_CELL[1]) + _GAP
+        return max(self.tile.height, _MIN_CELL[0]) + _GAP, max(self.tile.width, _MIN_CELL[1]) + _GAP
 
     @property
     def size(self) -> tuple[int, int]:
@@ -52,19 +61,19 @@ class Layout:
     def corner(self, row: int, column: int) -> tuple[int, int]:
         """The top left pixel of a tile: y, x."""
         height, width = self.cell
-        top, left = (height - _GAP - self.side) // 2, (width - _GAP - self.side) // 2
+        top, left = (height - _GAP - self.tile.height) // 2, (width - _GAP - self.tile.width) // 2
         return _TOP + row * height + top, _LEFT + column * width + left
 
 
-def rows_within(pixels: int, side: int, columns: int) -> int:
+def rows_within(pixels: int, tile: ImageSize, columns: int) -> int:
     """The number of samples that fit into a picture; may be 0.
 
     Args:
         pixels: maximum for the whole picture, names and gaps included.
-        side: height and width of a tile, in pixels.
+        tile: its height and width.
         columns: number of epochs.
     """
-    one = Layout(side, 1, columns)
+    one = Layout(tile, 1, columns)
     return max(0, (pixels // one.size[1] - _TOP) // one.cell[0])
 
 
@@ -74,31 +83,81 @@ def draw(preview: Preview) -> NDArray[np.uint8]:
     Returns:
         (H, W, 3) uint8 RGB; the images are not scaled.
     """
-    # Imported here, because that takes 0.3 s.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    rows, columns, side = preview.images.shape[:3]
-    layout = Layout(side, rows, columns)
+    rows, columns, *size = preview.images.shape[:4]
+    tile = ImageSize(*size)
+    layout = Layout(tile, rows, columns)
     height, width = layout.size
-    # At 72 dpi a point is a pixel. The half pixel keeps the size from being rounded down.
-    figure = Figure(((width + 0.5) / 72, (height + 0.5) / 72), dpi=72, facecolor=_BACKGROUND)
-    style: dict[str, Any] = {"color": _INK, "size": _FONT_SIZE, "family": "DejaVu Sans Mono", "va": "center"}
+    figure = _figure(height, width)
     for row, name in enumerate(preview.rows):
-        y = layout.corner(row, 0)[0] + side / 2
-        figure.text(6 / width, 1 - y / height, _shortened(name), ha="left", parse_math=False, **style)
+        y = layout.corner(row, 0)[0] + tile.height / 2
+        name = _shortened(name, _MAX_CHARACTERS, _MAX_LINES)
+        figure.text(6 / width, 1 - y / height, name, ha="left", va="center", **_STYLE)
     for column, name in enumerate(preview.columns):
-        x = layout.corner(0, column)[1] + side / 2
-        figure.text(x / width, 1 - _TOP / 2 / height, name, ha="center", parse_math=False, **style)
+        x = layout.corner(0, column)[1] + tile.width / 2
+        figure.text(x / width, 1 - _TOP / 2 / height, name, ha="center", va="center", **_STYLE)
+    picture = _rendered(figure)
+    for row, column in np.ndindex(rows, columns):  # matplotlib would take 0.15 µs a pixel, 1.2 s for 8 million
+        y, x = layout.corner(row, column)
+        picture[y : y + tile.height, x : x + tile.width] = preview.images[row, column]
+    return picture
+
+
+def gallery(images: NDArray[np.uint8], captions: Sequence[str]) -> NDArray[np.uint8]:
+    """Draw pictures in rows of eight, with a caption of up to three lines below each.
+
+    Args:
+        images: (N, h, w, 3) uint8 RGB, at least one; small ones are magnified, large ones reduced.
+        captions: N of them.
+
+    Returns:
+        (H, W, 3) uint8 RGB.
+    """
+    tiles = [_fitted(image) for image in images]
+    tile_height, tile_width = tiles[0].shape[:2]
+    columns = min(_COLUMNS, len(tiles))
+    cell_height, cell_width = tile_height + 3 * _LINE + 8 * _GAP, max(tile_width, _CELL) + 4 * _GAP
+    rows = math.ceil(len(tiles) / columns)
+    height, width = rows * cell_height, columns * cell_width
+    figure = _figure(height, width)
+    corners = [(row * cell_height + 2 * _GAP, column * cell_width) for row in range(rows) for column in range(columns)]
+    left = (cell_width - tile_width) // 2
+    for (y, x), caption in zip(corners, captions, strict=False):
+        text = _shortened(caption, int(cell_width / _CHARACTER) - 2, 3)
+        at = (x + cell_width / 2) / width, 1 - (y + tile_height + 2 * _GAP) / height
+        figure.text(*at, text, ha="center", va="top", **_STYLE)
+    picture = _rendered(figure)
+    for (y, x), tile in zip(corners, tiles, strict=False):
+        picture[y : y + tile_height, x + left : x + left + tile_width] = tile
+    return picture
+
+
+def _fitted(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """An image of a size to look at: pixels that are shown several times, or fewer of them."""
+    longest = max(image.shape[:2])
+    if longest <= _SHOWN[1]:
+        times = math.ceil(_SHOWN[0] / longest)
+        return image.repeat(times, axis=0).repeat(times, axis=1)
+    height, width = (max(1, round(side * _SHOWN[1] / longest)) for side in image.shape[:2])
+    return np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BOX))
+
+
+def _figure(height: int, width: int) -> Figure:
+    """An empty picture of this size in pixels."""
+    from matplotlib.figure import Figure  # here, because that takes 0.3 s
+
+    # At 72 dpi a point is a pixel. The half pixel keeps the size from being rounded down.
+    return Figure(((width + 0.5) / 72, (height + 0.5) / 72), dpi=72, facecolor=_BACKGROUND)
+
+
+def _rendered(figure: Figure) -> NDArray[np.uint8]:
+    """(H, W, 3) uint8 RGB."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     canvas: Any = FigureCanvasAgg(figure)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # a character that the font lacks is a box
         canvas.draw()
-    picture = np.ascontiguousarray(np.asarray(canvas.buffer_rgba())[:, :, :3])
-    for row, column in np.ndindex(rows, columns):  # matplotlib would take 0.15 µs a pixel, 1.2 s for 8 million
-        y, x = layout.corner(row, column)
-        picture[y : y + side, x : x + side] = preview.images[row, column]
-    return picture
+    return np.ascontiguousarray(np.asarray(canvas.buffer_rgba())[:, :, :3])
 
 
 def png(picture: NDArray[np.uint8]) -> bytes:
@@ -109,8 +168,8 @@ def png(picture: NDArray[np.uint8]) -> bytes:
     return file.getvalue()
 
 
-def _shortened(name: str) -> str:
-    """At most two lines of a name; long lines lose their middle."""
-    lines = name.encode(errors="replace").decode().splitlines()[:_MAX_LINES]
-    third, most = _MAX_CHARACTERS // 3, _MAX_CHARACTERS
+def _shortened(name: str, most: int, num_lines: int) -> str:
+    """The first lines of a name, of at most so many characters; longer ones lose their middle."""
+    lines = name.encode(errors="replace").decode().splitlines()[:num_lines]
+    third = most // 3
     return "\n".join(line if len(line) <= most else f"{line[:third]}…{line[third + 1 - most :]}" for line in lines)

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from effloop.errors import printable
 from effloop.record.append import AppendFile
 from effloop.record.sinks import EpochReport, Sink, StepReport
 from effloop.task import Meter
@@ -33,7 +34,8 @@ class LogFile(LogSink):
         self._file = AppendFile(path)
 
     def note(self, line: str) -> None:
-        self._file.write(f"{line}\n".encode("utf-8", "backslashreplace"))
+        lines = "\n".join(map(printable, line.split("\n")))
+        self._file.write(f"{lines}\n".encode())
 
     def warning(self, line: str) -> None:
         self.note(f"warning: {line}")

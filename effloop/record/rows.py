@@ -7,6 +7,7 @@ import io
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,23 @@ from effloop.record.base import Position
 from effloop.record.clock import Span
 from effloop.record.sinks import EpochReport, Sink, StepReport
 from effloop.system.files import write_text
+from effloop.system.untrusted import MOST_ROWS, read_text
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Where a run goes on, which decides what its files keep.
+
+    Attributes:
+        step: updates done; 0 is a run of its own.
+        within: whether the epoch of that update goes on: what comes after its last update, such as its evaluation, is
+            still to be done.
+        saved: whether the checkpoint has a row of its own in perf.jsonl.
+    """
+
+    step: int = 0
+    within: bool = False
+    saved: bool = True
 
 
 class _Rows(Sink):
@@ -23,18 +41,33 @@ class _Rows(Sink):
     header = ""
     """The first line."""
 
-    def __init__(self, path: Path, last_step: int) -> None:
-        """Open the file to append, without its rows of updates after `last_step`."""
+    def __init__(self, path: Path, resumed: Resumed) -> None:
+        """Open the file to append, without its rows of what is done again."""
         kept = []
-        if path.exists():
+        if path.is_file():  # no pipe, which would be waited for
             lines = path.read_text("utf-8").splitlines(keepends=True)
-            kept = [line for line in lines if line.endswith("\n") and self._step(line) <= last_step]
+            kept = [line for line in lines if line.endswith("\n") and self._keeps(line, resumed)]
+            kept += self._missing(kept, resumed)
         write_text(path, "".join([self.header, *kept]))
         self._file = AppendFile(path)
+
+    def _keeps(self, line: str, resumed: Resumed) -> bool:
+        step = self._step(line)
+        return step < resumed.step or (step == resumed.step and self._is_before(line, resumed))
 
     def _step(self, line: str) -> float:
         """The update of a line; infinity if it isn't a row."""
         raise NotImplementedError
+
+    def _is_before(self, line: str, resumed: Resumed) -> bool:
+        """Whether a row of the last update is from before the checkpoint."""
+        del line
+        return not resumed.within
+
+    def _missing(self, kept: Sequence[str], resumed: Resumed) -> list[str]:
+        """Rows that a killed run had no time to write."""
+        del kept, resumed
+        return []
 
     def _append(self, line: str) -> None:
         self._file.write(line.encode())
@@ -48,10 +81,9 @@ class _JsonLines(_Rows):
 
     def _step(self, line: str) -> float:
         try:
-            step: float = json.loads(line)["step"]
-        except (ValueError, KeyError, TypeError):
+            return float(json.loads(line)["step"])
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return math.inf
-        return step
 
     def _write(self, key: str, name: str, position: Position, values: Mapping[str, float]) -> None:
         row = {key: name, "epoch": position.epoch, "step": position.step, **values}
@@ -60,6 +92,9 @@ class _JsonLines(_Rows):
 
 class MetricsFile(_JsonLines):
     """`metrics.jsonl`: scores and learning rates, which are the same when a run is repeated."""
+
+    def _is_before(self, line: str, resumed: Resumed) -> bool:
+        return not resumed.within or json.loads(line).get("split") == "train"
 
     def train(self, report: StepReport) -> None:
         self._write("split", "train", report.position, {**report.now, "lr": report.lr})
@@ -72,6 +107,18 @@ class MetricsFile(_JsonLines):
 class PerfFile(_JsonLines):
     """`perf.jsonl`: times, which differ when a run is repeated."""
 
+    def _is_before(self, line: str, resumed: Resumed) -> bool:
+        span = json.loads(line).get("span")
+        return resumed.saved if span == "checkpoint" else span == "train" or not resumed.within
+
+    def _missing(self, kept: Sequence[str], resumed: Resumed) -> list[str]:
+        """That of the checkpoint: it is written once that is saved."""
+        rows = [json.loads(line) for line in kept[-3:]]
+        if not rows or not resumed.saved or any(r["span"] == "checkpoint" and r["step"] == resumed.step for r in rows):
+            return []
+        row = {"span": "checkpoint", "epoch": rows[-1]["epoch"], "step": resumed.step, "seconds": 0.0}
+        return [json.dumps(row) + "\n"]
+
     def train(self, report: StepReport) -> None:
         span = report.span
         times = {"seconds": span.seconds, "wait_s": span.waited_s, "idle_s": span.idle_s}
@@ -81,19 +128,24 @@ class PerfFile(_JsonLines):
         self._write("span", name, position, {"seconds": seconds})
 
 
-def read_times(path: Path) -> tuple[Span, dict[str, float]]:
-    """Totals of a perf.jsonl: of training, and the seconds of other spans by name; zero and {} without a file."""
+def read_times(path: Path) -> tuple[list[Span], dict[str, float]]:
+    """The intervals of training in a perf.jsonl, and the seconds of other spans by name; empty without a file."""
     try:
-        rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-        train = [row for row in rows if row["span"] == "train"]
-        images = sum(row["images_per_s"] * row["seconds"] for row in train)
-        seconds, waited_s = (sum(row[key] for row in train) for key in ("seconds", "wait_s"))
-        idle_s = sum(row.get("idle_s", row["wait_s"]) for row in train)  # which older files lack
-        training = Span(seconds, waited_s, round(images), idle_s=idle_s)
+        rows = [json.loads(line) for line in read_text(path, MOST_ROWS).splitlines()]
+        train = [
+            Span(
+                row["seconds"],
+                row["wait_s"],
+                round(row["images_per_s"] * row["seconds"]),
+                idle_s=row.get("idle_s", row["wait_s"]),  # which older files lack
+            )
+            for row in rows
+            if row["span"] == "train"
+        ]
         names = {row["span"] for row in rows} - {"train"}
-        return training, {name: sum(row["seconds"] for row in rows if row["span"] == name) for name in names}
+        return train, {name: sum(row["seconds"] for row in rows if row["span"] == name) for name in names}
     except (OSError, ValueError, LookupError, TypeError):
-        return Span(), {}
+        return [], {}
 
 
 class EpochTable(_Rows):
@@ -102,12 +154,12 @@ class EpochTable(_Rows):
     Numbers that aren't finite, and scores of an epoch that wasn't evaluated, are empty.
     """
 
-    def __init__(self, path: Path, last_step: int, names: Sequence[str]) -> None:
+    def __init__(self, path: Path, resumed: Resumed, names: Sequence[str]) -> None:
         """Open the file as `_Rows` does; `names` are the scores' names, in the order of columns."""
         self._names = names
         scores = [f"{split}/{name}" for split in ("train", "val") for name in names]
         self.header = ",".join(["epoch", "step", "lr", *scores, "images_per_s", "wait", "seconds"]) + "\n"
-        super().__init__(path, last_step)
+        super().__init__(path, resumed)
 
     def _step(self, line: str) -> float:
         try:
@@ -134,6 +186,22 @@ class SummaryFile(Sink):
     def finish(self, summary: Mapping[str, Any]) -> None:
         plain = {key: value for key, value in summary.items() if key != "efficiency"}  # which has a file of its own
         write_text(self._path, json.dumps(finite(plain), indent=2) + "\n")
+
+
+def complete_summary(run_dir: Path, summary: Mapping[str, Any]) -> None:
+    """Write the summary.json that a run which was killed had no time for, with the times in its perf.jsonl.
+
+    Args:
+        run_dir: the run folder.
+        summary: what `Recorder.finish` would have got.
+    """
+    intervals, other_s = read_times(run_dir / "perf.jsonl")
+    training = sum(intervals, Span())
+    besides = {name: other_s.get(name, 0.0) for name in ("evaluation", "checkpoint")}
+    times = {"wait": training.waited_s, "step": training.seconds - training.waited_s, **besides, "other": 0.0}
+    speed = {"images_per_s": training.images_per_s, "wait": training.wait}
+    full = {**summary, "seconds": sum(times.values()), **speed, "time": times}
+    write_text(run_dir / "summary.json", json.dumps(finite(full), indent=2) + "\n")
 
 
 def finite(values: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,16 +12,18 @@ from typing import Any
 
 from rich.console import Console
 
-from effloop.batch import Batch, Previews
+from effloop.batch import Batch, ImageSize, Previews
 from effloop.errors import ConfigError
 from effloop.record import grid
 from effloop.record.base import Position, RecordConfig, Recorder, recorders
 from effloop.record.clock import Clock, Span
 from effloop.record.efficiency import Efficiency, EfficiencyFile
+from effloop.record.epoch import EpochSoFar
 from effloop.record.lines import LogFile, PlainOutput, TerminalSink
 from effloop.record.metrics import Metrics
-from effloop.record.rows import EpochTable, MetricsFile, PerfFile, SummaryFile, read_times
-from effloop.record.sinks import EpochReport, Sink, Sinks, StepReport
+from effloop.record.rows import EpochTable, MetricsFile, PerfFile, Resumed, SummaryFile, read_times
+from effloop.record.sinks import EpochReport, Sink, Sinks
+from effloop.record.skipped import SkippedFile, counted, lines_of
 from effloop.record.tensorboard import TensorBoardSink
 from effloop.record.trackers import MlflowSink, WandbSink, import_mlflow, import_wandb
 from effloop.task import Task, score_names
@@ -62,9 +64,9 @@ _PREVIEW_EPOCHS = 4
 _PREVIEW_PIXELS = 8_000_000  # 100 images of 256 pixels; more take seconds, and TensorBoard keeps them in memory
 
 
-def _preview_rows(side: int) -> int:
-    """The maximum number of samples to show, `side` pixels high and wide; at least 1."""
-    return max(1, grid.rows_within(_PREVIEW_PIXELS, side, _PREVIEW_EPOCHS))
+def _preview_rows(tile: ImageSize) -> int:
+    """The maximum number of samples of a size to show; at least 1."""
+    return max(1, grid.rows_within(_PREVIEW_PIXELS, tile, _PREVIEW_EPOCHS))
 
 
 @recorders.register("run", RunConfig)
@@ -90,16 +92,21 @@ class RunRecorder(Recorder):
         """
         self.config = config
         self.run_dir = run_dir
+        self._skipped = SkippedFile(run_dir)
         self.task = task
         self._writes = rank == 0
-        self._first_step = first_step
+        self._resumed = Resumed(first_step)
         self._hyperparameters = hyperparameters
         self._world_size = world_size
         self._clock = self._validation = Clock()
         self._training = Span()
+        self._epoch = EpochSoFar()
+        self._before = Span()
+        """Of the epoch that is trained, what was measured before the run was stopped."""
         self._startup = startup
         self._intervals: list[Span] = []
         self._other_s: dict[str, float] = defaultdict(float)
+        self._evaluated = False
         self._sinks = Sinks()
         if self._writes:
             self._sinks.open(f"{run_dir / 'log.txt'}", lambda: LogFile(run_dir / "log.txt"))
@@ -117,23 +124,35 @@ class RunRecorder(Recorder):
 
     def _restore_times(self) -> None:
         """Add the times from before the run was resumed."""
-        self._training, other_s = read_times(self.run_dir / "perf.jsonl")
+        self._intervals, other_s = read_times(self.run_dir / "perf.jsonl")
+        training = sum(self._intervals, Span())
+        self._training = training - self._epoch.span  # which counts when its epoch ends
         self._other_s.update(other_s)
-        self._started -= self._training.seconds + sum(other_s.values())
+        self._started -= self._training.seconds + self._before.seconds + sum(other_s.values())
 
     def _open_sinks(self) -> None:
-        first_step, params, names = self._first_step, self._hyperparameters, score_names(self.task.meters)
-        self._open("metrics.jsonl", lambda path: MetricsFile(path, first_step))
-        self._open("perf.jsonl", lambda path: PerfFile(path, first_step))
-        self._open("metrics.csv", lambda path: EpochTable(path, first_step, names))
+        resumed, params, names = self._resumed, self._hyperparameters, score_names(self.task.meters)
+        self._open("metrics.jsonl", lambda path: MetricsFile(path, resumed))
+        self._open("perf.jsonl", lambda path: PerfFile(path, resumed))
+        self._open("metrics.csv", lambda path: EpochTable(path, resumed, names))
         self._open("summary.json", SummaryFile)
         self._open("efficiency.json", EfficiencyFile)
         if self.config.tensorboard:
-            self._open("tensorboard", lambda path: TensorBoardSink(path, first_step, params, names))
+            self._open("tensorboard", lambda path: self._tensorboard(path, params, names))
         if self.config.mlflow:
             self._sinks.open("MLflow", lambda: MlflowSink(self.run_dir, self.config.project, params))
         if self.config.wandb:
             self._sinks.open("Weights & Biases", lambda: WandbSink(self.run_dir, self.config.project, params))
+
+    def _tensorboard(self, folder: Path, params: Mapping[str, Any], names: Sequence[str]) -> Sink:
+        """A file that hides what is done again; of the last update, which an evaluation follows, all but its line."""
+        resumed, position = self._resumed, self._epoch.position
+        again = resumed.within and position is not None and position.step == resumed.step
+        sink = TensorBoardSink(folder, resumed.step and resumed.step + (not again), params, names)
+        if again:
+            (*_, last) = [Span(), *read_times(self.run_dir / "perf.jsonl")[0]]
+            sink.train(self._epoch.report(self.task, last))
+        return sink
 
     def _open(self, name: str, make: Callable[[Path], Sink]) -> None:
         path = self.run_dir / name
@@ -168,9 +187,10 @@ class RunRecorder(Recorder):
         self._sinks.for_each(show)
 
     def wait(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        self._clock = Clock(self._world_size)
-        self._reported: list[float] | None = None
-        self._reported_span = Span()
+        if not self._epoch.resumed:
+            self._epoch, self._before = EpochSoFar(), Span()
+        self._epoch.resumed, self._epoch.begun = False, True
+        self._clock = Clock(self._world_size, before=self._before)
         return self._clock.wait(batches)
 
     def validation(self, batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -181,17 +201,18 @@ class RunRecorder(Recorder):
         self._clock.update()
         if position.update % self.config.log_every and position.update != position.updates:
             return
-        sums, span = metrics.read(), self._clock.read()
-        report = self._report = StepReport(
-            position=position,
-            lr=lr,
-            meters=self.task.meters,
-            now=self.task.scores(sums, since=self._reported),
-            mean=self.task.scores(sums),
-            span=span - self._reported_span,
-            epoch_span=span,
-        )
-        self._reported, self._reported_span = sums, span
+        self._line(position, metrics, lr)
+
+    def trained(self, position: Position, metrics: Metrics, lr: float) -> None:
+        if self._epoch.position is None or self._epoch.position.step != position.step:
+            self._line(position, metrics, lr)
+
+    def _line(self, position: Position, metrics: Metrics, lr: float) -> None:
+        """Write a line for the updates since the last one."""
+        epoch = self._epoch
+        epoch.before, epoch.sums, was, epoch.span = epoch.sums, metrics.read(), epoch.span, self._clock.read()
+        epoch.position, epoch.lr = position, lr
+        report = epoch.report(self.task, epoch.span - was)
         self._intervals.append(report.span)
         self._sinks.for_each(lambda sink: sink.train(report))
 
@@ -206,11 +227,16 @@ class RunRecorder(Recorder):
             self._sinks.for_each(lambda sink: sink.span(name, position, seconds))
 
     def epoch(self, position: Position, scores: Mapping[str, float]) -> None:
-        last = self._report
+        last = self._epoch.report(self.task, Span())
         self._training += last.epoch_span
+        self._epoch.begun = False
         spans = {"span": last.epoch_span, "val_span": self._validation.read() if scores else Span()}
         report = EpochReport(position, last.lr, self.task.meters, train=last.mean, val=scores, **spans)
         self._sinks.for_each(lambda sink: sink.epoch(report))
+        if self._writes:
+            for line in lines_of(self._skipped.read(), position.epoch, first=bool(scores) and not self._evaluated):
+                self.note(line)
+        self._evaluated = self._evaluated or bool(scores)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         review = self.review(self._efficiency(self._times())) if self.review and self._writes else {}
@@ -224,9 +250,19 @@ class RunRecorder(Recorder):
             "time": times,
             "efficiency": efficiency,
         }
+        if skipped := counted(self._skipped.read()):
+            full["skipped"] = skipped
         for line in efficiency.lines():
             self.note(line)
         self._sinks.for_each(lambda sink: sink.finish(full))
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._epoch.state_dict(self._clock.read()) if self._epoch.begun else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if len(state) > len(unrecorded := {"unrecorded"} & {*state}):
+            self._epoch, self._before = EpochSoFar.of(state), Span(*state["clock"])
+            self._resumed = replace(self._resumed, within=True, saved=not unrecorded)
 
     def _times(self) -> dict[str, float]:
         """Seconds of the run's parts until now."""

@@ -44,7 +44,7 @@ class StepReport:
         position, span, epoch = self.position, self.span, self.epoch_span
         scores = "  ".join(
             f"{meter.label} {meter.number(self.now[meter.name])} ({meter.number(self.mean[meter.name])})"
-            for meter in _loss_first(self.meters)
+            for meter in _loss_first(self.meters, self.now)
         )
         return (
             f"Epoch: [{position.epoch}][{position.update}/{position.updates}]  "
@@ -89,7 +89,9 @@ class EpochReport:
         """The log line: of the validation, or of the training if there was none."""
         which = ("validation", self.val, self.val_span) if self.val else ("training", self.train, self.span)
         name, values, span = which
-        scores = "  ".join(f"{meter.label} {meter.number(values[meter.name])}" for meter in _loss_first(self.meters))
+        scores = "  ".join(
+            f"{meter.label} {meter.number(values[meter.name])}" for meter in _loss_first(self.meters, values)
+        )
         return f"Epoch: [{self.position.epoch}] {name}  {scores}  Data {span.images_per_s:.1f}  Wait {span.wait:.1%}"
 
     def curves(self) -> dict[str, float]:
@@ -97,8 +99,9 @@ class EpochReport:
         return {f"val/{name}": value for name, value in self.val.items()}
 
 
-def _loss_first(meters: Sequence[Meter]) -> list[Meter]:
-    return sorted(meters, key=lambda meter: meter != LOSS)
+def _loss_first(meters: Sequence[Meter], values: Scores) -> list[Meter]:
+    """Those that have a value: training lacks scores that aren't sums."""
+    return sorted((meter for meter in meters if meter.name in values), key=lambda meter: meter != LOSS)
 
 
 class Sink:

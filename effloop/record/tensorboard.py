@@ -23,7 +23,8 @@ class TensorBoardSink(Sink):
     thread, which takes a core from the training step, and may hang after Ctrl-C.
     """
 
-    def __init__(self, folder: Path, first_step: int, hyperparameters: Mapping[str, Any], names: Sequence[str]) -> None:
+    def __init__(self, folder: Path, hidden: int, hyperparameters: Mapping[str, Any], names: Sequence[str]) -> None:
+        """Open a file for this start of the run, which hides earlier points from update `hidden` on; 0 hides none."""
         from tensorboard.compat.proto.event_pb2 import SessionLog
         from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -32,8 +33,8 @@ class TensorBoardSink(Sink):
         self._file = AppendFile(folder / f"events.out.tfevents.{time.time_ns()}.effloop.{os.getpid()}")
         self._records = RecordWriter(self._file)
         self._write(0, file_version="brain.Event:2")
-        if first_step:  # hides the points after `first_step`, whose updates a resumed run repeats
-            self._write(first_step + 1, session_log=SessionLog(status=SessionLog.START))
+        if hidden:  # a resumed run repeats these updates
+            self._write(hidden, session_log=SessionLog(status=SessionLog.START))
         self._begin_session(hyperparameters)
 
     def images(self, name: str, picture: NDArray[np.uint8]) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 from effloop.errors import ConfigError, optional_package
 from effloop.record.sinks import EpochReport, Scores, Sink, StepReport
+from effloop.system.files import write_text
+from effloop.system.untrusted import read_json
 
 IDS = "loggers.json"
 """File of a run folder: the run's ids in trackers, which a resumed run continues."""
@@ -164,11 +166,11 @@ def _run_name(run_dir: Path) -> str:
 
 def _read_ids(run_dir: Path) -> dict[str, str]:
     path = run_dir / IDS
-    return dict(json.loads(path.read_text("utf-8"))) if path.exists() else {}
+    return dict(read_json(path)) if path.exists() else {}
 
 
 def _save_id(run_dir: Path, tracker: str, run_id: str) -> None:
-    (run_dir / IDS).write_text(json.dumps({**_read_ids(run_dir), tracker: run_id}) + "\n", "utf-8")
+    write_text(run_dir / IDS, json.dumps({**_read_ids(run_dir), tracker: run_id}) + "\n")
 
 
 def _flatten(summary: Mapping[str, Any]) -> dict[str, float]:

@@ -9,11 +9,12 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from effloop.report.comparison import Comparison, are_numbers, as_number, finite_values
+from effloop.report.comparison import Comparison
+from effloop.report.values import are_numbers, as_number, finite_values
 from effloop.runs.reader import Row, RunRecord
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def style() -> Iterator[None]:
         yield
 
 
-def save_png(figure: Figure, path: Path) -> None:
+def save_png(figure: Figure, path: Path | BinaryIO) -> None:
     """Write a figure; needs no display."""
     figure.savefig(path, format="png", dpi=150, facecolor="white")
 
@@ -194,7 +195,7 @@ def _smoothing(runs: Sequence[RunRecord]) -> str:
 
 
 def run_colours(comparison: Comparison) -> list[str]:
-    """A colour for each run; runs that differ in their seed alone share one."""
+    """A colour for each run; runs that differ in their seed or fold alone share one."""
     first = sorted(comparison.series, key=min)
     found = dict.fromkeys(range(len(comparison.runs)), "")
     for runs, colour in zip(first, colours(len(first)), strict=True):
@@ -204,13 +205,13 @@ def run_colours(comparison: Comparison) -> list[str]:
 
 def _draw(axes: Axes, lines: Sequence[tuple[np.ndarray, np.ndarray]], comparison: Comparison, *, is_loss: bool) -> None:
     width, alpha = (1.6, 1.0) if len(lines) <= 12 else (1.0, 0.75)
-    if comparison.seeded:
+    if comparison.repeated:
         width, alpha = 0.8, 0.5  # beside their means
     for index, ((x, y), colour) in enumerate(zip(lines, run_colours(comparison), strict=True)):
         if np.isfinite(y).any():
             marker = "o" if np.isfinite(y).sum() <= 12 else ""
             axes.plot(x, y, color=colour, linewidth=width, alpha=alpha, marker=marker, markersize=3, gid=f"run-{index}")
-    for runs in comparison.seeded:
+    for runs in comparison.repeated:
         _draw_mean(axes, [lines[index] for index in runs], run_colours(comparison)[runs[0]])
     if is_loss:
         top = leave_out_outliers(axes, [y for _, y in lines])

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from effloop.data.source.base import printable
-from effloop.runs.compare import format_value
+from effloop.report.values import as_number, finite_values, to_short_text, to_text
 from effloop.runs.reader import SWEEP, RunRecord, differing_values, flatten, meters_of_runs
 from effloop.task import Meter, check_objective, objectives
 
@@ -27,6 +26,10 @@ _IDENTITY_KEYS = ("out", "run", "resume", "sweep", "objective")
 """Config keys that identify a run, but don't change how it trains."""
 
 
+REPEATED = {"data.fold": "folds", "seed": "seeds"}
+"""Keys that repeat a run, and what their values are called."""
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Several runs and how they compare; indices refer to `runs`.
@@ -38,10 +41,12 @@ class Comparison:
         names: short, unique names of the runs.
         swept: {key: its value in each run, or None} for the keys that were varied.
         values: the objective's value in each run; NaN if it is unknown, or the run failed.
-        best: index of the best of several runs; None if there is none.
+        best: index of the best of several runs; None if there is none, as of folds, each of which is validated on
+            other samples.
         order: the runs, the best first, those without a value last.
-        series: runs that differ in their seed alone, in the order of their means.
-        same_data: whether all were validated on the same data; otherwise none is the best by a score.
+        series: runs that differ in their seed or fold alone, in the order of their means.
+        same_data: whether all, or all of a fold, were validated on the same data; otherwise none is the best by a
+            score.
     """
 
     runs: Sequence[RunRecord]
@@ -56,21 +61,37 @@ class Comparison:
     same_data: bool
 
     @property
-    def seeded(self) -> list[Sequence[int]]:
-        """The series; empty where no setting was run with several seeds."""
+    def repeated(self) -> list[Sequence[int]]:
+        """The series; empty where no setting was run with several seeds or folds."""
         return [*self.series] if any(len(runs) > 1 for runs in self.series) else []
+
+    @property
+    def over(self) -> str:
+        """What the runs of a series differ in: `seeds`, `folds`, `folds and seeds`."""
+        return " and ".join(words for key, words in REPEATED.items() if key in self.swept)
+
+    @property
+    def best_series(self) -> Sequence[int] | None:
+        """The runs with the best mean; None if nothing was repeated, or the means are of different data."""
+        comparable = self.same_data or not self.objective.startswith("val/")
+        known = self.repeated and any(math.isfinite(self.values[index]) for index in self.repeated[0])
+        return self.repeated[0] if known and comparable else None
 
     def setting(self, runs: Sequence[int]) -> str:
         """What the runs of a series have in common: `lr=0.1 weight_decay=0.05`."""
         keys = short_names(self.swept)
-        pairs = {keys[key]: values[runs[0]] for key, values in self.swept.items() if key != "seed"}
+        pairs = {keys[key]: values[runs[0]] for key, values in self.swept.items() if key not in REPEATED}
         return " ".join(f"{key}={to_short_text(value)}" for key, value in pairs.items()) or "all"
 
     def spread(self, name: str, runs: Sequence[int]) -> str:
         """Mean and standard deviation of a measurement over runs: `92.10% ± 0.41%`."""
+        mean, deviation = self.mean(name, runs)
+        return self.format(name, mean) + (f" ± {self.format(name, deviation)}" if math.isfinite(deviation) else "")
+
+    def mean(self, name: str, runs: Sequence[int]) -> tuple[float, float]:
+        """Mean and standard deviation (of a sample, n - 1) of a measurement over runs; NaN where there are too few."""
         values = finite_values(metric_value(self.runs[index], name) for index in runs if self.counts_in(index))
-        deviation = f" ± {self.format(name, stdev(values))}" if len(values) > 1 else ""
-        return (self.format(name, fmean(values)) if values else "-") + deviation
+        return fmean(values) if values else math.nan, stdev(values) if len(values) > 1 else math.nan
 
     def counted(self, runs: Sequence[int]) -> str:
         """How many runs a mean is of: `3`, or `2/3` where one has no value."""
@@ -136,23 +157,34 @@ def compare_runs(runs: Sequence[RunRecord], objective: str) -> Comparison:
     sign = -1 if objectives(meters)[objective] else 1
     order = [index for _, index in sorted((sign * value, index) for value, index in known)]
     order += [index for index, value in enumerate(values) if not math.isfinite(value)]
-    hashes = {str(run.data["val"].get("sha256")) for run in runs if isinstance(run.data.get("val"), Mapping)}
-    same_data = len(hashes) < 2
-    best = order[0] if len(known) > 1 and (same_data or not objective.startswith("val/")) else None
     swept = swept_values(runs)
+    same_data = _same_data(runs, swept.get("data.fold"))
+    comparable = (same_data and "data.fold" not in swept) or not objective.startswith("val/")
+    best = order[0] if len(known) > 1 and comparable else None
     series = _series(swept, order)
     means = [fmean(finite_values(values[index] for index in each) or [math.inf * sign]) for each in series]
     series = [each for _, each in sorted(zip(means, series, strict=True), key=lambda pair: sign * pair[0])]
     return Comparison(runs, meters, objective, _names(runs), swept, values, best, order, series, same_data)
 
 
+def _same_data(runs: Sequence[RunRecord], folds: Sequence[Any] | None) -> bool:
+    """Whether runs, or those of the same fold, were validated on the same data, as far as they say."""
+    found: dict[str, str] = {}
+    for run, fold in zip(runs, folds or [None] * len(runs), strict=True):
+        if isinstance(run.data.get("val"), Mapping):
+            digest = str(run.data["val"].get("sha256"))
+            if found.setdefault(to_text(fold), digest) != digest:
+                return False
+    return True
+
+
 def _series(swept: Mapping[str, Sequence[Any]], order: Sequence[int]) -> list[Sequence[int]]:
-    """Runs that differ in their seed alone."""
-    if "seed" not in swept:
+    """Runs that differ in their seed or fold alone."""
+    if not REPEATED.keys() & swept.keys():
         return [[index] for index in order]
     found: dict[tuple[str, ...], list[int]] = {}
     for index in order:
-        setting = tuple(to_text(values[index]) for key, values in swept.items() if key != "seed")
+        setting = tuple(to_text(values[index]) for key, values in swept.items() if key not in REPEATED)
         found.setdefault(setting, []).append(index)
     return [*found.values()]
 
@@ -237,36 +269,6 @@ def epochs_done(run: RunRecord) -> tuple[int, Any]:
     saved = [row for row in run.perf if row.get("span") == "checkpoint"]  # after each, also without an evaluation
     done = [int(row["epoch"]) + 1 for row in (*evaluated, *saved) if "epoch" in row]
     return max(done, default=0), run.config.get("epochs")
-
-
-def finite_values(values: Iterable[float]) -> list[float]:
-    """Those that are finite."""
-    return [value for value in values if math.isfinite(value)]
-
-
-def as_number(value: Any) -> float:
-    """A value read from a file as a float; NaN if it isn't a number."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-
-
-def are_numbers(values: Iterable[Any]) -> bool:
-    """Whether all values are finite numbers."""
-    return all(math.isfinite(as_number(value)) for value in values)
-
-
-def to_text(value: Any) -> str:
-    """A value as users type it, on one line, unprintable characters escaped; None is a dash."""
-    return "-" if value is None else printable(format_value(value).encode("utf-8", "surrogatepass"))
-
-
-def to_short_text(value: Any) -> str:
-    """As `to_text`, but with six digits of a float that a search has drawn."""
-    return f"{value:.6g}" if isinstance(value, float) and len(str(value)) > 8 else to_text(value)
-
-
-def shorten(name: str, width: int) -> str:
-    """A name of at most `width` characters, its middle left out."""
-    return name if len(name) <= width else f"{name[: (width - 1) // 2]}…{name[len(name) - width // 2 :]}"
 
 
 def _names(runs: Sequence[RunRecord]) -> list[str]:

@@ -8,8 +8,8 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, TypeAlias
 
 from effloop.report.charts import colours, format_axis
-from effloop.report.comparison import finite_values, shorten
 from effloop.report.pipeline import Pipeline, Stage, format_rate, format_share
+from effloop.report.values import finite_values, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

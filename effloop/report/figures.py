@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,12 +38,44 @@ class BarPanel:
     marked: str = ""
 
 
+def in_cell(text: str) -> str:
+    """A text as a cell of a table: what a spreadsheet would take for a formula, and run, gets an apostrophe.
+
+    Numbers stay as they are, one or several with commas between.
+    """
+    return text if _NUMBERS.fullmatch(text) else _FORMULA.sub(r"\1'", text)
+
+
+def path_in_cell(path: str) -> str:
+    """As `in_cell`, of a path, by which programs open a file: `./=1.jpg`."""
+    return f"./{path}" if _FORMULA.match(path) else path
+
+
+_FORMULA = re.compile(
+    r"""(^|[;\t\r\n])(?=[\s"\x00-\x20\u200b-\u200f\u2060-\u2064\ufeff]*[=+@＝＋－＠-])|^(?=[\t\r\n])"""  # noqa: RUF001
+)
+"""Where a formula begins: blanks may be before it, and its sign may be a wide one; a semicolon may separate cells."""
+_NUMBER = r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?"
+_NUMBERS = re.compile(rf"{_NUMBER}(, ?{_NUMBER})*", re.ASCII | re.IGNORECASE)
+
+PATH = "path"
+"""The column of a table that programs open files by."""
+
+
+def cell_of(column: str, value: Any) -> Any:
+    """A value of a column as a cell: a text as `in_cell` or `path_in_cell` gives it, others as they are."""
+    if not isinstance(value, str):
+        return value
+    return path_in_cell(value) if column == PATH else in_cell(value)
+
+
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows with the same columns; None is an empty field."""
+    """Write rows with the same columns; None is an empty field, and texts are as `cell_of` gives them."""
     with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(map(in_cell, rows[0]))
+        for row in rows:
+            writer.writerow(cell_of(name, value) for name, value in row.items())
 
 
 def plot_bars(path: Path, panels: Sequence[BarPanel]) -> None:

@@ -19,30 +19,27 @@ from effloop.report.comparison import (
     FAILED_STATES,
     TIME_PARTS,
     Comparison,
-    are_numbers,
     compare_runs,
     differences,
     epochs_done,
     failure_reason,
     metric_value,
     short_names,
-    shorten,
     time_by_part,
-    to_short_text,
-    to_text,
 )
 from effloop.report.figures import write_csv
 from effloop.report.page import render_page
 from effloop.report.sweep_plot import plot_sweep
+from effloop.report.values import are_numbers, shorten, to_short_text, to_text
 from effloop.runs.reader import Row, RunRecord
 
-SUMMARY, PLOT, REPORT = "summary.csv", "plot.png", "report.html"
+SUMMARY, MEANS, PLOT, REPORT = "summary.csv", "means.csv", "plot.png", "report.html"
 _MAX_SWEPT = 4  # columns for swept keys in the terminal's table
 _MAX_NAME, _MIN_NAME = 32, 8  # characters of a run's name there
 
 
 def write_report(runs: Sequence[RunRecord], folder: Path, objective: str, title: str) -> None:
-    """Write summary.csv, plot.png and report.html.
+    """Write summary.csv, plot.png and report.html; where runs were repeated with other seeds or folds, means.csv.
 
     Args:
         runs: at least one, in the order to show them in.
@@ -57,6 +54,8 @@ def write_report(runs: Sequence[RunRecord], folder: Path, objective: str, title:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_csv(folder / SUMMARY, _rows(comparison, folder))
+        if comparison.repeated:
+            write_csv(folder / MEANS, _means(comparison))
         with charts.style():
             charts.save_png(plot_sweep(comparison, title), folder / PLOT)
             text = render_page(comparison, title)
@@ -94,21 +93,39 @@ def _finite_or_none(value: float) -> float | None:
 
 
 def print_tables(runs: Sequence[RunRecord], objective: str) -> None:
-    """Print a table of the means over seeds, if there are several, and that of all runs."""
+    """Print a table of the means over seeds or folds, if there are several, and that of all runs."""
     console, comparison = Console(), compare_runs(runs, objective)
-    if comparison.seeded:
-        console.print(_seeds_table(comparison))
+    if comparison.repeated:
+        console.print(_means_table(comparison))
     console.print(report_table(runs, objective))
 
 
-def _seeds_table(comparison: Comparison) -> Table:
+def _scores(comparison: Comparison) -> list[str]:
+    """The objective, and all scores of validation."""
+    scores = [name for name in comparison.measures if name.startswith("val/")]
+    return list(dict.fromkeys([comparison.objective, *scores]))
+
+
+def _means(comparison: Comparison) -> list[Row]:
+    """Rows of the CSV of means: each setting, how many runs have a value, means and standard deviations."""
+    rows: list[Row] = []
+    for runs in comparison.repeated:
+        row: Row = {"setting": comparison.setting(runs), "over": comparison.over, "runs": comparison.counted(runs)}
+        for name in comparison.measures:
+            mean, deviation = comparison.mean(name, runs)
+            row |= {f"{name} mean": _finite_or_none(mean), f"{name} standard deviation": _finite_or_none(deviation)}
+        rows.append(row)
+    return rows
+
+
+def _means_table(comparison: Comparison) -> Table:
     """Mean and standard deviation of each setting's runs."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("over seeds", overflow="fold")
-    names = list(dict.fromkeys([comparison.objective, comparison.first, "val/loss"]))
+    table.add_column(f"over {comparison.over}", overflow="fold")
+    names = _scores(comparison)
     for name in ("runs", *names):
         table.add_column(name, justify="right", no_wrap=True)
-    for runs in comparison.seeded:
+    for runs in comparison.repeated:
         cells = [comparison.setting(runs), comparison.counted(runs)]
         table.add_row(*map(Text, cells), *(comparison.spread(name, runs) for name in names))
     return table

@@ -12,30 +12,32 @@ from importlib.resources import files
 from typing import Any
 
 from effloop.errors import PROGRAM
+from effloop.record.skipped import counted, read_skipped
 from effloop.registry import plugin_words
 from effloop.report import charts
 from effloop.report.comparison import (
     FAILED_STATES,
     TIME_PARTS,
     Comparison,
-    are_numbers,
     differences,
     epochs_done,
     failure_reason,
     metric_value,
     short_names,
     time_by_part,
-    to_text,
 )
+from effloop.report.evaluation_page import describe_evaluations
 from effloop.report.pipeline import read_pipeline
 from effloop.report.sweep_plot import plot_sweep
 from effloop.report.templates import environment, stylesheet
+from effloop.report.values import are_numbers, to_text
 from effloop.runs.compare import PER_RUN_KEYS, PLACE
 from effloop.runs.environment import effloop_version
 from effloop.runs.reader import flatten
 
 _MAX_VALUES = 12  # of a key, in the table of differences
 _MAX_PIPELINES = 8  # of several runs
+_MAX_SKIPPED = 20  # images of a run
 _MAX_LABELS = 16  # runs whose buttons say what was swept; more are shown by name
 
 
@@ -63,6 +65,7 @@ def render_page(comparison: Comparison, title: str) -> str:
             for index, run in enumerate(runs)
             if run.state in FAILED_STATES or run.reason
         ],
+        skipped=_skipped(comparison),
         max_labels=_MAX_LABELS,
         time_parts=TIME_PARTS,
         bars=_bars(comparison),
@@ -73,6 +76,7 @@ def render_page(comparison: Comparison, title: str) -> str:
             if (run.path / "checkpoints/best.ckpt").is_file()
         ],
         **_pictures(comparison),
+        **describe_evaluations(comparison),
         **_config(comparison),
         data=_differing(comparison, [run.data for run in runs]),
         environment=_differing(
@@ -80,6 +84,18 @@ def render_page(comparison: Comparison, title: str) -> str:
             [{key: value for key, value in run.environment.items() if key not in PER_RUN_KEYS} for run in runs],
         ),
     )
+
+
+def _skipped(comparison: Comparison) -> list[tuple[int, str, list[tuple[str, str]], int]]:
+    """Of each run that skipped images: its index, how many of each split, some with the reason, and how many more."""
+    found = []
+    for index, run in enumerate(comparison.runs):
+        rows = read_skipped(run.path)
+        images = {(row.split, row.id): (row.name, row.reason) for row in rows}
+        counts = ", ".join(f"{count:,} of {split}" for split, count in counted(rows).items())
+        if images:
+            found.append((index, counts, list(images.values())[:_MAX_SKIPPED], max(0, len(images) - _MAX_SKIPPED)))
+    return found
 
 
 def _sort_key(value: Any) -> str:

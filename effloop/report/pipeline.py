@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from effloop.report.comparison import as_number, to_text
+from effloop.report.values import as_number, to_text
 
 _LOADING = ("storage", "decode", "augment", "batch")
 _SUMS = ("loader", "loop")
@@ -205,7 +205,7 @@ def read_facts(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         "data": [result.get("data")],
         "model": [
             run.get("model"),
-            size and f"{to_text(size)} px",
+            size and f"{_pixels(size)} px",
             batch and f"batch_size={to_text(batch)}",
             run.get("precision"),
         ],
@@ -215,6 +215,11 @@ def read_facts(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     }
     texts = {name: ", ".join(to_text(value) for value in values if value) for name, values in known.items()}
     return [(name, text) for name, text in texts.items() if text]
+
+
+def _pixels(value: Any) -> str:
+    """Of images: a number, or height and width."""
+    return "x".join(map(to_text, value)) if isinstance(value, list) else to_text(value)
 
 
 def format_rate(rate: float) -> str:

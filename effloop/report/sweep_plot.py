@@ -12,16 +12,8 @@ from statistics import fmean, pstdev, stdev
 from typing import TYPE_CHECKING, Any
 
 from effloop.report.charts import INK, colours, format_axis, leave_out_outliers
-from effloop.report.comparison import (
-    FAILED_STATES,
-    Comparison,
-    are_numbers,
-    finite_values,
-    metric_value,
-    shorten,
-    to_short_text,
-    to_text,
-)
+from effloop.report.comparison import FAILED_STATES, REPEATED, Comparison, metric_value
+from effloop.report.values import are_numbers, finite_values, shorten, to_short_text, to_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -102,14 +94,14 @@ def _subtitle(comparison: Comparison, num_drawn: int) -> str:
 
 def _layout(comparison: Comparison, drawn: Sequence[int]) -> _Layout:
     swept = comparison.swept
-    if len(swept) > 1 and comparison.seeded:  # one point for each setting
-        swept = {key: values for key, values in swept.items() if key != "seed"}
+    if len(swept) > 1 and comparison.repeated:  # one point for each setting
+        swept = {key: values for key, values in swept.items() if key not in REPEATED}
     axis = _axis(swept)
     others = [key for key in swept if key != axis and len({to_text(swept[key][index]) for index in drawn}) > 1]
     lines: dict[str, list[int]] = {}
     for index in drawn:
         lines.setdefault(", ".join(to_text(swept[key][index]) for key in others), []).append(index)
-    if axis and len(lines) <= _MAX_LINES and are_numbers(swept[axis]) and axis != "seed":
+    if axis and len(lines) <= _MAX_LINES and are_numbers(swept[axis]) and axis not in REPEATED:
         return _Layout(axis, swept[axis], (), lines, ", ".join(others))
     names = list(dict.fromkeys(to_text(swept[axis][index]) for index in drawn)) if axis else []
     if axis and len(lines) <= _MAX_LINES and len(names) <= _MAX_ROWS:
@@ -128,7 +120,7 @@ def _axis(swept: Mapping[str, Sequence[Any]]) -> str | None:
     combinations = len(set(zip(*(map(to_text, values) for values in swept.values()), strict=True)))
     if not swept or math.prod(counts.values()) != combinations:
         return None
-    return max(swept, key=lambda key: (are_numbers(swept[key]), key != "seed", counts[key]))
+    return max(swept, key=lambda key: (are_numbers(swept[key]), key not in REPEATED, counts[key]))
 
 
 def _xy(layout: _Layout, position: Any, value: Any) -> tuple[list[Any], list[Any]]:

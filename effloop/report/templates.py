@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from effloop.report.comparison import shorten, to_text
 from effloop.report.pipeline import format_gain, format_rate, format_share
+from effloop.report.values import shorten, to_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment

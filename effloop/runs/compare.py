@@ -11,6 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from effloop.errors import printable
 from effloop.runs.reader import Row, RunRecord, differing_values, flatten
 from effloop.task import objectives
 
@@ -94,10 +95,10 @@ def _difference_table(group: str, names: Sequence[str], trees: Sequence[Tree]) -
         return Text(f"{group}: " + (f"not recorded in {without}" if without else "the same"))
     table = Table(title=group, title_justify="left")
     for heading in ("", *names):
-        table.add_column(Text(heading), overflow="fold")
+        table.add_column(Text(printable(heading)), overflow="fold")
     for key in changed:
         cells = (format_value(tree[key]) if key in tree else "-" for tree in trees)
-        table.add_row(Text(key), *map(Text, cells))
+        table.add_row(Text(printable(key)), *map(Text, cells))
     return table
 
 
@@ -137,10 +138,11 @@ def _then_now(then: Tree, now: Tree) -> dict[str, str]:
 
 
 def format_value(value: object) -> str:
-    """A value as users type it; long lists and hashes are shortened."""
+    """A value as users type it, on one line; long lists and hashes are shortened."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list | tuple):
         more = f",… ({len(value)})" if len(value) > _MAX_ITEMS else ""
         return f"[{','.join(map(format_value, value[:_MAX_ITEMS]))}{more}]"
-    return str(value)[:_HASH_CHARS] if re.fullmatch("[0-9a-f]{40,}", str(value)) else str(value)
+    text = printable(str(value))
+    return text[:_HASH_CHARS] if re.fullmatch("[0-9a-f]{40,}", text) else text

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from effloop.registry import plugin_files
+from effloop.system.git import Git
 from effloop.system.hardware import available_cores
 
 RECORDED_VARIABLES = (
@@ -49,8 +50,11 @@ _TIMEOUT_S = 10
 _DIFF = (
     *("--binary", "--unified=3", "--no-color", "--no-ext-diff", "--no-textconv"),
     *("--no-relative", "--src-prefix=a/", "--dst-prefix=b/", "--submodule=short"),
+    *("--ignore-submodules=dirty", "--diff-algorithm=default"),
 )
-"""Options for a diff of the whole checkout that `git apply` accepts, whatever the user's git settings."""
+"""Options for a diff of the whole checkout that `git apply` accepts, whatever the user's git settings. What was changed
+inside a submodule isn't looked at: its configuration may name programs, too."""
+_STATUS = ("--porcelain", "--untracked-files=normal", "--ignore-submodules=dirty", "--no-renames")
 
 
 @dataclass(frozen=True)
@@ -84,13 +88,9 @@ def find_checkout(folder: Path, tracked: str = "", out: str = "outputs") -> Chec
         tracked: a file of `folder` that git has to track, else the result is None.
         out: the folder that runs are written to, which is no change.
     """
-
-    def git(*words: str) -> bytes:
-        variables = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # don't write to the repository
-        command = ["git", "-C", str(folder), *words]
-        return subprocess.run(command, capture_output=True, check=True, timeout=_TIMEOUT_S, env=variables).stdout
-
+    git = Git(folder)
     try:
+        git.shut_off()
         root, commit = git("rev-parse", "--show-toplevel", "HEAD").decode().splitlines()
         if tracked:
             git("ls-files", "--error-unmatch", tracked)
@@ -99,7 +99,7 @@ def find_checkout(folder: Path, tracked: str = "", out: str = "outputs") -> Chec
         inside = written.partition(os.sep)[0] not in (".", "..")
         excluded = [f":(exclude,top,literal){written}"] if inside else []
         paths = [":/", ":(exclude,top,glob)**/outputs/**", *excluded]
-        status = git("status", "--porcelain", "--untracked-files=normal", "--", *paths).decode(errors="replace")
+        status = git("status", *_STATUS, "--", *paths).decode(errors="replace")
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
     untracked = (line.removeprefix("?? ") for line in status.splitlines() if line.startswith("?? "))

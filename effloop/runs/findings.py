@@ -137,14 +137,18 @@ def _digest(facts: Any) -> str:
 
 _SPEEDLESS = {
     *("amp", "checkpoint", "epochs", "lr", "objective", "out", "profile", "record", "resume", "run", "schedule"),
-    *("seed", "sweep", "eval_every"),
+    *("seed", "sweep", "eval_every", "on_error", "max_errors"),
 }
 """Keys without an influence on the speed of training; `amp` is in `precision`."""
 
 _SPEEDLESS_OF_PARTS = {
-    "data": {"root", "index_dir", "train_split", "val_split", "check", "allow_missing_classes", "tail", "mean", "std"},
+    "data": {
+        *("root", "index_dir", "train_split", "val_split", "check", "allow_missing_classes", "tail", "mean", "std"),
+        *("images", "image", "label", "classes", "split", "val_root", "targets"),
+    },
+    "engine": {"timeout_s"},
     "model": {"weights"},
-    "optim": {"lr", "weight_decay", "betas", "eps", "scale_lr", "decay_norm_and_bias"},
+    "optim": {"lr", "weight_decay", "betas", "eps", "scale_lr", "decay_norm_and_bias", "layer_decay", "head_lr"},
     "task": {"label_smoothing"},
 }
 """The same in groups. Others stay, among them those of parts that plugins have added."""

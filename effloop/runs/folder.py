@@ -13,52 +13,125 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import OmegaConf
 
 from effloop import config as configs
 from effloop.checkpoint import files
 from effloop.config import Config
-from effloop.errors import PROGRAM, ConfigError, EffLoopError
+from effloop.errors import PROGRAM, ConfigError, EffLoopError, PreemptedRunError
 from effloop.model import weights_file
 from effloop.runs import compare
 from effloop.runs.environment import Checkout, describe_environment, find_checkouts
-from effloop.runs.reader import STATE
-from effloop.system.files import numbered, write_text
+from effloop.runs.lock import TakenError, lock, unlock
+from effloop.runs.reader import CONFIG, STATE
+from effloop.system.files import describe_failure, numbered, remove_stale, replacing, write_text
 from effloop.system.processes import describe_process
+from effloop.system.untrusted import read_json, read_yaml
 
 TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(/\d+)?$")  # the number is a sweep job's
 
 RESUMED = "resumed.json"
 """File of a run folder: how the run was resumed with other overrides or in another environment."""
 
+_DIFFS = ("effloop.diff", "changes.diff")
 _MAX_DIFF_BYTES = 5_000_000
 
 
-def claim_run_dir(path: Path) -> Path:
-    """Create a run folder for this run alone.
+def claim_run_dir(path: Path, *, again: bool = False) -> Path:
+    """Make a run folder this process's alone, and ready for a run that begins.
 
-    A folder named after the time gets `-2`, `-3`, … if another run started in the same second.
+    A folder named after the time gets `-2`, `-3`, … if another run has it. What a start has left that was killed before
+    it had written a whole config.yaml, or has no living process, is taken.
+
+    Args:
+        path: the folder, which need not exist.
+        again: whether to begin the run of this very folder again, which came to no checkpoint.
 
     Raises:
-        ConfigError: the folder has another name and holds a run already, or can't be made.
+        TakenError: the folder has another name and holds a run already.
+        ConfigError: it can't be made.
     """
-    candidates = numbered(path)
-    while True:
-        candidate = next(candidates)
+    for candidate in numbered(path):
+        stamped = bool(TIMESTAMP.search(path.as_posix())) and not again
         try:
             candidate.mkdir(parents=True, exist_ok=True)
-            (candidate / "config.yaml").touch(exist_ok=False)  # the process that creates the file owns the folder
-        except FileExistsError:
-            if not TIMESTAMP.search(path.as_posix()):
-                resume = f"{PROGRAM} resume {shlex.quote(str(path))}"
-                raise ConfigError(
-                    f"run: {path} holds a run already; continue it ({resume}) or set run=ANOTHER_NAME"
-                ) from None
         except OSError as error:
-            raise ConfigError(f"run: {candidate} can't be made: {error.strerror}; set out=FOLDER") from None
+            raise ConfigError(f"run: {describe_failure(candidate, error)}; set out=FOLDER") from None
+        try:
+            _take(candidate, again=again)
+        except TakenError:
+            if not stamped:
+                raise
         else:
             return candidate
+    raise AssertionError  # there is no end to numbers
+
+
+def _take(folder: Path, *, again: bool) -> None:
+    """Make a folder that is there this run's.
+
+    Raises:
+        TakenError: it is another run's, or has checkpoints by now.
+        ConfigError: it can't be written to.
+    """
+    lock(folder, new=not again)
+    try:
+        if not again:
+            check_no_run(folder)
+        elif has_checkpoints(folder):
+            raise TakenError(f"run: another process has trained {folder} meanwhile; type the command again")
+        with writing_to(folder):
+            _clear(folder)
+    except ConfigError:
+        unlock(folder)
+        raise
+
+
+def check_no_run(folder: Path) -> None:
+    """Refuse a folder that holds a run, which `resume` continues; one that hasn't begun to write is none.
+
+    Raises:
+        TakenError: it holds one.
+    """
+    if holds_run(folder):
+        resume = f"{PROGRAM} resume {shlex.quote(str(folder))}"
+        raise TakenError(f"run: {folder} holds a run already; continue it ({resume}) or set run=ANOTHER_NAME")
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a folder has a config.yaml with something in it, which is written last, or a checkpoint."""
+    with suppress(OSError):
+        if (folder / CONFIG).stat().st_size:
+            return True
+    return has_checkpoints(folder)
+
+
+def has_checkpoints(folder: Path) -> bool:
+    """Whether a run has come to a checkpoint."""
+    return any(folder.glob("checkpoints/*.ckpt"))
+
+
+def _clear(folder: Path) -> None:
+    """Remove what an earlier start of EffLoop's may have left that this one doesn't write over."""
+    if not (folder / STATE).is_file():
+        return
+    remove_stale(folder)
+    for path in (*(folder / name for name in (RESUMED, *_DIFFS)), *folder.glob("tensorboard/*.tfevents.*")):
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """Around writing to a run folder: one line where that fails.
+
+    Raises:
+        ConfigError: with the file, and why.
+    """
+    try:
+        yield
+    except OSError as error:
+        path = Path(os.fsdecode(error.filename)) if error.filename else folder
+        raise ConfigError(f"run: {describe_failure(path, error)}; make room there, or set out=FOLDER") from None
 
 
 @dataclass(frozen=True)
@@ -79,20 +152,21 @@ class RunInfo:
 
 
 def write_run_info(run_dir: Path, info: RunInfo) -> None:
-    """Write config.yaml, overrides.yaml, environment.json and data.json.
+    """Write config.yaml, overrides.yaml, environment.json and data.json, each whole or not at all.
 
     Uncommitted changes of the working directory's checkout go to changes.diff; those of EffLoop's, if it is another
     one, to effloop.diff.
     """
     checkouts = find_checkouts(info.config.out)
-    configs.save(info.config, run_dir / "config.yaml")
     _write_overrides(run_dir, info.overrides)
     _write_json(run_dir / "environment.json", describe_environment(checkouts, info.ranks))
     _write_json(run_dir / "data.json", {**info.data, **initial_files(info.config)})
-    named = (("effloop.diff", checkouts["effloop"]), ("changes.diff", checkouts["git"]))  # the latter if they are equal
+    named = zip(_DIFFS, (checkouts["effloop"], checkouts["git"]), strict=True)  # the latter name if they are equal
     for name, checkout in {each.root: (name, each) for name, each in named if each}.values():
         if checkout.facts["dirty"]:
-            (run_dir / name).write_bytes(_changes(checkout))
+            with replacing(run_dir / name) as file:
+                file.write(_changes(checkout))
+    configs.save(info.config, run_dir / CONFIG)  # last: a folder that has it can be gone on with
 
 
 def record_resume(run_dir: Path, info: RunInfo, epoch: int) -> None:
@@ -102,16 +176,19 @@ def record_resume(run_dir: Path, info: RunInfo, epoch: int) -> None:
     resumed.json gets an entry: the `epoch`, the `overrides`, and how the environment `differs`.
     """
     try:
-        then = json.loads((run_dir / "environment.json").read_text("utf-8"))
-    except (OSError, ValueError):  # no reason to refuse
+        then = dict(read_json(run_dir / "environment.json"))
+    except (OSError, ValueError, TypeError):  # no reason to refuse
         then = {}
     differs = compare.environments(then, describe_environment(find_checkouts(info.config.out), info.ranks))
+    entry = {"epoch": epoch, "overrides": list(info.overrides), "differs": differs}
+    earlier = read_resumes(run_dir)
+    if (info.overrides or differs) and entry not in earlier[-1:]:  # of a start that was killed in the middle of this
+        _write_json(run_dir / RESUMED, [*earlier, entry])
     if info.overrides:
-        _write_overrides(run_dir, [*read_overrides(run_dir), *info.overrides])
-        configs.save(info.config, run_dir / "config.yaml")
-    if info.overrides or differs:
-        entry = {"epoch": epoch, "overrides": list(info.overrides), "differs": differs}
-        _write_json(run_dir / RESUMED, [*read_resumes(run_dir), entry])
+        known = read_overrides(run_dir)
+        if known[-len(info.overrides) :] != list(info.overrides):
+            _write_overrides(run_dir, [*known, *info.overrides])
+        configs.save(info.config, run_dir / CONFIG)  # last: it is what the run goes on with
 
 
 def record_start(run_dir: Path) -> None:
@@ -121,25 +198,35 @@ def record_start(run_dir: Path) -> None:
 
 @contextmanager
 def state_recorded(run_dir: Path) -> Iterator[None]:
-    """Around the training: write to state.json how it ended."""
-    state, reason = "done", ""
+    """Around the training: write to state.json how it ended, and give the folder up."""
+    with failure_recorded(run_dir):
+        yield
+    with suppress(OSError):  # a full disk, of which there is another line
+        _write_state(run_dir, "done")
+    unlock(run_dir)
+
+
+@contextmanager
+def failure_recorded(run_dir: Path) -> Iterator[None]:
+    """Around what is done for a run in its folder: where it raises, say so in state.json, and give the folder up."""
     try:
         yield
-    except KeyboardInterrupt:
-        state, reason = "stopped", "interrupted"
-        raise
     except BaseException as error:
         state, reason = "failed", str(error) if isinstance(error, EffLoopError) else f"{type(error).__name__}: {error}"
-        raise
-    finally:
-        with suppress(OSError):  # a full disk, of which there is another line
+        if isinstance(error, KeyboardInterrupt):
+            state, reason = "stopped", "interrupted"
+        elif isinstance(error, PreemptedRunError):
+            state = "preempted"
+        with suppress(OSError):
             _write_state(run_dir, state, reason.partition("\n")[0])
+        unlock(run_dir)
+        raise
 
 
-def record_failure(run_dir: Path, reason: str) -> None:
-    """Write to state.json why the run's ranks have ended, which the first of them may not know."""
+def record_end(run_dir: Path, reason: str, state: str = "failed") -> None:
+    """Write to state.json why the run has ended, which its process, or the first of its ranks, may not know."""
     with suppress(OSError):
-        _write_state(run_dir, "failed", reason)
+        _write_state(run_dir, state, reason)
 
 
 def _write_state(run_dir: Path, state: str, reason: str = "") -> None:
@@ -150,8 +237,8 @@ def _write_state(run_dir: Path, state: str, reason: str = "") -> None:
 def read_overrides(run_dir: Path) -> list[str]:
     """The overrides that a run was composed from and resumed with; empty if they can't be read."""
     try:
-        found = yaml.safe_load((run_dir / "overrides.yaml").read_text("utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+        found = read_yaml(run_dir / "overrides.yaml")
+    except (OSError, ValueError):
         return []
     return [str(each) for each in found] if isinstance(found, list) else []
 
@@ -164,11 +251,11 @@ def read_resumes(run_dir: Path) -> list[dict[str, Any]]:
     """
     path = run_dir / RESUMED
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = read_json(path)
         return [{"epoch": int(e["epoch"]), **{k: list(e[k]) for k in ("overrides", "differs")}} for e in found]
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, OverflowError) as error:
         raise ConfigError(f"{path} can't be read: {error}; it was not written by EffLoop, or is damaged") from None
 
 
@@ -200,8 +287,8 @@ def _changes(checkout: Checkout) -> bytes:
 
 
 def _write_overrides(run_dir: Path, overrides: Sequence[str]) -> None:
-    OmegaConf.save(OmegaConf.create(list(overrides)), run_dir / "overrides.yaml")
+    write_text(run_dir / "overrides.yaml", OmegaConf.to_yaml(OmegaConf.create(list(overrides))), sync=True)
 
 
 def _write_json(path: Path, content: object) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n")
+    write_text(path, json.dumps(content, indent=2) + "\n", sync=True)

@@ -10,12 +10,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import yaml
-
 from effloop.errors import ConfigError
 from effloop.system.processes import is_alive
+from effloop.system.untrusted import MOST_ROWS, read_json, read_text, read_yaml
 from effloop.task import Meter, meters_of, tasks
 
+CONFIG = "config.yaml"
+"""File of a run folder: its config, resolved and complete. A folder that has it can be gone on with."""
 JOB = "job.json"
 """File in the folder of each job of a sweep: its number, overrides, state and reason."""
 STATE = "state.json"
@@ -62,7 +63,7 @@ class RunRecord:
 
     @property
     def state(self) -> str:
-        """done, pruned, failed, killed, stopped, running, waiting; begun: an old run without a result.
+        """done, pruned, failed, killed, stopped, preempted, running, waiting; begun: an old run without a result.
 
         A question mark follows where it can't be seen from here whether the process still runs.
         """
@@ -85,7 +86,9 @@ class RunRecord:
 
     @property
     def reason(self) -> str:
-        """Why the run failed; else empty."""
+        """Why the run failed, or ended before its last epoch; else empty."""
+        if self.summary.get("stopped"):
+            return str(self.summary["stopped"])
         told = self._told
         if told.get("state") in _UNDER_WAY and self.state == "killed":
             return f"its process (pid {told['pid']}) has ended without saying why"
@@ -103,7 +106,7 @@ class RunRecord:
         """efficiency.json, read when it is first asked for; {} if there is none, or it can't be read."""
         try:
             return _read_json(self.path / "efficiency.json")
-        except (ConfigError, RecursionError):  # beside the run: no reason to show nothing
+        except ConfigError:  # beside the run: no reason to show nothing
             return {}
 
     @property
@@ -141,13 +144,13 @@ def read_run(path: Path) -> RunRecord:
     """
     if (path / SWEEP).is_file():
         raise ConfigError(f"'{path}' is the folder of a sweep, not of a run; name one of its jobs, e.g. {path}/0")
-    if not (path / "config.yaml").is_file() and not (path / JOB).is_file():
+    if not (path / CONFIG).is_file() and not (path / JOB).is_file():
         what = "is not there" if not path.exists() else "is not a run folder"
         raise ConfigError(f"'{path}' {what}; name a folder that holds config.yaml, or a sweep's")
     job = _read_job_file(path / JOB)
     return RunRecord(
         path=path,
-        config=_read_yaml(path / "config.yaml", dict),
+        config=_read_yaml(path / CONFIG, dict),
         overrides=job.get("overrides") or _read_yaml(path / "overrides.yaml", list),
         environment=_read_json(path / "environment.json"),
         data=_read_json(path / "data.json"),
@@ -211,7 +214,7 @@ def differing_values(trees: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = read_json(path)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -229,21 +232,20 @@ def _read_job_file(path: Path) -> dict[str, Any]:
 def _read_yaml(path: Path, kind: type) -> Any:
     """The contents of a YAML file, of type `kind`; empty if there is no file."""
     try:
-        found = yaml.safe_load(path.read_text("utf-8")) or kind()
+        found = read_yaml(path) or kind()
         if not isinstance(found, kind):
             raise ValueError(f"it holds a {type(found).__name__} instead of a {kind.__name__}")
         return found
     except FileNotFoundError:
         return kind()
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        line = " ".join(str(error).split())
-        raise ConfigError(f"{path} can't be read: {line}; it was not written by EffLoop, or is damaged") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} can't be read: {error}; it was not written by EffLoop, or is damaged") from None
 
 
 def read_jsonl(path: Path) -> list[Row]:
     """The rows of a JSON lines file, without an incomplete last one."""
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = read_text(path, MOST_ROWS).splitlines()
     except (OSError, ValueError):
         return []
     return list(_parse_rows(lines))
@@ -253,7 +255,7 @@ def _parse_rows(lines: Iterable[str]) -> Iterator[Row]:
     for line in lines:
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             return
         if isinstance(row, dict):
             yield row

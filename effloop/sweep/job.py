@@ -6,12 +6,13 @@ import json
 import sys
 import traceback
 
-from effloop.errors import EffLoopError, InterruptedRunError
+from effloop.errors import BUG, EffLoopError, InterruptedRunError, PreemptedRunError
 from effloop.launch.execute import run
 from effloop.launch.spec import RunSpec
 from effloop.sweep.state import JobState
 from effloop.system.command import command_timed
 from effloop.system.processes import discard_output, end_with_parent, unblock_interrupts
+from effloop.system.terminal import escaped_output
 
 
 def main() -> int:
@@ -22,7 +23,7 @@ def main() -> int:
     sys.argv = ["effloop", *job["spec"]["overrides"]]  # what the run folder says it was started by
     try:
         unblock_interrupts()
-        with command_timed(whole_process=True):
+        with command_timed(whole_process=True), escaped_output():
             run(RunSpec.from_plain(job["spec"]))
     except (KeyboardInterrupt, InterruptedRunError):
         state.write("stopped", "interrupted")
@@ -31,6 +32,9 @@ def main() -> int:
         state.write("stopped", "nobody reads its output any more")
         discard_output()
         return InterruptedRunError.exit_code
+    except PreemptedRunError as error:
+        state.write("preempted", str(error))
+        return error.exit_code
     except EffLoopError as error:
         state.write("failed", str(error))
         if job["debug"]:
@@ -39,7 +43,7 @@ def main() -> int:
     except Exception as error:
         traceback.print_exc()
         state.write("failed", f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
-        return 1
+        return BUG
     state.write("done")
     return 0
 

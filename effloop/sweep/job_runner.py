@@ -19,10 +19,15 @@ from omegaconf import DictConfig, OmegaConf
 from effloop import config as configs
 from effloop import registry
 from effloop.config import finish
-from effloop.errors import EffLoopError
+from effloop.config.task_of_data import follow_data
+from effloop.errors import EffLoopError, PreemptedRunError
+from effloop.launch.continued import going_on
 from effloop.launch.spec import RunSpec
-from effloop.runs.reader import JOB, RunRecord, read_job_files, read_run
+from effloop.runs.folder import has_checkpoints
+from effloop.runs.lock import TakenError, check_free
+from effloop.runs.reader import CONFIG, JOB, RunRecord, read_job_files, read_run
 from effloop.sweep.state import JobState
+from effloop.sweep.stops import is_stopping, passed_on
 from effloop.system.files import numbered, remove_if_empty, try_lock
 from effloop.system.processes import (
     describe_process,
@@ -80,6 +85,8 @@ class JobRunner:
             _say(f"{name}: {earlier.state} already")
             remove_if_empty(Path(hydra.runtime.output_dir))
             return earlier.value(self.objective)
+        if is_stopping(Path(self.folder)):
+            return None
         _say(f"\n{name}{f', {number + 1} of {self.count}' if self.count else ''}")
         state = self._claim(number, own, Path(hydra.runtime.output_dir), earlier)
         with _locked(Path(state.folder)) as locked:
@@ -129,15 +136,14 @@ class JobRunner:
 
     def _spec(self, tree: DictConfig, task: list[str], folder: Path) -> RunSpec:
         """The run of a job's folder: a new one, or what is left of one."""
-        if (folder / "checkpoints" / "last.ckpt").is_file():
-            return RunSpec(configs.load(folder / "config.yaml"), [], folder, resume=True)
-        for path in (folder / "config.yaml", *folder.glob("tensorboard/*")):
-            path.unlink(missing_ok=True)  # of a start that came to no checkpoint
+        if has_checkpoints(folder):
+            return going_on(RunSpec(configs.load(folder / CONFIG), [], folder))
+        task = [*task, *follow_data(tree, task)]
         config = finish(tree, task)
         outputs = Path(config.out).expanduser().absolute()
         if folder.is_relative_to(outputs):
             config = replace(config, run=str(folder.relative_to(outputs)))
-        return RunSpec(config, task, Path(os.path.relpath(folder)))
+        return RunSpec(config, task, Path(os.path.relpath(folder)), resume=True)  # maybe of an earlier start
 
     def _run_process(self, spec: RunSpec, state: JobState) -> None:
         """Carry out a run in a process of its own."""
@@ -154,10 +160,15 @@ class JobRunner:
             with suppress(BrokenPipeError):  # it has ended already
                 process.stdin.write(json.dumps(job))
                 process.stdin.close()
-            with output_prefixed(process, f"[job {state.number}] "), ended_on_error(process):
+            with output_prefixed(process, f"[job {state.number}] "), ended_on_error(process), passed_on(process):
+                if is_stopping(Path(self.folder)):
+                    process.terminate()
                 code = process.wait()
         if read_run(Path(state.folder)).job["state"] == "running":  # it couldn't say itself how it ended
-            state.write("killed", f"it {how_ended(code)}")
+            if code == PreemptedRunError.exit_code:
+                state.write("preempted", "stopped before training began")
+            else:
+                state.write("killed", f"it {how_ended(code)}")
 
     def environment(self) -> dict[str, str]:
         """A job's environment: with as many threads under any launcher, as their number changes results."""
@@ -181,6 +192,15 @@ def _locked(folder: Path) -> Iterator[bool]:
     """Whether no other process runs a job: a launcher's may continue when its sweep has been killed."""
     fd = os.open(folder, os.O_RDONLY)
     try:
-        yield try_lock(fd)
+        yield _is_free(folder) and try_lock(fd)
     finally:
         os.close(fd)
+
+
+def _is_free(folder: Path) -> bool:
+    """Whether no process trains in a job's folder: `resume` may continue a job alone."""
+    try:
+        check_free(folder)
+    except TakenError:
+        return False
+    return True

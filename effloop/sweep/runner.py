@@ -8,7 +8,7 @@ import os
 import shlex
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -18,14 +18,19 @@ from omegaconf import OmegaConf
 
 from effloop.config import Config, finish, hydra_app, hydra_setup, messages
 from effloop.config.hydra_setup import run_folder
+from effloop.config.task_of_data import follow_data
 from effloop.config.typed import quoted
-from effloop.errors import PROGRAM, ConfigError, EffLoopError, InterruptedRunError
+from effloop.data.source import ScanError
+from effloop.errors import PROGRAM, ConfigError, EffLoopError, InterruptedRunError, PreemptedRunError
+from effloop.launch.continued import AUTO
 from effloop.registry import plugin_words
 from effloop.report.files import print_tables, write_report
 from effloop.runs.folder import TIMESTAMP
 from effloop.runs.reader import SWEEP, RunRecord, read_jobs
 from effloop.sweep.job_runner import THREAD_VARIABLES, JobRunner
-from effloop.system.files import numbered, remove_if_empty, try_lock
+from effloop.sweep.stops import Stops
+from effloop.system.files import describe_failure, numbered, remove_if_empty, try_lock
+from effloop.system.untrusted import MOST_JSON
 from effloop.task import meters_of, objectives
 
 
@@ -40,17 +45,22 @@ def sweep(flags: list[str], overrides: list[str], *, debug: bool = False) -> Non
     Raises:
         ConfigError: the arguments can't be taken, or jobs failed; the line says which.
         InterruptedRunError: Ctrl-C.
+        PreemptedRunError: SIGTERM, SIGUSR1 or SIGHUP; the jobs that ran are saved.
     """
     with messages.in_one_line(Config, overrides):
         hydra_setup.prepare(Config, overrides)
         parsed = OverridesParser.create().parse_overrides(overrides)
         shared = _shared(parsed)
         hydra, config = compose_shared(flags, parsed)
+        if config.resume == AUTO:
+            raise ConfigError(f"resume: {AUTO} is of a single run; a sweep goes on by sweep.resume=true run=NAME")
         assert config.objective is not None  # `finish` decided it
         choices = hydra.runtime.choices
         grid = choices["hydra/sweeper"] == "basic"  # a search decides itself how many jobs it has
         count = hydra_app.count_jobs(parsed) if grid else 0
         trials = count if grid else OmegaConf.select(hydra, "sweeper.n_trials") or 0
+        for key in ("sweep.dir", "sweep.subdir"):
+            hydra_app.check_folder(hydra, key)
         planned = Path(str(hydra.sweep.dir)).absolute()
     with _owned(planned, overrides, shared, config, count) as folder:
         job = JobRunner(
@@ -68,7 +78,12 @@ def sweep(flags: list[str], overrides: list[str], *, debug: bool = False) -> Non
         maximize = objectives(meters_of(config.task.name))[config.objective]
         added = _added(choices, shared, maximize=maximize, folder=folder)
         go_on = _how_to_go_on(flags, overrides, folder, config.out)
-        problem = _launch(job, flags, [*overrides, *added], go_on)
+        stops = Stops(folder, elsewhere=choices["hydra/launcher"] == "submitit_slurm")
+        with closing(stops), stops.caught():
+            problem = _launch(job, flags, [*overrides, *added], go_on)
+        if stops.how:
+            reason = f"{problem}" if isinstance(problem, PreemptedRunError) else stops.how
+            raise PreemptedRunError(f"{reason}; {go_on}")
         found = _jobs_of(folder, problem)
         unwritten = _show(found, folder, config.objective)
         _raise_for(found, count, problem or unwritten, go_on)
@@ -79,7 +94,7 @@ def compose_shared(flags: Sequence[str], parsed: Sequence[Override]) -> tuple[An
     shared = _shared(parsed)
     try:
         return _compose(flags, list(shared.values()))
-    except ConfigError:  # e.g. model=resnet18,resnet50 model.pretrained=true, which the default model hasn't
+    except (ConfigError, ScanError):  # e.g. model=resnet18,resnet50 model.pretrained=true: the default model hasn't
         swept = {each.get_key_element(): each for each in parsed if each.is_choice_sweep() or each.is_range_sweep()}
         first = [f"{key}={next(iter(each.sweep_string_iterator()))}" for key, each in swept.items()]
         return _compose(flags, [*shared.values(), *first])
@@ -88,7 +103,8 @@ def compose_shared(flags: Sequence[str], parsed: Sequence[Override]) -> tuple[An
 def _compose(flags: Sequence[str], overrides: list[str]) -> tuple[Any, Config]:
     with messages.in_one_line(Config, overrides):
         tree = hydra_setup.compose_tree(Config, [*overrides, *hydra_app.searchpath(flags)], with_hydra=True)
-        return tree.hydra, finish(hydra_app.without_hydra(tree), overrides)
+        alone = hydra_app.without_hydra(tree)
+        return tree.hydra, finish(alone, [*overrides, *follow_data(alone, overrides)])
 
 
 def _jobs_of(folder: Path, problem: EffLoopError | None) -> list[RunRecord]:
@@ -218,11 +234,21 @@ def _owned(
             "pid": os.getpid(),
             "host": socket.gethostname(),
         }
-        file.seek(0)
-        file.write(json.dumps(facts, indent=2) + "\n")
-        file.truncate()
-        file.flush()
+        _overwrite(file, json.dumps(facts, indent=2) + "\n")
         yield folder
+
+
+def _overwrite(file: TextIO, text: str) -> None:
+    """Replace the contents of a file, at once: a kill in the middle must not leave a part of each.
+
+    Raises:
+        ConfigError: it can't be written.
+    """
+    size = os.fstat(file.fileno()).st_size
+    try:
+        os.pwrite(file.fileno(), text.encode().ljust(size), 0)
+    except OSError as error:
+        raise ConfigError(f"run: {describe_failure(Path(file.name), error)}; make room there") from None
 
 
 def _opened(path: Path) -> TextIO:
@@ -238,8 +264,8 @@ def _opened(path: Path) -> TextIO:
 def _earlier(file: TextIO) -> dict[str, Any]:
     """The facts of an earlier start; empty where there was none."""
     try:
-        return dict(json.loads(file.read() or "{}"))
-    except ValueError:
+        return dict(json.loads(file.read(MOST_JSON) or "{}"))
+    except (ValueError, TypeError, RecursionError):
         place = os.path.relpath(file.name)
         raise ConfigError(f"{place} is damaged; delete it, and start again with the same overrides") from None
 

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import json
 import os
+import pwd
 import secrets
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 
 @contextmanager
-def replacing(path: Path, *, sync: bool = False) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, sync: bool = False, buffering: int = -1) -> Iterator[BinaryIO]:
     """A new file that takes the place of `path` when the block ends; an exception leaves `path` as it was.
 
     Args:
         path: in a folder that exists.
         sync: have the file and its name on the disk before the block's end returns.
+        buffering: as `open` takes it.
 
     Raises:
         OSError: it can't be written.
     """
     # In the same folder, because a rename is atomic only within one file system.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    file = temporary.open("xb")
+    file = temporary.open("xb", buffering)
     try:
+        with suppress(OSError):  # a file system without locks
+            try_lock(file.fileno())
         yield file
         file.flush()
         if sync:
@@ -42,17 +49,83 @@ def replacing(path: Path, *, sync: bool = False) -> Iterator[BinaryIO]:
         fsync(path.parent)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    with replacing(path) as file:
+def remove_stale(folder: Path) -> None:
+    """Remove the temporary files of `replacing` in a folder whose writers were killed: nobody holds their locks."""
+    for path in filter(Path.is_file, folder.glob(".*.tmp")):
+        with suppress(OSError), path.open("rb") as file:
+            if try_lock(file.fileno()):
+                path.unlink()
+
+
+def write_text(path: Path, text: str, *, sync: bool = False) -> None:
+    """Write a file whole or not at all; with `sync`, it is on the disk when this returns."""
+    with replacing(path, sync=sync) as file:
         file.write(text.encode())
 
 
+def keep_rows(path: Path, keep: Callable[[Any], bool]) -> None:
+    """Leave out rows of a file of JSON lines, and what is no row; nothing without such a file.
+
+    Args:
+        path: of the file.
+        keep: whether a row stays; one that it raises KeyError, TypeError, ValueError or OverflowError for doesn't.
+    """
+    if not path.is_file():  # a pipe would be waited for
+        return
+    lines = path.read_bytes().splitlines(keepends=True)
+    kept = [line for line in lines if line.endswith(b"\n") and _keeps(line, keep)]
+    if kept != lines:
+        with replacing(path) as file:
+            file.writelines(kept)
+
+
+def _keeps(line: bytes, keep: Callable[[Any], bool]) -> bool:
+    try:
+        return keep(json.loads(line))
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
+        return False
+
+
+def describe_failure(path: Path, error: OSError) -> str:
+    """Why a file or folder can't be written: the reason, and the free bytes, or whose the folder is."""
+    line = f"{path} can't be written: {error.strerror or error}"
+    with suppress(OSError):
+        place = next(each for each in (path.absolute(), *path.absolute().parents) if each.is_dir())
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return f"{line}; {describe_bytes(shutil.disk_usage(place).free)} are free there"
+        if error.errno in (errno.EACCES, errno.EPERM):
+            return f"{line}; {place} is {owner(place)}'s"
+    return line
+
+
+def owner(path: Path) -> str:
+    """Name of the user that a file or folder belongs to; a number where it has no name here."""
+    number = path.stat().st_uid
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"user {number}"
+
+
+def describe_bytes(count: int) -> str:
+    """`1.5 GiB`, `12 MiB`, `0 bytes`."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:,.1f} {unit}"
+    return f"{count} bytes"
+
+
 def fsync(path: Path) -> None:
-    """Have a file's contents, or a folder's names, on the disk."""
+    """Have a file's contents, or a folder's names, on the disk.
+
+    Raises:
+        OSError: it can't; its message names the path.
+    """
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
         os.close(fd)
 

@@ -39,6 +39,14 @@ def how_ended(code: int) -> str:
     return killed_by(-code) if code < 0 else f"ended with exit code {code}"
 
 
+def is_stopped(pid: int | None) -> bool:
+    """Whether a process of this machine is stopped, by SIGSTOP or a debugger."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "tT"
+    except (OSError, IndexError):  # it has gone, or another system
+        return False
+
+
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
@@ -106,6 +114,12 @@ def discard_output() -> None:
 def ignore_interrupts() -> None:
     """Leave Ctrl-C to the parent, which ends this process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def ignore_stops() -> None:
+    """Leave SIGTERM, SIGUSR1 and SIGHUP, which a scheduler sends to all processes, to the parent, too: it saves."""
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager
@@ -206,7 +220,7 @@ def interrupted_once() -> Iterator[None]:
 @contextmanager
 def signals_restored() -> Iterator[None]:
     """Put back the handlers of the signals that end a process: torch's launcher leaves its own behind."""
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
     before = {number: signal.getsignal(number) for number in numbers}
     try:
         yield

@@ -1,14 +1,22 @@
 """What is learned, and how it is scored."""
 
-from effloop.task.base import LOSS, Meter, TargetSpec, Task, TaskConfig, meters_of, score_names, tasks
+from effloop.task.base import Labelled, TargetSpec, Task, TaskConfig, meters_of, tasks
 from effloop.task.classification import Classification, ClassificationConfig
+from effloop.task.meter import LOSS, Meter, score_names
+from effloop.task.multilabel import Multilabel, MultilabelConfig
 from effloop.task.objectives import check_objective, objectives
+from effloop.task.regression import Regression, RegressionConfig
 
 __all__ = [
     "LOSS",
     "Classification",
     "ClassificationConfig",
+    "Labelled",
     "Meter",
+    "Multilabel",
+    "MultilabelConfig",
+    "Regression",
+    "RegressionConfig",
     "TargetSpec",
     "Task",
     "TaskConfig",

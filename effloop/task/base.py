@@ -4,47 +4,18 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from effloop.registry import PartConfig, Registry
-
-
-@dataclass(frozen=True)
-class Meter:
-    """A score of a task.
-
-    Attributes:
-        name: its key in metrics.jsonl and summary.json; `val/NAME` is an objective.
-        label: what it is called in lines of the log.
-        higher_is_better: whether more of it is better.
-        percent: whether it is a share from 0 to 1, shown in percent.
-        min_outputs: models of fewer outputs aren't scored by it: five of five classes are always right.
-    """
-
-    name: str
-    label: str
-    higher_is_better: bool = True
-    percent: bool = True
-    min_outputs: int = 0
-
-    def text(self, value: float) -> str:
-        """A value for a table: `74.78%`, or `0.8165`."""
-        return f"{value:z.2%}" if self.percent else f"{value:z.4f}"
-
-    def number(self, value: float) -> str:
-        """A value for a line of the log, without a unit: `74.78`, or `0.8165`."""
-        return f"{100 * value:z.2f}" if self.percent else f"{value:z.4f}"
-
-
-LOSS = Meter("loss", "Loss", higher_is_better=False, percent=False)
-"""The loss, which every task has."""
+from effloop.task.details import Details
+from effloop.task.meter import LOSS, Meter, suiting
 
 
 @dataclass(frozen=True)
@@ -64,12 +35,20 @@ class Labelled(Protocol):
     """What a task asks of a data source.
 
     Attributes:
-        classes: names of the classes, in the order of their labels; empty where targets are no classes.
-        targets: (N, ...) one target for each sample.
+        kind: an Enum: its value is classes, flags or numbers.
+        classes: names of the classes, in the order of their labels or flags; empty where targets are numbers.
+        target_names: names of the K outputs: the classes, or of each of the numbers.
+        targets: (N, ...) one target for each sample: (N,) classes, (N, K) uint8 flags, (N, K) float32 numbers.
     """
 
     @property
+    def kind(self) -> Any: ...
+
+    @property
     def classes(self) -> Sequence[str]: ...
+
+    @property
+    def target_names(self) -> Sequence[str]: ...
 
     @property
     def targets(self) -> NDArray[Any]: ...
@@ -91,17 +70,25 @@ class Task(ABC):
     Attributes:
         meters: the scores, most important first; the first is the default objective.
         outputs: what a model's outputs are, in words.
-        mixes: whether targets may be shares of classes, (N, K) float32, as MixUp and CutMix make them.
+        mixes: whether targets may be those of two images by their shares, (N, K) float32, as MixUp makes them.
+        cuts: whether also by areas, as CutMix makes them.
         distils: whether it has a `distillation_loss`.
         ensembles: whether outputs for several views of an image can be made into one, by `ensemble`.
+        ranks: whether `predictions` takes the best few classes, by `top`.
+        digits: significant ones of the numbers in `predictions`, written as text; None writes all that float32 has.
+        collects: whether its scores of an evaluation aren't computed from sums, but by `scores_of` all outputs.
         target: what a sample's target is.
         num_sums: M, how many numbers `sums` gives.
     """
 
     meters: tuple[Meter, ...]
     mixes: ClassVar[bool] = False
+    cuts: ClassVar[bool] = True
     distils: ClassVar[bool] = False
     ensembles: ClassVar[bool] = False
+    ranks: ClassVar[bool] = False
+    digits: ClassVar[int | None] = None
+    collects: ClassVar[bool] = False
     outputs: ClassVar[str] = "outputs"
     target: TargetSpec
     num_sums: int
@@ -117,19 +104,40 @@ class Task(ABC):
     def for_outputs(self, num_outputs: int) -> Self:
         """This task with the meters that suit a model of so many outputs."""
         task = copy.copy(self)
-        task.meters = _suiting(self.meters, num_outputs)
+        task.meters = suiting(self.meters, num_outputs)
+        return task
+
+    def fitted(self, source: Labelled, counts: Callable[[], NDArray[np.int64]]) -> Self:
+        """This task with what it has to know of the data; called on all ranks, when a run begins.
+
+        Args:
+            source: the training split.
+            counts: (K,) samples of each class or flag, counted when it is called.
+
+        Raises:
+            ConfigError, DataError: the targets don't allow what the config says.
+        """
+        del source, counts
+        return self
+
+    def to(self, device: torch.device) -> Self:
+        """This task with its tensors on a device."""
+        task = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(task, name, value.to(device))
         return task
 
     @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """(N, K) outputs, (N, ...) targets -> () mean loss of a training batch."""
+        """(N, K) outputs of the model that is trained, (N, ...) targets -> () mean loss of a training batch."""
 
     def distillation_loss(self, outputs: Tensor, taught: Tensor, temperature: float) -> Tensor:
         """How far a model's outputs are from a teacher's; only of tasks with `distils`.
 
         Args:
             outputs: (N, K) of the model that is trained.
-            taught: (N, K) of the teacher, without gradients.
+            taught: (N, K) of the teacher as `finished`, without gradients.
             temperature: softens both.
 
         Returns:
@@ -160,6 +168,46 @@ class Task(ABC):
             since: what they were earlier; the scores are of what came after.
         """
 
+    def scores_of(self, outputs: NDArray[np.float32], targets: NDArray[Any]) -> dict[str, float]:
+        """{name: value} of every meter, the loss first, of all samples at once; only of tasks with `collects`.
+
+        Args:
+            outputs: (N, K), in an order that doesn't depend on ranks.
+            targets: (N, ...).
+        """
+        raise NotImplementedError
+
+    def tune(self, outputs: NDArray[np.float32], targets: NDArray[Any]) -> None:  # noqa: B027  few have to
+        """Choose what it chooses by the validation split, such as thresholds; of tasks with `collects`.
+
+        Args:
+            outputs: (N, K) of all samples, as `scores_of` has them.
+            targets: (N, ...).
+        """
+
+    def finish(self, outputs: Tensor) -> Tensor:
+        """(N, K) outputs as `loss` takes them -> (N, K) as all else does: in the targets' units."""
+        return outputs
+
+    def finished(self, model: nn.Module) -> nn.Module:
+        """The model as it is evaluated, used and exported: with outputs as `finish` gives them."""
+        return model
+
+    def bare(self, finished: nn.Module) -> nn.Module:
+        """The model that `finished` was given."""
+        return finished
+
+    def state_dict(self) -> dict[str, list[float]]:
+        """What was fitted or tuned and a trained model is used with: kept in checkpoints and in exported files."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Sequence[float]]) -> None:  # noqa: B027  few have one
+        """Go on with a `state_dict`.
+
+        Raises:
+            KeyError, ValueError: it doesn't fit this task.
+        """
+
     def predictions(
         self, outputs: Tensor, classes: Sequence[str], top: int = 1, *, every: bool = False
     ) -> dict[str, NDArray[np.float32] | list[str]]:
@@ -167,7 +215,7 @@ class Task(ABC):
 
         Args:
             outputs: (N, K), on any device.
-            classes: their names; empty where targets are no classes.
+            classes: names of the outputs; empty where the data has none.
             top: of tasks that rank classes, how many.
             every: of such tasks, whether each class's score has a column, too.
 
@@ -199,6 +247,31 @@ class Task(ABC):
         differences = (outputs - expected).abs().flatten(1).amax(dim=1)
         return differences <= 0.01 * expected.abs().amax()
 
+    def facts(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """What `details` needs to know of each sample of a batch; nothing here waits for the device.
+
+        Args:
+            outputs: (N, K).
+            targets: (N, ...).
+
+        Returns:
+            (N, F) on the device, where they are kept for all samples; of tasks with `collects` they are the outputs,
+            else by default nothing, with F = 0.
+        """
+        del targets
+        return outputs if self.collects else outputs[:, :0]
+
+    def details(self, facts: NDArray[np.float32], targets: NDArray[Any], names: Sequence[str]) -> Details | None:
+        """Where an evaluation's scores come from; by default nothing is known.
+
+        Args:
+            facts: (N, F), by `facts`.
+            targets: (N, ...), as the source has them.
+            names: of the K outputs.
+        """
+        del facts, targets, names
+        return None
+
     @abstractmethod
     def example_targets(self, batch_size: int, num_outputs: int, device: torch.device) -> Tensor:
         """Random targets for a batch, (N, ...) as they come from a loader; for probing, compiling and benchmarks."""
@@ -215,13 +288,4 @@ def meters_of(name: str, num_outputs: int | None = None) -> tuple[Meter, ...]:
         num_outputs: of the model; None gives the meters of all models.
     """
     meters = getattr(tasks[name].factory, "meters", (LOSS,)) if name in tasks else (LOSS,)
-    return meters if num_outputs is None else _suiting(meters, num_outputs)
-
-
-def _suiting(meters: tuple[Meter, ...], num_outputs: int) -> tuple[Meter, ...]:
-    return tuple(meter for meter in meters if meter.min_outputs <= num_outputs)
-
-
-def score_names(meters: Sequence[Meter]) -> list[str]:
-    """Names of scores in the order of columns in files: the loss first."""
-    return [LOSS.name, *(meter.name for meter in meters if meter != LOSS)]
+    return meters if num_outputs is None else suiting(meters, num_outputs)

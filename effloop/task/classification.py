@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -14,7 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from effloop.errors import ConfigError, DataError
-from effloop.task.base import LOSS, Labelled, Meter, TargetSpec, Task, TaskConfig, score_names, tasks
+from effloop.task.base import Labelled, TargetSpec, Task, TaskConfig, tasks
+from effloop.task.details import Details, of_classes
+from effloop.task.kinds import check_kind
+from effloop.task.meter import LOSS, Meter, score_names
+from effloop.task.weights import Counts, check_weights, class_weights, weights_of
 
 _RANKS = 5
 
@@ -26,15 +31,19 @@ class ClassificationConfig(TaskConfig):
     Attributes:
         label_smoothing: share of the target spread evenly over all classes in training (Szegedy et al. 2016,
             "Rethinking the Inception architecture").
+        class_weights: of the classes in the training loss, as torch.nn.CrossEntropyLoss has them: null, a number for
+            each class, or balanced: n / (K n_c) for n_c of n samples, as scikit-learn has it. Scores have no weights.
     """
 
     label_smoothing: float = 0.0
+    class_weights: Any = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:
             raise ConfigError(
                 f"task.label_smoothing: {self.label_smoothing} is not allowed; set a share from 0 to below 1"
             )
+        check_weights("task.class_weights", self.class_weights)
 
 
 @tasks.register("classification", ClassificationConfig)
@@ -45,16 +54,19 @@ class Classification(Task):
     mixes: ClassVar[bool] = True
     distils: ClassVar[bool] = True
     ensembles: ClassVar[bool] = True
+    digits: ClassVar[int | None] = 6
+    ranks: ClassVar[bool] = True
     outputs: ClassVar[str] = "logits; their softmax is the classes' probabilities"
 
     def __init__(self, config: ClassificationConfig) -> None:
         self.label_smoothing = config.label_smoothing
+        self.class_weights = config.class_weights
+        self.weight: Tensor | None = None
         self.target = TargetSpec()
         self.num_sums = 2 + _RANKS
 
     def num_outputs(self, source: Labelled) -> int:
-        if not source.classes:
-            raise DataError(f"{source.where} has no classes, which task=classification needs; set another task or data")
+        check_kind(source, "classes")
         if len(source.classes) == 1:
             raise DataError(
                 f"{source.where} has one class, '{source.classes[0]}', and nothing to tell it from; "
@@ -62,9 +74,25 @@ class Classification(Task):
             )
         return len(source.classes)
 
+    def fitted(self, source: Labelled, counts: Counts) -> Self:
+        if self.class_weights is None:
+            return self
+        task = copy.copy(self)
+        key, balanced = "task.class_weights", lambda: class_weights(counts())
+        task.weight = weights_of(key, self.class_weights, source.classes, balanced)
+        return task
+
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """(N, K) logits, (N,) int64 or (N, K) float32 shares of the classes -> () mean loss of a training batch."""
-        return F.cross_entropy(outputs, targets, label_smoothing=self.label_smoothing)
+        """(N, K) logits, (N,) int64 or (N, K) float32 shares of the classes -> () mean loss of a training batch.
+
+        With weights it is the mean by the weights of the samples, which of shares are the classes' by the shares; torch
+        divides the loss of shares by the number of samples instead.
+        """
+        if self.weight is None:
+            return F.cross_entropy(outputs, targets, label_smoothing=self.label_smoothing)
+        weight = self.weight.to(outputs.device)  # of replicas on several devices
+        loss = F.cross_entropy(outputs.float(), targets, weight, label_smoothing=self.label_smoothing)
+        return loss if targets.ndim == 1 else loss * (len(targets) / (targets @ weight).sum())
 
     def distillation_loss(self, outputs: Tensor, taught: Tensor, temperature: float) -> Tensor:
         """The Kullback-Leibler divergence of the softened classes from the teacher's, times the temperature squared,
@@ -83,10 +111,10 @@ class Classification(Task):
             outputs: (N, K) logits.
             targets: (N,) int64, or (N, K) float32 shares of the classes.
             valid: (N,) bool; False is not counted.
-            loss: () the batch's mean; None computes each sample's own, without label smoothing.
+            loss: () the batch's mean; None computes each sample's own, without label smoothing and weights.
         """
         losses = F.cross_entropy(outputs.float(), targets, reduction="none") if loss is None else loss
-        ranked = outputs.topk(min(_RANKS, outputs.shape[1]), dim=1).indices
+        ranked = _ranked(outputs)
         hits = ranked == targets[:, None] if targets.ndim == 1 else targets.gather(1, ranked)
         losses = losses.double().expand(len(valid))
         rows = torch.cat([losses[:, None], torch.ones_like(losses)[:, None], hits], dim=1)
@@ -117,6 +145,20 @@ class Classification(Task):
             columns |= {f"p_{name}": probabilities[:, label].numpy() for label, name in enumerate(classes)}
         return columns
 
+    @torch.no_grad()
+    def facts(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """A sample's loss without label smoothing, the class that is predicted and its probability: (N, 3) float32.
+
+        Classes are exact up to 2**24 of them.
+        """
+        logs, best = outputs.float().log_softmax(dim=1), _ranked(outputs)[:, :1]
+        losses = F.nll_loss(logs, targets, reduction="none")
+        return torch.cat([losses[:, None], best.float(), logs.gather(1, best).exp()], dim=1)
+
+    def details(self, facts: NDArray[np.float32], targets: NDArray[Any], names: Sequence[str]) -> Details:
+        losses, predicted, probabilities = facts.T
+        return of_classes(losses, targets, predicted, probabilities, names)
+
     def ensemble(self, outputs: Sequence[Tensor]) -> Tensor:
         """Logits of several views -> logarithms of the mean probabilities, whose softmax they are again.
 
@@ -140,6 +182,11 @@ class Classification(Task):
     def example_targets(self, batch_size: int, num_outputs: int, device: torch.device) -> Tensor:
         """(N,) int64 class indices."""
         return torch.randint(num_outputs, (batch_size,), device=device)
+
+
+def _ranked(outputs: Tensor) -> Tensor:
+    """(N, K) logits -> (N, up to 5) classes, the best first; of equal logits always the same one."""
+    return outputs.topk(min(_RANKS, outputs.shape[1]), dim=1).indices
 
 
 def _totals(sums: Sequence[float]) -> dict[str, float]:

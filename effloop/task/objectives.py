@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from effloop.errors import ConfigError
 from effloop.registry import choices
-from effloop.task.base import Meter
+from effloop.task.meter import Meter
 
 _SPEED = {"images/s": True, "wait": False, "seconds": False}
 """Objectives that every run has -> whether more of it is better."""

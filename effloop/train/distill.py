@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from effloop.batch import ImageSize
 from effloop.errors import ConfigError
 from effloop.task import Task
 
@@ -52,7 +53,7 @@ class TrainLoss(nn.Module):
         self.task = task
 
     def forward(self, outputs: Tensor, targets: Tensor, images: Tensor) -> Tensor:
-        """(N, K) outputs of the model, (N, ...) targets, (N, 3, S, S) images that it was given -> () mean loss."""
+        """(N, K) outputs of the model, (N, ...) targets, (N, 3, H, W) images that it was given -> () mean loss."""
         del images
         return self.task.loss(outputs, targets)
 
@@ -83,20 +84,20 @@ class Teacher(nn.Module):
         model: of normalised images; its parameters are frozen.
         own: mean and std that it was trained with.
         given: mean and std of the images that it will be given.
-        image_size: that it was trained at; images of another size are resized to it.
+        size: height and width that it was trained at; images of another size are resized to it.
     """
 
     scale: Tensor
     offset: Tensor
 
-    def __init__(self, model: nn.Module, own: Normalisation, given: Normalisation, image_size: int) -> None:
+    def __init__(self, model: nn.Module, own: Normalisation, given: Normalisation, size: ImageSize) -> None:
         super().__init__()
         self.model = model.requires_grad_(False).eval()
-        self.image_size = image_size
+        self.size = size
         self.renormalises = [*map(list, own)] != [*map(list, given)]
         # Pixels are given[0] + given[1] * image; in the teacher's units they are image * scale + offset.
         (mean, std), (given_mean, given_std) = (
-            (torch.tensor(each, dtype=torch.float64).view(1, 3, 1, 1) for each in pair) for pair in (own, given)
+            (torch.tensor(each, dtype=torch.float64).view(1, -1, 1, 1) for each in pair) for pair in (own, given)
         )
         device = next(model.parameters()).device
         self.register_buffer("scale", (given_std / std).float().to(device))
@@ -108,10 +109,9 @@ class Teacher(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
-        """(N, 3, S, S) images as the student is given them, mixed ones, too -> (N, K) outputs."""
-        if images.shape[-1] != self.image_size:
-            size = (self.image_size, self.image_size)
-            images = F.interpolate(images, size=size, mode="bilinear", antialias=True)
+        """(N, 3, H, W) images as the student is given them, mixed ones, too -> (N, K) outputs."""
+        if (*images.shape[2:],) != self.size:
+            images = F.interpolate(images, size=self.size, mode="bilinear", antialias=True)
         if self.renormalises:
             images = torch.addcmul(self.offset, images, self.scale)
         outputs: Tensor = self.model(images)

@@ -16,7 +16,7 @@ class Step(nn.Module):
     strategy runs copies of it on several devices.
 
     Args:
-        model: (N, 3, S, S) -> (N, K) outputs.
+        model: (N, 3, H, W) -> (N, K) outputs.
         task: its sums are returned.
         precision: autocast of the forward pass.
         loss: what is minimised; None is the task's loss.
@@ -33,7 +33,7 @@ class Step(nn.Module):
         """One batch of training.
 
         Args:
-            images: (N, 3, S, S) float32.
+            images: (N, 3, H, W) float32.
             targets: (N, ...) as the task wants them, or (N, K) float32 shares of the classes.
             valid: (N,) bool; False is not counted.
 
@@ -43,4 +43,4 @@ class Step(nn.Module):
         with self.precision.autocast():
             outputs = self.model(images)
             loss = self.loss(outputs, targets, images)
-        return loss, self.task.sums(outputs.detach(), targets, valid, loss.detach())
+        return loss, self.task.sums(self.task.finish(outputs.detach()), targets, valid, loss.detach())

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from effloop.batch import Batch, Preview
-from effloop.checkpoint import Checkpoints, files, rng
+from effloop.batch import Batch, ImageSize, Preview
+from effloop.checkpoint import Checkpoints
 from effloop.errors import ConfigError
-from effloop.optim import NoEMA, restore
+from effloop.optim import NoEMA
 from effloop.parallel import Parallel
 from effloop.precision import Precision
 from effloop.profile import Profiler
 from effloop.record import Metrics, Position, Recorder
+from effloop.system.signals import StopRequest
 from effloop.task import Task
+from effloop.train.evaluation import Scorer, evaluate
+from effloop.train.nan import NanPolicy
+from effloop.train.saving import Saving
+from effloop.train.state import Progress, capture, load
+from effloop.train.stopping import EarlyStop
 
 
 class BatchStream(Protocol):
@@ -37,7 +44,7 @@ class BatchStream(Protocol):
     def epoch(self, epoch: int, samples_seen: int = 0) -> Iterable[Batch]:
         """The batches of one epoch, from a position on."""
 
-    def preview(self, num_samples: int, num_epochs: int, most: Callable[[int], int]) -> Preview:
+    def preview(self, num_samples: int, num_epochs: int, most: Callable[[ImageSize], int]) -> Preview:
         """Some samples in the first epochs, to look at; may be none. At most `most(side in pixels)` samples."""
 
     def close(self) -> None:
@@ -61,25 +68,6 @@ class LoopConfig:
     max_grad_norm: float | None = None
 
 
-@dataclass
-class Progress:
-    """The position of a run.
-
-    Attributes:
-        epoch: epochs done.
-        samples_seen: samples of the current epoch that all ranks together have trained on.
-        step: updates done.
-    """
-
-    epoch: int = 0
-    samples_seen: int = 0
-    step: int = 0
-
-
-_PARTS = ("precision", "checkpoints")
-"""Parts whose state is saved and loaded as it is."""
-
-
 @dataclass(kw_only=True)
 class Trainer:
     """One loop for every combination of parts; it states the order, the parts state how.
@@ -91,10 +79,14 @@ class Trainer:
         train, val: the two splits' batches, on the device.
         metrics: of the current training epoch and of the validation; both on the device.
         notes: lines for the log, written when training begins.
+        stop: when the run ends before its last epoch; None never.
         prunes: (epochs done, epochs) -> whether the run ends early; the same on all ranks.
+        nan: what happens where a loss or a gradient isn't finite.
         recorded: gives a context around `fit`, which notes how the run ends.
         profiler: looks at some updates, after which the run ends.
         progress: the position.
+        last: scores of the last evaluation, and its `epoch`; {} before one.
+        request: asks the run to save and stop; by signals, while `fit` runs.
     """
 
     model: nn.Module
@@ -112,48 +104,74 @@ class Trainer:
     val: BatchStream
     loop: LoopConfig
     notes: Sequence[str] = ()
+    stop: EarlyStop | None = None
     prunes: Callable[[int, int], bool] = lambda done, epochs: False
     recorded: Callable[[], AbstractContextManager[None]] = nullcontext
+    nan: NanPolicy = field(default_factory=NanPolicy)
     profiler: Profiler = field(default_factory=Profiler)
     progress: Progress = field(default_factory=Progress)
+    last: dict[str, float] = field(default_factory=dict)
+    request: StopRequest = field(default_factory=StopRequest)
+
+    def __post_init__(self) -> None:
+        self.saving = Saving(self, self.request)
 
     def fit(self) -> dict[str, float]:
         """Train to the end and return the last validation scores, as the task names them.
 
         A run that is profiled ends after the profile, without scores.
 
+        SIGTERM, SIGUSR1 and SIGHUP are caught in the meantime, if this is the main thread and they have no handlers.
+
         Raises:
-            ConfigError: nothing is left to train.
+            ConfigError: nothing is left to train, or this trainer was stopped.
+            PreemptedRunError: such a signal came, or `request.ask()`; the run is saved, to be resumed.
         """
+        if self.request.is_taken:
+            raise ConfigError("fit: this trainer was stopped; build one with resume=RUN to go on")
         if self.progress.epoch >= self.loop.epochs:
             raise ConfigError(f"epochs: {self.loop.epochs} are done; build a trainer with resume=RUN and more epochs")
         scores: dict[str, float] = {}
         summary: dict[str, Any] = {}
-        with self.recorded(), self.recorder, self.profiler, closing(self.train), closing(self.val):
+        self.saving = saving = Saving(self, self.request)
+        with (
+            saving.caught(),
+            self.recorded(),
+            self.recorder,
+            self.profiler,
+            closing(self.train),
+            closing(self.val),
+            closing(self.checkpoints),
+        ):
             for line in self.notes:
                 self.recorder.note(line)
             if not self.progress.step:  # a run that continues has been looked at
                 self.recorder.images("samples", self.train.preview)
-            while self.progress.epoch < self.loop.epochs:
+            if self.stop:
+                self.stop.begin()
+            while self.progress.epoch < self.loop.epochs and not summary:
                 self.train_epoch(self.train.epoch(self.progress.epoch, self.progress.samples_seen))
                 if self.profiler.done:
                     for line in self.profiler.report():
                         self.recorder.note(line)
                     return scores
-                position = self.position()
-                scores = self.end_epoch(position)
+                position, ends = self.position(), self.out_of_time()
+                scores = self.end_epoch(position, last=bool(ends))
                 self.recorder.epoch(position, scores)
                 is_best = bool(scores) and self.checkpoints.note(self.progress.epoch, scores)
+                if is_best and (line := self.checkpoints.doubt()):
+                    self.recorder.note(line)
+                if scores:
+                    self.last = {**scores, "epoch": self.progress.epoch}
+                    if self.stop:
+                        self.stop.scored(self.progress.epoch, scores)
                 self.progress.epoch += 1
                 self.progress.samples_seen = 0
-                with self.recorder.span("checkpoint", position):
-                    self.checkpoints.save(self.state_dict(), is_best=is_best)
-                if scores and self.prunes(self.progress.epoch, self.loop.epochs):
-                    summary["pruned"] = self.progress.epoch
-                    self.recorder.note(f"pruned after epoch {self.progress.epoch - 1}: other runs were better by then")
-                    break
-            last = {**scores, "epoch": self.progress.epoch - 1}
-            summary |= {"best": self.checkpoints.best, "last": last, "step": self.progress.step}
+                saving.save(position, is_best=is_best)
+                summary = self.early_end(ends) if scores else {}
+            with self.request.busy():
+                self.checkpoints.close()  # a summary says that all is saved
+            summary |= {"best": self.checkpoints.best, "last": self.last, "step": self.progress.step}
             self.recorder.finish(summary)
         return scores
 
@@ -167,33 +185,59 @@ class Trainer:
             update = number % self.loop.accumulate == 0
             self.forward_backward(batch, sync=update)
             self.progress.samples_seen += self.train.global_batch
+            self.saving.trained()
             if update:
                 lr = self.update()
                 self.recorder.step(self.position(), self.metrics, lr)
                 self.profiler.step()
                 if self.profiler.done:
                     return
+                self.saving.updated()
+        self.recorder.trained(self.position(), self.metrics, self.optimizer.param_groups[0]["lr"])
+        self.nan.check()
 
-    def end_epoch(self, position: Position) -> dict[str, float]:
-        """Evaluate if it is this epoch's turn; the scores, or {} without an evaluation."""
+    def out_of_time(self) -> str:
+        """After an epoch was trained: why it is the last, if it isn't for the number of epochs; else empty."""
+        if self.stop is None:
+            return ""
+        self.stop.trained(self.progress.epoch)
+        return self.parallel.on_rank0(self.stop.out_of_time) if self.stop.config.minutes else ""
+
+    def early_end(self, reason: str) -> dict[str, Any]:
+        """After an epoch was evaluated and saved: what the summary says of a run that ends early; {} to go on."""
+        done, epochs = self.progress.epoch, self.loop.epochs
+        if done >= epochs:
+            return {}
+        if reason := reason or (self.stop.out_of_patience(done) if self.stop else ""):
+            self.recorder.note(f"stopped early, after epoch {done - 1} of {epochs}: {reason}")
+            return {"stopped": reason}
+        if self.prunes(done, epochs):
+            self.recorder.note(f"pruned after epoch {done - 1}: other runs were better by then")
+            return {"pruned": done}
+        return {}
+
+    def end_epoch(self, position: Position, *, last: bool = False) -> dict[str, float]:
+        """Evaluate if it is this epoch's turn, or the run's last; the scores, or {} without an evaluation."""
         done = self.progress.epoch + 1
-        if done % self.loop.eval_every and done < self.loop.epochs:
+        if done % self.loop.eval_every and done < self.loop.epochs and not last:
             self.average_buffers()  # a run that is resumed here has those of rank 0 on all ranks
             return {}
         with self.recorder.span("evaluation", position):
-            return self.evaluate(self.recorder.validation(self.val.epoch(0)))
+            return self.evaluate(self.saving.evaluating(self.recorder.validation(self.val.epoch(0))))
 
     def forward_backward(self, batch: Batch, *, sync: bool) -> None:
         """Add one batch's gradients; loss and scores stay on the device."""
+        self.nan.before()
         with self.parallel.gradients(self.train_step, sync=sync):
             loss, sums = self.train_step(batch.images, batch.targets, batch.valid)
-            self.precision.backward(loss / self.loop.accumulate)
+            self.precision.backward(self.nan.loss(loss, batch) / self.loop.accumulate)
         self.metrics.add(sums)
 
     def update(self) -> float:
         """One step of optimizer, schedule and average; the learning rate it was done with."""
         lr: float = self.optimizer.param_groups[0]["lr"]
-        if self.precision.step(self.optimizer, self.loop.max_grad_norm):
+        step = partial(self.precision.step, self.optimizer, self.loop.max_grad_norm)
+        if self.nan.update(step, self.progress, lr):
             self.schedule.step()
             self.average.update()
         self.optimizer.zero_grad()
@@ -203,13 +247,19 @@ class Trainer:
     def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
         """Validation scores of the averaged weights, as `evaluate` gives them."""
         self.average_buffers()
-        batches = self.parallel.monitored(batches)
-        return evaluate(self.average.model, batches, self.task, self.metrics, self.precision)
+        scorer = Scorer(self.task, self.metrics, self.parallel.gather)
+        model, batches = self.task.finished(self.average.model), self.parallel.monitored(batches)
+        return evaluate(model, batches, scorer, self.precision, tune=True)
 
     def average_buffers(self) -> None:
         """Give all ranks the mean of their running statistics."""
         for model in dict.fromkeys((self.model, self.average.model)):  # one and the same where nothing is averaged
             self.parallel.average_buffers(model)
+
+    @property
+    def global_batch(self) -> int:
+        """Samples in a batch of all ranks together."""
+        return self.train.global_batch
 
     def position(self) -> Position:
         """Where the run is, for the recorder."""
@@ -223,48 +273,10 @@ class Trainer:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a run continues from: tensors and plain values. Every rank has to call this.
-
-        `model` has the weights that were evaluated; if they are an average, `trained` has those it is of.
-        """
-        states = {name: getattr(self, name).state_dict() for name in ("average", *_PARTS, "optimizer", "schedule")}
-        sums = self.parallel.sum(self.metrics.sums).clone()
-        averaged = self.average.model is not self.model
-        return {
-            "model": self.average.model.state_dict(),
-            **({"trained": self.model.state_dict()} if averaged else {}),
-            **states,
-            "progress": asdict(self.progress),
-            "metrics": sums,
-            "rng": self.parallel.gather(rng.capture()),
-        }
+        """Everything that a run continues from: see `capture`. Every rank has to call this."""
+        self.nan.check()
+        return capture(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`, with the learning rate and other settings of this run."""
-        self.model.load_state_dict(files.trained(state))
-        self.average.load_state_dict(state["average"], state["model"])
-        for name in _PARTS:
-            getattr(self, name).load_state_dict(state[name])
-        restore(self.optimizer, self.schedule, state["optimizer"], state["schedule"])
-        self.progress = Progress(**state["progress"])
-        self.metrics.sums.copy_(state["metrics"] * (self.parallel.rank == 0))  # they are all ranks' sums
-        if len(state["rng"]) == self.parallel.world_size:  # otherwise each rank keeps its own seed
-            rng.restore(state["rng"][self.parallel.rank])
-
-
-@torch.no_grad()
-def evaluate(
-    model: nn.Module,
-    batches: Iterable[Batch],
-    task: Task,
-    metrics: Metrics,
-    precision: Precision,
-) -> dict[str, float]:
-    """The task's scores over all valid samples of all ranks, each counted once."""
-    model.eval()
-    metrics.reset()
-    for batch in batches:
-        with precision.autocast():
-            outputs = model(batch.images)
-        metrics.add(task.sums(outputs, batch.targets, batch.valid))
-    return task.scores(metrics.read())
+        load(self, state)

@@ -14,6 +14,7 @@ from effloop.errors import ConfigError
 from effloop.precision import Precision
 from effloop.record import Metrics
 from effloop.task import Task
+from effloop.train.evaluation import Collector, Scorer
 
 ViewName = Literal["flip", "fivecrop"]
 
@@ -66,11 +67,16 @@ class Views:
                 task.ensemble(outputs) if len(views) > 1 else outputs[0]
 
         Args:
-            forward: (N, 3, S, S) images -> (N, K) outputs.
+            forward: (N, 3, H, W) images -> (N, K) outputs.
             batches: of an epoch.
+
+        Yields:
+            A sample that was left out of one of its views is in no other, either.
         """
         found: list[Tensor] = []
+        valid: Tensor | None = None
         for number, batch in enumerate(batches, 1):
+            valid = batch.valid = batch.valid & valid if found and valid is not None else batch.valid
             found.append(forward(batch.images))
             if self.flip:
                 found.append(forward(batch.images.flip(3)))
@@ -85,9 +91,23 @@ ONE_VIEW = Views()
 
 @torch.no_grad()
 def evaluate_views(
-    model: nn.Module, batches: Iterable[Batch], task: Task, precision: Precision, views: Views
+    model: nn.Module,
+    batches: Iterable[Batch],
+    task: Task,
+    precision: Precision,
+    views: Views,
+    collector: Collector | None = None,
 ) -> list[dict[str, float]]:
-    """The task's scores of a single process's batches: of the first view alone, and of all views together."""
+    """The task's scores of a single process's batches: of the first view alone, and of all views together.
+
+    Args:
+        model: (N, 3, S, S) images -> (N, K) outputs.
+        batches: of an epoch.
+        task: which scores.
+        precision: autocast of the forward pass.
+        views: of each image, several.
+        collector: gets the outputs of all views together.
+    """
 
     def forward(images: Tensor) -> Tensor:
         with precision.autocast():
@@ -95,8 +115,10 @@ def evaluate_views(
         return outputs
 
     model.eval()
-    alone, together = metrics = [Metrics(task.num_sums, precision.device) for _ in range(2)]
+    alone, together = scorers = [
+        Scorer(task, Metrics(task.num_sums, precision.device), collector=each) for each in (None, collector)
+    ]
     for batch, outputs in views.outputs(forward, batches):
-        alone.add(task.sums(outputs[0], batch.targets, batch.valid))
-        together.add(task.sums(task.ensemble(outputs), batch.targets, batch.valid))
-    return [task.scores(each.read()) for each in metrics]
+        alone.add(outputs[0], batch)
+        together.add(task.ensemble(outputs), batch)
+    return [each.scores() for each in scorers]

@@ -10,6 +10,7 @@ import pytest
 from images import photo
 from runs import composed
 
+from effloop.batch import ImageSize
 from effloop.data.augment import Augment, augments
 from effloop.data.random import sample_keys
 
@@ -22,7 +23,7 @@ SIDE = 24
 @pytest.fixture(params=augments.names())
 def build(request: pytest.FixtureRequest) -> Build:
     config = composed(f"augment={request.param}").augment
-    return lambda train: augments.build(config, size=SIDE, train=train)
+    return lambda train: augments.build(config, size=ImageSize.of(SIDE), train=train)
 
 
 def run(augment: Augment, keys: np.ndarray = KEYS, sizes: np.ndarray = SIZES) -> np.ndarray:

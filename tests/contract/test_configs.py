@@ -11,6 +11,7 @@ from runs import composed
 from torch import nn
 
 import effloop
+from effloop.batch import ImageSize
 from effloop.config import Config
 from effloop.config import hydra_setup as search
 from effloop.data.augment import augments
@@ -28,6 +29,7 @@ NEEDS = {
     "model/torchvision": ["model.arch=resnet18"],
     "model/timm": ["model.arch=resnet18"],
     "data/folder": ["data.root=."],
+    "data/csv": ["data.root=."],
     "data/dali": ["data.root=."],
     "data/lmdb": ["data.root=."],
     "data/hdf5": ["data.root=."],
@@ -76,7 +78,7 @@ def test_builds(name: str) -> None:
     config = composed(f"{group}={choice}")
     optimizer = optimizers.build(config.optim, [nn.Parameter(torch.zeros(1))])
     schedules.build(config.schedule, optimizer, updates=10)
-    augments.build(config.augment, size=16, train=True)
+    augments.build(config.augment, size=ImageSize.of(16), train=True)
 
 
 @pytest.mark.parametrize("name", decoders.names())

@@ -17,7 +17,7 @@ import torch
 from images import encode, photo
 from plans import line, make_decoder, make_engine, make_plan, native_config, open_source
 
-from effloop.batch import Batch
+from effloop.batch import Batch, ImageSize
 from effloop.data.augment.native.augment import NativeAugment
 from effloop.data.engine import engines
 from effloop.data.five_crops import five_crops
@@ -236,7 +236,9 @@ def test_an_image_too_small_for_a_crop_is_named(photos: Path, tmp_path: Path, na
     root = shutil.copytree(photos, tmp_path / "photos")
     (root / "train/b/001.jpg").write_bytes(encode(photo(20, 20), "JPEG"))
     config = native_config(ops={"crop": {"op": "RandomCrop"}})
-    plan = replace(make_plan(open_source("folder", root)), augment=NativeAugment(config, size=24, train=True))
+    plan = replace(
+        make_plan(open_source("folder", root)), augment=NativeAugment(config, size=ImageSize.of(24), train=True)
+    )
     wanted = (
         f"{root}/train/b/001.jpg can't be augmented: augment.ops.crop.size: 24x24 is more than the 20x20 pixels of an "
         "image; set it smaller, resize before, or set padding"

@@ -120,6 +120,7 @@ def test_fine_tuning_has_weights_of_its_own_and_their_normalisation() -> None:
 def test_embedded_is_the_default_run() -> None:
     recipe, default = (configs.to_dict(effloop.compose([*words, "run=run"])) for words in ([given("embedded")[0]], []))
     assert (recipe["data"].pop("name"), default["data"].pop("name")) == ("embedded", "auto")
+    assert default["data"].pop("targets") is None  # of tables alone
     assert recipe == default
     one, other = (effloop.build_loader(effloop.compose(words), "val") for words in (given("embedded"), []))
     assert one.plan.source.fingerprint() == other.plan.source.fingerprint()

@@ -13,6 +13,7 @@ from plans import READ_BY, make_engine, make_plan, open_source, read_bytes, writ
 
 from effloop.data.image.header import pnm_header
 from effloop.data.source import Source, sources
+from effloop.data.source.storage.comparing import Comparing, comparing
 from effloop.data.source.storage.packed import PackedSource
 from effloop.data.source.storage.writing import writers
 from effloop.errors import DataError
@@ -147,3 +148,24 @@ def _damage(root: Path, data: bytes) -> None:
             file.write_bytes(whole)
             return
     raise AssertionError("it stands in no file in one piece")
+
+
+@FORMATS
+def test_a_flipped_label_is_noticed_where_it_is_opened(name: str, tmp_path: Path) -> None:
+    if name == "folder":
+        pytest.skip("a folder's label is its name")
+    labels = np.random.default_rng(1).integers(0, 200, 64).astype(np.uint8)
+    samples = [(b"%d.jpg" % number, label, b"data") for number, label in enumerate(labels.tolist())]
+    path = write_records(name, tmp_path / "set", [f"{number:03}" for number in range(200)], train=samples)
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    (file,) = (each for each in files if labels.tobytes() in each.read_bytes())
+    data = bytearray(file.read_bytes())
+    data[data.index(labels.tobytes()) + 7] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(DataError, match=r"/set.* is damaged: its (column|array) '(train/)?label' doesn't match"):
+        opened(name, path)
+    with comparing(Comparing.none):  # as a worker does, which gets what the run has compared
+        found = opened(name, path)
+    assert int((found.labels != labels).sum()) == 1
+    with pytest.raises(DataError, match="label' doesn't match the checksum"):
+        found.verify_index()

@@ -53,7 +53,7 @@ def test_logits(name: str, channels_last: bool) -> None:
         (["model=vit_b_16", "image_size=50"], "vit_b_16 can't be built for image_size=50"),
         (["model=inception_v3", "image_size=64"], "inception_v3 can't be built for image_size=64"),
         (["model=timm", "model.arch=resnet18x"], "no model 'resnet18x' in timm"),
-        (["model=cnn", "model.num_classes=3"], "model.num_classes: 3, but the data has 2 classes"),
+        (["model=cnn", "model.num_classes=3"], "model.num_classes: 3, but the data has 2;"),
     ],
 )
 def test_what_cannot_be_built(overrides: list[str], words: str) -> None:

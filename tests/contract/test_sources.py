@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from plans import open_source, read_bytes, write_as
+from plans import open_source, read_bytes, write_as, write_table
 from runs import make_photos
 
 from effloop.data.image.header import read_header
@@ -24,6 +24,7 @@ Open = Callable[[str], Source]
 
 SAMPLES: dict[str, Callable[[Path, Path], Path | None]] = {
     "auto": lambda photos, folder: photos,
+    "csv": lambda photos, folder: write_table("csv", photos, folder),
     "embedded": lambda photos, folder: None,
     "folder": lambda photos, folder: photos,
     "hdf5": lambda photos, folder: write_as("hdf5", photos, folder / "photos.h5"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -14,8 +15,8 @@ CPU = torch.device("cpu")
 NUM_OUTPUTS = 7
 
 
-def make(name: str) -> Task:
-    return tasks.build(tasks[name].config(name=name))
+def make(name: str, num_outputs: int = NUM_OUTPUTS) -> Task:
+    return tasks.build(tasks[name].config(name=name)).for_outputs(num_outputs)
 
 
 def example(task: Task, count: int = 40) -> tuple[Tensor, Tensor, Tensor]:
@@ -88,13 +89,63 @@ class TestTask:
         task = make(name)
         first, second = (task.sums(*example(task, count)).tolist() for count in (24, 40))
         both = [one + other for one, other in zip(first, second, strict=True)]
-        assert list(task.scores(first)) == score_names(meters_of(name))
+        names = score_names(meters_of(name))
+        assert list(task.scores(first)) == [each for each in names if each in task.scores(first)]
+        assert task.collects or list(task.scores(first)) == names
         assert task.scores(both, since=first) == pytest.approx(task.scores(second))
         assert all(math.isnan(value) for value in task.scores([0.0] * task.num_sums).values())
+
+    def test_scores_of_all_outputs(self, name: str) -> None:
+        """In whatever order; those that sums give, too, are the same, and of a network that has diverged NaN."""
+        task = make(name)
+        if not task.collects:
+            pytest.skip("its scores are of sums")
+        outputs, targets, valid = example(task)
+        task.tune(outputs.numpy(), targets.numpy())
+        found = task.scores_of(outputs.numpy(), targets.numpy())
+        assert list(found) == score_names(meters_of(name))
+        assert task.scores_of(outputs.flip(0).numpy(), targets.flip(0).numpy()) == pytest.approx(found, rel=1e-12)
+        by_sums = task.scores(task.sums(outputs, targets, torch.ones_like(valid)).tolist())
+        assert {key: found[key] for key in by_sums} == pytest.approx(by_sums, rel=1e-5)
+        outputs[3, 2] = math.nan
+        task.tune(outputs.numpy(), targets.numpy())
+        assert all(map(math.isnan, task.scores_of(outputs.numpy(), targets.numpy()).values()))
+
+    def test_its_state_is_what_it_is_used_with(self, name: str) -> None:
+        task, again = make(name), make(name)
+        outputs, targets, _ = example(task)
+        task.tune(outputs.numpy(), targets.numpy())
+        again.load_state_dict(json.loads(json.dumps(task.state_dict())))
+        assert again.state_dict() == task.state_dict()
+        classes = [f"c{number}" for number in range(NUM_OUTPUTS)]
+        assert again.predictions(outputs, classes).keys() == task.predictions(outputs, classes).keys()
+        assert again.agreement(outputs, outputs).all()
+        if task.state_dict():
+            with pytest.raises(ValueError, match="for 2"):
+                make(name, 2).load_state_dict(task.state_dict())
+
+    def test_details(self, name: str) -> None:
+        """Of each sample alone, whatever batch it is in, without waiting for the device; all of it can be written."""
+        task, names = make(name), [f"c{number}" for number in range(NUM_OUTPUTS)]
+        outputs, targets, _ = example(task)
+        facts = task.facts(outputs, targets)
+        parts = [task.facts(*part) for part in zip(outputs.split(8), targets.split(8), strict=True)]
+        torch.testing.assert_close(torch.cat(parts), facts)
+        assert task.facts(outputs.to("meta"), targets.to("meta")).shape == facts.shape
+        found = task.details(facts.numpy(), targets.numpy(), names)
+        if found is None:
+            pytest.skip("it has none")
+        assert json.dumps([found.rows, found.worst])
+        assert {tuple(row) for row in found.rows} == {tuple(found.rows[0])}
+        assert {next(iter(row.values())) for row in found.rows} == {*names}
+        assert all({"id", "target", "predicted"} <= {*row} for row in found.worst)
+        assert len({row["id"] for row in found.worst}) == 32
+        diverged = task.facts(torch.full_like(outputs, math.nan), targets)
+        assert task.details(diverged.numpy(), targets.numpy(), names) is not None
 
     @pytest.mark.parametrize("num_outputs", [1, NUM_OUTPUTS])
     def test_predictions_are_a_value_for_each_image(self, name: str, num_outputs: int) -> None:
         classes = [f"c{number}" for number in range(num_outputs)]
-        columns = make(name).predictions(torch.randn(5, num_outputs), classes, 3, every=True)
+        columns = make(name, num_outputs).predictions(torch.randn(5, num_outputs), classes, 3, every=True)
         assert columns
         assert {len(values) for values in columns.values()} == {5}

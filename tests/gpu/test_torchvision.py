@@ -9,6 +9,7 @@ import pytest
 import torch
 from images import photo
 
+from effloop.batch import ImageSize
 from effloop.data.augment import augments
 from effloop.data.augment.base import Device
 from effloop.data.augment.torchvision.augment import TorchvisionConfig
@@ -42,7 +43,7 @@ pytestmark = [
 def test_as_on_the_cpu(operation: dict[str, Any]) -> None:
     ops = {"resize": {"op": "Resize", "size": [64, 64]}, "tried": operation}
     config = TorchvisionConfig(name="torchvision", ops=ops, device=Device.gpu)
-    augment = augments.build(config, size=64, train=True)
+    augment = augments.build(config, size=ImageSize.of(64), train=True)
     keys = sample_keys(0, 0, np.arange(100))
     images = torch.from_numpy(np.stack([photo(64, 64, seed) for seed in range(100)])).permute(0, 3, 1, 2)
     wanted, states = augment.on_device(images, keys), (torch.get_rng_state(), torch.cuda.get_rng_state())
@@ -57,7 +58,9 @@ def test_as_on_the_cpu(operation: dict[str, Any]) -> None:
 @pytest.mark.parametrize("usual", ["tf32", "ieee", "none"])
 def test_products_are_exact_whatever_a_user_set(usual: str) -> None:
     ops = {"resize": {"op": "Resize", "size": [64, 64]}, "warp": {"op": "RandomAffine", "degrees": 20}}
-    augment = augments.build(TorchvisionConfig(name="torchvision", ops=ops, device=Device.gpu), size=64, train=True)
+    augment = augments.build(
+        TorchvisionConfig(name="torchvision", ops=ops, device=Device.gpu), size=ImageSize.of(64), train=True
+    )
     keys, products = sample_keys(0, 0, np.arange(20)), torch.backends.cuda.matmul
     images = torch.from_numpy(np.stack([photo(64, 64, seed) for seed in range(20)])).permute(0, 3, 1, 2).cuda()
     before, found = products.fp32_precision, []

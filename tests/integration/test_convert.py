@@ -245,8 +245,8 @@ class TestFailures:
             file.seek(ColumnFile(here / "set").place("train/label")[2] + 3)
             file.write(b"\x01")
         wanted = (
-            f"{here}/set:train is damaged: keys, labels or sizes of its 40 samples don't match the fingerprint in its "
-            "header; convert it again"
+            f"{here}/set is damaged: its column 'train/label' doesn't match the checksum that it was written with; "
+            "convert it again; or take 'val' alone: set split=val"
         )
         assert failure(capsys, f"data.root={here}/set", "to=tar", "out=copy", *words) == wanted
         assert [path.name for path in here.iterdir()] == ["set"]

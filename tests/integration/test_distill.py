@@ -11,7 +11,7 @@ from runs import TINY, call, make_photos, train
 from torch import nn
 
 import effloop
-from effloop.batch import Batch
+from effloop.batch import Batch, ImageSize
 from effloop.build.model import build_model
 from effloop.build.resolve import resolved
 from effloop.errors import EffLoopError
@@ -96,7 +96,7 @@ def test_a_teacher_of_the_same_kind_is_given_the_images_as_they_are() -> None:
     model = nn.Conv2d(3, 2, 1)
     model.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     images = torch.randn(2, 3, 8, 8)
-    Teacher(model, own, own, 8)(images)
+    Teacher(model, own, own, ImageSize(8, 8))(images)
     assert seen[0] is images
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import rows, train
+from runs import rows, stopping_at, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from effloop.checkpoint import files
@@ -16,7 +16,6 @@ from effloop.cli.main import main
 from effloop.report import charts
 from effloop.report.comparison import compare_runs, epochs_done
 from effloop.runs.reader import read_run
-from effloop.train.trainer import Trainer
 
 
 @pytest.fixture(scope="module")
@@ -76,19 +75,9 @@ def test_the_best_is_one_that_was_evaluated(seldom: Path) -> None:
     assert files.read(seldom / "checkpoints/best.ckpt")["progress"]["epoch"] == summary["best"]["epoch"] + 1
 
 
-def test_stopped_and_resumed_between_evaluations(
-    here: Path, photos: Path, seldom: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopped_and_resumed_between_evaluations(here: Path, photos: Path, seldom: Path, finished: Path) -> None:
     """Also what the report says of a run that has no score yet."""
-    train_epoch = Trainer.train_epoch
-
-    def once(trainer: Trainer, batches: Any) -> None:
-        if trainer.progress.epoch == 1:
-            raise KeyboardInterrupt
-        train_epoch(trainer, batches)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "train_epoch", once)
+    with stopping_at(1):
         assert train(photos, "run=x", "epochs=3", "eval_every=2") == 130
     run = here / "outputs/x"
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["last.ckpt"]

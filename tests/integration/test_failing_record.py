@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from disks import fill, small_disk
 from forks import Forked
 from runs import TINY, rows, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -20,31 +18,6 @@ import effloop
 from effloop.cli.main import main
 
 FILES = ("log.txt", "metrics.jsonl", "perf.jsonl", "metrics.csv", "summary.json", "efficiency.json", "tensorboard")
-
-
-@contextmanager
-def small_disk(folder: Path, size: str) -> Iterator[None]:
-    """A file system of its own, of so many bytes; the test is skipped where none can be mounted."""
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "effloop-test", str(folder)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True)
-    except OSError as error:
-        pytest.skip(f"a full disk needs mount: {error}")
-    if done.returncode:
-        pytest.skip(f"a full disk can't be mounted here: {done.stderr.strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def fill(folder: Path) -> None:
-    """Leave no free block on the disk of a folder."""
-    block = bytes(4096)
-    with (folder / "filler").open("wb", buffering=0) as file, suppress(OSError):
-        while True:
-            file.write(block)
-    assert shutil.disk_usage(folder).free == 0
 
 
 class Filling:
@@ -127,8 +100,8 @@ def test_files_that_cannot_be_made(here: Path, photos: Path, capsys: pytest.Capt
         f"{run / name} failed ({'File exists' if name == 'tensorboard' else 'Is a directory'})" for name in FILES
     )
     assert out.count("validation") == 2
-    assert {path.name for path in (run / "checkpoints").iterdir()} == {"last.ckpt", "best.ckpt"}
-    assert not list(run.glob(".*"))
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {"last.ckpt", "best.ckpt", "step-00000005.ckpt"}
+    assert [path.name for path in run.glob(".*")] == [".lock"]
 
 
 def test_the_others_lose_nothing(here: Path, photos: Path, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -193,7 +193,7 @@ def test_trains_with_a_source_and_a_decoder(said: dict[str, tuple[int, str, str]
     assert "32 images in 2 classes, stripes:train" in out
     config = yaml.safe_load((place / "outputs/x/config.yaml").read_text())
     assert config["data"]["count"] == 32
-    common = {"region": True, "dct_scaling": False, "max_pixels": 178_956_970, "exif": False}
+    common = {"region": True, "dct_scaling": False, "max_pixels": 178_956_970, "exif": False, "window": None}
     assert config["decode"] == {"name": "negative", "white": 254, **common}
     assert (place / "outputs/x/checkpoints/best.ckpt").is_file()
 
@@ -354,7 +354,7 @@ def test_parts_in_a_file_in_a_sweep(mine: list[str], tmp_path: Path) -> None:
         (["plugins=broken.py"], "plugins: broken.py does not import: NameError: name 'nothing' is not defined; fix it"),
         (
             ["plugins=parts/mine.py", "model=needy"],
-            "model: needy(num_classes, depth) needs 'depth', and is given config, image_size, num_classes; "
+            "model: needy(num_classes, depth) needs 'depth', and is given channels, config, image_size, num_classes; "
             "take these by name, or give 'depth' a default",
         ),
     ],

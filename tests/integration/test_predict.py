@@ -18,6 +18,7 @@ from PIL import Image
 
 import effloop
 from effloop.cli.main import main
+from effloop.cli.predict import _free
 from effloop.errors import ConfigError, DataError, EffLoopError
 from effloop.inference.trained import Trained
 
@@ -108,6 +109,12 @@ def test_an_exported_file(finished: Path, photos: Path, here: Path) -> None:
     for model, out in ((finished, "run.csv"), ("model.safetensors", "file.csv")):
         assert main(["predict", str(model), str(photos / "val"), f"out={out}", "scores=true"]) == 0
     assert table(here / "run.csv") == table(here / "file.csv")
+
+
+def test_numbers_that_have_a_name_of_the_table() -> None:
+    """A regression's targets can have any."""
+    columns = {"error": [1.0], "depth": [2.0], "path": [3.0], "output_path": [4.0]}
+    assert [_free(name, columns) for name in columns] == ["output_error", "depth", "output_output_path", "output_path"]
 
 
 def test_a_table_that_was_there_stays(finished: Path, here: Path) -> None:
@@ -227,3 +234,17 @@ def test_the_same_top1_as_eval_with_several_views(
     assert f"{right / 13:.2%}" in row
     assert f"{loss:.4f}" in row
     assert main(["predict", str(finished), "new", f"tta={tta},{tta}"]) == 2
+
+
+def test_a_table_without_targets(finished: Path, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = sorted(str(path.relative_to(photos)) for path in (photos / "val").rglob("*.jpg"))
+    stems = [name.removesuffix(".jpg") for name in names]
+    assert main(["predict", str(finished), *(str(photos / name) for name in names), "out=wanted.csv"]) == 0
+    shutil.copytree(photos, "data")
+    for header, rows in (("id", stems), ("file_name,site,day", [f"{name},x{row},y" for row, name in enumerate(names)])):
+        Path("data/test.csv").write_text("\n".join([header, *rows, "gone.jpg" + ",x" * header.count(",")]) + "\n")
+        assert main(["predict", str(finished), "data/test.csv", "out=found.csv"]) == 0
+        *found, gone = table(Path("found.csv"))
+        assert [row["path"] for row in found] == [f"data/{name}" for name in names]
+        assert [row["score"] for row in found] == [row["score"] for row in table(Path("wanted.csv"))]
+        assert "can't be read" in gone["error"]

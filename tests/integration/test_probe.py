@@ -73,6 +73,7 @@ def test_features_are_what_the_head_is_given(photos: Path, finished: Path, here:
     )
 
 
+@pytest.mark.slow
 def test_features_are_kept_for_the_same_data_network_and_images(photos: Path, here: Path, cache: Path) -> None:
     def files(*overrides: str) -> set[str]:
         build(photos, "probe=1", *overrides)

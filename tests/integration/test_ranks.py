@@ -9,13 +9,16 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from forks import Forked
 from ranks import all_gone, done, environment, free_port, pids, run_script, started, wait_until
-from runs import TINY, rows, train
+from runs import TINY, once, rows, train
 
 import effloop
 from effloop.cli.main import main
@@ -203,34 +206,6 @@ def test_slurm_does_the_same(by_two: tuple[Path, str, str], photos: Path, tmp_pa
     assert ended[1][1:] == ("", "")
 
 
-def test_ranks_that_were_started_differently_say_so_once(tmp_path: Path) -> None:
-    port = free_port()
-    processes = [started(["effloop", f"seed={rank}"], tmp_path, **environment(rank, 2, port)) for rank in (0, 1)]
-    ended = [done(process) for process in processes]
-    assert [code for code, _, _ in ended] == [2, 2]
-    lines = "".join(err for _, _, err in ended).splitlines()
-    assert len(lines) == 1
-    assert re.search(r"'seed=0' \(rank 0 on \S+\); 'seed=1' \(rank 1 on \S+\)", lines[0])
-
-
-@pytest.mark.parametrize(
-    ("env", "words"),
-    [
-        ({"WORLD_SIZE": "2"}, "MASTER_ADDR, MASTER_PORT not set; start with torchrun"),
-        ({**environment(0, 2, 29999), "LOCAL_RANK": "2"}, "from 0 to 1"),
-    ],
-)
-def test_an_environment_that_contradicts_itself(
-    env: dict[str, str], words: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for key, value in env.items():
-        monkeypatch.setenv(key, value)
-    assert main([]) == 2
-    err = capsys.readouterr().err
-    assert words in err
-    assert err.count("\n") == 1
-
-
 def test_commands_for_one_process(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -279,6 +254,9 @@ def test_a_killed_launcher_takes_its_ranks_along(
     assert read_run(tmp_path / "outputs/run").state == "running"
     assert main(["resume", str(tmp_path / "outputs/run")]) == 2
     assert "is being trained by process" in capsys.readouterr().err
+    semaphores = [line for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines() if "/sem." in line]
+    assert semaphores
+    assert all(line.endswith(" (deleted)") for line in semaphores)  # nothing in /dev/shm outlives a kill of all
     os.kill(process.pid, signal.SIGKILL)
     done(process)
     assert all_gone(process.pid)
@@ -300,8 +278,11 @@ def test_a_terminated_launcher(long: list[str], tmp_path: Path) -> None:
     wait_until(lambda: epochs_done(tmp_path, 1), process)
     process.terminate()
     code, _, err = done(process)
-    assert code == 128 + signal.SIGTERM
-    assert err == f"effloop: terminated; resume with: {PROGRAM} resume outputs/run\n"
+    assert code == 75
+    assert re.fullmatch(
+        rf"effloop: stopped by SIGTERM after update [\d,]+; resume with: {PROGRAM} resume outputs/run\n", err
+    )
+    assert read_run(tmp_path / "outputs/run").state == "preempted"
     assert all_gone(process.pid)
 
 
@@ -328,6 +309,94 @@ def test_a_stopped_rank_is_named(long: list[str], tmp_path: Path) -> None:
     assert f"(pid {pid}) has not answered for 3 s: the others wait for it" in line
     assert line.endswith(f"resume with: {PROGRAM} resume outputs/run")
     assert all_gone(process.pid)
+
+
+@pytest.mark.nightly
+def test_a_bug_in_a_rank(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "buggy.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from effloop.model import ModelConfig, models\n"
+        "@dataclass\n"
+        "class BuggyConfig(ModelConfig):\n    pass\n"
+        "@models.register('buggy', BuggyConfig)\n"
+        "def buggy(config, num_classes):\n    return 1 / 0\n"
+    )
+    words = [word for word in DDP if not word.startswith("model.")]
+    code, _, err = done(
+        started(["effloop", "plugins=[buggy.py]", f"data.root={photos}", *words, "model=buggy"], tmp_path)
+    )
+    assert code == 70, err
+    assert "Traceback" in err
+    last = r"effloop: rank \d on \S+: bug: ZeroDivisionError: division by zero; please report it with the lines above"
+    assert re.fullmatch(last, err.splitlines()[-1])
+
+
+SLOW = """
+    import hashlib, time, effloop
+    from effloop.parallel import watchdog
+    watchdog._WINDOW_S = 2
+    trainer = effloop.build_trainer(effloop.compose({overrides}))
+    step = trainer.train_step.forward
+    def slow(*args):
+        time.sleep({seconds} * trainer.parallel.rank + 0.01)
+        return step(*args)
+    trainer.train_step.forward = slow
+    trainer.fit()
+    digest = hashlib.sha256()
+    for tensor in trainer.model.state_dict().values():
+        digest.update(tensor.contiguous().numpy().tobytes())
+    print(digest.hexdigest())
+    trainer.parallel.close()
+"""
+
+
+@pytest.mark.nightly
+def test_a_slow_rank_is_named_once_and_changes_nothing(photos: Path, tmp_path: Path) -> None:
+    overrides = [f"data.root={photos}", *once(*DDP, "epochs=30")]
+    found = {}
+    for seconds in (0.0, 0.05):
+        folder = tmp_path / str(seconds)
+        folder.mkdir()
+        found[seconds] = run_script(SLOW.format(overrides=overrides, seconds=seconds), folder)
+        assert [code for code, _, _ in found[seconds]] == [0, 0], found
+    assert [err for _, _, err in found[0.0]] == ["", ""]
+    assert [out.splitlines()[-1] for _, out, _ in found[0.05]] == [out.splitlines()[-1] for _, out, _ in found[0.0]]
+    (line,) = "".join(err for _, _, err in found[0.05]).splitlines()
+    assert re.search(r"warning: rank 1 on \S+ \(pid \d+\) holds the others up: it takes \d+\.\d times as long", line)
+
+
+MEETS = """
+    import os, signal, sys
+    from effloop.launch.rank import rank_session
+    from effloop.parallel.rank_env import detect_launcher
+    from effloop.parallel.rendezvous import open_store
+    env = detect_launcher()
+    if env.rank and {said}:  # what a rank does first when it connects
+        import json
+        from dataclasses import asdict
+        from effloop.parallel.rendezvous import Peer
+        open_store(env).set("effloop/hello/1", json.dumps({{"token": "", **asdict(Peer.own({{}}))}}))
+    if env.rank:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    with rank_session(env, timeout_s=2) as session:
+        session.run()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("said", [False, True])
+def test_a_rank_that_is_stopped_before_the_ranks_have_met_is_named(tmp_path: Path, said: bool) -> None:
+    path, port = tmp_path / "script.py", free_port()
+    path.write_text(textwrap.dedent(MEETS.format(said=said)))
+    pipes: Any = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    ranks = [Forked([str(path)], env=environment(rank, 2, port), **pipes) for rank in (0, 1)]
+    _, err = ranks[0].communicate(timeout=60)
+    os.kill(ranks[1].pid, signal.SIGKILL)
+    ranks[1].communicate(timeout=60)
+    assert ranks[0].returncode == 2
+    (line,) = err.splitlines()
+    who = rf"rank 1 on \S+ \(pid {ranks[1].pid}\) of 2 ranks has not" if said else "only 1 of 2 ranks have"
+    assert re.search(rf"{who} connected within 2 s; .* parallel.start_timeout_s", line), line
 
 
 STOPS = """

@@ -58,6 +58,7 @@ def test_equal_to_the_bit(original: Path, here: Path, capsys: pytest.CaptureFixt
     assert yaml.safe_load((run / "overrides.yaml").read_text()) == [word for word in typed if word != "run=run"]
 
 
+@pytest.mark.slow
 def test_on_as_many_threads(run: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever the number of this process would be."""
     environment = json.loads((run / "environment.json").read_text())
@@ -240,7 +241,7 @@ class TestDiff:
             job = Path(shutil.copytree(run, here / f"sweep/{number}"))
             fields = {"number": number, "overrides": [f"seed={number}"], "state": "done", "reason": ""}
             (job / "job.json").write_text(json.dumps(fields))
-        (here / "sweep/1/config.yaml").write_text((run / "config.yaml").read_text().replace("seed: 0", "seed: 1"))
+        (here / "sweep/1/config.yaml").write_text((run / "config.yaml").read_text().replace("\nseed: 0", "\nseed: 1"))
         assert self.of(capsys, here / "sweep")["config"] == {"seed": ["0", "1"]}
         capsys.readouterr()
         assert main(["replay", "sweep/0", "run=alone"]) == 0

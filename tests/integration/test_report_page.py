@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from diagnoses import DECODE, EVALUATION
+from evaluations import make_evaluation, write
 from folders import HOSTILE, make_run, make_troubled_sweep
 
 from effloop.report.diagnosis import write_diagnosis
@@ -234,3 +235,33 @@ def test_diagnosis_loads_without_an_error_or_a_request(browser: Any, tmp_path: P
         assert filled == pytest.approx(DECODE["wait"], abs=0.03)
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.slow
+def test_evaluations_are_shown_without_a_request(browser: Any, tmp_path: Path) -> None:
+    """Names of classes are hostile; pictures are pixels in the page, and open with their run."""
+    run = make_run(tmp_path / "run")
+    for split, names in (("test", [HOSTILE, "b", "c"]), ("val", [f"c{label}" for label in range(100)])):
+        write(run / "eval" / split, make_evaluation(names, split=split))
+    write_report(find_runs([run]), run, "val/top1", "a run")
+    browser.get((run / "report.html").as_uri())
+    assert browser.get_log("browser") == []
+    assert browser.title == "a run"
+    assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
+    first, second = browser.find_elements(By.XPATH, "//h2[text()='Where it fails']/../details")
+    assert ": test, epoch 7, 500 samples, " in first.text
+    assert HOSTILE in first.text
+    widths = [browser.execute_script("return arguments[0].naturalWidth", each) for each in _all(first, "img")]
+    assert widths == [1200]
+    assert first.find_element(By.TAG_NAME, "image").size["width"] > 100  # the matrix
+    assert not second.find_element(By.TAG_NAME, "table").is_displayed()
+    second.find_element(By.TAG_NAME, "summary").click()
+    assert len(_all(second, "tbody tr")) == 50
+    assert "and 50 better ones" in second.text
+    _all(second, "thead button")[1].click()  # samples
+    counts = [int(row.find_elements(By.TAG_NAME, "td")[1].text) for row in _all(second, "tbody tr")]
+    assert counts == sorted(counts)
+
+
+def _all(element: Any, selector: str) -> list[Any]:
+    return list(element.find_elements(By.CSS_SELECTOR, selector))

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from runs import TINY, once, rows, start, train
+from runs import TINY, once, rows, start, stopping_at, train
 
 from effloop.checkpoint import files
 from effloop.cli.main import main
@@ -71,14 +71,14 @@ def interrupt(args: Sequence[str], cwd: Path, run: Path, validations: int) -> tu
     return process.returncode, err
 
 
-@pytest.mark.parametrize("engine", ["threads", "processes"])
+@pytest.mark.parametrize("engine", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
 def test_interrupted_and_resumed(here: Path, photos: Path, engine: str) -> None:
-    args = once(f"data.root={photos}", *TINY, "epochs=40", "num_workers=1", "optim=sgd", "schedule=step", "amp=true")
+    args = once(f"data.root={photos}", *TINY, "epochs=20", "num_workers=1", "optim=sgd", "schedule=step", "amp=true")
     args.append(f"engine={engine}")
     run = here / "outputs/x"
     code, err = interrupt([*args, "run=x"], here, run, validations=2)
     assert (code, err) == (130, f"effloop: interrupted; resume with: {PROGRAM} resume outputs/x\n")
-    assert 2 <= len([row for row in rows(run) if row["split"] == "val"]) < 40
+    assert 2 <= len([row for row in rows(run) if row["split"] == "val"]) < 20
     assert (read_run(run).state, read_run(run).reason) == ("stopped", "interrupted")
 
     assert main(["resume", "outputs/x"]) == 0
@@ -88,22 +88,33 @@ def test_interrupted_and_resumed(here: Path, photos: Path, engine: str) -> None:
     assert len(set(steps)) == len(steps)
 
 
+def test_rates_of_layers(here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run with a rate for each layer is resumed to the bit; what has other groups isn't."""
+    words = ("epochs=3", "optim=adamw", "optim.layer_decay=0.5", "optim.head_lr=0.01", "lr=0.002")
+    words += ("optim.scale_lr=4", "schedule=constant", "optim.decay_norm_and_bias=false", "model.freeze=[features.0]")
+    assert train(photos, "run=reference", *words) == 0
+    said = next(line for line in capsys.readouterr().out.splitlines() if "features.3" in line)
+    assert said == "lr     0.002 features.3, 0.001 features.2, 0.0005 features.1, 0.02 head"
+    with stopping_at(1):
+        assert train(photos, "run=stopped", *words) == 130
+    assert main(["resume", "outputs/stopped"]) == 0
+    assert_same_end(here / "outputs/stopped", here / "outputs/reference")
+    assert rows(here / "outputs/reference")[0]["lr"] == 0.002  # of the first group, the highest layer below the head
+    groups = files.read(here / "outputs/reference/checkpoints/last.ckpt")["optimizer"]["param_groups"]
+    assert [group["initial_lr"] for group in groups] == [rate for rate in (2e-3, 1e-3, 5e-4, 2e-2) for _ in range(2)]
+    capsys.readouterr()
+    assert main(["resume", "outputs/stopped", "epochs=4", "optim.layer_decay=null"]) == 2
+    wanted = "effloop: optim.layer_decay: the checkpoint was trained with 0.5, not null; keep it\n"
+    assert capsys.readouterr().err == wanted
+    assert main(["resume", "outputs/stopped", "epochs=4", "optim.layer_decay=0.9"]) == 0
+
+
 class TestSameProcess:
     """A run that stops after one epoch of three, by an error where the second begins."""
 
     @pytest.fixture
-    def stopped(self, here: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        from effloop.train.trainer import Trainer
-
-        train_epoch = Trainer.train_epoch
-
-        def once(trainer: Trainer, batches: Any) -> None:
-            if trainer.progress.epoch == 1:
-                raise KeyboardInterrupt
-            train_epoch(trainer, batches)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Trainer, "train_epoch", once)
+    def stopped(self, here: Path, photos: Path) -> Path:
+        with stopping_at(1):
             assert train(photos, "run=stopped", "epochs=3") == 130
         return here / "outputs/stopped"
 
@@ -257,7 +268,7 @@ class TestUntrusted:
     def test_other_version(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         path = run / "checkpoints/best.ckpt"
         torch.save({**files.read(path), "format": 99}, path)
-        assert "format 99, this EffLoop reads 3" in self.refused(capsys, "eval", str(run))
+        assert "format 99, this EffLoop reads formats up to 4; pip install" in self.refused(capsys, "eval", str(run))
 
     def test_config_with_an_interpolation(
         self, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -290,7 +301,9 @@ class TestUntrusted:
 
     def test_no_checkpoint(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (run / "checkpoints/last.ckpt").unlink()
-        assert "has no checkpoints/last.ckpt (checkpoints: best.ckpt)" in self.refused(capsys, "resume", str(run))
+        assert "has no checkpoints/last.ckpt (checkpoints: best.ckpt, step-00000010.ckpt)" in self.refused(
+            capsys, "resume", str(run)
+        )
 
     def test_another_place(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         for override in ("out=elsewhere", "run=other"):

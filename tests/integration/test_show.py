@@ -13,6 +13,7 @@ from PIL import Image
 from runs import call, make_photos, once
 
 import effloop
+from effloop.batch import ImageSize
 from effloop.cli.main import main
 from effloop.data.loader import Loader
 from effloop.record.grid import Layout
@@ -38,7 +39,7 @@ def loader(photos: Path, *overrides: str, split: str = "train") -> Loader:
 
 def check_tiles(found: NDArray[np.uint8], shown: Loader, samples: list[int], epochs: int) -> None:
     """Every tile is what the model sees of that sample in that epoch."""
-    layout = Layout(40, len(samples), epochs)
+    layout = Layout(ImageSize.of(40), len(samples), epochs)
     assert found.shape == (*layout.size, 3)
     for epoch in range(epochs):
         images = shown.samples(samples, epoch).images.permute(0, 2, 3, 1).numpy()
@@ -52,6 +53,7 @@ def test_a_run_folder_of_its_own(here: Path, photos: Path, capsys: pytest.Captur
     assert show(photos, "run=a/x", "seed=5") == 0
     run = here / "outputs/a/x"
     assert sorted(path.name for path in run.iterdir() if path.suffix != ".diff") == [
+        ".lock",
         "config.yaml",
         "data.json",
         "environment.json",

@@ -164,7 +164,7 @@ def test_compiled_training_is_the_same_to_rounding(photos: Path, here: Path) -> 
     [
         ("compile=maybe", "compile: 'maybe' is not allowed; set true, false or auto"),
         ("max_grad_norm=0", "max_grad_norm: 0.0 is not allowed"),
-        ("progressive=[0]", "progressive: 0 is not a size"),
+        ("progressive=[0]", "progressive: 0 is not allowed"),
         ("progressive=[16,16,16]", "progressive: 3 sizes for epochs=2"),
     ],
 )
@@ -222,7 +222,7 @@ def test_a_script_leaves_behind_how_its_run_ended(photos: Path, here: Path) -> N
 
     build(photos, "epochs=1", "run=x").fit()
     assert state("x") == ("done", "")
-    trainer = build(photos, "epochs=1", "run=y")
+    trainer = build(photos, "epochs=2", "run=y")
     trainer.prunes = stopping
     with pytest.raises(ValueError, match="no"):
         trainer.fit()

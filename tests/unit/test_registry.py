@@ -33,6 +33,15 @@ def test_builds_what_is_named(registry: Registry[str]) -> None:
     assert registry["shout"].summary == "Says it loudly."
 
 
+def test_what_takes_no_channels_takes_three(registry: Registry[str]) -> None:
+    registry.register("colour", PartConfig)(lambda config, word: f"{word} in colour")
+    registry.register("any", PartConfig)(lambda config, word, channels=3: f"{word} in {channels}")
+    assert registry.build_for(3, PartConfig(name="colour"), "hey") == "hey in colour"
+    assert [registry.build_for(count, PartConfig(name="any"), "hey") for count in (1, 3)] == ["hey in 1", "hey in 3"]
+    with pytest.raises(ConfigError, match=r"^data\.channels: 1, but test_group=colour takes 3 only; choose another"):
+        registry.build_for(1, PartConfig(name="colour"), "hey")
+
+
 def test_a_name_is_taken_once(registry: Registry[str]) -> None:
     registry.register("a", PartConfig)(str)
     with pytest.raises(ValueError, match="test_group 'a' is registered already"):

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from effloop.batch import ImageSize
 from effloop.errors import ConfigError
 from effloop.registry import PartConfig, Registry
 
@@ -22,6 +23,14 @@ class Device(Enum):
 
     cpu = "cpu"
     gpu = "gpu"
+
+
+class Evaluation(Enum):
+    """How an image gets the size of the model's input where it isn't augmented."""
+
+    crop = "crop"  # the largest centred box of that shape, or a share of it
+    letterbox = "letterbox"  # all of it, as large as fits, and grey bars
+    squash = "squash"  # all of it, in another aspect ratio
 
 
 @dataclass
@@ -52,18 +61,28 @@ class RecipeConfig(AugmentConfig):
         order: labels in another order; labels that it doesn't name are left out. null is the order of `ops`.
         device: `cpu` runs all operations before batching; `gpu` only those until all images have one size, and the
             rest on batches, on the model's device.
-        eval_ratio: side of the centre crop for evaluation, as a share of the image's shorter side.
+        eval: how an image gets the model's size for evaluation and prediction: `crop` takes its centre; `letterbox`
+            all of it, as large as fits, between bars of grey 114, which is near 0 once normalised by ImageNet's mean;
+            `squash` all of it, whatever its aspect ratio.
+        eval_ratio: of `eval=crop`: the box's share of the largest of `image_size`'s shape in the image; of a square,
+            its side as a share of the image's shorter side.
     """
 
     ops: dict[str, Any] = field(default_factory=dict)
     order: list[str] | None = None
     device: Device = Device.cpu
+    eval: Evaluation = Evaluation.crop
     eval_ratio: float = 0.875
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.eval_ratio <= 1:
             raise ConfigError(f"augment.eval_ratio: {self.eval_ratio} is not allowed; set a share above 0, at most 1")
+        if self.eval is not Evaluation.crop and self.eval_ratio not in (1, RecipeConfig.eval_ratio):  # the defaults
+            raise ConfigError(
+                f"augment.eval_ratio: {self.eval_ratio} is of augment.eval=crop, and {self.eval.value} takes all of an "
+                "image; drop it, or set augment.eval=crop"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +112,12 @@ class Augment(ABC):
         size: height and width of `apply`'s output, in pixels.
     """
 
-    size: int
+    size: ImageSize
 
     @property
     def at_least(self) -> tuple[int, int] | None:
         """(height, width) down to which a decoder may scale a region; None: not at all."""
-        return self.size, self.size
+        return self.size
 
     @property
     def resizes_and_flips(self) -> bool:
@@ -132,11 +151,11 @@ class Augment(ABC):
         """Turn one decoded region into one image of the batch.
 
         Args:
-            region: (h, w, 3) uint8 RGB, the box `draws.boxes[row]`, maybe scaled down, but not below `at_least`.
-                It may be read-only.
+            region: (h, w, C) uint8, RGB or grey: the box `draws.boxes[row]`, maybe scaled down, but not below
+                `at_least`. It may be read-only.
             draws: from `draw`.
             row: the sample's index in `draws`.
-            out: (size, size, 3) uint8, contiguous, written.
+            out: (*size, C) uint8, contiguous, written.
 
         Raises:
             DataError: an operation fails on this image.
@@ -146,11 +165,11 @@ class Augment(ABC):
         """Apply the remaining operations to a batch on its device; none unless `augment.device=gpu`.
 
         Args:
-            images: (N, 3, size, size) uint8, channels_last; may be written.
+            images: (N, C, *size) uint8, channels_last; may be written.
             keys: (N,) uint64 on the host, as passed to `draw`.
 
         Returns:
-            (N, 3, image_size, image_size) uint8.
+            (N, C, H, W) uint8, of `image_size`.
         """
         del keys
         return images

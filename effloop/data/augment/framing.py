@@ -16,7 +16,8 @@ from effloop.data.image.resize import resize_into
 Sizes = NDArray[np.int64]
 Image = NDArray[np.uint8]
 ResizeInto = Callable[[Image, Image], None]
-"""Resizes (h, w, 3) into (H, W, 3)."""
+"""Resizes (h, w, C) into (H, W, C)."""
+WriteCrop = Callable[[Image, list[int], Image, ResizeInto], None]
 
 
 def to_device(array: NDArray[Any], images: Tensor) -> Tensor:
@@ -36,7 +37,7 @@ def write_crop(cut: Image, box: list[int], out: Image, resize: ResizeInto) -> No
     """Write a crop to its output, resized or padded with black.
 
     Args:
-        cut: (h, w, 3), the part of the box inside the image, maybe scaled down by the decoder.
+        cut: (h, w, C), the part of the box inside the image, maybe scaled down by the decoder.
         box: top, left, height, width; may reach beyond the image.
         out: written.
         resize: used if the box hasn't the size of `out`.
@@ -54,18 +55,18 @@ def crop_and_flip_batch(images: Tensor, drawn: NDArray[np.int64], flips: NDArray
     """Crop each image of a batch, resize it if necessary, and flip it horizontally or not.
 
     Args:
-        images: (N, 3, H, W) uint8, channels_last.
+        images: (N, C, H, W) uint8, channels_last.
         drawn: (N, 6) top, left, height, width of the boxes, and height and width of the output.
         flips: (N,) bool.
 
     Returns:
-        (N, 3, height, width) uint8, channels_last.
+        (N, C, height, width) uint8, channels_last.
     """
     boxes, target = drawn[:, :4], (int(drawn[0, 4]), int(drawn[0, 5]))
     if (boxes[:, 2:] != drawn[:, 4:]).any():
         images = resize_batch(images, boxes, target)
         return images.flip(3).where(to_device(flips, images).view(-1, 1, 1, 1), images) if flips.any() else images
-    beyond = max(0, -int(boxes[:, :2].min()), int((boxes[:, :2] + boxes[:, 2:]).max()) - min(images.shape[2:]))
+    beyond = max(0, -int(boxes[:, :2].min()), int((boxes[:, :2] + boxes[:, 2:] - images.shape[2:]).max()))
     if beyond:
         images = F.pad(images, (beyond,) * 4).contiguous(memory_format=torch.channels_last)
         boxes = boxes + np.array([beyond, beyond, 0, 0])
@@ -78,12 +79,12 @@ def crop_batch(images: Tensor, boxes: NDArray[np.int64], flips: NDArray[np.bool_
     On a GPU by one kernel, which takes 40 ms on a CPU for 64 boxes of 224x224; copying one by one takes 2.
 
     Args:
-        images: (N, 3, H, W) uint8, channels_last.
+        images: (N, C, H, W) uint8, channels_last.
         boxes: (N, 4) top, left, height, width, inside of the images.
         flips: (N,) bool.
 
     Returns:
-        (N, 3, height, width) uint8, channels_last.
+        (N, C, height, width) uint8, channels_last.
     """
     pixels = images.permute(0, 2, 3, 1)
     cut = crop_by_index(pixels, boxes, flips) if images.is_cuda else crop_by_copy(pixels, boxes, flips)
@@ -91,7 +92,7 @@ def crop_batch(images: Tensor, boxes: NDArray[np.int64], flips: NDArray[np.bool_
 
 
 def crop_by_index(pixels: Tensor, boxes: NDArray[np.int64], flips: NDArray[np.bool_]) -> Tensor:
-    """(N, H, W, 3) -> (N, height, width, 3), by indexing rows and columns at once."""
+    """(N, H, W, C) -> (N, height, width, C), by indexing rows and columns at once."""
     height, width = boxes[0, 2:]
     rows = boxes[:, :1] + np.arange(height)
     columns = boxes[:, 1:2] + np.where(flips[:, None], np.arange(width)[::-1], np.arange(width))
@@ -103,7 +104,7 @@ def crop_by_index(pixels: Tensor, boxes: NDArray[np.int64], flips: NDArray[np.bo
 def crop_by_copy(pixels: Tensor, boxes: NDArray[np.int64], flips: NDArray[np.bool_]) -> Tensor:
     """`crop_by_index` by copying images one by one."""
     height, width = boxes[0, 2:].tolist()
-    out = pixels.new_empty((len(boxes), height, width, 3))
+    out = pixels.new_empty((len(boxes), height, width, pixels.shape[3]))
     for image, target, (top, left, *_), flip in zip(pixels, out, boxes.tolist(), flips.tolist(), strict=True):
         cut = image[top : top + height, left : left + width]
         target.copy_(cut.flip(1) if flip else cut)
@@ -117,14 +118,14 @@ def resize_batch(images: Tensor, boxes: NDArray[np.int64], target: tuple[int, in
     108 ms for 64 images, and precision=tf32 would apply to the sums.
 
     Args:
-        images: (N, 3, H, W) uint8, channels_last.
+        images: (N, C, H, W) uint8, channels_last.
         boxes: (N, 4) top, left, height, width, inside of the images.
         target: height and width of the output.
 
     Returns:
-        (N, 3, *target) uint8, channels_last; on a CPU the pixels of `resize_into`, on a GPU within 1 level of them.
+        (N, C, *target) uint8, channels_last; on a CPU the pixels of `resize_into`, on a GPU within 1 level of them.
     """
-    out = images.new_empty((len(images), *target, 3))
+    out = images.new_empty((len(images), *target, images.shape[1]))
     resize = resize_on_gpu if images.is_cuda else _resize_on_cpu
     for image, pixels, (top, left, height, width) in zip(images, out, boxes.tolist(), strict=True):
         resize(image[:, top : top + height, left : left + width], pixels)
@@ -136,7 +137,7 @@ def _resize_on_cpu(cut: Tensor, out: Tensor) -> None:
 
 
 def resize_on_gpu(cut: Tensor, out: Tensor) -> None:
-    """(3, h, w) uint8 -> (H, W, 3) uint8, in float32 and rounded once, without a sync."""
+    """(C, h, w) uint8 -> (H, W, C) uint8, in float32 and rounded once, without a sync."""
     size = list(out.shape[:2])
     resized = F.interpolate(cut[None].float(), size, mode="bilinear", antialias=True, align_corners=False)
     out.copy_(resized[0].permute(1, 2, 0).round_().clamp_(0, 255))

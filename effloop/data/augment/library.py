@@ -9,12 +9,14 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from effloop.batch import ImageSize
 from effloop.data.augment import recipe
 from effloop.data.augment.base import Augment, Device, Draws, RecipeConfig
 from effloop.data.augment.framing import Image, Sizes
 from effloop.data.augment.operation import Keys
 from effloop.data.augment.outcomes import SizeMap, extreme_sizes, observed_sizes, probe_sizes
 from effloop.data.augment.recipe import Step
+from effloop.data.image.grey import to_grey, to_rgb
 from effloop.errors import ConfigError, DataError
 
 T = TypeVar("T")
@@ -33,23 +35,28 @@ class LibraryAugment(Augment, Generic[T]):
         steps: the recipe's operations.
         config: its `device` says where they run.
         image_size: height and width of the output, in pixels.
+        channels: of the images. With 1, operations are given grey in three channels, as many need them, and what comes
+            out becomes grey.
 
     Raises:
         ConfigError: the recipe gives images of several sizes, or of another than `image_size`.
     """
 
-    def __init__(self, steps: Sequence[Step[T]], config: RecipeConfig, image_size: int) -> None:
+    def __init__(
+        self, steps: Sequence[Step[T]], config: RecipeConfig, image_size: ImageSize, channels: int = 3
+    ) -> None:
         self.config = config
+        self.channels = channels
         self.crops_first = self.is_crop(steps[0].op)
         sizes = self._sizes(steps, image_size)
         recipe.check_output_sizes(sizes[-1], image_size)
         self._enough = int(sizes[0].min())
         self._first_size = int(sizes[1][0, 0]), int(sizes[1][0, 1])
         # Once all images have one size, the rest can run on batches.
-        alike = next(count for count, found in enumerate(sizes) if (found == found[0, 0]).all())
+        alike = next(count for count, found in enumerate(sizes) if (found == found[0]).all())
         count = alike if config.device is Device.gpu else len(steps)
         self.host, self.device = list(steps[:count]), list(steps[count:])
-        self.size = int(sizes[count][0, 0])
+        self.size = ImageSize(*sizes[count][0].tolist())
 
     @abstractmethod
     def is_crop(self, op: T) -> bool:
@@ -112,7 +119,7 @@ class LibraryAugment(Augment, Generic[T]):
         return Draws(keys, boxes, np.zeros(len(keys), np.bool_), drawn)
 
     def apply(self, region: Image, draws: Draws, row: int, out: Image) -> None:
-        image = region
+        image = region if self.channels == 3 else to_rgb(region)
         for number, (step, keys) in enumerate(zip(self.host, draws.drawn, strict=True)):
             try:
                 if number == 0 and self.crops_first:
@@ -121,13 +128,13 @@ class LibraryAugment(Augment, Generic[T]):
                     image = self.run(step.op, keys[row], image)
             except recipe.FAILURES as error:
                 raise DataError(f"can't be augmented: {_line(step, error)}") from error
-        if image.shape != out.shape:
+        if image.shape[:2] != out.shape[:2]:
             height, width = image.shape[:2]
             raise DataError(
-                f"is {height}x{width} pixels after augment.ops, and not {self.size}x{self.size} as all in a batch; "
-                "end the recipe with a crop"
+                f"is {height}x{width} pixels after augment.ops, and not {'x'.join(map(str, self.size))} as all in a "
+                "batch; end the recipe with a crop"
             )
-        np.copyto(out, image)
+        np.copyto(out, image if self.channels == 3 else to_grey(image))
 
     def check(self, sizes: Sizes) -> None:
         height, width = sizes.T
@@ -150,9 +157,10 @@ class LibraryAugment(Augment, Generic[T]):
         top, left, rows, columns = self._box(op, key, *image.shape[:2])
         return self.resize(op, image[top : top + rows, left : left + columns])
 
-    def _sizes(self, steps: Sequence[Step[T]], image_size: int) -> list[Sizes]:
+    def _sizes(self, steps: Sequence[Step[T]], image_size: ImageSize) -> list[Sizes]:
         """The sizes that the recipe is tried on, and the possible sizes after each operation."""
-        side = max(256, min(2 * image_size, image_size + 256))
+        longer = max(image_size)
+        side = max(256, min(2 * longer, longer + 256))
         try:
             return self._ends(steps, probe_sizes(side))
         except ConfigError:

@@ -59,20 +59,22 @@ class Mix:
 
         Args:
             images: (N, 3, H, W) float32, or uint8, which is rounded.
-            targets: (N,) int64 class indices.
+            targets: (N,) int64 class indices; or (N, K) float32 flags or numbers.
             keys: (N,) uint64, the samples' keys, on the host.
 
         Returns:
-            Images of the same shape, type and memory layout, and (N, K) float32 class probabilities.
+            Images of the same shape, type and memory layout, and (N, K) float32 class probabilities, or flags or
+            numbers by their shares.
         """
         if not self.on:
             return images, targets
         draws = self.draw(keys, images.shape[2], images.shape[3])
         shares = to_device(draws.shares.astype(np.float32)[:, None], images)
-        one_hot = (targets[:, None] == torch.arange(self.num_classes, device=targets.device)).to(torch.float32)
+        if targets.ndim == 1:
+            targets = (targets[:, None] == torch.arange(self.num_classes, device=targets.device)).to(torch.float32)
         pixels = images.to(torch.float32)
         pixels = _blend_boxes(pixels, draws) if self.cutmix else _blend(pixels, shares[:, :, None, None])
-        return _as(images.dtype, pixels), _blend(one_hot, shares)
+        return _as(images.dtype, pixels), _blend(targets, shares)
 
     def draw(self, keys: NDArray[np.uint64], height: int, width: int) -> MixDraws:
         """Draw for (N,) keys of images of one size; row i depends on keys[i] alone."""

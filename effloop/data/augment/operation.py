@@ -16,11 +16,13 @@ from effloop.data.augment.framing import (
     Image,
     ResizeInto,
     Sizes,
+    WriteCrop,
     clip_boxes,
     crop_and_flip_batch,
     to_device,
     write_crop,
 )
+from effloop.data.image.grey import batch_to_grey, batch_to_rgb, to_grey, to_rgb
 from effloop.data.random import uniforms
 
 Keys = NDArray[np.uint64]
@@ -43,7 +45,13 @@ class Operation(ABC):
     """A named operation; its constructor's arguments are its parameters. Stateless and picklable.
 
     Random numbers come from the keys only, which differ between operations.
+
+    Attributes:
+        any_channels: whether it takes images of one channel, too. Else it is given grey in three, and what it makes of
+            that becomes grey again: see `OnGrey`.
     """
+
+    any_channels: ClassVar[bool] = False
 
     @abstractmethod
     def draw(self, keys: Keys, sizes: Sizes) -> Any:
@@ -70,7 +78,7 @@ class Operation(ABC):
         """Apply it to one image on the host.
 
         Args:
-            image: (H, W, 3) uint8 RGB, contiguous; may be written.
+            image: (H, W, C) uint8, contiguous; may be written. C is 3, RGB, or 1 with `any_channels`.
             drawn: from `draw`.
             row: the image's index in it.
             out: for the result, if this is the last operation to change the size; else None.
@@ -87,11 +95,11 @@ class Operation(ABC):
         Within 1 level of `apply_host`; a later operation may amplify that.
 
         Args:
-            images: (N, 3, H, W) uint8, channels_last; may be written.
+            images: (N, C, H, W) uint8, channels_last; may be written.
             drawn: from `draw`, for these N.
 
         Returns:
-            (N, 3, h, w) uint8.
+            (N, C, h, w) uint8.
         """
 
 
@@ -103,10 +111,13 @@ class CropOperation(Operation):
     Attributes:
         target: height and width of the output, or of the smallest.
         resizes: whether a decoder may scale the box down to no less than `target`.
+        pads: whether the output may have pixels that aren't the image's.
     """
 
+    any_channels = True
     target: tuple[int, int]
     resizes: ClassVar[bool] = True
+    pads: bool = False
 
     @abstractmethod
     def boxes(self, keys: Keys, sizes: Sizes) -> NDArray[np.int64]:
@@ -124,12 +135,43 @@ class CropOperation(Operation):
     ) -> Image:
         box = drawn[row].tolist()
         top, left, height, width = clip_boxes(drawn[row : row + 1, :4], np.array([image.shape[:2]]))[0].tolist()
-        target = np.empty((*box[4:], 3), np.uint8) if out is None else out
-        write_crop(image[top : top + height, left : left + width], box, target, resize)
+        target = np.empty((*box[4:], image.shape[2]), np.uint8) if out is None else out
+        self.write(image[top : top + height, left : left + width], box, target, resize)
         return target
+
+    write: WriteCrop = staticmethod(write_crop)
+    """Writes a crop to its output; arguments as of `write_crop`."""
 
     def apply_batch(self, images: Tensor, drawn: NDArray[np.int64]) -> Tensor:
         return crop_and_flip_batch(images, drawn, np.zeros(len(drawn), np.bool_))
+
+
+class OnGrey(Operation):
+    """An operation on colours, for grey images.
+
+    Args:
+        op: the operation.
+    """
+
+    any_channels = True
+
+    def __init__(self, op: Operation) -> None:
+        self.op = op
+
+    def draw(self, keys: Keys, sizes: Sizes) -> Any:
+        return self.op.draw(keys, sizes)
+
+    def out_sizes(self, sizes: Sizes) -> Sizes:
+        return self.op.out_sizes(sizes)
+
+    def apply_host(self, image: Image, drawn: Any, row: int, out: Image | None, resize: ResizeInto) -> Image:
+        made = to_grey(self.op.apply_host(to_rgb(image), drawn, row, None, resize))
+        target = out if out is not None else image if image.shape == made.shape else np.empty_like(made)
+        np.copyto(target, made)
+        return target
+
+    def apply_batch(self, images: Tensor, drawn: Any) -> Tensor:
+        return batch_to_grey(self.op.apply_batch(batch_to_rgb(images), drawn))
 
 
 class PixelOperation(Operation):

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from effloop.batch import ImageSize
 from effloop.data.augment.base import RecipeConfig
 from effloop.data.augment.operation import BadParameterError
 from effloop.data.random import stream
@@ -52,7 +53,7 @@ class Step(Generic[T]):
         return stream(keys, self.salt)
 
 
-def build_steps(config: RecipeConfig, operations: Mapping[str, Callable[..., T]], size: int) -> list[Step[T]]:
+def build_steps(config: RecipeConfig, operations: Mapping[str, Callable[..., T]], size: ImageSize) -> list[Step[T]]:
     """Build the operations of a recipe, in order.
 
     Args:
@@ -145,7 +146,7 @@ def split_entry(label: str, given: Any, where: str) -> tuple[str, dict[str, Any]
 
 
 def build_operation(
-    name: str, parameters: dict[str, Any], operations: Mapping[str, Callable[..., T]], where: str, size: int
+    name: str, parameters: dict[str, Any], operations: Mapping[str, Callable[..., T]], where: str, size: ImageSize
 ) -> T:
     """Build an operation of a library by its name.
 
@@ -167,9 +168,10 @@ def build_operation(
         if parameter not in allowed:
             takes = choices(str(parameter), allowed) if allowed else "it takes none"
             raise ConfigError(f"{where}: {name} has no parameter '{parameter}'; {takes}")
-    for side in ("size", "height", "width"):
+    defaults = {"size": size.height if size.height == size.width else list(size), **size._asdict()}
+    for side, value in defaults.items():
         if side in signature and signature[side].default in (inspect.Parameter.empty, None):
-            parameters = {side: size, **parameters}
+            parameters = {side: value, **parameters}
     try:
         return operations[name](**parameters)
     except BadParameterError as error:
@@ -181,7 +183,7 @@ def build_operation(
         raise ConfigError(f"{where}: {name} can't take its parameters: {reason}; have {', '.join(allowed)}") from error
 
 
-def check_output_sizes(sizes: NDArray[np.int64], size: int) -> None:
+def check_output_sizes(sizes: NDArray[np.int64], size: ImageSize) -> None:
     """Refuse a recipe whose outputs haven't the size `image_size`.
 
     Args:
@@ -197,9 +199,8 @@ def check_output_sizes(sizes: NDArray[np.int64], size: int) -> None:
             "augment.ops.end={op:CenterCrop}"
         )
     if (sizes[0] != size).any():
-        height, width = sizes[0].tolist()
+        found = ImageSize(*sizes[0].tolist())
         raise ConfigError(
-            f"augment.ops: the recipe gives images of {height}x{width}, and image_size is {size}; "
-            + (f"set image_size={height}, or " if height == width else "")
-            + "leave the size of the last crop to image_size"
+            f"augment.ops: the recipe gives images of {found.height}x{found.width}, and image_size is {size}; "
+            f"set image_size={found.word}, or leave the size of the last crop to image_size"
         )

@@ -20,7 +20,7 @@ from effloop.data.decode import DecodeConfig, Decoder
 from effloop.data.image.header import Encoded, pnm_header
 from effloop.data.source import Cache, Source
 from effloop.data.source.wrapped import Wrapped
-from effloop.errors import ConfigError, DataError
+from effloop.errors import ConfigError, DataError, warn
 from effloop.system.hardware import available_memory
 
 
@@ -29,7 +29,7 @@ class CachedSource(Wrapped):
 
     Args:
         source: whose samples are kept.
-        kind: the encoded bytes, or the decoded pixels as a raw image (`header.pnm_header`), which every decoder
+        what: the encoded bytes, or the decoded pixels as a raw image (`header.pnm_header`), which every decoder
             returns as a view.
         decoder: decodes the pixels.
         capacity: bytes for samples; called only if no process of this machine keeps them yet.
@@ -37,40 +37,60 @@ class CachedSource(Wrapped):
     """
 
     def __init__(
-        self, source: Source, kind: Cache, decoder: Decoder, capacity: Callable[[], int], folder: Path = FOLDER
+        self, source: Source, what: Cache, decoder: Decoder, capacity: Callable[[], int], folder: Path = FOLDER
     ) -> None:
         super().__init__(source)
-        self.kind, self.decoder, self.folder = kind, decoder, folder
-        self._name = _name(source, kind, decoder)
+        self.what, self.decoder, self.folder = what, decoder, folder
+        self._name = _name(source, what, decoder)
         self._open(capacity)
+        self._forget_changed()
 
     def _open(self, capacity: Callable[[], int]) -> None:
         self.classes = self.source.classes
         self.region = Region(self._name, len(self.source), capacity, self.folder)
 
+    def _forget_changed(self) -> None:
+        """Of what another run on this machine has kept, forget images that were overwritten in place since then.
+
+        2 µs for each; what changes while this run reads it is not noticed.
+        """
+        if changed := self.region.forget_changed(self._stamp):
+            warn(
+                f"data.cache: {changed:,} files in {self.source.where} were changed since another run on this machine "
+                "put them there; they are read from disk"
+            )
+
+    def _stamp(self, index: int) -> int:
+        """When the file of a sample was modified; 0 if that isn't known, or it is gone."""
+        try:
+            return self.source.modified_ns(index) or 0
+        except DataError:
+            return 0
+
     def read(self, index: int) -> Encoded:
         kept = self.region.get(index)
         if kept is not None:
             return kept
+        stamp = self._stamp(index)
         data = self.source.read(index)
-        if self.kind is Cache.bytes:
-            self.region.put(index, [data])
+        if self.what is Cache.bytes:
+            self.region.put(index, [data], stamp)
             return data
         pixels = np.ascontiguousarray(self.decoder.decode(data))
         height, width, channels = pixels.shape
         header, body = pnm_header(height, width, channels), pixels.reshape(-1).data
-        self.region.put(index, [header, body])
+        self.region.put(index, [header, body], stamp)
         return self.region.get(index) or b"".join((header, body))
 
     def describe(self) -> str:
         """One line: what is kept, and in how much memory."""
-        return f"{self.kind.value}, room for {decimal(self.region.num_bytes)} in {self.folder}"
+        return f"{self.what.value}, room for {decimal(self.region.num_bytes)} in {self.folder}"
 
     def will_need(self, indices: Sequence[int]) -> None:
         self.source.will_need([index for index in indices if self.region.get(index) is None])
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {name: getattr(self, name) for name in ("source", "kind", "decoder", "folder", "_name")}
+        state = {name: getattr(self, name) for name in ("source", "what", "decoder", "folder", "_name")}
         return {**state, "num_bytes": self.region.num_bytes}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -79,13 +99,13 @@ class CachedSource(Wrapped):
         self._open(lambda: num_bytes)
 
 
-_LAYOUT = 1  # version of what a region contains
+_LAYOUT = 2  # version of what a region contains
 
 
-def _name(source: Source, kind: Cache, decoder: Decoder) -> str:
+def _name(source: Source, what: Cache, decoder: Decoder) -> str:
     """Identifies what is kept, in 16 hex digits: the data in its current state, and how it is decoded."""
-    identity: dict[str, Any] = {"data": source.identity(), "kind": kind.value, "layout": _LAYOUT}
-    if kind is Cache.pixels:
+    identity: dict[str, Any] = {"data": source.identity(), "kind": what.value, "layout": _LAYOUT}
+    if what is Cache.pixels:
         identity["decoder"] = decoder_identity(decoder)
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -96,6 +116,8 @@ def decoder_identity(decoder: Decoder) -> dict[str, Any]:
         "class": type(decoder).__qualname__,
         "PIL": PIL.__version__,
     }  # decodes damaged images
+    if decoder.channels != 3:
+        identity["channels"] = decoder.channels
     for name, part in vars(decoder).items():
         if isinstance(part, Decoder):
             identity[name] = decoder_identity(part)
@@ -111,13 +133,13 @@ _MARGIN = 1.05  # for the error of an estimate from 2,000 sizes
 
 
 def cached(
-    source: Source, kind: Cache, decoder: Decoder, limit: float | None, *, share: float = 1.0, folder: Path = FOLDER
+    source: Source, what: Cache, decoder: Decoder, limit: float | None, *, share: float = 1.0, folder: Path = FOLDER
 ) -> Source:
     """`source`, or a source that keeps it in memory, shared with the other processes of this machine.
 
     Args:
         source: whose samples are kept.
-        kind: what is kept.
+        what: what is kept.
         decoder: decodes the pixels.
         limit: bytes for all splits together; None is half of the free memory.
         share: fraction of it for this split.
@@ -126,14 +148,14 @@ def cached(
     Raises:
         ConfigError: there is too little memory, or no such folder.
     """
-    if kind is Cache.none:
+    if what is Cache.none:
         return source
 
     def capacity() -> int:
-        total = source.fingerprint()["bytes"] if kind is Cache.bytes else _bytes_of_pixels(source, decoder)
+        total = source.fingerprint()["bytes"] if what is Cache.bytes else _bytes_of_pixels(source, decoder)
         return int(min(total, _allowed(len(source), limit, share, folder)))
 
-    return CachedSource(source, kind, decoder, capacity, folder)
+    return CachedSource(source, what, decoder, capacity, folder)
 
 
 def _allowed(samples: int, limit: float | None, share: float, folder: Path) -> float:
@@ -160,7 +182,7 @@ def _bytes_of_pixels(source: Source, decoder: Decoder) -> int:
     for sample in ids:
         with suppress(DataError):
             height, width = decoder.size(source.read(sample))
-            sizes.append(3 * height * width + len(pnm_header(height, width, 3)))
+            sizes.append(decoder.channels * height * width + len(pnm_header(height, width, 3)))
     if len(ids) == count or not sizes:
         return sum(sizes)
     return int(sum(sizes) / len(sizes) * count * _MARGIN)

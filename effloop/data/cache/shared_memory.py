@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import mmap
+import multiprocessing
 import os
 import stat
 import struct
+import subprocess
 import threading
 import time
 import weakref
@@ -18,6 +20,7 @@ from pathlib import Path
 import numpy as np
 from rich.filesize import decimal
 
+from effloop.data.cache.remover import end_remover, start_remover
 from effloop.data.image.header import Encoded
 from effloop.errors import ConfigError
 from effloop.system.files import try_lock
@@ -32,7 +35,7 @@ _ATTEMPTS = 5000  # of at least 1 ms, in case other processes keep removing the 
 
 def table_bytes(samples: int) -> int:
     """Bytes before the samples: the header and the table."""
-    return -(-(_TABLE + 17 * samples) // mmap.PAGESIZE) * mmap.PAGESIZE
+    return -(-(_TABLE + 25 * samples) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 class Region:
@@ -41,8 +44,8 @@ class Region:
     The first process creates it; other workers and ranks of this machine attach to it. It is removed when the last of
     them ends, or, if that was killed, when another region is created.
 
-    Layout: the header; a table with the offset (u64, 0: absent) of each sample, then the size (u64) of each, then a
-    byte for each that says whether it is complete; the samples.
+    Layout: the header; a table with the offset (u64, 0: absent) of each sample, then the size (u64) of each, then
+    its stamp (i64), then a byte for each that says whether it is complete; the samples.
 
     Args:
         name: identifies what is kept; the same name is the same memory.
@@ -63,12 +66,14 @@ class Region:
         view = memoryview(self._map)
         self._begin = np.frombuffer(view, np.uint64, samples, _TABLE)
         self._size = np.frombuffer(view, np.uint64, samples, _TABLE + 8 * samples)
-        self._ready = np.frombuffer(view, np.uint8, samples, _TABLE + 16 * samples)
+        self._stamp = np.frombuffer(view, np.int64, samples, _TABLE + 16 * samples)
+        self._ready = np.frombuffer(view, np.uint8, samples, _TABLE + 24 * samples)
         self._view = view
         self._readable = view.toreadonly()
         self._lock = _Lock(fd)
         self.num_bytes: int = _HEADER.unpack_from(self._map)[0]
-        self._release = weakref.finalize(self, _release, fd, self._lock, self.path, os.getpid())
+        remover = None if multiprocessing.current_process().daemon else start_remover(self.path)  # workers are daemons
+        self._release = weakref.finalize(self, _release, fd, self._lock, self.path, (os.getpid(), remover))
 
     def _open(self, capacity: Callable[[], int]) -> int:
         """Attach to the file or create it, and hold a shared lock that marks it as in use."""
@@ -147,8 +152,8 @@ class Region:
         begin = int(self._begin[sample])
         return self._readable[begin : begin + int(self._size[sample])]
 
-    def put(self, sample: int, parts: Sequence[Encoded]) -> None:
-        """Keep a sample if there is room; its parts are joined."""
+    def put(self, sample: int, parts: Sequence[Encoded], stamp: int = 0) -> None:
+        """Keep a sample if there is room; its parts are joined. `stamp` says of which state of its file it is."""
         size = sum(len(part) for part in parts)
         begin = self._claim(sample, size)
         if begin is None:
@@ -157,6 +162,7 @@ class Region:
         for part in parts:
             self._view[at : at + len(part)] = part
             at += len(part)
+        self._stamp[sample] = stamp
         with self._lock.held():  # also a memory barrier: the flag is visible only after the bytes
             self._ready[sample] = 1
 
@@ -170,6 +176,16 @@ class Region:
             _HEADER.pack_into(self._map, 0, self.num_bytes, taken + size)
             self._begin[sample], self._size[sample] = begin, size
             return begin
+
+    def forget_changed(self, stamp: Callable[[int], int]) -> int:
+        """Forget samples whose stamp is another now; they aren't kept again. Returns how many these are."""
+        changed = 0
+        for sample in np.flatnonzero(self._ready).tolist():
+            if stamp(sample) != self._stamp[sample]:
+                with self._lock.held():
+                    self._ready[sample] = 0
+                changed += 1
+        return changed
 
     def kept(self) -> int:
         """Number of samples that are kept."""
@@ -243,12 +259,15 @@ def _remove(fd: int, path: Path) -> None:
             path.unlink()
 
 
-def _release(fd: int, lock: _Lock, path: Path, pid: int) -> None:
+def _release(fd: int, lock: _Lock, path: Path, owner: tuple[int, subprocess.Popen[bytes] | None]) -> None:
     """Remove the file if no other process uses it."""
+    pid, remover = owner
     lock.close()
     if os.getpid() == pid:  # a forked worker shares the file with its parent
         _remove_unused(fd, path)
     os.close(fd)
+    if remover and os.getpid() == pid:
+        end_remover(remover)
 
 
 def _remove_unused(fd: int, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Decoders: encoded bytes and a box -> (height, width, 3) uint8 RGB."""
+"""Decoders: encoded bytes and a box -> (height, width, 3) uint8 RGB, or (height, width, 1) grey."""
 
 from effloop.data.decode import auto, opencv, pillow, turbojpeg  # noqa: F401  (they register)
 from effloop.data.decode.base import Box, DecodeConfig, Decoder, decoders

@@ -35,14 +35,14 @@ class AutoDecoder(PlainDecoder):
     jpeg: PlainDecoder
     other: PlainDecoder
 
-    def __init__(self, config: AutoConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: AutoConfig, channels: int = 3) -> None:
+        super().__init__(config, channels)
         try:
-            self.other = OpenCVDecoder(OpenCVConfig())
+            self.other = OpenCVDecoder(OpenCVConfig(), channels)
         except (ConfigError, ImportError):  # not installed, or a system library is missing
-            self.other = PillowDecoder(config)
+            self.other = PillowDecoder(config, channels)
         try:
-            self.jpeg = TurboJPEGDecoder(TurboJPEGConfig())
+            self.jpeg = TurboJPEGDecoder(TurboJPEGConfig(), channels)
         except (ConfigError, ImportError):
             self.jpeg = self.other
         self.decodes_truncated = self.jpeg.decodes_truncated

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import BmpImagePlugin, Image, ImageFile, JpegImagePlugin, PngImagePlugin, PpmImagePlugin, WebPImagePlugin
 
 from effloop.data.decode.base import Box, DecodeConfig, Decoder
+from effloop.data.image.grey import to_grey, to_rgb
 from effloop.data.image.header import Encoded, Header, expected_size, pnm_pixels, read_header
 from effloop.data.image.jpeg import Part, crop_bottom, crop_intervals, read_layout
 from effloop.data.image.orientation import read_orientation, stored_box, upright, upright_size
@@ -33,17 +34,17 @@ class PlainDecoder(Decoder):
 
     decodes_truncated = True
 
-    def __init__(self, config: DecodeConfig) -> None:
+    def __init__(self, config: DecodeConfig, channels: int = 3) -> None:
         self.config = config
+        self.channels = channels
         self.exif = config.exif
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (
-            self.config,
-        )  # rebuilt when unpickled, so that its library is imported and set up there, too
+        # Rebuilt when unpickled, so that its library is imported and set up there, too.
+        return type(self), (self.config, *[self.channels][: self.channels != 3])
 
     def fast(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
-        """(height, width, 3) uint8 RGB of a plain, complete image; None leaves it to Pillow."""
+        """(height, width, C) uint8 of a plain, complete image; None leaves it to Pillow."""
         return None
 
     def decode(
@@ -60,14 +61,14 @@ class PlainDecoder(Decoder):
         if header.orientation != 1:
             return self._turned(data, header, box, at_least)
         if header.format == "PNM" and header.plain and header.complete:
-            return _raw_pixels(data, header, box)
+            return self._raw_pixels(data, header, box)
         if box is not None and header.format == "JPEG" and header.plain and header.complete:
             region = self._region(data, header, box, at_least)
             if region is not None:
                 return region
         pixels = self.fast(data, header) if header.plain and header.complete else None
-        if pixels is None or pixels.shape != (header.height, header.width, 3):
-            pixels = decode_with_pillow(data, header)
+        if pixels is None or pixels.shape != (header.height, header.width, self.channels):
+            pixels = self.by_pillow(data, header)
         return pixels if box is None else _crop(pixels, box)
 
     def _turned(
@@ -80,6 +81,22 @@ class PlainDecoder(Decoder):
         wanted = None if box is None else stored_box(box, turn, header.height, header.width)
         small = None if at_least is None else upright_size(*at_least, turn)
         return upright(self.decode_with_info(data, stored, wanted, small), turn)
+
+    def by_pillow(self, data: Encoded, header: Header) -> NDArray[np.uint8]:
+        """(height, width, C) uint8 of a whole image, by Pillow at its strictest.
+
+        Raises:
+            DataError: truncated or damaged.
+        """
+        return decode_with_pillow(data, header, self.channels, self.config.window)
+
+    def _raw_pixels(self, data: Encoded, header: Header, box: Box | None) -> NDArray[np.uint8]:
+        """Stored raw pixels: the box is a view, unless it is grey and colours are wanted, or the other way round."""
+        pixels = pnm_pixels(data, header)
+        region = pixels if box is None else _crop(pixels, box)
+        if region.shape[2] == self.channels:
+            return region
+        return to_grey(region) if self.channels == 1 else to_rgb(region)
 
     def fast_truncated(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
         """Like `fast`, for a JPEG with data after its last row."""
@@ -102,10 +119,12 @@ class PlainDecoder(Decoder):
         inside = box[0] - part.top, box[1] - part.left, box[2], box[3]
         if factor > 1:
             pixels = self.fast_scaled(part.data, shown, factor, truncated=part.trailing_data)
-            if pixels is not None and pixels.shape == (-(-part.height // factor), -(-part.width // factor), 3):
+            small = -(-part.height // factor), -(-part.width // factor), self.channels
+            if pixels is not None and pixels.shape == small:
                 return _crop(pixels, _scaled_box(inside, factor))
         pixels = (self.fast_truncated if part.trailing_data else self.fast)(part.data, shown)
-        return _crop(pixels, inside) if pixels is not None and pixels.shape == (part.height, part.width, 3) else None
+        wanted = part.height, part.width, self.channels
+        return _crop(pixels, inside) if pixels is not None and pixels.shape == wanted else None
 
     def size(self, data: Encoded) -> tuple[int, int]:
         header = self.read_info(data)
@@ -155,13 +174,6 @@ def _crop(pixels: NDArray[np.uint8], box: Box) -> NDArray[np.uint8]:
     return pixels[top : top + height, left : left + width]
 
 
-def _raw_pixels(data: Encoded, header: Header, box: Box | None) -> NDArray[np.uint8]:
-    """Stored raw pixels: the box is a view; only grey is copied, to three channels."""
-    pixels = pnm_pixels(data, header)
-    region = pixels if box is None else _crop(pixels, box)
-    return region if region.shape[2] == 3 else np.repeat(region, 3, axis=2)
-
-
 def check_box(box: Box, header: Header) -> None:
     """Raise ValueError unless the box is inside the image and not empty."""
     top, left, height, width = box
@@ -174,17 +186,17 @@ def check_box(box: Box, header: Header) -> None:
         )
 
 
-def decode_with_pillow(data: Encoded, header: Header) -> NDArray[np.uint8]:
-    """Decode a whole image to (height, width, 3) uint8 RGB, with Pillow at its strictest.
+def decode_with_pillow(data: Encoded, header: Header, channels: int = 3, window: Any = None) -> NDArray[np.uint8]:
+    """Decode a whole image to (height, width, channels) uint8, with Pillow at its strictest.
 
     Raises:
         DataError: truncated or damaged.
     """
     try:
         with _PLUGINS[header.format](io.BytesIO(data)) if header.format in _PLUGINS else open_other(data) as image:
-            pixels = to_rgb(image)
-    except MemoryError:
-        raise  # about the machine, not about the image
+            pixels = to_pixels(image, channels, window)
+    except (MemoryError, DataError):
+        raise  # about the machine, not about the image; or it says what is wrong
     except Exception as error:  # a damaged file can make Pillow raise nearly anything
         raise DataError(describe_damage(data, header, error)) from error
     if pixels.shape[:2] != (header.height, header.width):
@@ -213,16 +225,51 @@ _PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
 }
 
 
-def to_rgb(image: Image.Image) -> NDArray[np.uint8]:
-    """Pillow's image -> (height, width, 3) uint8 RGB, colours as `Decoder` says."""
+def to_pixels(image: Image.Image, channels: int = 3, window: Any = None) -> NDArray[np.uint8]:
+    """Pillow's image -> (height, width, channels) uint8, colours as `Decoder` says.
+
+    Args:
+        image: is loaded by this.
+        channels: 3 for RGB, 1 for grey.
+        window: `DecodeConfig.window`.
+
+    Raises:
+        DataError: there is a window, and the image has more than 8 bits that Pillow reduces to 8.
+    """
+    if window is not None and not image.mode.startswith(("I", "F")) and _is_deep(image):
+        raise DataError(
+            f"is {image.mode} of 16 bits, and decode.window={window} is for grey without alpha; store it as grey, or "
+            "set decode.window=null"
+        )
+    if channels == 1:
+        image.draft("L", None)  # the luminance that a JPEG has, as the other decoders give it
     image.load()
-    if image.mode == "RGB":
+    if image.mode == "RGB" and channels == 3:
         return np.asarray(image)
-    if image.mode.startswith("I"):  # 16-bit grey; a TIFF may have 32
-        grey = (np.asarray(image) >> 8).clip(0, 255).astype(np.uint8)
-        return np.repeat(grey[:, :, None], 3, axis=2)
+    if image.mode.startswith("I") or (image.mode == "F" and window is not None):  # 16-bit grey; a TIFF may have 32
+        return np.repeat(_eight_bits(np.asarray(image), window)[:, :, None], channels, axis=2)
     image.info.pop("transparency", None)  # dropped anyway, and convert() warns about some kinds of it
-    return np.asarray(image.convert("RGB"))
+    pixels = np.asarray(image.convert("RGB" if channels == 3 else "L"))
+    return pixels if channels == 3 else pixels[:, :, None]
+
+
+def _is_deep(image: Image.Image) -> bool:
+    """Whether an image that isn't loaded yet has 16 bits in PNG, TIFF or PNM; of JPEG 2000 Pillow doesn't tell."""
+    tiles = getattr(image, "tile", ())
+    return any(";16" in str(args) or (codec == "ppm" and args[1] > 255) for codec, _, _, args in tiles)
+
+
+def _eight_bits(grey: NDArray[Any], window: Any) -> NDArray[np.uint8]:
+    """Grey of more than 8 bits as uint8, by a window: null, `auto` or [low, high]. NaN, which TIFF may have, is 0."""
+    if window is None:
+        return (grey >> 8).clip(0, 255).astype(np.uint8)
+    if window == "auto":
+        found = grey[np.isfinite(grey)] if grey.dtype.kind == "f" else grey
+        window = (float(found.min()), float(found.max())) if found.size else (0.0, 1.0)
+    low, high = window
+    levels: NDArray[np.float64] = (grey.astype(np.float64) - low) * (255 / (high - low or 1))
+    levels[np.isnan(levels)] = 0
+    return levels.round().clip(0, 255).astype(np.uint8)
 
 
 def describe_damage(data: Encoded, header: Header, error: Exception) -> str:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from effloop.data.decode.base import DecodeConfig, decoders
 from effloop.data.decode.common import PlainDecoder
+from effloop.data.image.grey import to_grey
 from effloop.data.image.header import Encoded, Header
 from effloop.errors import optional_package
 
@@ -35,8 +36,8 @@ class OpenCVDecoder(PlainDecoder):
 
     decodes_truncated = False  # it can, but libjpeg prints a line to stderr for each
 
-    def __init__(self, config: OpenCVConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: OpenCVConfig, channels: int = 3) -> None:
+        super().__init__(config, channels)
         self._cv2 = optional_package("cv2", "decode=opencv", "opencv-python-headless")
         self._cv2.setNumThreads(0)  # EffLoop brings the threads, and OpenCV's own don't survive a fork
         self._flags = self._cv2.IMREAD_COLOR_RGB | self._cv2.IMREAD_IGNORE_ORIENTATION
@@ -45,11 +46,19 @@ class OpenCVDecoder(PlainDecoder):
         is_valid = _VALIDATORS.get(header.format)
         if is_valid is not None and not is_valid(data):
             return None
+        grey = self.channels == 1 and (header.format == "JPEG" or (header.format == "PNG" and data[25] == _GREY))
+        flags = self._cv2.IMREAD_GRAYSCALE | self._cv2.IMREAD_IGNORE_ORIENTATION if grey else self._flags
         try:
-            return cast("NDArray[np.uint8] | None", self._cv2.imdecode(np.frombuffer(data, np.uint8), self._flags))
+            pixels = cast("NDArray[np.uint8] | None", self._cv2.imdecode(np.frombuffer(data, np.uint8), flags))
         except self._cv2.error:
             return None
+        if pixels is None or self.channels == 3:
+            return pixels
+        return pixels[:, :, None] if grey else to_grey(pixels)  # OpenCV's own formula is a level off Pillow's
 
+
+_GREY = 0
+"""Colour type of a PNG, its 26th byte."""
 
 _IN_SCANS = np.zeros(256, bool)  # by the byte after FF: 00 is a data byte FF, D0-D7 are restarts
 _IN_SCANS[[0x00, *range(0xD0, 0xD8), 0xC4, 0xD9, 0xDA, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE, 0xFF]] = True

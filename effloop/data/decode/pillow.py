@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from effloop.data.decode.base import DecodeConfig, decoders
-from effloop.data.decode.common import PlainDecoder, decode_with_pillow
+from effloop.data.decode.common import PlainDecoder
 from effloop.data.image.header import Encoded, Header
 from effloop.errors import DataError
 
@@ -26,6 +26,6 @@ class PillowDecoder(PlainDecoder):
 
     def fast(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
         try:
-            return decode_with_pillow(data, header)
+            return self.by_pillow(data, header)
         except DataError:
             return None  # of a part of an image: the whole one is decoded next

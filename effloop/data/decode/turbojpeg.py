@@ -28,8 +28,9 @@ class TurboJPEGDecoder(PlainDecoder):
     Images that libjpeg warns about are left to Pillow, too.
     """
 
-    def __init__(self, config: TurboJPEGConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: TurboJPEGConfig, channels: int = 3) -> None:
+        super().__init__(config, channels)
+        self._colorspace = "RGB" if channels == 3 else "GRAY"
         self._simplejpeg = optional_package("simplejpeg", "decode=turbojpeg", "simplejpeg")
 
     def fast(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
@@ -46,6 +47,6 @@ class TurboJPEGDecoder(PlainDecoder):
 
     def _decode(self, data: Encoded, **options: Any) -> NDArray[np.uint8] | None:
         try:
-            return cast(NDArray[np.uint8], self._simplejpeg.decode_jpeg(data, **options))
+            return cast(NDArray[np.uint8], self._simplejpeg.decode_jpeg(data, self._colorspace, **options))
         except ValueError:
             return None

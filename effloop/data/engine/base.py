@@ -20,13 +20,18 @@ class EngineConfig(PartConfig):
 
     Attributes:
         prefetch: batches loaded ahead of the one in use.
+        timeout_s: seconds that a run waits for workers of which none begins or ends a sample, before it ends with a
+            line that names them and what they load; after half of it, at most 30, there is a warning.
     """
 
     prefetch: int = 2
+    timeout_s: float = 300.0
 
     def __post_init__(self) -> None:
         if self.prefetch < 1:
             raise ConfigError(f"engine.prefetch: {self.prefetch} is not allowed; set a number of batches above 0")
+        if not self.timeout_s > 0:
+            raise ConfigError(f"engine.timeout_s: {self.timeout_s:g} is not allowed; set a number of seconds above 0")
 
     def host_batches(self, device: str) -> int:
         """Batches in host memory at once: those prefetched, the loop's, and one that is copied to the device.
@@ -83,7 +88,7 @@ class Engine(ABC):
     def stream(self, epoch: int, samples_seen: int = 0) -> Iterator[Batch]:
         """Host batches of one epoch, in order, starting at a position.
 
-        The images are uint8 (B, 3, S, S) channels_last. Leaving the iterator early, by `break` or
+        The images are uint8 (B, 3, H, W) channels_last. Leaving the iterator early, by `break` or
         an exception, cancels pending work.
 
         Raises:
@@ -102,6 +107,6 @@ def fill_inline(plan: Plan, epoch: int, samples_seen: int, *, pin_memory: bool) 
     ring = Ring(pin_memory=pin_memory)
     for request in plan.requests(epoch, samples_seen):
         batch = plan.empty_batch(request, ring.take(plan.shape(request)))
-        plan.fill(request, batch.images, 0, len(batch))
+        plan.amend(batch, plan.fill(request, batch.images, 0, len(batch)))
         yield batch
         del batch  # frees its memory for the next one

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from effloop.batch import Batch
+from effloop.batch import Batch, Skipped
 from effloop.data.decode.base import ImageInfo
 from effloop.data.engine.base import Engine, EngineConfig, engines
+from effloop.data.engine.daemons import DaemonThreads
 from effloop.data.engine.ring import Ring
 from effloop.data.image.header import Encoded, read_header
-from effloop.data.plan import BatchRequest, Plan, Prepared
+from effloop.data.order import BatchRequest
+from effloop.data.plan import Plan, Prepared
 from effloop.errors import ConfigError, DataError, optional_package, warn
 
 
@@ -63,7 +65,7 @@ class _Begun:
     request: BatchRequest
     given: _Given | None
     batch: Batch | None
-    fills: list[Future[None]]
+    fills: list[Future[list[Skipped]]]
 
 
 @engines.register("dali", DaliConfig)
@@ -92,20 +94,20 @@ class DaliEngine(Engine):
         begun: deque[_Begun] = deque()
         reading: deque[tuple[BatchRequest, Future[_Given | None]]] = deque()
         pipeline = self._spare.pop() if self._spare else self._pipeline()
-        with ThreadPoolExecutor(self.num_threads, thread_name_prefix="effloop-read") as pool:
-            try:
-                for request in requests:
-                    reading.append((request, pool.submit(self._read, request)))
-                    if len(reading) > 1:
-                        begun.append(self._begin(pipeline, pool, *reading.popleft()))
-                    if len(begun) > self.config.prefetch:
-                        yield self._finished(pipeline, pool, begun.popleft())
-                while reading:
+        pool = DaemonThreads(self.num_threads, "effloop-read")
+        try:
+            for request in requests:
+                reading.append((request, pool.submit(self._read, request)))
+                if len(reading) > 1:
                     begun.append(self._begin(pipeline, pool, *reading.popleft()))
-                while begun:
+                if len(begun) > self.config.prefetch:
                     yield self._finished(pipeline, pool, begun.popleft())
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
+            while reading:
+                begun.append(self._begin(pipeline, pool, *reading.popleft()))
+            while begun:
+                yield self._finished(pipeline, pool, begun.popleft())
+        finally:
+            pool.close()
         self._spare.append(pipeline)  # not after leaving early, when it still has work
 
     def close(self) -> None:
@@ -114,7 +116,7 @@ class DaliEngine(Engine):
 
     def _pipeline(self) -> _Pipeline:
         device = torch.cuda.current_device() if self.on_gpu else None
-        return _Pipeline(self.plan.order.batch_per_rank, self.plan.augment.size, self.num_threads, device)
+        return _Pipeline(self.plan.order.batch_per_rank, self.plan.shape_of_image, self.num_threads, device)
 
     def _read(self, request: BatchRequest) -> _Given | None:
         """Read a batch's samples, and find those that DALI decodes like EffLoop's decoders."""
@@ -126,9 +128,10 @@ class DaliEngine(Engine):
         return _Given(rows, prepared) if len(rows) else None
 
     def _begin(
-        self, pipeline: _Pipeline, pool: ThreadPoolExecutor, request: BatchRequest, reading: Future[_Given | None]
+        self, pipeline: _Pipeline, pool: DaemonThreads, request: BatchRequest, reading: Future[_Given | None]
     ) -> _Begun:
         """Pass a batch's rows that DALI decodes to it, and load the others."""
+        pool.wait(reading, self.config.timeout_s, self.plan.source)
         try:
             given = reading.result()
         except DataError:
@@ -142,7 +145,7 @@ class DaliEngine(Engine):
         fills = [pool.submit(self.plan.fill, request, batch.images, row, row + 1) for row in sorted(left)]
         return _Begun(request, given, batch, fills)
 
-    def _finished(self, pipeline: _Pipeline, pool: ThreadPoolExecutor, begun: _Begun) -> Batch:
+    def _finished(self, pipeline: _Pipeline, pool: DaemonThreads, begun: _Begun) -> Batch:
         """Wait for a batch that `_begin` started.
 
         Raises:
@@ -157,13 +160,14 @@ class DaliEngine(Engine):
         if given is not None and pixels is None:  # `decode` decides, and names the sample
             fills += [pool.submit(self.plan.fill, request, batch.images, row, row + 1) for row in given.rows.tolist()]
         for fill in fills:
-            fill.result()
+            pool.wait(fill, self.config.timeout_s, self.plan.source)
+        skipped = [each for fill in fills for each in fill.result()]
         if given is not None and pixels is None:
             warn(f"engine=dali: DALI refused a batch that decode accepted, which is slow: {pipeline.refusal}")
         if given is not None and pixels is not None:
             batch.images = batch.images.to(pixels.device)
             batch.images.permute(0, 2, 3, 1)[torch.from_numpy(given.rows)] = pixels
-        return batch
+        return self.plan.amend(batch, skipped)
 
 
 class _Pipeline:
@@ -174,7 +178,7 @@ class _Pipeline:
 
     Args:
         batch: samples in a batch, at most.
-        size: height and width of the output.
+        shape: height, width and channels of the output.
         num_threads: of DALI.
         device: index of the GPU that decodes and resizes; None uses the CPU only.
 
@@ -182,9 +186,9 @@ class _Pipeline:
         refusal: why DALI refused the last batch that it refused.
     """
 
-    def __init__(self, batch: int, size: int, num_threads: int, device: int | None) -> None:
+    def __init__(self, batch: int, shape: tuple[int, int, int], num_threads: int, device: int | None) -> None:
         self.options = {"batch_size": batch, "num_threads": num_threads, "device_id": device}
-        self.size = size
+        self.shape = shape
         self.on_gpu = device is not None
         self.refusal = ""
         self._given: deque[_Given] = deque()
@@ -193,6 +197,7 @@ class _Pipeline:
     def _built(self) -> Any:
         dali = optional_package("nvidia.dali", "engine=dali", "effloop[dali]")
         fn = optional_package("nvidia.dali.fn", "engine=dali", "effloop[dali]")
+        types = optional_package("nvidia.dali.types", "engine=dali", "effloop[dali]")
         # With a longer queue the first run would need as many batches at once.
         pipeline = dali.Pipeline(**self.options, prefetch_queue_depth=1, exec_dynamic=True)
         with pipeline:
@@ -203,13 +208,14 @@ class _Pipeline:
                 corners,
                 sizes,
                 axes=[0, 1],
+                output_type=types.GRAY if self.shape[2] == 1 else types.RGB,
                 device="mixed" if self.on_gpu else "cpu",  # mixed: not tested on a GPU yet
                 normalized_anchor=False,
                 normalized_shape=False,
                 adjust_orientation=False,
                 jpeg_fancy_upsampling=True,  # as on the CPU
             )
-            pipeline.set_outputs(fn.flip(fn.resize(images, size=(self.size, self.size)), horizontal=flips))
+            pipeline.set_outputs(fn.flip(fn.resize(images, size=self.shape[:2]), horizontal=flips))
         pipeline.build()
         return pipeline
 
@@ -224,7 +230,7 @@ class _Pipeline:
         self._pipeline.schedule_run()
 
     def take(self) -> Tensor | None:
-        """(N, S, S, 3) uint8 of the oldest batch, on the GPU if there is one; None if DALI refuses it."""
+        """(N, H, W, C) uint8 of the oldest batch, on the GPU if there is one; None if DALI refuses it."""
         self._given.popleft()
         try:
             (found,) = self._pipeline.share_outputs(torch.cuda.current_stream() if self.on_gpu else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import select
@@ -10,48 +11,33 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 
 from effloop.batch import Batch
+from effloop.data.engine.pending import PendingBatch
 from effloop.data.engine.shared import SharedRing
+from effloop.data.engine.waiting import Patience, at_work
 from effloop.data.engine.worker import (
     ANSWER,
-    FAILED,
-    FILLED,
     JOB,
-    REPORTED,
     STOP,
     Worker,
     exit_error,
     read_job,
     sigint_blocked,
 )
-from effloop.data.plan import BatchRequest, Plan
+from effloop.data.in_progress import NONE
+from effloop.data.order import BatchRequest
+from effloop.data.plan import Plan
 from effloop.errors import WorkerError
+from effloop.system.processes import is_stopped
 
 _GRACE_S = 5  # for a worker to finish its current run
+_INTERRUPTED_S = 1  # the same, after Ctrl-C
 _POLL_MS = 100  # between answers: another thread may have stopped the workers
-
-
-@dataclass(slots=True)
-class PendingBatch:
-    """A batch that workers are loading.
-
-    Attributes:
-        batch: complete when no runs are left; the reference keeps its slot from being reused.
-        runs_left: runs of samples without an answer yet.
-        failure: first row, kind and text of the first run that failed.
-        wanted: False once cancelled; runs in progress still write into the slot.
-    """
-
-    batch: Batch
-    runs_left: int
-    failure: tuple[int, int, str] | None = None
-    wanted: bool = True
 
 
 class Pool:
@@ -73,6 +59,8 @@ class Pool:
         self._told_to_stop = False  # whether the workers were told to stop
         self.ring = ring
         self._plan, self._run_length = plan, run_length
+        self._cells = ring.slots.cells()[:num_workers]  # what each worker is loading
+        self._cells.fill(NONE)
         self._pending: dict[int, PendingBatch] = {}  # by slot
         self._waiting: deque[bytes] = deque()  # jobs that the pipe has no room for yet
         self._lock = threading.Lock()  # several threads may each iterate over an epoch
@@ -84,6 +72,7 @@ class Pool:
         self._poll = select.poll()
         self._answers: dict[int, Connection] = {}  # by descriptor
         self._workers: dict[int, tuple[int, BaseProcess]] = {}  # number and process, by sentinel
+        atexit.register(self.stop)  # before `multiprocessing` waits for workers after a SIGTERM, which they ignore
         try:
             with sigint_blocked(start_method):
                 for number in range(num_workers):
@@ -134,25 +123,45 @@ class Pool:
             self._send()
             return pending
 
-    def result(self, pending: PendingBatch) -> Batch:
+    def result(self, pending: PendingBatch, timeout_s: float) -> Batch:
         """Wait for a batch, and return it.
+
+        Args:
+            pending: from `submit`.
+            timeout_s: how long no worker may begin or end a sample.
 
         Raises:
             DataError: a sample can't be read or decoded; the message names it.
             EffLoopError: another expected error in a worker.
             RuntimeError: any other exception in a worker; the message has its traceback.
-            WorkerError: a worker has died, or the workers belong to another process.
+            WorkerError: a worker has died or hangs, or the workers belong to another process.
         """
         with self._exclusive():
             self._receive_all()
             self._send()
+            patience = Patience(timeout_s, lambda: tuple(self._cells.tolist()), self._at_work)
             while pending.runs_left:
-                self._receive(_POLL_MS)
+                if not self._receive(_POLL_MS):
+                    self._check(patience)
                 self._send()
-        if pending.failure:
-            _, kind, text = pending.failure
-            raise RuntimeError(text) if kind == FAILED else REPORTED[kind](text)
-        return pending.batch
+        pending.check()
+        return self._plan.amend(pending.batch, pending.skipped)
+
+    def _check(self, patience: Patience) -> None:
+        try:
+            patience.check()
+        except WorkerError:
+            self._told_to_stop = True  # what hangs can't be told
+            self._end()
+            raise
+
+    def _at_work(self) -> str:
+        """What the workers are doing, for messages."""
+        names = [
+            f"worker {number} of {len(self._workers)} (pid {process.pid}{', stopped' * is_stopped(process.pid)})"
+            for number, process in self._workers.values()
+        ]
+        return at_work(self._plan.source, names, self._cells.tolist())
 
     def cancel(self, batches: Iterable[PendingBatch]) -> None:
         """Cancel batches, at the latest at the next `submit`; runs in progress are finished."""
@@ -175,7 +184,7 @@ class Pool:
             try:
                 yield
             except KeyboardInterrupt:  # a job may have been sent and not recorded
-                self._end()
+                self._end(_INTERRUPTED_S)
                 raise
 
     def _check_not_ended(self) -> None:
@@ -229,23 +238,23 @@ class Pool:
 
     def _record(self, answer: bytes) -> None:
         slot, start, kind = ANSWER.unpack_from(answer)
-        pending = self._pending[slot]
-        if kind != FILLED and (pending.failure is None or start < pending.failure[0]):
-            pending.failure = start, kind, answer[ANSWER.size :].decode("utf-8", "surrogatepass")
+        self._pending[slot].answered(start, kind, answer[ANSWER.size :].decode("utf-8", "surrogatepass"))
         self._run_ended(slot)
 
     def _worker_died(self, number: int, process: BaseProcess) -> WorkerError:
         """End all workers, because one has died."""
         process.join(_GRACE_S)
         who, code = f"engine: worker {number} of {len(self._workers)} (pid {process.pid})", process.exitcode
+        sample = int(self._cells[number])
         self._end()
-        return exit_error(who, code)
+        return exit_error(who, code, "" if sample == NONE else self._plan.source.name(sample))
 
     def stop(self) -> None:
         """End the workers after their current runs; does nothing in a fork of this process.
 
         May be called by any thread, and again: a later call finishes what an interrupt has left.
         """
+        atexit.unregister(self.stop)
         if not self.owned:
             return
         self.ended = True  # makes threads that wait for a batch give up
@@ -256,7 +265,7 @@ class Pool:
             if held:
                 self._lock.release()
 
-    def _end(self) -> None:
+    def _end(self, grace_s: float = _GRACE_S) -> None:
         self.ended, told, self._told_to_stop = True, self._told_to_stop, True
         try:
             if not told:
@@ -264,7 +273,7 @@ class Pool:
                 with suppress(BlockingIOError):  # the pipe is full; workers that aren't told are killed
                     for _ in self._workers:
                         os.write(self._jobs_in.fileno(), STOP)
-                self._join(time.monotonic() + _GRACE_S)
+                self._join(time.monotonic() + grace_s)
         finally:  # at once after another Ctrl-C
             self._kill()
 

@@ -10,7 +10,8 @@ from enum import Enum
 
 from effloop.batch import Batch
 from effloop.data.engine.base import Engine, RunLengthConfig, engines, fill_inline
-from effloop.data.engine.pool import PendingBatch, Pool
+from effloop.data.engine.pending import PendingBatch
+from effloop.data.engine.pool import Pool
 from effloop.data.engine.shared import SharedRing, SharedSlots
 from effloop.data.plan import Plan
 
@@ -66,17 +67,17 @@ class ProcessEngine(Engine):
             for number, request in enumerate(self.plan.requests(epoch, samples_seen), first):
                 pending.append(pool.submit(request, number))
                 if len(pending) > self.config.prefetch:
-                    yield pool.result(pending.popleft())
+                    yield pool.result(pending.popleft(), self.config.timeout_s)
             while pending:
-                yield pool.result(pending.popleft())
+                yield pool.result(pending.popleft(), self.config.timeout_s)
         finally:
             pool.cancel(pending)
 
     def _get_pool(self) -> Pool:
         if self.pool is None or self.pool.ended or not self.pool.owned:
             self.close()
-            config, plan, size = self.config, self.plan, self.plan.augment.size
-            slots = SharedSlots((plan.order.batch_per_rank, size, size, 3))
+            config, plan = self.config, self.plan
+            slots = SharedSlots((plan.order.batch_per_rank, *plan.shape_of_image))
             ring = SharedRing(slots, pin_memory=self.pin_memory)
             run_length = config.resolve_run_length(plan.order.batch_per_rank, self.num_workers)
             self.pool = Pool(plan, ring, self.num_workers, config.start_method.value, run_length)

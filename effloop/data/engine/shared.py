@@ -24,9 +24,12 @@ from effloop.system.hardware import available_memory
 
 Shape = tuple[int, int, int, int]
 
+_CELLS = 4096
+"""Numbers in the first 32 KiB."""
+
 
 class SharedSlots:
-    """Slots of pixels, (B, S, S, 3) uint8, one after the other in an anonymous file.
+    """Slots of pixels, (B, H, W, 3) uint8, one after the other in an anonymous file, behind a number for each worker.
 
     The file disappears with the last process that has it open or mapped, however that ends, and isn't limited by the
     size of /dev/shm. May be passed to a new process, by any start method.
@@ -44,9 +47,15 @@ class SharedSlots:
             raise ConfigError("engine: processes needs Linux, for memory that processes share; set engine=threads")
         self.shape = shape
         self.num_bytes = math.prod(shape)
-        self._stride = -(-self.num_bytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        self._stride = _rounded(self.num_bytes)
+        self._begin = _rounded(8 * _CELLS)
         self._fd = os.memfd_create("effloop-batches") if fd is None else fd
         self.close = weakref.finalize(self, os.close, self._fd)
+        if fd is None:
+            try:
+                os.posix_fallocate(self._fd, 0, self._begin)
+            except OSError as error:
+                raise self._refused(0, error) from None
 
     def __reduce__(self) -> tuple[Callable[[Shape, Any], SharedSlots], tuple[Shape, Any]]:
         return _attach, (self.shape, reduction.DupFd(self._fd))
@@ -60,18 +69,31 @@ class SharedSlots:
         try:  # up front: writing to a page that can't be allocated kills the process
             if self._stride > available_memory():
                 raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-            os.posix_fallocate(self._fd, number * self._stride, self._stride)
+            os.posix_fallocate(self._fd, self._begin + number * self._stride, self._stride)
             return self.map(number)
         except OSError as error:
-            raise ConfigError(
-                f"engine: {decimal(self.num_bytes)} of shared memory for a batch can't be allocated, beside {number} "
-                f"others: {error.strerror}; set batch_size or engine.prefetch lower, or keep fewer batches"
-            ) from None
+            raise self._refused(number, error) from None
+
+    def _refused(self, number: int, error: OSError) -> ConfigError:
+        return ConfigError(
+            f"engine: {decimal(self.num_bytes)} of shared memory for a batch can't be allocated, beside {number} "
+            f"others: {error.strerror}; set batch_size or engine.prefetch lower, or keep fewer batches"
+        )
+
+    def cells(self) -> NDArray[np.int64]:
+        """(4096,) int64, shared by all processes: a place for what each worker is loading."""
+        region = _mapped(self._fd, 0, self._begin)
+        return np.frombuffer(memoryview(region), np.int64, _CELLS)
 
     def map(self, number: int) -> NDArray[np.uint8]:
         """Map an existing slot, for as long as this array or a view of it exists."""
-        region = _mapped(self._fd, number * self._stride, self._stride)
+        region = _mapped(self._fd, self._begin + number * self._stride, self._stride)
         return np.frombuffer(memoryview(region), np.uint8, self.num_bytes).reshape(self.shape)
+
+
+def _rounded(num_bytes: int) -> int:
+    """Up to what a map may begin at."""
+    return -(-num_bytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
 
 
 def _mapped(fd: int, offset: int, size: int) -> ctypes.Array[ctypes.c_ubyte]:
@@ -106,7 +128,7 @@ class SharedRing:
         self._mapped: list[NDArray[np.uint8]] = []
 
     def take(self) -> tuple[int, Tensor]:
-        """A slot's number and its memory, (B, S, S, 3) uint8, with arbitrary content.
+        """A slot's number and its memory, (B, H, W, 3) uint8, with arbitrary content.
 
         Raises:
             ConfigError: all are in use, and there is no memory for another.

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import accumulate, chain
 
+import numpy as np
 from torch import Tensor
 
-from effloop.batch import Batch
+from effloop.batch import Batch, Skipped
+from effloop.data.bad import OnBad
 from effloop.data.decode.base import ImageInfo
 from effloop.data.engine.base import Engine, RunLengthConfig, engines, fill_inline
+from effloop.data.engine.daemons import DaemonThreads
 from effloop.data.engine.ring import Ring
 from effloop.data.image.header import Encoded
-from effloop.data.plan import BatchRequest, Plan, Prepared
+from effloop.data.order import BatchRequest
+from effloop.data.plan import Plan, Prepared
+from effloop.errors import DataError
 
 
 @dataclass
@@ -50,24 +56,32 @@ class ThreadEngine(Engine):
     def _stream(self, epoch: int, samples_seen: int) -> Iterator[Batch]:
         started: deque[tuple[Batch, _PendingBatch]] = deque()
         run_length = self.config.resolve_run_length(self.plan.order.batch_per_rank, self.num_workers)
+        pool, queue = DaemonThreads(self.num_workers, "effloop-load"), _Queue()
+        result = partial(self._result, pool)
         try:
-            with ThreadPoolExecutor(self.num_workers, thread_name_prefix="effloop-load") as pool:
-                queue = _Queue()
-                try:
-                    for request in self.plan.requests(epoch, samples_seen):
-                        batch = self.plan.empty_batch(request, self.ring.take(self.plan.shape(request)))
-                        started.append((batch, _PendingBatch(self.plan, request, batch.images, run_length, pool)))
-                        queue.add(started[-1][1])
-                        del batch  # the loop has the only reference then, and its memory is free once that is dropped
-                        if len(started) > self.config.prefetch:
-                            yield _result(*started.popleft())
-                    while started:
-                        yield _result(*started.popleft())
-                finally:
-                    pool.shutdown(wait=False, cancel_futures=True)
+            for request in self.plan.requests(epoch, samples_seen):
+                batch = self.plan.empty_batch(request, self.ring.take(self.plan.shape(request)))
+                started.append((batch, _PendingBatch(self.plan, request, batch.images, run_length, pool)))
+                queue.add(started[-1][1])
+                del batch  # the loop has the only reference then, and its memory is free once that is dropped
+                if len(started) > self.config.prefetch:
+                    yield result(*started.popleft())
+            while started:
+                yield result(*started.popleft())
         finally:
+            pool.close()
             for _, pending in started:
                 pending.clear()
+
+    def _result(self, pool: DaemonThreads, batch: Batch, pending: _PendingBatch) -> Batch:
+        """A batch, once it is loaded."""
+        if not pending.done.done():
+            pool.wait(pending.done, self.config.timeout_s, self.plan.source)
+        error = pending.done.exception()
+        if error is not None:
+            pending.clear()
+            raise error
+        return self.plan.amend(batch, pending.skipped)
 
 
 class _Queue:
@@ -105,12 +119,11 @@ class _PendingBatch:
     Reading is a batch ahead of decoding, so that decoding hides a slow disk.
     """
 
-    def __init__(
-        self, plan: Plan, request: BatchRequest, images: Tensor, run_length: int, pool: ThreadPoolExecutor
-    ) -> None:
+    def __init__(self, plan: Plan, request: BatchRequest, images: Tensor, run_length: int, pool: DaemonThreads) -> None:
         self.plan, self.request, self.images, self.pool = plan, request, images, pool
         self.ids = request.ids[: request.filled]
         self.runs = [slice(start, start + run_length) for start in range(0, len(self.ids), run_length)]
+        self.skipped: list[Skipped] = []
         self.done: Future[None] = Future()
         self._read_runs: dict[int, tuple[list[Encoded], list[ImageInfo]]] = {}
         self._failed: tuple[int, BaseException] | None = None  # the first run that failed, not the first in time
@@ -155,29 +168,38 @@ class _PendingBatch:
             then()
 
     def _read(self, run: slice) -> None:
-        self._read_runs[run.start] = self.plan.read(self.ids[run])
+        with self._bad_allowed():
+            self._read_runs[run.start] = self.plan.read(self.ids[run])
+
+    def _bad_allowed(self) -> AbstractContextManager[None]:
+        """Drops a `DataError` where bad samples don't end the run: theirs is then loaded sample by sample."""
+        return nullcontext() if self.plan.on_bad is OnBad.fail else suppress(DataError)
 
     def _draw(self) -> None:
-        runs = [self._read_runs.pop(run.start) for run in self.runs]
-        encoded, infos = (list(chain.from_iterable(parts)) for parts in zip(*runs, strict=True))
+        read = [run for run in self.runs if run.start in self._read_runs]
+        runs = [self._read_runs.pop(run.start) for run in read]
+        prepared = None
         try:
-            prepared = self.plan.draw(self.request.epoch, self.ids, encoded, infos)
+            if runs:
+                encoded, infos = (list(chain.from_iterable(parts)) for parts in zip(*runs, strict=True))
+                ids = np.concatenate([self.ids[run] for run in read])
+                with self._bad_allowed():
+                    prepared = self.plan.draw(self.request.epoch, ids, encoded, infos)
         except BaseException as error:
             self.done.set_exception(error)
         else:
-            self._map_runs(partial(self._decode, prepared), self._finish)
+            at = accumulate((len(self.ids[run]) for run in read), initial=0)
+            places = {run.start: place for run, place in zip(read, at, strict=False)} if prepared else {}
+            self._map_runs(partial(self._decode, prepared, places), self._finish)
 
-    def _decode(self, prepared: Prepared, run: slice) -> None:
-        self.plan.decode(prepared, self.images, run.start, min(run.stop, len(self.ids)))
+    def _decode(self, prepared: Prepared | None, places: Mapping[int, int], run: slice) -> None:
+        place, count = places.get(run.start), len(self.ids[run])
+        if prepared and place is not None:
+            with self._bad_allowed():
+                self.plan.decode(prepared, self.images, place, place + count, at=run.start - place)
+                return
+        self.skipped += self.plan.fill(self.request, self.images, run.start, run.start + count)
 
     def _finish(self) -> None:
         del self.images  # a thread may keep this object for a while, and the loop must have the only reference
         self.done.set_result(None)
-
-
-def _result(batch: Batch, pending: _PendingBatch) -> Batch:
-    error = pending.done.exception()
-    if error is not None:
-        pending.clear()
-        raise error
-    return batch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import multiprocessing
 import os
 import select
@@ -12,7 +13,7 @@ import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 
@@ -20,7 +21,9 @@ import torch
 from torch import Tensor
 
 from effloop.data.engine.shared import SharedSlots
-from effloop.data.plan import BatchRequest, Plan
+from effloop.data.in_progress import in_progress
+from effloop.data.order import BatchRequest
+from effloop.data.plan import Plan
 from effloop.errors import ConfigError, DataError, EffLoopError, WorkerError
 from effloop.system import processes
 from effloop.system.hardware import keep_freed_memory
@@ -32,7 +35,7 @@ STOP = JOB.pack(-1, 0, 0, 0, 0)
 """Sent instead of a job: the worker that takes it ends."""
 
 ANSWER = struct.Struct("<3q")
-"""Answer about a run: slot, first row, outcome; then text, if it failed."""
+"""Answer about a run: slot, first row, outcome; then text, if it failed, or JSON of what was skipped."""
 
 FILLED, FAILED = -1, -2
 
@@ -71,9 +74,12 @@ class Worker:
         """
         gc.freeze()  # inherited objects must not be finalised here: a DALI pipeline would crash
         processes.ignore_interrupts()  # the main process handles Ctrl-C
+        processes.ignore_stops()  # and saves, for which it needs its workers
         threading.Thread(target=_exit_with_parent, args=[self.from_forkserver], daemon=True).start()
         torch.set_num_threads(1)
         keep_freed_memory()
+        signal.signal(signal.SIGBUS, signal.SIG_DFL)  # the main process says which sample it was
+        in_progress.share(self.slots.cells()[self.number :])
         slots: dict[int, Tensor] = {}
         position, request = (-1, -1), None
         for epoch, batch, slot, start, stop in self._receive_jobs():
@@ -96,13 +102,13 @@ class Worker:
 
     def _fill(self, request: BatchRequest, images: Tensor, start: int, stop: int) -> tuple[int, bytes]:
         try:
-            self.plan.fill(request, images, start, stop)
+            skipped = self.plan.fill(request, images, start, stop)
         except EffLoopError as error:
             return next(n for n, kind in enumerate(REPORTED) if isinstance(error, kind)), _encoded(str(error))
         except Exception:
             trace = traceback.format_exc()[-_TRACEBACK:]
             return FAILED, _encoded(f"engine: in worker {self.number} (pid {os.getpid()}):\n{trace}")
-        return FILLED, b""
+        return FILLED, json.dumps([astuple(each) for each in skipped]).encode() if skipped else b""
 
 
 @contextmanager
@@ -142,12 +148,24 @@ def _exit_with_parent(from_forkserver: bool) -> None:
     os._exit(1)
 
 
-def exit_error(who: str, code: int | None) -> WorkerError:
-    """Explain the exit code of a worker that wasn't told to stop; None if it hasn't ended yet."""
+def exit_error(who: str, code: int | None, sample: str = "") -> WorkerError:
+    """Explain the exit code of a worker that wasn't told to stop.
+
+    Args:
+        who: the worker.
+        code: None if it hasn't ended yet.
+        sample: what it was loading; empty if nothing.
+    """
+    what = f" while it loaded {sample}" if sample else ""
     if code == -signal.SIGKILL:
         return WorkerError(
-            f"{who} was killed by SIGKILL, the machine may have run out of memory; "
+            f"{who} was killed by SIGKILL{what}, the machine may have run out of memory; "
             "set num_workers, engine.prefetch or batch_size lower"
         )
+    if code == -signal.SIGBUS:
+        return WorkerError(
+            f"{who} was killed by SIGBUS{what}: a file was cut while it was mapped, or a disk or /dev/shm is full; "
+            "restore the file, or free space"
+        )
     how = "is ending" if code is None else processes.how_ended(code)
-    return WorkerError(f"{who} {how}; set engine=inline to see where")
+    return WorkerError(f"{who} {how}{what}; set engine=inline to see where")

@@ -20,11 +20,11 @@ from effloop.data.image.header import Encoded
 
 _SOF0, _DHT, _EOI, _SOS, _DRI, _APP9 = 0xC0, 0xC4, 0xD9, 0xDA, 0xDD, 0xE9
 _MARKER = re.compile(rb"\xff[\x01-\xfe]")
-_MARKERS = bytes(range(0xD0, 0xDA))  # RST0-7, SOI, EOI
 _NAME = b"EffLoop\0"  # 8 bytes
 _SIZE = struct.Struct(">HH")
 _ORDER = np.arange(1 << 16, dtype=np.uint8) & 7
 _RESTARTS = _ORDER + np.uint8(0xD0)
+_RESTART_BYTES = _RESTARTS.tobytes()
 _TOO_NARROW = 4  # pixels: libjpeg doesn't interpolate chroma of one or two samples
 
 
@@ -163,15 +163,14 @@ def crop_intervals(data: Encoded, layout: Layout, box: tuple[int, int, int, int]
     lengths = _stored_lengths(data, layout) if stored else _scan_interval_lengths(data, scan_at)
     if len(lengths) != rows * per_row:
         return None
-    ends, lengths = _cumulative(lengths).reshape(rows, per_row), lengths.reshape(rows, per_row)
-    if scan_at + ends[-1, -1] != len(data):
+    ends = _cumulative(lengths)
+    if scan_at + ends[-1] != len(data) or (stored and not _end_in_markers(data, scan_at, ends)):
         return None
+    ends, lengths = ends.reshape(rows, per_row), lengths.reshape(rows, per_row)
     out = _copy_rows(memoryview(data), scan_at, ends[:last_row], first_row, first, last)
     marks = _cumulative(lengths[first_row:last_row, first:last].ravel())
     marks += scan_at - 1
     pixels = np.frombuffer(out, np.uint8)
-    if stored and pixels[marks].tobytes().translate(None, _MARKERS):
-        return None  # the stored lengths are wrong: these aren't markers (RST0-7, EOI)
     pixels[marks] = _RESTARTS[: marks.size]
     out[-1] = _EOI
     shown = first_row * layout.mcu_height, first * wide
@@ -181,6 +180,19 @@ def crop_intervals(data: Encoded, layout: Layout, box: tuple[int, int, int, int]
     )
     _SIZE.pack_into(out, layout.size_at, *size)
     return Part(out, *shown, *size)
+
+
+def _end_in_markers(data: Encoded, scan_at: int, ends: NDArray[np.int64]) -> bool:
+    """Whether the intervals end in the restart markers that belong there, numbered in order, and the last in EOI.
+
+    Entropy-coded data has none of these bytes, so of an image that decodes without a warning all intervals then are
+    where they should be, not only those that a box needs: 4 µs for 400.
+    """
+    pixels, at = np.frombuffer(data, np.uint8), ends + (scan_at - 1)
+    if pixels.take(at).tobytes() != _RESTART_BYTES[: at.size - 1] + b"\xd9":
+        return False
+    at -= 1
+    return pixels.take(at).tobytes() == b"\xff" * at.size
 
 
 def _copy_rows(

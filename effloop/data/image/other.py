@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 
 from PIL import Image
 
@@ -20,6 +21,9 @@ EXTENSIONS = {
 
 _LEFT_OUT = frozenset({"EPS", "WMF", "BUFR", "GRIB", "HDF5", "MPEG", "IM", "IMT", "IPTC", "PCD", "SPIDER"})
 """Formats that run another program, have no pixels that Pillow decodes, or can't be told by their first bytes."""
+
+_SHORTEST = 12
+"""Bytes: no header that tells an image's size has fewer."""
 
 
 def open_other(data: bytes | bytearray | memoryview) -> Image.Image:
@@ -43,10 +47,18 @@ def open_other(data: bytes | bytearray | memoryview) -> Image.Image:
         except MemoryError:
             raise  # about the machine, not about the image
         except Exception as error:  # a damaged file can make Pillow raise nearly anything
-            reason = " ".join(str(error).split()) or type(error).__name__ if accept else ""
+            reason = _reason(error) if accept else ""
         if reason and not refusal:
             refusal = f"is an image in {name} format that can't be read: {reason}"
+    if refusal and len(data) < _SHORTEST:
+        raise DataError(f"is no image: it has {len(data)} bytes")
     raise DataError(refusal) if refusal else not_an_image(data)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, struct.error | LookupError | TypeError | ArithmeticError):
+        return "its header is damaged or cut short"  # they are about Pillow's code
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def not_an_image(data: bytes | bytearray | memoryview) -> DataError:

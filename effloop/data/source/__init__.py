@@ -1,7 +1,23 @@
 """Data sources: sample index -> (encoded image, target)."""
 
-from effloop.data.source import auto, embedded, folder, formats  # noqa: F401  (they register)
-from effloop.data.source.base import Cache, DataConfig, Fingerprint, Source, Tail, printable, sources
+from effloop.data.source import auto, embedded, folder, formats, manifest  # noqa: F401  (they register)
+from effloop.data.source.auto import kind_of, source_config
+from effloop.data.source.base import Fingerprint, Kind, NoSplitError, ScanError, Source, printable, sources
+from effloop.data.source.config import Cache, DataConfig, Tail
 from effloop.data.source.root import expand_root
 
-__all__ = ["Cache", "DataConfig", "Fingerprint", "Source", "Tail", "expand_root", "printable", "sources"]
+__all__ = [
+    "Cache",
+    "DataConfig",
+    "Fingerprint",
+    "Kind",
+    "NoSplitError",
+    "ScanError",
+    "Source",
+    "Tail",
+    "expand_root",
+    "kind_of",
+    "printable",
+    "source_config",
+    "sources",
+]

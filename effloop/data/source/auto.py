@@ -2,27 +2,69 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from effloop.data.source.base import DataConfig, Source, sources
+from effloop.data.source.base import WHOLE, Kind, NoSplitError, Source, sources
+from effloop.data.source.config import DataConfig
 from effloop.data.source.root import expand_root
+from effloop.data.source.splits import find_split
+from effloop.data.source.storage.kept import looking_once
 from effloop.errors import ConfigError, DataError
 
 
 @dataclass
 class AutoConfig(DataConfig):
-    """Fields of `data=auto`; an unset `root` means the embedded photographs."""
+    """Fields of `data=auto`; an unset `root` means the embedded photographs.
+
+    Attributes:
+        targets: what the targets of a table are, as of `data=csv`.
+    """
 
     root: str | None = None
+    targets: str | None = None
 
 
 @sources.register("auto", AutoConfig)
 def open_source(config: AutoConfig, split: str) -> Source:
     """Whatever format `data.root` has; the embedded photographs if it is unset."""
+    return sources.build(source_config(config), split)
+
+
+def source_config(config: DataConfig) -> DataConfig:
+    """The config of the source that `data=auto` finds; any other is itself.
+
+    Raises:
+        ConfigError, DataError: it can't be found.
+    """
+    if not isinstance(config, AutoConfig):
+        return config
     name = "embedded" if config.root is None else _format_of(config)
-    shared = {field.name: getattr(config, field.name) for field in fields(DataConfig)}
-    return sources.build(sources[name].config(**{**shared, "name": name}), split)
+    of = sources[name].config
+    known = {field.name for field in fields(of)}
+    given = {field.name: getattr(config, field.name) for field in fields(config) if field.name in known}
+    found = of(**{**given, "name": name})
+    assert isinstance(found, DataConfig)
+    return found
+
+
+@looking_once()
+def kind_of(config: DataConfig) -> Kind:
+    """What the targets of a dataset are; it is opened only if its format leaves that open.
+
+    Raises:
+        ConfigError, DataError: it can't be found out.
+    """
+    config = replace(source_config(config), allow_missing_classes=True)
+    source = sources[config.name].factory
+    if not isinstance(source, type) or not issubclass(source, Source):
+        return Kind.classes
+    if not source.any_kind:
+        return source.kind
+    try:
+        return find_split(config, "train").kind
+    except NoSplitError:
+        return sources.build(config, WHOLE).kind
 
 
 def _format_of(config: AutoConfig) -> str:

@@ -3,82 +3,37 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from omegaconf import MISSING
 
 from effloop.data.image.header import Encoded
-from effloop.errors import ConfigError, DataError
-from effloop.registry import PartConfig, Registry
+from effloop.errors import DataError
+from effloop.registry import Registry
+
+WHOLE = "."
+"""The split of data that has no splits: all samples."""
 
 
-class Tail(Enum):
-    """What happens to the samples that don't fill the last global batch."""
-
-    drop = "drop"  # left out of this epoch
-    wrap = "wrap"  # the batch is filled from the beginning of the epoch
-    pad = "pad"  # the batch is filled with images that don't count (`Batch.valid`); for evaluation
+class NoSplitError(DataError):
+    """Data that is in order, but has no split of that name."""
 
 
-class Cache(Enum):
-    """What is kept in memory after it was first read, one copy per machine."""
-
-    none = "none"
-    bytes = "bytes"  # the encoded image
-    pixels = "pixels"  # the decoded image
+class ScanError(DataError):
+    """Data that was read through in vain: none of its splits can be opened."""
 
 
-@dataclass
-class DataConfig(PartConfig):
-    """Fields that every source has.
+class Kind(Enum):
+    """What the targets of a dataset are."""
 
-    Attributes:
-        root: path of the dataset.
-        train_split, val_split: names of the two splits in the dataset.
-        tail: what training does with the samples that don't fill the last global batch: drop or wrap.
-        check: number of samples per split, evenly spaced, whose header and end of file are checked before the
-            first step; 0 checks none.
-        cache: what is kept in memory, one copy per machine: none, bytes (encoded) or pixels (decoded).
-        allow_missing_classes: a split may lack classes that the other one has, or have empty class folders. Labels then
-            follow the training split; classes that only the validation split has come after.
-        cache_gb: GB (10^9 bytes) for the cache of both splits; what doesn't fit is read from disk. null is half of
-            the free memory.
-        mean, std: (R, G, B) in units of 0-1, used to normalize on the device. If both are null, images stay uint8.
-    """
-
-    root: str | None = MISSING
-    train_split: str = "train"
-    val_split: str = "val"
-    tail: Tail = Tail.drop
-    check: int = 2000  # 1,856 photographs of 27 KB take 0.1 s
-    allow_missing_classes: bool = False
-    cache: Cache = Cache.none
-    cache_gb: float | None = None
-    mean: list[float] | None = field(default_factory=lambda: [0.485, 0.456, 0.406])  # ImageNet's
-    std: list[float] | None = field(default_factory=lambda: [0.229, 0.224, 0.225])
-
-    def __post_init__(self) -> None:
-        if self.check < 0:
-            raise ConfigError(f"data.check: {self.check} is not allowed; set 0 (none) or a number above it")
-        if self.cache_gb is not None and not 0 < self.cache_gb < math.inf:
-            raise ConfigError(f"data.cache_gb: {self.cache_gb} is not allowed; set a number above 0, or null")
-        if self.tail is Tail.pad:
-            raise ConfigError("data.tail: pad is for evaluation, BatchNorm would see the padding; set drop or wrap")
-        if (self.mean is None) != (self.std is None):
-            raise ConfigError("data.mean, data.std: one is null and the other isn't; set both or neither")
-        for key, values in (("mean", self.mean), ("std", self.std)):
-            if values is not None and (len(values) != 3 or not all(map(math.isfinite, values))):
-                raise ConfigError(f"data.{key}: {values} is not allowed; set three finite numbers, for R, G, B")
-        if self.std is not None and min(self.std) <= 0:
-            raise ConfigError(f"data.std: {self.std} is not allowed; set three numbers above 0")
+    classes = "classes"  # (N,) one class for each sample, unsigned integers
+    flags = "flags"  # (N, K) uint8, 0 or 1: which of K classes each sample has
+    numbers = "numbers"  # (N, K) float32
 
 
 class Source(ABC):
@@ -89,10 +44,18 @@ class Source(ABC):
     object per sample.
 
     Attributes:
-        classes: class names, in the order of their labels; empty if the targets aren't classes.
+        kind: what the targets are.
+        any_kind: whether `kind` is known only when a split is open.
+        classes: class names, in the order of their labels or flags; empty if the targets are numbers.
         labels: (len,) class indices, in the smallest unsigned integer type; unset if `targets` are something else.
+        note: a line for users about how the split was found, if there is something to say.
+        columns: names of what else is known of each sample, such as the patient it is of; see `column`.
     """
 
+    kind: Kind = Kind.classes
+    any_kind: ClassVar[bool] = False
+    note: str = ""
+    columns: tuple[str, ...] = ()
     classes: tuple[str, ...]
     labels: NDArray[Any]
 
@@ -110,10 +73,22 @@ class Source(ABC):
         """
         return self.labels
 
+    @property
+    def about_targets(self) -> str:
+        """How it was found out what the targets are, for users; empty where the format says it."""
+        return ""
+
+    @property
+    def target_names(self) -> tuple[str, ...]:
+        """Names of what the K outputs of a model are: the classes, or of each of the numbers."""
+        return self.classes
+
     def target_name(self, index: int) -> str:
-        """The target of sample `index` in words: its class, or its numbers."""
+        """The target of sample `index` in words: its class, all that it has, or its numbers."""
         target = self.targets[index]
-        return self.classes[int(target)] if self.classes else str(target.tolist())
+        if self.kind is Kind.flags:
+            return ", ".join(self.classes[place] for place in np.flatnonzero(target).tolist()) or "none"
+        return self.classes[int(target)] if self.classes else ", ".join(f"{float(value):g}" for value in target.flat)
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -129,6 +104,14 @@ class Source(ABC):
     @abstractmethod
     def raw_key(self, index: int) -> bytes:
         """The name of sample `index`: its path in the split, or a record's key."""
+
+    def raw_keys(self, start: int, stop: int) -> list[bytes]:
+        """`raw_key` of the samples `start` to `stop`, for millions of them at once."""
+        return [self.raw_key(index) for index in range(start, stop)]
+
+    def column(self, name: str, start: int, stop: int) -> Sequence[bytes]:
+        """What one of `columns` has of the samples `start` to `stop`, as text."""
+        raise KeyError(name)
 
     def key(self, index: int) -> str:
         """`raw_key` as text on one line, for messages."""
@@ -180,6 +163,19 @@ class Source(ABC):
         """Whether `verify` compares anything."""
         return False
 
+    @property
+    def stored_in(self) -> str:
+        """`where` of the samples as they are stored, also those that aren't of this part of a division."""
+        return self.where
+
+    def modified_ns(self, index: int) -> int | None:
+        """When the file of sample `index` was modified last; None if that isn't known.
+
+        Raises:
+            DataError: it is gone. The message doesn't repeat the key.
+        """
+        return None
+
     def verify_index(self) -> None:  # noqa: B027  most formats store no fingerprint
         """Compare the index of all samples with what the format stores to check it by.
 
@@ -204,11 +200,18 @@ class Fingerprint:
         self.samples = self._bytes = 0
         self._digest = hashlib.sha256()
 
-    def add(self, key: bytes, label: int, size: int) -> None:
-        """Add one sample of `size` bytes."""
+    def add(self, key: bytes, label: int, size: int, target: bytes = b"") -> None:
+        """Add one sample of `size` bytes.
+
+        Args:
+            key: its name.
+            label: its class; 0 where targets aren't classes.
+            size: bytes of the encoded image.
+            target: where targets aren't classes: the sample's, as `target_bytes` gives it.
+        """
         self.samples += 1
         self._bytes += size
-        self._digest.update(b"%d %d %s\n" % (label, size, key))
+        self._digest.update(b"%d %d %s%s\n" % (label, size, target.hex().encode() + b" " if target else b"", key))
 
     def result(self) -> dict[str, Any]:
         """`samples`, `bytes` and `sha256`, as `Source.fingerprint` returns them."""
@@ -218,9 +221,23 @@ class Fingerprint:
 def fingerprint_of(source: Source) -> dict[str, Any]:
     """The fingerprint of a source, from the keys, labels and sizes of all samples."""
     fingerprint = Fingerprint()
-    for index, label in enumerate(source.labels.tolist()):
-        fingerprint.add(source.raw_key(index), label, source.size(index))
+    if source.kind is Kind.classes:
+        for index, label in enumerate(source.labels):
+            fingerprint.add(source.raw_key(index), int(label), source.size(index))
+    else:
+        for index, target in enumerate(source.targets):
+            fingerprint.add(source.raw_key(index), 0, source.size(index), target_bytes(target))
     return fingerprint.result()
+
+
+def target_bytes(target: NDArray[Any]) -> bytes:
+    """One sample's (K,) flags or numbers as bytes: uint8, or float32 little-endian."""
+    return target.astype(np.dtype(target.dtype).newbyteorder("<"), copy=False).tobytes()
+
+
+def at_most(labels: NDArray[Any], largest: int) -> NDArray[Any]:
+    """Labels, and `largest` instead of those above it, which their dtype may be too small to hold."""
+    return labels if largest > np.iinfo(labels.dtype).max else np.minimum(labels, largest)
 
 
 sources: Registry[Source] = Registry("data")

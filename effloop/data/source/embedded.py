@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from effloop.data.source.base import DataConfig, sources
+from effloop.data.source.base import sources
+from effloop.data.source.config import DataConfig
 from effloop.data.source.formats.memmap import MemmapSource
 from effloop.data.source.storage.packed import PackedConfig
 from effloop.errors import ConfigError
@@ -28,6 +29,8 @@ class EmbeddedConfig(DataConfig):
 @sources.register("embedded", EmbeddedConfig)
 class EmbeddedSource(MemmapSource):
     """1,515 + 341 photographs of clothing in 10 classes, inside the package."""
+
+    any_kind = False
 
     @classmethod
     def claims(cls, root: Path) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import os
-import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import Source, fingerprint_of, printable
 from effloop.data.source.folder import ENDINGS, SOUGHT, entries, folders
+from effloop.data.source.storage.regular import read_file
 from effloop.data.source.wrapped import Wrapped
 from effloop.errors import DataError
 
@@ -69,14 +69,7 @@ class ImageFiles(_Images):
         self._where = where
 
     def read(self, index: int) -> Encoded:
-        try:
-            opened = os.open(self.paths[index], os.O_RDONLY | os.O_NONBLOCK)  # else a FIFO without a writer blocks
-            with open(opened, "rb", buffering=0) as file:
-                if not stat.S_ISREG(os.fstat(opened).st_mode):
-                    raise DataError("is not a regular file")
-                return file.read()
-        except OSError as error:
-            raise DataError(f"can't be read: {error.strerror}") from None
+        return read_file(self.paths[index])
 
     def raw_key(self, index: int) -> bytes:
         return self.paths[index]

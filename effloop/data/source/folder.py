@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import errno
 import os
 import time
 from array import array
@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from effloop.data.image import other
-from effloop.data.image.header import Encoded
-from effloop.data.source.base import DataConfig, Source, printable, sources
+from effloop.data.source.base import NoSplitError, printable, sources
+from effloop.data.source.config import DataConfig
 from effloop.data.source.root import root_folder
-from effloop.data.source.storage.columns import ColumnFile, ColumnWriter, span
-from effloop.data.source.storage.kept import open_kept
+from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
+from effloop.data.source.storage.kept import folder_times, folders_unchanged, open_kept, times_digest
+from effloop.data.source.storage.loose import LooseSource
 from effloop.data.source.storage.writing import SplitColumns
 from effloop.errors import DataError
 
@@ -30,10 +30,7 @@ EXTENSIONS = tuple(map(str.encode, other.EXTENSIONS))
 SOUGHT = "looked for .jpg, .png, .webp, .gif, .tif and the like"
 """For messages; all of them would be too many."""
 ENDINGS = frozenset(EXTENSIONS)
-
-# A folder that changed less than this before it was scanned may change again without a newer timestamp (the kernel's
-# clock ticks every 1-10 ms, that of some file systems every 2 s).
-_RACY_NS = 2_000_000_000
+_LONGEST = 400  # characters of a path that are shown
 
 
 @dataclass
@@ -48,14 +45,14 @@ class FolderConfig(DataConfig):
 
 
 @sources.register("folder", FolderConfig)
-class FolderSource(Source):
+class FolderSource(LooseSource):
     """One folder per class, in a folder per split (ImageFolder's layout)."""
 
     def __init__(self, config: FolderConfig, split: str) -> None:
         root = root_folder(config).absolute()
         self.root = root / split
         if not self.root.is_dir():
-            raise DataError(f"data.root: '{config.root}' has no folder '{split}'; {_listing(root, split, config)}")
+            raise NoSplitError(f"data.root: '{config.root}' has no folder '{split}'; {_listing(root, split, config)}")
         self._open(_index(self.root, config))
         if not len(self.labels):
             raise DataError(f"{self.where} has no images in its class folders ({SOUGHT}); set data.root=PATH")
@@ -71,29 +68,11 @@ class FolderSource(Source):
         self.labels = index["label"]
         self._keys = index.blobs("key")
         self._ends = index["end"]
-        self._prefix = os.fsencode(self.root) + b"/"
+        self._folder = os.fsencode(self.root)
 
     @classmethod
     def claims(cls, root: Path) -> bool:
         return root.is_dir()
-
-    def read(self, index: int) -> Encoded:
-        try:
-            with open(self._prefix + self._keys[index], "rb", buffering=0) as file:
-                return file.read()
-        except OSError as error:
-            raise DataError(f"can't be read: {error.strerror}") from None
-
-    def raw_key(self, index: int) -> bytes:
-        return bytes(self._keys[index])
-
-    def size(self, index: int) -> int:
-        start, end = span(self._ends, index)
-        return end - start
-
-    def empty_samples(self) -> NDArray[np.int64]:
-        starts = np.concatenate([[0], self._ends[:-1]]).astype(self._ends.dtype)
-        return np.flatnonzero(starts == self._ends)
 
     @property
     def where(self) -> str:
@@ -104,11 +83,8 @@ class FolderSource(Source):
         return fingerprint
 
     def identity(self) -> dict[str, Any]:
-        root, folders = os.fsencode(self.root.resolve()).hex(), self._index["folder_mtime_ns"].tobytes()
-        return {**self.fingerprint(), "root": root, "folders": hashlib.sha256(folders).hexdigest()}
-
-    def files(self) -> Iterator[bytes]:
-        return (self._prefix + bytes(self._keys[index]) for index in range(len(self)))
+        root = os.fsencode(self.root.resolve()).hex()
+        return {**self.fingerprint(), "root": root, "folders": times_digest(self._index)}
 
     def __getstate__(self) -> dict[str, Any]:
         return {"root": self.root, "index": self._index, "fingerprint": self.fingerprint()}
@@ -124,11 +100,13 @@ def _listing(root: Path, split: str, config: DataConfig) -> str:
     folders = sorted(printable(entry.name) for entry in entries(os.fsencode(root)) if entry.is_dir())
     if not folders:
         return f"it has no folders at all, where SPLIT/CLASS/ with images should be ({SOUGHT}): set data.root=PATH"
+    if split not in (config.train_split, config.val_split):  # that a command was given
+        return f"it has {', '.join(folders[:8])}: set split to one of them"
     key, other = ("val_split", config.train_split) if split == config.val_split else ("train_split", config.val_split)
     free = [name for name in folders if name != other]
     fix = f"set data.{key}={free[0] if len(free) == 1 else 'NAME'}"
     if not free:
-        fix = "move some of its images, which are then not trained on, to a folder for validation"
+        fix = f"set data.{key} to a folder of other images"
     return f"it has {', '.join(folders[:8])}: {fix}"
 
 
@@ -138,29 +116,29 @@ def _index(root: Path, config: FolderConfig) -> ColumnFile:
     def write(path: Path) -> None:
         try:
             scan = _Scan(root)
-        except OSError as error:  # a folder without permission, a link to itself
-            raise DataError(f"{printable(os.fsencode(error.filename))} can't be read: {error.strerror}") from None
+        except OSError as error:  # a folder without permission, a path of more than 4096 bytes
+            raise DataError(f"{_short(os.fsencode(error.filename))} can't be read: {error.strerror}") from None
         scan.write(path)
 
     identity = os.fsencode(root.resolve())
     return open_kept(config.name, config.index_dir, identity, partial(_is_current, root), write)
 
 
-def _is_current(root: Path, index: ColumnFile) -> bool:
-    """Whether every scanned folder still has its modification time.
+def _short(path: bytes) -> str:
+    """A path for messages; of thousands of characters its ends."""
+    text = printable(path)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}…{text[-_LONGEST // 2 :]}"
 
-    Adding, removing or renaming a file changes the time of its folder, so 1.3 million files in a thousand folders are
-    checked by a thousand calls. A file overwritten in place isn't noticed; its pixels are read from the file anyway.
+
+def _is_current(root: Path, index: ColumnFile) -> bool:
+    """Whether every scanned folder still has its times.
+
+    A file overwritten in place isn't noticed; its pixels are read from the file anyway.
     """
     meta = index.meta
     if meta.get("root") != str(root) or meta.get("extensions") != [*other.EXTENSIONS] or "empty" not in meta:
         return False
-    folders, times = index.blobs("folder"), index["folder_mtime_ns"]
-    try:
-        now = [os.stat(bytes(folders[i])).st_mtime_ns for i in range(len(folders))]
-    except OSError:
-        return False
-    return bool(np.array_equal(times, now)) and bool(times.max() < index.meta["scanned_ns"] - _RACY_NS)
+    return folders_unchanged(index)
 
 
 class _Scan:
@@ -172,13 +150,13 @@ class _Scan:
         self.files = SplitColumns()
         self.folders: list[bytes] = []
         self.empty: list[str] = []
-        self.mtimes = array("q")
+        self.mtimes, self.ctimes = array("q"), array("q")
         self.classes = self._scan()
 
     def _scan(self) -> list[bytes]:
         """Fill the columns; returns the class names."""
         self._add_folder(self.root)
-        classes = sorted((e.name for e in entries(self.root) if e.is_dir()), key=os.fsdecode)
+        classes = sorted((e.name for e in entries(self.root) if _is_folder(e)), key=os.fsdecode)
         for label, name in enumerate(classes):
             before = len(self.files)
             for folder in sorted(folders(os.path.join(self.root, name)), key=os.fsdecode):
@@ -209,10 +187,11 @@ class _Scan:
                 for folder in self.folders:
                     append(folder)
             writer.add("folder_mtime_ns", np.frombuffer(self.mtimes, np.int64))
+            writer.add("folder_ctime_ns", np.frombuffer(self.ctimes, np.int64))
 
     def _add_files(self, folder: bytes, label: int) -> None:
         self._add_folder(folder)
-        found = [e for e in entries(folder) if e.name[e.name.rfind(b".") :].lower() in ENDINGS and not e.is_dir()]
+        found = [e for e in entries(folder) if e.name[e.name.rfind(b".") :].lower() in ENDINGS and not _is_folder(e)]
         for entry in sorted(found, key=lambda entry: os.fsdecode(entry.name)):
             try:
                 size = entry.stat().st_size
@@ -222,22 +201,50 @@ class _Scan:
 
     def _add_folder(self, folder: bytes) -> None:
         self.folders.append(folder)
-        self.mtimes.append(os.stat(folder).st_mtime_ns)
+        modified, changed = folder_times(folder)
+        self.mtimes.append(modified)
+        self.ctimes.append(changed)
 
 
-def folders(folder: bytes, above: tuple[tuple[int, int], ...] = ()) -> Iterator[bytes]:
-    """`folder` and all folders below it, following symbolic links, but not back to a folder above."""
-    status = os.stat(folder)
-    identity = (status.st_dev, status.st_ino)
-    if identity in above:
+def folders(folder: bytes) -> Iterator[bytes]:
+    """`folder` and all folders below it, following symbolic links, but not back to a folder above.
+
+    Raises:
+        DataError: a link leads to a folder above it.
+        OSError: a folder can't be read, a link leads to itself, or a path is too long.
+    """
+    left: list[tuple[bytes, int]] = [(folder, 0)]
+    above: list[tuple[int, int]] = []  # identities of the folders on the way to the one that is read
+    while left:
+        folder, depth = left.pop()
+        status = os.stat(folder)
+        identity = (status.st_dev, status.st_ino)
+        del above[depth:]
+        if identity in above:
+            raise DataError(
+                f"{printable(folder)} is a symbolic link to a folder above it "
+                f"({printable(os.path.realpath(folder))}); remove the link"
+            )
+        above.append(identity)
+        yield folder
+        left += [(entry.path, depth + 1) for entry in entries(folder) if _is_folder(entry)]
+
+
+def _is_folder(entry: os.DirEntry[bytes]) -> bool:
+    """Whether an entry is a folder or a link to one.
+
+    Raises:
+        DataError: it is a link to itself.
+    """
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
         raise DataError(
-            f"{printable(folder)} is a symbolic link to a folder above it "
-            f"({printable(os.path.realpath(folder))}); remove the link"
-        )
-    yield folder
-    for entry in entries(folder):
-        if entry.is_dir():
-            yield from folders(entry.path, (*above, identity))
+            f"{printable(entry.path)} is a symbolic link that leads back to itself "
+            f"({printable(os.readlink(entry.path))}); remove the link"
+        ) from None
 
 
 def entries(folder: bytes) -> list[os.DirEntry[bytes]]:

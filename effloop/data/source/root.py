@@ -8,7 +8,7 @@ from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import Any
 
-from effloop.data.source.base import DataConfig
+from effloop.data.source.config import DataConfig
 from effloop.errors import ConfigError
 
 

@@ -1,15 +1,23 @@
-"""Splits, which don't all have every class."""
+"""The splits of a dataset: found by their names, or made of one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
-import numpy as np
-
-from effloop.data.source.base import DataConfig, Source, sources
+from effloop.data.source.base import WHOLE, NoSplitError, Source, sources
+from effloop.data.source.config import DataConfig
+from effloop.data.source.division import part_of
+from effloop.data.source.storage.kept import looking_once
 from effloop.data.source.wrapped import Relabelled
-from effloop.errors import DataError, EffLoopError
+from effloop.errors import ConfigError, DataError, EffLoopError
+
+USUAL = {"train": ("training",), "val": ("valid", "validation", "dev", "eval")}
+"""Other names that splits usually have, for data without `train` or `val`."""
+
+_TEST = "test"
+"""Taken for validation where nothing else is there."""
 
 
 def open_split(config: DataConfig, split: str, classes: Sequence[str] | None = None) -> Source:
@@ -19,21 +27,109 @@ def open_split(config: DataConfig, split: str, classes: Sequence[str] | None = N
 
     Args:
         config: of the data.
-        split: its name in the data.
+        split: train, val, or the name of another one in the data.
         classes: what comes first instead, such as the classes that a checkpoint was trained on.
 
     Raises:
         ConfigError, DataError: it can't be opened.
     """
-    source = sources.build(config, split)
+    source = open_part(config, split)
     if not (config.allow_missing_classes and source.classes):
         return source
     found = dict.fromkeys(classes or ())
-    for name in () if classes else (config.train_split, config.val_split):
+    for name in () if classes else ("train", "val"):
         with suppress(EffLoopError):  # there is no such split
-            found.update(dict.fromkeys(sources.build(config, name).classes))
+            found.update(dict.fromkeys(open_part(config, name).classes))
     found.update(dict.fromkeys(source.classes))
     return source if tuple(found) == source.classes else Relabelled(source, [*found])
+
+
+@looking_once()
+def open_part(config: DataConfig, split: str) -> Source:
+    """As `open_split`, with the classes that the split itself has."""
+    if split not in USUAL:
+        return sources.build(config, split)
+    return part_of(undivided(config), config, split) if config.divides else find_split(config, split)
+
+
+def undivided(config: DataConfig) -> Source:
+    """The samples that `data.val` or `data.fold` divides.
+
+    Raises:
+        ConfigError, DataError: they can't be opened, or there is a validation split already.
+    """
+    _refuse_validation(config)
+    return find_split(config, "train")
+
+
+def find_split(config: DataConfig, split: str) -> Source:
+    """The split that is called so, or else has one of the usual names, which its `note` then says.
+
+    Raises:
+        NoSplitError: there is none.
+        ConfigError, DataError: it can't be opened, or there are several.
+    """
+    name = config.train_split if split == "train" else config.val_split
+    assert name is not None
+    try:
+        return sources.build(config, name)
+    except NoSplitError as error:
+        missing = error
+    if name != split:  # a name that was set isn't guessed about
+        raise missing
+    there = _there(config, split, USUAL[split]) or (_there(config, split, [_TEST]) if split == "val" else {})
+    if split == "train" and not there and config.divides and not _there(config, "val", ["val", *USUAL["val"], _TEST]):
+        there = _there(config, split, [WHOLE])
+    if len(there) > 1:
+        raise NoSplitError(f"{missing}; of {', '.join(there)}, set data.{split}_split to one")
+    if not there:
+        fix = "data.val=0.2" + (", a fifth of the training samples" if split == "val" else " if it has no splits")
+        raise NoSplitError(str(missing) if config.divides else f"{missing}, or {fix}")
+    ((found, source),) = there.items()
+    what = "the whole data" if found == WHOLE else f"'{found}'"
+    source.note = f"data.{split}_split: there is no '{name}', so {what} is used: {source.where}"
+    return source
+
+
+def has_splits(config: DataConfig) -> bool:
+    """Whether the data has a split of a usual name.
+
+    Raises:
+        ConfigError, DataError: one can't be opened.
+    """
+    return any(_there(config, split, [split, *USUAL[split]]) for split in USUAL)
+
+
+def _there(config: DataConfig, split: str, names: Sequence[str]) -> dict[str, Source]:
+    """{name: split} for those of some names that the data has."""
+    there = {}
+    for name in names:
+        with suppress(NoSplitError):
+            there[name] = sources.build(_named(config, split, name), name)
+    return there
+
+
+def _named(config: DataConfig, split: str, name: str) -> DataConfig:
+    """A config with another name for one of the splits."""
+    return replace(config, train_split=name) if split == "train" else replace(config, val_split=name)
+
+
+def _refuse_validation(config: DataConfig) -> None:
+    """Refuse to divide data that has a validation split already.
+
+    Raises:
+        ConfigError: it has.
+    """
+    name = config.val_split
+    if name is None:
+        return
+    if there := _there(config, "val", [name] if name != "val" else ["val", *USUAL["val"]]):
+        key = next(key for key in ("val", "folds", "fold") if getattr(config, key) is not None)
+        source = next(iter(there.values()))
+        raise ConfigError(
+            f"data.{key}: {getattr(config, key)} divides the training split, but there is a validation split, "
+            f"{source.where}; drop data.{key}, or set data.val_split=null to leave that out"
+        )
 
 
 def check_same_classes(train: Source, val: Source) -> None:
@@ -42,27 +138,21 @@ def check_same_classes(train: Source, val: Source) -> None:
     Raises:
         DataError: they differ; the message lists the classes that only one split has.
     """
-    if train.classes == val.classes:
+    if train.kind is not val.kind:
+        raise DataError(
+            f"train and val have different targets: {train.where} has {train.kind.value}, {val.where} has "
+            f"{val.kind.value}; give both the same"
+        )
+    if train.target_names == val.target_names:
         return
     only = {
-        "train": sorted(set(train.classes) - set(val.classes)),
-        "val": sorted(set(val.classes) - set(train.classes)),
+        "train": sorted(set(train.target_names) - set(val.target_names)),
+        "val": sorted(set(val.target_names) - set(train.target_names)),
     }
     differences = "; ".join(f"only in {split}: {', '.join(names[:8])}" for split, names in only.items() if names)
+    what = "classes" if train.classes or val.classes else "numbers"
+    fix = ", or set data.allow_missing_classes=true" if what == "classes" else ""
     raise DataError(
-        f"train and val have different classes ({train.where}, {val.where}): "
-        f"{differences or 'same names, other order'}; give both the same classes, or set "
-        "data.allow_missing_classes=true"
+        f"train and val have different {what} ({train.where}, {val.where}): "
+        f"{differences or 'same names, other order'}; give both the same {what}{fix}"
     )
-
-
-_LABELS = 1 << 20  # labels counted at a time
-
-
-def classes_without_samples(source: Source) -> list[str]:
-    """Names of the classes that no sample has."""
-    counts = np.zeros(len(source.classes) + 1, np.int64)  # the last one: labels that no class has
-    for start in range(0, len(source), _LABELS):
-        labels = np.minimum(source.labels[start : start + _LABELS], len(source.classes))
-        counts += np.bincount(labels, minlength=len(counts))
-    return [name for name, count in zip(source.classes, counts, strict=False) if not count]

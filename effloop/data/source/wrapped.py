@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from effloop.data.image.header import Encoded
-from effloop.data.source.base import Source, fingerprint_of
+from effloop.data.source.base import Kind, Source, at_most, fingerprint_of
 
 
 class Wrapped(Source):
@@ -22,7 +22,9 @@ class Wrapped(Source):
 
     def __init__(self, source: Source) -> None:
         self.source = source
+        self.kind = source.kind
         self.classes = source.classes
+        self.note, self.columns = source.note, source.columns
         self.about = getattr(source, "about", None)
 
     @property
@@ -33,11 +35,28 @@ class Wrapped(Source):
     def targets(self) -> NDArray[Any]:
         return self.source.targets
 
+    @property
+    def about_targets(self) -> str:
+        return self.source.about_targets
+
+    @property
+    def target_names(self) -> tuple[str, ...]:
+        return self.source.target_names
+
     def read(self, index: int) -> Encoded:
         return self.source.read(index)
 
     def raw_key(self, index: int) -> bytes:
         return self.source.raw_key(index)
+
+    def raw_keys(self, start: int, stop: int) -> list[bytes]:
+        return self.source.raw_keys(start, stop)
+
+    def column(self, name: str, start: int, stop: int) -> Sequence[bytes]:
+        return self.source.column(name, start, stop)
+
+    def name(self, index: int) -> str:
+        return self.source.name(index)
 
     def size(self, index: int) -> int:
         return self.source.size(index)
@@ -68,12 +87,19 @@ class Wrapped(Source):
     def verify(self, index: int) -> None:
         self.source.verify(index)
 
+    @property
+    def stored_in(self) -> str:
+        return self.source.stored_in
+
+    def modified_ns(self, index: int) -> int | None:
+        return self.source.modified_ns(index)
+
     def verify_index(self) -> None:
         self.source.verify_index()
 
 
 class Relabelled(Wrapped):
-    """A source whose classes are some of a longer list, in any order; labels are the places in that list.
+    """A source whose classes are some of a longer list, in any order; labels and flags are the places in that list.
 
     Args:
         source: has classes.
@@ -88,17 +114,27 @@ class Relabelled(Wrapped):
 
     @cached_property
     def labels(self) -> NDArray[Any]:  # type: ignore[override]
-        known = np.minimum(self.source.labels, len(self._places) - 1)  # a label without a class stays without
+        known = at_most(self.source.labels, len(self._places) - 1)  # a label without a class stays without
         labels: NDArray[Any] = self._places.astype(np.min_scalar_type(len(self.classes)))[known]
         return labels
 
+    @cached_property
+    def _flags(self) -> NDArray[Any]:
+        flags = np.zeros((len(self.source), len(self.classes)), np.uint8)
+        flags[:, self._places[:-1]] = self.source.targets
+        return flags
+
     @property
     def targets(self) -> NDArray[Any]:
-        return self.labels
+        return self._flags if self.kind is Kind.flags else self.labels
+
+    @property
+    def target_names(self) -> tuple[str, ...]:
+        return self.classes
 
     @cached_property
     def _fingerprint(self) -> dict[str, Any]:
-        if np.array_equal(self._places[:-1], np.arange(len(self._places) - 1)):
+        if self.kind is Kind.classes and np.array_equal(self._places[:-1], np.arange(len(self._places) - 1)):
             return self.source.fingerprint()
         return fingerprint_of(self)
 
@@ -112,50 +148,77 @@ class Relabelled(Wrapped):
         return Relabelled, (self.source, self.classes)
 
 
-class Without(Wrapped):
-    """A source without some of its samples; the others move up.
+class Subset(Wrapped):
+    """Some samples of another source, numbered from 0.
 
     Args:
         source: whose samples these are.
-        left_out: which not.
+        ids: (n,) which ones, in this order; may be a column of a mapped file.
+        where: what messages call them; None is what they call the source.
+        fingerprint: of these samples; None computes it when it is asked for.
     """
 
-    def __init__(self, source: Source, left_out: Sequence[int]) -> None:
+    def __init__(
+        self, source: Source, ids: NDArray[Any], where: str | None = None, fingerprint: dict[str, Any] | None = None
+    ) -> None:
         super().__init__(source)
-        self.left_out = left_out
-        self._ids = np.delete(np.arange(len(source)), left_out)
+        self.ids = ids
+        self._where, self._given = where, fingerprint
 
     @cached_property
     def labels(self) -> NDArray[Any]:  # type: ignore[override]
-        labels: NDArray[Any] = self.source.labels[self._ids]
+        labels: NDArray[Any] = self.source.labels[self.ids]
         return labels
+
+    @cached_property
+    def _targets(self) -> NDArray[Any]:
+        targets: NDArray[Any] = self.source.targets[self.ids]
+        return targets
 
     @property
     def targets(self) -> NDArray[Any]:
-        targets: NDArray[Any] = self.source.targets[self._ids]
-        return targets
+        return self.labels if self.kind is Kind.classes and self.classes else self._targets
+
+    def __len__(self) -> int:
+        return len(self.ids)
 
     def read(self, index: int) -> Encoded:
-        return self.source.read(int(self._ids[index]))
+        return self.source.read(int(self.ids[index]))
 
     def raw_key(self, index: int) -> bytes:
-        return self.source.raw_key(int(self._ids[index]))
+        return self.source.raw_key(int(self.ids[index]))
+
+    def raw_keys(self, start: int, stop: int) -> list[bytes]:
+        return [self.source.raw_key(index) for index in self.ids[start:stop].tolist()]
+
+    def column(self, name: str, start: int, stop: int) -> Sequence[bytes]:
+        return [self.source.column(name, index, index + 1)[0] for index in self.ids[start:stop].tolist()]
+
+    def name(self, index: int) -> str:
+        return self.source.name(int(self.ids[index]))
 
     def size(self, index: int) -> int:
-        return self.source.size(int(self._ids[index]))
+        return self.source.size(int(self.ids[index]))
 
     def empty_samples(self) -> NDArray[np.int64]:
-        return np.flatnonzero(np.isin(self._ids, self.source.empty_samples()))
+        return np.flatnonzero(np.isin(self.ids, self.source.empty_samples()))
 
     def will_need(self, indices: Sequence[int]) -> None:
-        self.source.will_need(self._ids[np.asarray(indices)].tolist())
+        self.source.will_need(self.ids[np.asarray(indices, np.int64)].tolist())
 
     def verify(self, index: int) -> None:
-        self.source.verify(int(self._ids[index]))
+        self.source.verify(int(self.ids[index]))
+
+    def modified_ns(self, index: int) -> int | None:
+        return self.source.modified_ns(int(self.ids[index]))
+
+    @property
+    def where(self) -> str:
+        return self._where or self.source.where
 
     @cached_property
     def _fingerprint(self) -> dict[str, Any]:
-        return fingerprint_of(self)
+        return self._given or fingerprint_of(self)
 
     def fingerprint(self) -> dict[str, Any]:
         return self._fingerprint

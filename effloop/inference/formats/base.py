@@ -30,7 +30,7 @@ F = TypeVar("F", bound="type[Format]")
 class Format(ABC):
     """Writes a model to a file, and runs it from there.
 
-    A model takes (N, 3, S, S) float32 images, normalised, and gives (N, K) float32 outputs, whatever it computes in.
+    A model takes (N, 3, H, W) float32 images, normalised, and gives (N, K) float32 outputs, whatever it computes in.
 
     Attributes:
         dynamic: whether the file takes batches of any size; else of the example's.
@@ -67,7 +67,7 @@ class Format(ABC):
 
     @abstractmethod
     def open(self, path: Path, device: torch.device, network: Callable[[], nn.Module]) -> nn.Module:
-        """The model in a file: (N, 3, S, S) float32 on any device -> (N, K) float32 there.
+        """The model in a file: (N, 3, H, W) float32 on any device -> (N, K) float32 there.
 
         Args:
             path: what `save` has written.

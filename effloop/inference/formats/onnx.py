@@ -93,7 +93,7 @@ class OnnxModel(nn.Module):
         self.session = session
 
     def forward(self, images: Tensor) -> Tensor:
-        """(N, 3, S, S) float32 -> (N, K) float32 on the images' device."""
+        """(N, 3, H, W) float32 -> (N, K) float32 on the images' device."""
         (outputs,) = self.session.run([OUTPUT], {INPUT: images.contiguous().cpu().numpy()})
         return torch.from_numpy(outputs).to(images.device)
 

@@ -57,7 +57,7 @@ class OpenVinoModel(nn.Module):
         self.request = compiled.create_infer_request()
 
     def forward(self, images: Tensor) -> Tensor:
-        """(N, 3, S, S) float32 -> (N, K) float32 on the images' device."""
+        """(N, 3, H, W) float32 -> (N, K) float32 on the images' device."""
         outputs = self.request.infer([images.contiguous().cpu().numpy()], share_inputs=True)[0]
         return torch.from_numpy(outputs.copy()).to(images.device)  # the next call writes to the same place
 

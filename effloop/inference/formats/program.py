@@ -21,7 +21,7 @@ def trace(model: nn.Module, example: Tensor, *, dynamic: bool) -> ExportedProgra
 
     Args:
         model: on the CPU.
-        example: (N, 3, S, S); if `dynamic`, N is 2 or more: 0 and 1 would become constants of the graph.
+        example: (N, 3, H, W); if `dynamic`, N is 2 or more: 0 and 1 would become constants of the graph.
         dynamic: whether it takes any number of images.
     """
     shapes = ({0: Dim("batch", min=1)},) if dynamic else None
@@ -37,7 +37,7 @@ class Half(nn.Module):
         self.model = model.half()
 
     def forward(self, images: Tensor) -> Tensor:
-        """(N, 3, S, S) float32 -> (N, K) float32."""
+        """(N, 3, H, W) float32 -> (N, K) float32."""
         outputs: Tensor = self.model(images.half())
         return outputs.float()
 

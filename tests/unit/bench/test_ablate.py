@@ -30,6 +30,7 @@ def bench(photos: Path, *words: str) -> dict[str, Any]:
     return {**result, "rows": {row["knob"]: row for row in result["rows"]}}
 
 
+@pytest.mark.slow
 def test_speed_and_score(
     photos: Path, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

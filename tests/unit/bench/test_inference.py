@@ -15,6 +15,7 @@ from effloop.cli.main import main
 from effloop.errors import ConfigError
 
 
+@pytest.mark.slow
 def test_figures(finished: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["formats=pytorch,onnx,cuda", "cores=1", "batch=20", "repeats=2", "out=result.json"]
     with threads_restored():

@@ -101,6 +101,7 @@ def test_recipes_that_baselines_follow(name: str) -> None:
     assert workload.ratio == (3 / 4, 4 / 3)
 
 
+@pytest.mark.slow
 def test_any_recipe_without_baselines(photos: Path, here: Path) -> None:
     words = ("what=loader", "vs=none", "repeats=1", "out=result.json", f"data.root={photos}", *TINY)
     assert main(["bench", *words, "augment.ops.flip=null", "augment.device=gpu"]) == 0

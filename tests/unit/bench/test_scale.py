@@ -32,6 +32,7 @@ def test_entries_go_round(small: Path, tmp_path: Path, monkeypatch: pytest.Monke
         grown.verify(index)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["threads", "processes"])
 def test_one_process(small: Path, tmp_path: Path, engine: str) -> None:
     scale.write_scaled_index(small, tmp_path / "big", 500)

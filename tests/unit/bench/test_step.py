@@ -56,6 +56,7 @@ def test_figures(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -
     assert max(map(len, out.splitlines())) <= 120
 
 
+@pytest.mark.slow
 def test_what_the_config_forbids(photos: Path, here: Path) -> None:
     rows = bench(photos, here, "knobs=progressive,fused", "image_size=16", "repeats=1", "deterministic=true")
     assert "too small" in rows["progressive"]["reason"]

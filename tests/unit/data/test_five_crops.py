@@ -12,7 +12,7 @@ from images import encode, photo
 from PIL import Image
 from plans import make_engine, make_plan, native_config, open_source
 
-from effloop.batch import Batch
+from effloop.batch import Batch, ImageSize
 from effloop.data.augment.native.augment import NativeAugment
 from effloop.data.five_crops import five_crops
 from effloop.data.plan import Plan
@@ -30,7 +30,7 @@ def make(root: Path, shapes: list[tuple[int, int]], share: float) -> Plan:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(encode(photo(height, width, seed=number), "PNG"))
     plan = make_plan(open_source("folder", root, "val"), train=False, batch=BATCH, size=SIZE)
-    augment = NativeAugment(native_config(eval_ratio=share), size=SIZE, train=False)
+    augment = NativeAugment(native_config(eval_ratio=share), size=ImageSize.of(SIZE), train=False)
     return Plan(plan.source, plan.decoder, augment, plan.order, plan.seed)
 
 

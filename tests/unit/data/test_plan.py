@@ -8,7 +8,8 @@ import pytest
 import torch
 from plans import line, make_plan, open_source
 
-from effloop.data.plan import Order, Plan
+from effloop.data.order import Order
+from effloop.data.plan import Plan
 from effloop.data.source import Tail
 from effloop.errors import ConfigError, DataError
 

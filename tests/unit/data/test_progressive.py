@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import effloop
-from effloop.batch import Batch
+from effloop.batch import Batch, ImageSize
 from effloop.data.loader import Loader
 from effloop.data.progressive import Stages
 from effloop.errors import ConfigError
@@ -28,7 +28,7 @@ def make_loader(root: Path, size: int, *more: str) -> Loader:
 
 
 def make_stages(root: Path, sizes: list[int], epochs: int, *more: str) -> Stages:
-    return Stages(sizes, [make_loader(root, size, *more) for size in sizes], epochs)
+    return Stages([ImageSize.of(size) for size in sizes], [make_loader(root, size, *more) for size in sizes], epochs)
 
 
 def assert_equal(got: list[Batch], wanted: list[Batch]) -> None:
@@ -49,8 +49,8 @@ def assert_equal(got: list[Batch], wanted: list[Batch]) -> None:
 )
 def test_which_epoch_has_which_size(photos: Path, sizes: list[int], epochs: int, wanted: list[int]) -> None:
     stages = make_stages(photos, sizes, epochs)
-    assert [stages.size_at(epoch) for epoch in range(epochs)] == wanted
-    assert stages.size_at(epochs + 3) == wanted[-1]
+    assert [stages.size_at(epoch).height for epoch in range(epochs)] == wanted
+    assert stages.size_at(epochs + 3).height == wanted[-1]
     for epoch in range(min(epochs, 6)):
         assert {batch.images.shape[-2:] for batch in stages.epoch(epoch)} == {(wanted[epoch], wanted[epoch])}
 
@@ -94,13 +94,13 @@ def test_batches_memory_of_the_stage_before_is_let_go(photos: Path) -> None:
     with closing(make_stages(photos, [16, 24], 2, "num_workers=2")) as stages:
         for epoch, slots in ((0, {16}), (1, {24}), (0, {16})):
             list(stages.epoch(epoch))
-            rings = {size: loader.engine.ring for size, loader in stages.loaders.items()}  # type: ignore[attr-defined]
+            rings = {size.height: loader.engine.ring for size, loader in stages.loaders.items()}  # type: ignore[attr-defined]
             assert {size for size, ring in rings.items() if len(ring)} == slots
 
 
 def test_a_size_that_comes_again_has_one_loader(photos: Path) -> None:
     stages = make_stages(photos, [16, 24, 16, 16], 4, "engine=processes", "num_workers=1")
-    assert list(stages.loaders) == [16, 24]
+    assert [size.height for size in stages.loaders] == [16, 24]
     with closing(stages):
         list(stages.epoch(2))
         (worker,) = multiprocessing.active_children()
@@ -140,7 +140,10 @@ def test_the_trainers_model_sees_them_and_evaluation_has_its_own(photos: Path, h
             "of the last crop to image_size",
         ),
         (["epochs=1"], "progressive: 2 sizes for epochs=1; set at least as many epochs"),
-        (["epochs=4", "progressive=[16,0]"], "progressive: 0 is not a size in pixels; set whole numbers above 0"),
+        (
+            ["epochs=4", "progressive=[16,0]"],
+            "progressive: 0 is not allowed; set a whole number above 0, or [height,width]",
+        ),
     ],
 )
 def test_what_cannot_be_is_one_line_before_the_first_step(

@@ -37,7 +37,7 @@ def known(config: Config, model: nn.Module | None = None) -> RunFacts:
         size = config.image_size
         model = models.build(config.model, num_classes=len(loaders[0].classes), image_size=size)
         freeze(model, config.model.freeze)
-    seen = probe(model, config.image_size, channels_last=True)
+    seen = probe(model, config.size, channels_last=True)
     assert config.precision is not None
     facts = RunFacts.of(config, model, seen, loaders, parallel, precisions.build(config.precision, CPU))
     for loader in loaders:

@@ -45,7 +45,7 @@ def built(photos: Path, *overrides: str) -> tuple[Config, nn.Module, list[Loader
 
 def expected(photos: Path, *overrides: str) -> Memory:
     config, model, loaders = built(photos, *overrides)
-    return expected_memory(config, model, probe(model, config.image_size, channels_last=True), loaders, CPU)
+    return expected_memory(config, model, probe(model, config.size, channels_last=True), loaders, CPU)
 
 
 def part(memory: Memory, name: str) -> int:

@@ -9,11 +9,13 @@ import pytest
 
 from effloop.errors import ParityError
 from effloop.inference.parity import Parity
-from effloop.task import Meter
+from effloop.task import Meter, Regression
 
 TOP1 = Meter("top1", "Top@1")
 ERROR = Meter("mae", "MAE", higher_is_better=False, percent=False)
-SAME = Parity(1000, 1e-5, 1.0, 1.0, {"top1": 0.8, "mae": 4.0}, {"top1": 0.8, "mae": 4.0})
+R2 = Regression.meters[0]
+SCORES = {"top1": 0.8, "mae": 4.0, "r2": 0.05}
+SAME = Parity(1000, 1e-5, 1.0, 1.0, SCORES, SCORES)
 
 
 @pytest.mark.parametrize(("agreement", "refused"), [(1.0, False), (0.999, False), (0.998, True), (math.nan, True)])
@@ -35,6 +37,8 @@ def test_agreement(agreement: float, refused: bool) -> None:
         (TOP1, 0.9, False),
         (TOP1, 0.789, True),
         (TOP1, math.nan, True),
+        (R2, 0.041, False),
+        (R2, 0.039, True),
         (ERROR, 4.03, False),
         (ERROR, 3.0, False),
         (ERROR, 4.05, True),

@@ -40,6 +40,14 @@ def test_csv(tmp_path: Path, suffix: str) -> None:
     assert rows == [{k: "" if v is None else str(v) for k, v in row.items()} for row in ROWS]
 
 
+def test_names_are_no_formulas_in_csv(tmp_path: Path) -> None:
+    columns = {"path": ["=a.jpg"], "class": ["=cmd()"], "@x": np.array([-1.5], np.float32), "target": ["-1"]}
+    for suffix, wanted in ((".csv", "path,class,'@x,target\n./=a.jpg,'=cmd(),-1.5,-1\n"), (".jsonl", '"=cmd()"')):
+        with writing(tmp_path / f"x{suffix}") as writer:
+            writer.write(columns)
+        assert wanted in (tmp_path / f"x{suffix}").read_text()
+
+
 def test_json_lines(tmp_path: Path) -> None:
     assert [json.loads(line) for line in written(tmp_path / "x.jsonl").read_text().splitlines()] == ROWS
 
@@ -54,6 +62,16 @@ def test_parquet(tmp_path: Path) -> None:
 
 def test_rows() -> None:
     assert [row for part in PARTS for row in rows_of(part)] == ROWS
+
+
+def test_all_digits_of_float32(tmp_path: Path) -> None:
+    """As few as tell it from all others."""
+    values = np.array([200125.73, -0.1, 1e-9, 16777217, NAN, np.inf], np.float32)
+    with writing(tmp_path / "x.csv", None) as writer:
+        writer.write({"price": values})
+    found = (tmp_path / "x.csv").read_text().splitlines()[1:]
+    assert found[:3] == ["200125.73", "-0.1", "1e-09"]
+    assert np.array_equal([np.float32(each) for each in found if each and each != '""'], values[~np.isnan(values)])
 
 
 @pytest.mark.parametrize("suffix", WRITERS)

@@ -10,6 +10,7 @@ import torch
 import torchvision.models as zoo
 from torch import nn
 
+from effloop.batch import ImageSize
 from effloop.errors import ConfigError
 from effloop.model.head import Features, find_head, train_head_only
 
@@ -29,7 +30,7 @@ def test_images_to_features_to_outputs(name: str) -> None:
     images = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         wanted = model(images)
-    assert find_head(model, 32) == head
+    assert find_head(model, ImageSize.of(32)) == head
     features = Features(model, head)(images)
     names = list(model.state_dict())
     train_head_only(model, head)
@@ -45,5 +46,5 @@ def test_images_to_features_to_outputs(name: str) -> None:
 @pytest.mark.parametrize("model", [zoo.squeezenet1_1(num_classes=3), nn.Sequential(nn.Conv2d(3, 2, 1), nn.Flatten())])
 def test_models_without_one(model: nn.Module) -> None:
     with pytest.raises(ConfigError, match=r"^probe: this model doesn't end with a linear layer"):
-        find_head(model.eval(), 32)
+        find_head(model.eval(), ImageSize.of(32))
     assert not any(module._forward_hooks for module in model.modules())

@@ -8,6 +8,7 @@ import torch
 import torchvision.models as zoo
 from torch import Tensor, nn
 
+from effloop.batch import ImageSize
 from effloop.model import Probe, checkpoint_blocks, freeze, probe
 from effloop.model.cnn import Cnn, CnnConfig
 from effloop.model.small_resnet import SmallResnetConfig, small_resnet
@@ -39,7 +40,7 @@ class Net(nn.Module):
 
 
 def test_all_there_is_to_say() -> None:
-    assert probe(Net(), 16, channels_last=True) == Probe(
+    assert probe(Net(), ImageSize.of(16), channels_last=True) == Probe(
         biases_before_norm=["stem"],
         unused=["spare.weight", "spare.bias"],
         frozen=0,
@@ -64,7 +65,7 @@ def test_the_model_is_what_it_was(channels_last: bool) -> None:
     freeze(model, ["stem", "norm2"])
     model.train()
     before = state(model)
-    found = probe(model, 16, channels_last=channels_last)
+    found = probe(model, ImageSize.of(16), channels_last=channels_last)
     assert found.frozen == 3 * 3 * 3 * 16 + 16
     assert found.biases_before_norm == []  # this one isn't trained
     torch.testing.assert_close(state(model), before, rtol=0, atol=0)
@@ -74,7 +75,7 @@ def test_it_is_as_it_was_after_an_error_too() -> None:
     model = Net().train()
     before = state(model)
     with pytest.raises(RuntimeError):
-        probe(model, 2, channels_last=True)
+        probe(model, ImageSize.of(2), channels_last=True)
     torch.testing.assert_close(state(model), before, rtol=0, atol=0)
 
 
@@ -92,18 +93,18 @@ def test_it_is_as_it_was_after_an_error_too() -> None:
     ],
 )
 def test_nothing_to_say_of_a_sound_model(model, size: int) -> None:
-    assert probe(model(), size, channels_last=True) == Probe([], [], 0, [])
+    assert probe(model(), ImageSize.of(size), channels_last=True) == Probe([], [], 0, [])
 
 
 def test_vgg_has_biases_before_its_norms() -> None:
     layers = zoo.vgg.make_layers([16, "M", 16], batch_norm=True)
     model = nn.Sequential(layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 3))
-    assert probe(model, 16, channels_last=True).biases_before_norm == ["0.0", "0.4"]
+    assert probe(model, ImageSize.of(16), channels_last=True).biases_before_norm == ["0.0", "0.4"]
 
 
 def test_odd_widths_are_named() -> None:
     model = Cnn(CnnConfig(width=6), num_classes=3, image_size=32)
-    assert probe(model, 32, channels_last=True).odd_widths == [
+    assert probe(model, ImageSize.of(32), channels_last=True).odd_widths == [
         "features.0.0",
         "features.1.down.0.0",
         "features.1.refine.0",
@@ -116,9 +117,9 @@ def test_a_compiled_and_checkpointed_model_is_not_compiled_for_it() -> None:
     model = Cnn(CnnConfig(), num_classes=3, image_size=32)
     checkpoint_blocks(model)
     model.compile(backend=lambda *_: pytest.fail("it was compiled"))
-    assert probe(model, 32, channels_last=True) == Probe([], [], 0, [])
+    assert probe(model, ImageSize.of(32), channels_last=True) == Probe([], [], 0, [])
 
 
 def test_without_gradients_around_it() -> None:
     with torch.no_grad():
-        assert probe(Net(), 16, channels_last=True).unused == ["spare.weight", "spare.bias"]
+        assert probe(Net(), ImageSize.of(16), channels_last=True).unused == ["spare.weight", "spare.bias"]

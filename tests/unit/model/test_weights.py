@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,17 @@ def test_a_real_run(finished: Path) -> None:
     load_weights(model, str(finished))
     saved = torch.load(finished / "checkpoints" / "best.ckpt", weights_only=True)
     assert differing(model, saved["model"]) == set()
+
+
+def test_a_damaged_checkpoint(finished: Path, tmp_path: Path) -> None:
+    path = tmp_path / "best.ckpt"
+    data = bytearray((finished / "checkpoints/best.ckpt").read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    refused(str(path), "its SHA-256 is not the one that it was written with; use another file")
+    path.unlink()
+    os.mkfifo(path)
+    refused(str(path), "it is a FIFO, not a file")
 
 
 def test_safetensors(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from ranks import run_script
 from effloop.errors import ConfigError
 from effloop.parallel import parallels
 from effloop.parallel.ddp import DdpConfig
+from effloop.parallel.single import NoneConfig
 
 SCRIPT = """
     import json, torch
@@ -89,6 +90,8 @@ SCRIPT = """
     norm.running_var.fill_(0.1)
     parallel.average_buffers(norm)
     out["buffers"] = [norm.running_mean.tolist(), norm.running_var.tolist(), int(norm.num_batches_tracked)]
+    wishes = [[0, 0], [1, 0], [0, 6], [0, 0], [8, 8]]
+    out["agreed"] = [parallel.agree(each[rank]) for each in wishes]
     parallel.close()
     parallel.close()
     print(json.dumps(out))
@@ -132,6 +135,12 @@ def test_synchronised_batchnorm_equals_one_process_with_the_whole_batch(said):
 
 def test_gradients_meet_only_when_they_are_to(said):
     assert all(out["apart"] and out["joined"] for out in said)
+
+
+def test_wishes_are_every_ranks_one_call_later(said):
+    for out in said:
+        assert out["agreed"] == [0, 0, 1, 6, 0]
+    assert parallels.build(NoneConfig(name="none"), torch.device("cpu")).agree(5) == 5
 
 
 def test_buffers_are_averaged(said):

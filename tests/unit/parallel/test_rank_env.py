@@ -56,6 +56,7 @@ def test_slurm():
 @pytest.mark.parametrize(
     ("env", "words"),
     [
+        ({"RANK": "1"}, ["RANK is 1", "WORLD_SIZE", "torchrun --nproc-per-node", "unset RANK"]),
         ({"WORLD_SIZE": "2"}, ["RANK, MASTER_ADDR, MASTER_PORT", "torchrun --nproc-per-node"]),
         ({**TORCHRUN, "MASTER_ADDR": ""}, ["MASTER_ADDR", "torchrun"]),
         ({**TORCHRUN, "LOCAL_RANK": "2"}, ["LOCAL_RANK: '2'", "from 0 to 1"]),

@@ -17,7 +17,7 @@ from effloop.record.append import AppendFile
 from effloop.record.base import Position
 from effloop.record.clock import Clock, Span
 from effloop.record.lines import LogFile, TerminalSink
-from effloop.record.rows import EpochTable, MetricsFile
+from effloop.record.rows import EpochTable, MetricsFile, Resumed
 from effloop.record.sinks import EpochReport, Sink, Sinks
 from effloop.task import LOSS
 
@@ -118,10 +118,10 @@ def test_a_record_that_does_not_fit_leaves_nothing(tmp_path: Path) -> None:
 )
 def test_rows_after_the_checkpoint_are_dropped(tmp_path: Path, kind: Any, row: str) -> None:
     path = tmp_path / "rows"
-    kind(path, 0).close()
+    kind(path, Resumed()).close()
     header = path.read_text()
     path.write_text(header + "".join(row.format(step) for step in (2, 4, 6)) + row.format(3)[:-1])  # cut by a kill
-    kind(path, 4).close()
+    kind(path, Resumed(4)).close()
     assert path.read_text() == header + row.format(2) + row.format(4)
     assert list(tmp_path.iterdir()) == [path]
 

@@ -2,19 +2,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from effloop.report.comparison import (
-    compare_runs,
-    differences,
-    short_names,
-    swept_values,
-    time_by_part,
-    to_text,
-)
+from effloop.report.comparison import compare_runs, differences, short_names, swept_values, time_by_part
+from effloop.report.values import to_text
 from effloop.runs.reader import RunRecord
 
 NUMBER = itertools.count()
@@ -101,6 +96,23 @@ class TestBest:
         assert [found.counted(runs) for runs in found.series] == ["1/2", "2"]
         assert compare_runs(jobs, "val/loss").order == [1, 2, 0, 3]
 
+    def test_folds(self) -> None:
+        words = [(lr, fold) for lr in (1, 2) for fold in (0, 1)]
+        jobs = [
+            replace(job(n, f"lr={lr}", f"data.fold={fold}", top1=n / 10), data={"val": {"sha256": str(fold)}})
+            for n, (lr, fold) in enumerate(words)
+        ]
+        found = compare_runs(jobs, "val/top1")
+        assert (found.over, found.same_data, found.best) == ("folds", True, None)
+        assert (found.series, found.best_series) == ([[3, 2], [1, 0]], [3, 2])
+        other = [*jobs[:3], replace(jobs[3], data={"val": {"sha256": "other"}})]
+        found = compare_runs(other, "val/top1")
+        assert (found.same_data, found.best_series) == (False, None)
+        seeds = [job(n, f"seed={n % 2}", f"data.fold={n // 2}", top1=n / 10) for n in range(4)]
+        found = compare_runs(seeds, "val/top1")
+        assert (found.over, found.series) == ("folds and seeds", [[3, 2, 1, 0]])
+        assert found.spread("val/top1", found.series[0]) == "15.00% ± 12.91%"
+
     def test_less_is_better(self) -> None:
         runs = [run(summary={"wait": wait}) for wait in (0.2, None, 0.1, 0.1)]
         assert compare_runs(runs, "wait").best == 2
@@ -148,7 +160,7 @@ class TestTimeSplit:
 
 def test_words() -> None:
     assert [to_text(value) for value in (None, True, 0.1, [1, None], "a\nb", "\x1b[31m", "\udcff")] == [
-        *("-", "true", "0.1", "[1,null]", "a\\nb", "\\x1b[31m", "\\xed\\xb3\\xbf"),
+        *("-", "true", "0.1", "[1,null]", "a\\nb", "\\x1b[31m", "\\udcff"),
     ]
     written = compare_runs([RunRecord(path=Path("/run"))], "val/top1").format
     shown = [written("val/top1", 0.5), written("images/s", 1234.5), written("wait", math.nan)]

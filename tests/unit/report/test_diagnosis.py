@@ -238,6 +238,7 @@ def test_report_of_a_run_shows_the_pipeline(tmp_path: Path) -> None:
     assert page.text.count("storage") == 1
 
 
+@pytest.mark.slow
 def test_report_of_several_runs_has_a_row_for_each_up_to_eight(tmp_path: Path) -> None:
     names = [*"abcdefghij"]
     for number, name in enumerate(names):

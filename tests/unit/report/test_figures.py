@@ -19,6 +19,11 @@ def test_csv(tmp_path: Path) -> None:
     assert rows == [{"name": "ä, b", "s": "1.5", "told": ""}, {"name": "c", "s": "2", "told": "3"}]
 
 
+def test_texts_are_no_formulas(tmp_path: Path) -> None:
+    write_csv(tmp_path / "a.csv", [{"@x": "=1+1", "y": "-1e3", "z": -1.5, "path": "=a/b"}])
+    assert (tmp_path / "a.csv").read_text() == "'@x,y,z,path\n'=1+1,-1e3,-1.5,./=a/b\n"
+
+
 def test_plot(tmp_path: Path) -> None:
     marked = replace(PANEL, title="marked", marks={"a": [4.0, None], "b": [None, None]}, marked="reported")
     sizes = []

@@ -52,3 +52,13 @@ def test_a_lock_is_held_until_the_file_is_closed(tmp_path: Path) -> None:
     os.close(first)
     assert files.try_lock(second)
     os.close(second)
+
+
+def test_rows_that_are_none_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    files.keep_rows(path, lambda row: True)  # nothing is there
+    kept = ['{"step": 1}', '{"step": 2}']
+    odd = ['{"step": 9}', '{"step": Infinity}', '{"step": "x"}', "[" * 200_000, "[]", "{}", "no JSON"]
+    path.write_text("\n".join([*kept, *odd, '{"step": 3}']))  # the last one was cut
+    files.keep_rows(path, lambda row: int(row["step"]) < 5)
+    assert path.read_text().splitlines() == kept

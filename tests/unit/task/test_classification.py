@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from scores import naive_scores
+from tabled import Tabled
 from torch import nn
 
+from effloop.data.source.counts import class_counts
+from effloop.errors import ConfigError
 from effloop.record import Metrics
 from effloop.task.classification import Classification, ClassificationConfig
+from effloop.task.weights import class_weights
 
 CPU = torch.device("cpu")
 
@@ -102,3 +107,34 @@ def test_the_loss_of_shares_is_the_classes_losses_by_their_shares(smoothing: flo
         loss = task.loss(logits.to(dtype), shares)
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, wanted.mean())
+
+
+def test_balanced_weights_are_those_of_scikit_learn() -> None:
+    """n / (K n_c); a class without samples weighs 1 and doesn't count."""
+    weights = class_weights(np.array([6, 0, 3, 1]))
+    assert weights == pytest.approx([10 / (3 * 6), 1, 10 / (3 * 3), 10 / 3])
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_weights_are_those_of_cross_entropy(smoothing: float) -> None:
+    """Of mixed samples by their shares of the weights; of training only."""
+    source = Tabled("abcd", [0, 0, 0, 1])
+    task = Classification(ClassificationConfig("classification", smoothing, "balanced"))
+    task = task.fitted(source, lambda: class_counts(source))
+    oracle = nn.CrossEntropyLoss(torch.tensor([4 / 6, 2.0]), label_smoothing=smoothing)
+    logits, targets, shares = torch.randn(4, 2), torch.tensor([0, 0, 1, 0]), torch.rand(4, 2).softmax(dim=1)
+    assert torch.equal(task.loss(logits, targets), oracle(logits, targets))
+    weights = (shares @ oracle.weight).sum()
+    torch.testing.assert_close(task.loss(logits, shares), oracle(logits, shares) * 4 / weights)
+    whole = nn.functional.one_hot(targets, 2).float()  # a share of 1 is the same as the class
+    torch.testing.assert_close(task.loss(logits, whole), task.loss(logits, targets))
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(task.loss(logits.bfloat16(), targets), oracle(logits.bfloat16().float(), targets))
+    valid = torch.ones(4, dtype=torch.bool)
+    assert torch.equal(task.sums(logits, targets, valid), TASK.sums(logits, targets, valid))
+
+
+@pytest.mark.parametrize("weights", [3, "even", [1, -1], [0, 1], [], [True, 1]])
+def test_what_are_no_weights(weights: object) -> None:
+    with pytest.raises(ConfigError, match=r"^task\.class_weights: .* set null, balanced, or"):
+        ClassificationConfig("classification", 0.0, weights)

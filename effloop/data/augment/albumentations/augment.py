@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from effloop.batch import ImageSize
 from effloop.data.augment import recipe
 from effloop.data.augment.albumentations.operations import CONTAINERS, KeyedTransform, operations
 from effloop.data.augment.base import Augment, Device, RecipeConfig, augments
 from effloop.data.augment.framing import Image, Sizes
 from effloop.data.augment.library import LibraryAugment
-from effloop.data.augment.native.augment import NativeAugment, NativeConfig
+from effloop.data.augment.native.augment import for_evaluation
 from effloop.data.augment.outcomes import (
     SizeMap,
     choice_sizes,
@@ -33,7 +34,7 @@ class AlbumentationsConfig(RecipeConfig):
 
 
 @augments.register("albumentations", AlbumentationsConfig)
-def albumentations(config: AlbumentationsConfig, *, size: int, train: bool) -> Augment:
+def albumentations(config: AlbumentationsConfig, *, size: ImageSize, train: bool, channels: int = 3) -> Augment:
     """Albumentations' operations, on the host."""
     if config.device is Device.gpu:
         raise ConfigError(
@@ -41,8 +42,8 @@ def albumentations(config: AlbumentationsConfig, *, size: int, train: bool) -> A
             "or augment=native or torchvision"
         )
     if not train:
-        return NativeAugment(NativeConfig(name="native", eval_ratio=config.eval_ratio), size=size, train=False)
-    return AlbumentationsAugment(recipe.build_steps(config, operations(size), size), config, size)
+        return for_evaluation(config, size, channels)
+    return AlbumentationsAugment(recipe.build_steps(config, operations(size), size), config, size, channels)
 
 
 class AlbumentationsAugment(LibraryAugment[KeyedTransform]):

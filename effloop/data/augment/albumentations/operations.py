@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from effloop.batch import ImageSize
 from effloop.data.augment import recipe
 from effloop.data.augment.albumentations.generators import Generators
 from effloop.data.augment.framing import Image
@@ -135,7 +136,7 @@ class KeyedTransform:
         return result  # type: ignore[no-any-return]
 
 
-def operations(size: int) -> Mapping[str, Callable[..., KeyedTransform]]:
+def operations(size: ImageSize) -> Mapping[str, Callable[..., KeyedTransform]]:
     """The operations that recipes may name, for `recipe.build_steps`.
 
     Args:
@@ -184,7 +185,7 @@ class _TransformFactory:
 class _ContainerFactory:
     """Builds a container of transforms."""
 
-    def __init__(self, name: str, offered: Mapping[str, Callable[..., KeyedTransform]], size: int) -> None:
+    def __init__(self, name: str, offered: Mapping[str, Callable[..., KeyedTransform]], size: ImageSize) -> None:
         self.name, self.offered, self.size = name, offered, size
         self.__signature__ = inspect.signature(getattr(library(), name))
 

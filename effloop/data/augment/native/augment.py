@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -11,14 +11,17 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from effloop.batch import ImageSize
 from effloop.data.augment import recipe
-from effloop.data.augment.base import Augment, Device, Draws, RecipeConfig, augments
-from effloop.data.augment.framing import Image, Sizes, clip_boxes, crop_and_flip_batch, write_crop
+from effloop.data.augment.base import Augment, Device, Draws, Evaluation, RecipeConfig, augments
+from effloop.data.augment.framing import Image, Sizes, clip_boxes, crop_and_flip_batch
 from effloop.data.augment.native.flips import RandomHorizontalFlip
-from effloop.data.augment.native.frames import FIVE_PLACES, CenterCropResize, RandomResizedCrop, WholeImage
-from effloop.data.augment.operation import CropOperation, Keys, Operation, operations
+from effloop.data.augment.native.frames import FIVE_PLACES, CenterCropResize, Letterbox, RandomResizedCrop, WholeImage
+from effloop.data.augment.native.frames import Resize as ResizeTo
+from effloop.data.augment.operation import CropOperation, Keys, OnGrey, Operation, operations
 from effloop.data.augment.recipe import Step
 from effloop.data.image.resize import FastResize, resize_into
+from effloop.errors import ConfigError
 
 Steps = Sequence[Step[Operation]]
 
@@ -50,17 +53,20 @@ class NativeConfig(RecipeConfig):
 class NativeAugment(Augment):
     """EffLoop's own operations, drawn for many samples at once; on the host or, on batches, on the device."""
 
-    def __init__(self, config: NativeConfig, *, size: int, train: bool) -> None:
+    def __init__(self, config: NativeConfig, *, size: ImageSize, train: bool, channels: int = 3) -> None:
         self.config = config
         self.resize = FastResize() if config.resize is Resize.fast else resize_into
         steps = _steps(config, size, train=train)
+        if channels == 1:
+            steps = [step if step.op.any_channels else replace(step, op=OnGrey(step.op)) for step in steps]
         ends = [_sizes_after(steps[:count], _PROBES) for count in range(1, len(steps) + 1)]
         recipe.check_output_sizes(ends[-1], size)
         # Once all images have one size, the rest can run on batches.
-        alike = next(count for count, end in enumerate(ends, 1) if (end == end[0, 0]).all())
+        alike = next(count for count, end in enumerate(ends, 1) if (end == end[0]).all())
         count = alike if config.device is Device.gpu else len(steps)
         self.host, self.device = steps[:count], steps[count:]
-        self.size = int(ends[count - 1][0, 0])
+        self.size = ImageSize(*ends[count - 1][0].tolist())
+        self._write = self.first.write
         self._last_frame = max(n for n, step in enumerate(self.host) if isinstance(step.op, CropOperation))
 
     @property
@@ -77,12 +83,12 @@ class NativeAugment(Augment):
     @property
     def resizes_and_flips(self) -> bool:
         whole = type(self).apply is NativeAugment.apply  # a subclass may do more
-        resizes = self.first.resizes and not getattr(self.first, "padding", 0)
+        resizes = self.first.resizes and not self.first.pads
         return whole and resizes and [type(step.op) for step in self.host[1:]] in ([], [RandomHorizontalFlip])
 
     @property
     def resizes_and_flips_if_on_gpu(self) -> bool:
-        if self.config.device is Device.gpu or type(self).apply is not NativeAugment.apply:
+        if self.config.device is Device.gpu or self.first.pads or type(self).apply is not NativeAugment.apply:
             return False
         return NativeAugment(replace(self.config, device=Device.gpu), size=self.size, train=True).resizes_and_flips
 
@@ -97,14 +103,14 @@ class NativeAugment(Augment):
 
     def apply(self, region: Image, draws: Draws, row: int, out: Image) -> None:
         box = draws.drawn[0][row].tolist()
-        image = out if self._last_frame == 0 else np.empty((*box[4:], 3), np.uint8)
-        write_crop(region, box, image, self.resize)
+        image = out if self._last_frame == 0 else np.empty((*box[4:], region.shape[2]), np.uint8)
+        self._write(region, box, image, self.resize)
         for number in range(1, len(self.host)):
             target = out if number == self._last_frame else None
             image = self.host[number].op.apply_host(image, draws.drawn[number], row, target, self.resize)
 
     def on_device(self, images: Tensor, keys: Keys) -> Tensor:
-        drawn = _drawn(self.device, keys, np.full((len(keys), 2), self.size))
+        drawn = _drawn(self.device, keys, np.tile(self.size, (len(keys), 1)))
         made = [step.op for step in self.device]
         number = 0
         while number < len(made):
@@ -119,6 +125,11 @@ class NativeAugment(Augment):
 
     def five_crops(self) -> Sequence[Augment]:
         crop = self.first
+        if self.config.eval is not Evaluation.crop:
+            raise ConfigError(
+                f"tta: fivecrop takes parts of an image, and augment.eval={self.config.eval.value} takes all of it; "
+                "set augment.eval=crop, or drop fivecrop"
+            )
         if not isinstance(crop, CenterCropResize):  # a training's
             return super().five_crops()
         found = []
@@ -132,10 +143,24 @@ class NativeAugment(Augment):
         recipe.check_output_sizes(_sizes_after(self.host, sizes), self.size)
 
 
-def _steps(config: NativeConfig, size: int, *, train: bool) -> Steps:
+_FOR_EVALUATION: Mapping[Evaluation, Callable[[ImageSize, float], CropOperation]] = {
+    Evaluation.crop: CenterCropResize,
+    Evaluation.letterbox: lambda size, _: Letterbox(size),
+    Evaluation.squash: lambda size, _: ResizeTo(list(size)),
+}
+
+
+def for_evaluation(config: RecipeConfig, size: ImageSize, channels: int) -> NativeAugment:
+    """What every library evaluates with."""
+    plain = NativeConfig(name="native", eval=config.eval, eval_ratio=config.eval_ratio)
+    return NativeAugment(plain, size=size, train=False, channels=channels)
+
+
+def _steps(config: NativeConfig, size: ImageSize, *, train: bool) -> Steps:
     """A recipe's operations, the first of which is a crop."""
     if not train:
-        return [Step("eval_ratio", "CenterCropResize", CenterCropResize(size, config.eval_ratio), 0)]
+        op = _FOR_EVALUATION[config.eval](size, config.eval_ratio)
+        return [Step("eval", type(op).__name__, op, 0)]
     steps = recipe.build_steps(config, operations, size)
     whole = Step[Operation]("whole", "WholeImage", WholeImage(), 0)
     return steps if isinstance(steps[0].op, CropOperation) else [whole, *steps]

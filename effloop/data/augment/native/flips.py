@@ -28,6 +28,7 @@ class _RandomFlip(PixelOperation):
         p: probability of a flip.
     """
 
+    any_channels = True
     _dim: ClassVar[int]  # of (N, 3, H, W)
 
     def __init__(self, p: float = 0.5) -> None:

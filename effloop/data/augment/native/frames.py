@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from effloop.data.augment.framing import ResizeInto
 from effloop.data.augment.operation import (
     MOST_SIDE,
     RATIOS,
     BadParameterError,
     CropOperation,
+    Image,
     Keys,
     Sizes,
     check_range,
@@ -82,6 +84,7 @@ class RandomCrop(CropOperation):
                 f"padding: {padding} is not allowed; set a number of pixels, at least 0 and less than size"
             )
         self.padding = padding
+        self.pads = padding > 0
 
     def boxes(self, keys: Keys, sizes: Sizes) -> NDArray[np.int64]:
         space = self._space(sizes)
@@ -133,27 +136,55 @@ class WholeImage(CropOperation):
         return np.concatenate([np.zeros_like(sizes), sizes], axis=1)
 
 
+PADDING = 114
+"""Level of the bars beside a letterboxed image: ImageNet's mean is (124, 116, 104)."""
+
 CENTER = (0.5, 0.5)
 FIVE_PLACES = (CENTER, (0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0))
 """Of a square in an image, down and across: the centre, the four corners."""
 
 
 class CenterCropResize(CropOperation):
-    """For evaluation: a square centre crop, resized; or one elsewhere.
+    """For evaluation: a centre crop of the output's shape, resized; or one elsewhere.
 
     Args:
         size: height and width of the output.
-        share: side of the square, as a share of the shorter side.
-        place: of the square in the image, down and across: 0 is top or left, 1 bottom or right.
+        share: of the largest such box in the image.
+        place: of the box in the image, down and across: 0 is top or left, 1 bottom or right.
     """
 
-    def __init__(self, size: int, share: float, place: tuple[float, float] = CENTER) -> None:
-        self.target = (size, size)
+    def __init__(self, size: tuple[int, int], share: float, place: tuple[float, float] = CENTER) -> None:
+        self.target = size
         self.share = share
         self.place = place
 
     def boxes(self, keys: Keys, sizes: Sizes) -> NDArray[np.int64]:
-        return square_boxes(sizes, self.share, self.place)
+        return shaped_boxes(sizes, self.target, self.share, self.place)
+
+
+class Letterbox(CropOperation):
+    """For evaluation: the whole image, as large as fits into the output, in its centre; the rest is grey.
+
+    Args:
+        size: height and width of the output.
+    """
+
+    pads = True
+
+    def __init__(self, size: tuple[int, int]) -> None:
+        self.target = size
+
+    def boxes(self, keys: Keys, sizes: Sizes) -> NDArray[np.int64]:
+        return np.concatenate([np.zeros_like(sizes), sizes], axis=1)
+
+    def write(self, cut: Image, box: list[int], out: Image, resize: ResizeInto) -> None:
+        (height, width), (rows, columns) = box[2:4], out.shape[:2]
+        scale = min(rows / height, columns / width)
+        fit = np.empty((max(1, round(height * scale)), max(1, round(width * scale)), out.shape[2]), np.uint8)
+        resize(cut, fit)
+        top, left = (rows - fit.shape[0]) // 2, (columns - fit.shape[1]) // 2
+        out.fill(PADDING)
+        out[top : top + fit.shape[0], left : left + fit.shape[1]] = fit
 
 
 def check_size(name: str, value: object) -> tuple[int, int]:
@@ -200,12 +231,26 @@ def random_resized_boxes(
     return np.stack([top, left, h, w], axis=1)
 
 
-def square_boxes(sizes: NDArray[np.int64], share: float, place: tuple[float, float] = CENTER) -> NDArray[np.int64]:
-    """(N, 2) sizes -> (N, 4) squares whose side is `share` of the shorter side, in the centre or another place.
+def shaped_boxes(
+    sizes: NDArray[np.int64], size: tuple[int, int], share: float, place: tuple[float, float] = CENTER
+) -> NDArray[np.int64]:
+    """Boxes of an output's shape: `share` of the largest that fits into an image, in the centre or another place.
 
-    Cropping, then resizing equals resizing the shorter side to `size / share`, then cropping the centre, up to
-    rounding, and only that part has to be decoded.
+    Of a square output that is a square whose side is `share` of the shorter side. Cropping, then resizing equals
+    resizing the image until the largest box has `size / share`, then cropping the centre, up to rounding, and only that
+    part has to be decoded.
+
+    Args:
+        sizes: (N, 2) of the images.
+        size: height and width of the output; only their ratio counts.
+        share: above 0, at most 1.
+        place: down and across: 0 is top or left, 1 bottom or right.
+
+    Returns:
+        (N, 4) top, left, height, width.
     """
-    side = np.maximum(np.rint(sizes.min(axis=1) * share), 1).astype(np.int64)
-    corner = ((sizes - side[:, None]) * place).astype(np.int64)
-    return np.concatenate([corner, side[:, None], side[:, None]], axis=1)
+    shape = np.array(size) // math.gcd(*size)  # [1, 1] for a square, which is exact
+    largest = (sizes / shape).min(axis=1)[:, None]
+    sides = np.maximum(np.rint(largest * share * shape), 1).astype(np.int64)
+    corner = ((sizes - sides) * place).astype(np.int64)
+    return np.concatenate([corner, sides], axis=1)

@@ -13,15 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from effloop.batch import ImageSize
 from effloop.data.augment import recipe
 from effloop.data.augment.base import Augment, RecipeConfig, augments
 from effloop.data.augment.framing import Image, Sizes
 from effloop.data.augment.library import LibraryAugment
-from effloop.data.augment.native.augment import NativeAugment, NativeConfig
+from effloop.data.augment.native.augment import for_evaluation
 from effloop.data.augment.operation import Keys
 from effloop.data.augment.outcomes import choice_sizes, observed_sizes, sequential_sizes, shuffled_sizes
 from effloop.data.augment.torchvision.operations import always, operations
 from effloop.data.augment.torchvision.seeded import seeded
+from effloop.data.image.grey import batch_to_grey, batch_to_rgb
 from effloop.data.image.resize import readable
 
 
@@ -31,13 +33,13 @@ class TorchvisionConfig(RecipeConfig):
 
 
 @augments.register("torchvision", TorchvisionConfig)
-def torchvision(config: TorchvisionConfig, *, size: int, train: bool) -> Augment:
+def torchvision(config: TorchvisionConfig, *, size: ImageSize, train: bool, channels: int = 3) -> Augment:
     """Operations of torchvision, on the host or, image by image, on the device."""
     if not train:
-        return NativeAugment(NativeConfig(name="native", eval_ratio=config.eval_ratio), size=size, train=False)
+        return for_evaluation(config, size, channels)
     library = importlib.import_module("torchvision.transforms.v2")
     steps = recipe.build_steps(config, operations(library, size), size)
-    return TorchvisionAugment(steps, config, size)
+    return TorchvisionAugment(steps, config, size, channels)
 
 
 class TorchvisionAugment(LibraryAugment[Any]):
@@ -64,6 +66,11 @@ class TorchvisionAugment(LibraryAugment[Any]):
     def on_device(self, images: Tensor, keys: Keys) -> Tensor:
         if not self.device:
             return images
+        if self.channels == 1:
+            return batch_to_grey(self._on_device(batch_to_rgb(images), keys))
+        return self._on_device(images, keys)
+
+    def _on_device(self, images: Tensor, keys: Keys) -> Tensor:
         steps = [(step.op, step.keys(keys).tolist()) for step in self.device]
         done: list[Tensor] = []
         with _exact_matmul(images.device):

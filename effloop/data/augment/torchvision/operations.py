@@ -16,6 +16,7 @@ from numbers import Number
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
+from effloop.batch import ImageSize
 from effloop.data.augment import recipe
 from effloop.data.augment.native.frames import check_size
 from effloop.data.augment.operation import (
@@ -53,7 +54,7 @@ _WARP_FILTERS = ("nearest", "bilinear")
 _LEFT_OUT = {"inplace"}  # it would write into memory that may be the source's
 
 
-def operations(library: Any, size: int) -> dict[str, OperationFactory]:
+def operations(library: Any, size: ImageSize) -> dict[str, OperationFactory]:
     """The operations that recipes may name.
 
     Args:
@@ -81,7 +82,7 @@ class OperationFactory:
     library: Any
     name: str
     siblings: Mapping[str, OperationFactory]
-    size: int
+    size: ImageSize
 
     @property
     def __signature__(self) -> inspect.Signature:

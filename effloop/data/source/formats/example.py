@@ -5,17 +5,19 @@ kind (its tag; kind 2 is "length, then bytes"), then its value:
 
     Example {Features = 1}                    Feature {one of BytesList = 1, FloatList = 2, Int64List = 3}
     Features {repeated entry = 1}             BytesList {repeated bytes = 1}
-    entry {string name = 1; Feature = 2}      Int64List {repeated int64 = 1, packed or not}
+    entry {string name = 1; Feature = 2}      Int64List {repeated int64 = 1, packed or not}; FloatList too, of float
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from effloop.data.image.header import Encoded, read_header
-from effloop.data.source.base import printable
+from effloop.data.source.base import Kind, printable
+from effloop.data.source.storage.targets import CLASSES, Targets
 from effloop.data.source.storage.writing import Record
 from effloop.errors import DataError
 
@@ -24,6 +26,7 @@ Span = tuple[int, int]
 
 _FIRST, _SECOND, _FIRST_VARINT = 1 << 3 | 2, 2 << 3 | 2, 1 << 3
 _BYTES, _FLOATS, _INTEGERS = 1 << 3 | 2, 2 << 3 | 2, 3 << 3 | 2
+_FLOAT_FIELDS = (_FIRST, 1 << 3 | 5)  # packed or not
 _KINDS = {_BYTES: "bytes", _FLOATS: "floats", _INTEGERS: "integers"}
 _LONGEST = (1 << 31) - 1  # of a message
 _64_BITS = (1 << 64) - 1
@@ -71,6 +74,42 @@ class Example:
         value, _ = _varint(self._data, *self._needed(name, _INTEGERS, option))
         return value - (value >> 63 << 64)  # two's complement
 
+    def integers(self, name: str, option: str) -> list[int]:
+        """All integers of feature `name`; empty if there is no such feature.
+
+        Raises:
+            DataError: it isn't of integers; the message has the `option` to set.
+        """
+        found = list[int]()
+        for tag, start, end in self._values(name, _INTEGERS, option):
+            while tag in (_FIRST, _FIRST_VARINT) and start < end:
+                value, start = _varint(self._data, start, end)
+                found.append(value - (value >> 63 << 64))
+        return found
+
+    def floats(self, name: str, option: str) -> list[float]:
+        """All numbers of feature `name`; empty if there is no such feature.
+
+        Raises:
+            DataError: it isn't of floats; the message has the `option` to set.
+        """
+        data = self._data
+        parts = [data[start:end] for tag, start, end in self._values(name, _FLOATS, option) if tag in _FLOAT_FIELDS]
+        whole = b"".join(parts)
+        if len(whole) % 4:
+            raise _broken()
+        return [number for (number,) in struct.iter_unpack("<f", whole)]
+
+    def _values(self, name: str, wanted: int, option: str) -> Iterator[tuple[int, int, int]]:
+        """The fields of the list that a feature is, which must be of this kind."""
+        data = self._data
+        feature = self._features.get(name.encode(errors="surrogateescape"), (0, 0))
+        lists = [(tag, start, end) for tag, start, end in _fields(data, *feature) if tag in _KINDS]
+        for kind, start, end in lists[-1:]:  # "one of": the last is valid
+            if kind != wanted:
+                raise _other_kind(name, kind, wanted, option)
+            yield from _fields(data, start, end)
+
     def _value(self, name: str, wanted: int, option: str) -> Span | None:
         """Where a feature's only value is; None if the feature is missing or empty."""
         data, kind = self._data, wanted
@@ -85,9 +124,7 @@ class Example:
                         span = span or (first, stop)
                         count += _count_varints(data, first, stop) if kind == _INTEGERS else 1
         if kind != wanted:
-            raise DataError(
-                f"has {_KINDS[kind]} in '{name}', not {_KINDS[wanted]}; set {option}=NAME of another feature"
-            )
+            raise _other_kind(name, kind, wanted, option)
         if count > 1:
             raise DataError(f"has {count:,} values in '{name}', not one; set {option}=NAME of another feature")
         return span
@@ -98,6 +135,10 @@ class Example:
             names = ", ".join(sorted(map(printable, self._features))[:12]) or "none"
             raise DataError(f"has no feature '{name}', or an empty one; it has {names}: set {option}=NAME")
         return span
+
+
+def _other_kind(name: str, kind: int, wanted: int, option: str) -> DataError:
+    return DataError(f"has {_KINDS[kind]} in '{name}', not {_KINDS[wanted]}; set {option}=NAME of another feature")
 
 
 def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
@@ -145,21 +186,16 @@ def _broken() -> DataError:
     return DataError("holds no tf.train.Example: its protobuf can't be parsed; data=tfrecord reads these only")
 
 
-def example_before(record: Record, classes: Sequence[str]) -> bytes:
+def example_before(record: Record, classes: Sequence[str], targets: Targets = CLASSES) -> bytes:
     """The bytes of an Example of this record that precede its image, which comes last.
 
     Raises:
         DataError: larger than protobuf allows.
     """
-    name = classes[record.label] if 0 <= record.label < len(classes) else ""  # other labels are refused by the index
-    small = (
-        (b"image/class/label", _INTEGERS, _as_varint(record.label & _64_BITS)),
-        (b"image/class/text", _BYTES, name.encode("utf-8", "backslashreplace")),
-        (b"image/filename", _BYTES, record.key),
-        (b"image/format", _BYTES, _format_of(record.data)),
-    )
     size = len(record.data)
-    features = b"".join(_before(name, kind, len(value)) + value for name, kind, value in small)
+    features = _learned(record, classes, targets)
+    features += _small(b"image/filename", _BYTES, record.key)
+    features += _small(b"image/format", _BYTES, _format_of(record.data))
     features += _before(b"image/encoded", _BYTES, size)
     example = _length(_FIRST, len(features) + size) + features
     if len(example) + size > _LONGEST:
@@ -170,8 +206,29 @@ def example_before(record: Record, classes: Sequence[str]) -> bytes:
     return example
 
 
+def _learned(record: Record, classes: Sequence[str], targets: Targets) -> bytes:
+    """`image/class/label` and `image/class/text`: the class, or all that a sample has; or its numbers."""
+    if targets.kind is Kind.numbers:
+        return _small(b"image/class/label", _FLOATS, record.target)
+    labels = np.flatnonzero(targets.values(record.target)).tolist() if targets else [record.label]
+    # other labels than those of a class are refused by the index
+    texts = [
+        classes[label].encode("utf-8", "backslashreplace") if 0 <= label < len(classes) else b"" for label in labels
+    ]
+    packed = b"".join(_as_varint(label & _64_BITS) for label in labels)
+    return _small(b"image/class/label", _INTEGERS, packed) + _small(b"image/class/text", _BYTES, *texts)
+
+
+def _small(name: bytes, kind: int, *values: bytes) -> bytes:
+    """A whole feature: values of bytes, or one of packed numbers."""
+    coded = b"".join(_length(_FIRST, len(value)) + value for value in values)
+    feature = _length(kind, len(coded)) + coded
+    entry = _length(_FIRST, len(name)) + name + _length(_SECOND, len(feature)) + feature
+    return _length(_FIRST, len(entry)) + entry
+
+
 def _before(name: bytes, kind: int, size: int) -> bytes:
-    """The bytes before a feature's only value of `size` bytes (packed, if it is an integer)."""
+    """The bytes before a feature's only value of `size` bytes."""
     value = _length(_FIRST, size)
     values = _length(kind, len(value) + size) + value
     feature = _length(_SECOND, len(values) + size) + values

@@ -1,8 +1,10 @@
-"""Writes a folder per class, as `data=folder` and torchvision's ImageFolder read it."""
+"""Writes a folder per class, as `data=folder` and torchvision's ImageFolder read it; or images and a table."""
 
 from __future__ import annotations
 
+import csv
 import os
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -11,46 +13,89 @@ import numpy as np
 from numpy.typing import NDArray
 
 from effloop.data.image.header import Encoded, extension
-from effloop.data.source.base import Source, printable
+from effloop.data.source.base import Source, at_most, printable
 from effloop.data.source.folder import EXTENSIONS
-from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, register_writer
+from effloop.data.source.storage.targets import Targets, write_targets
+from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Records, register_writer
 from effloop.errors import DataError
+
+TABLE, _FILE_NAME = "metadata.csv", "file_name"
+"""The table beside images whose targets aren't classes, and its column with their paths."""
 
 
 @register_writer("folder")
 def write_folder(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
     """ROOT/SPLIT/CLASS/NAME: a sample's key if it is such a path, otherwise CLASS and its number.
 
-    Classes are read as the sorted names of the folders, which must give every sample the label it had.
+    Classes are read as the sorted names of the folders, which must give every sample the label it had. Targets that
+    aren't classes are in ROOT/SPLIT/metadata.csv, as `data=csv` and Hugging Face's `imagefolder` read it; which of its
+    columns, ROOT/targets.json says.
 
     Raises:
         DataError: a class name that can't be a folder's or is out of order, a class without samples in a split, a
-            label without a class, or two samples with the same path.
+            label without a class, a name that can't be a column's, or two samples with the same path.
     """
     del shard_bytes  # one file per sample
+    if dataset.targets:
+        for split, records in dataset.splits.items():
+            _write_table(path / split, records, dataset.targets)
+        write_targets(path, dataset.targets)
+        return
     _check_classes(dataset.classes)
     for split, records in dataset.splits.items():
         source = getattr(records, "source", None)
         if isinstance(source, Source):  # known before anything is written
             # labels without a class share one more bin: the loop below raises with the record's key
-            labels = np.minimum(source.labels, len(dataset.classes))
+            labels = at_most(source.labels, len(dataset.classes))
             counts = np.bincount(labels, minlength=len(dataset.classes))[: len(dataset.classes)]
             _check_none_empty(split, dataset.classes, counts)
     for split, records in dataset.splits.items():
         counts = np.zeros(len(dataset.classes), np.int64)
-        for number, (key, label, data) in enumerate(records):
+        for number, (key, label, data, _) in enumerate(records):
             if not 0 <= label < len(counts):
                 raise DataError(f"{printable(key)} has the label {label}; allowed are 0 to {len(counts) - 1}")
             counts[label] += 1
-            file = os.fsencode(path / split) + b"/" + _relative(key, dataset.classes[label].encode(), number, data)
-            os.makedirs(os.path.dirname(file), exist_ok=True)
-            try:
-                with open(file, "xb") as opened:
-                    opened.write(data)
-            except FileExistsError:
-                raise DataError(f"{printable(file)} would be written twice; its key is another sample's") from None
+            _write_image(path / split, _relative(key, dataset.classes[label].encode(), number, data), data)
         if not isinstance(getattr(records, "source", None), Source):
             _check_none_empty(split, dataset.classes, counts)
+
+
+def _write_image(folder: Path, name: bytes, data: Encoded) -> None:
+    file = os.fsencode(folder) + b"/" + name
+    os.makedirs(os.path.dirname(file), exist_ok=True)
+    try:
+        with open(file, "xb") as opened:
+            opened.write(data)
+    except FileExistsError:
+        raise DataError(f"{printable(file)} would be written twice; its key is another sample's") from None
+
+
+def _write_table(folder: Path, records: Records, targets: Targets) -> None:
+    """The images of a split, and a table with a line for each: its path, and its flags or numbers."""
+    columns = [_FILE_NAME, *targets.names]
+    for name, count in Counter(name.casefold() for name in columns).items():
+        if count > 1 or not name.strip() or not name.isprintable():
+            raise DataError(f"'{printable(name.encode())}' can't name a column of {TABLE}; convert to another format")
+    folder.mkdir(parents=True)
+    with open(folder / TABLE, "x", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(columns)
+        for number, record in enumerate(records):
+            place = _plain(record.key, number, record.data)
+            _write_image(folder, place, record.data)
+            values = targets.values(record.target)
+            if problem := targets.wrong(values):
+                raise DataError(f"{printable(record.key)} {problem}")
+            table.writerow([place.decode(), *values.tolist()])
+
+
+def _plain(key: bytes, number: int, data: Encoded) -> bytes:
+    """A sample's path in the folder of its split: its key if every reader of a table takes it unchanged."""
+    text = key.decode("utf-8", "replace")
+    fits = text.encode() == key and text.isprintable() and text.strip() == text and _is_path(key, 64)
+    if fits and not key.startswith(b".") and b"/." not in key and key.lower().endswith(EXTENSIONS):
+        return key
+    return b"%09d.%s" % (number, extension(data).encode())
 
 
 def _check_classes(classes: Sequence[str]) -> None:

@@ -6,7 +6,10 @@ again before the first image is read.
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
@@ -19,6 +22,7 @@ from effloop.data.image.header import Encoded
 from effloop.data.source.base import sources
 from effloop.data.source.root import begins_with, root_file
 from effloop.data.source.storage.arrays import (
+    DIMENSIONS,
     DTYPES,
     Array,
     check_header_crc32c,
@@ -41,6 +45,8 @@ _LIBVER = ("v108", "v108")
 
 _BLOCK = 1 << 22  # 4 MiB: 1,856 images of 24 KB took 0.06 s, given to h5py one by one 0.44
 _LISTED = 64
+_SLACK = 1 << 16  # bytes for what HDF5 itself writes about a group
+_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
 
 
 @sources.register("hdf5", PackedConfig)
@@ -53,7 +59,7 @@ class Hdf5Source(PackedSource):
         with _reading(path) as file:
             group = _group(file, self.split, path)
             header = _header(group, where)
-            arrays = {name: _array(group[name], path, f"{where}/{name}") for name in DTYPES if name in group}
+            arrays = {name: _array(group, name, path, where) for name in DTYPES if name in group}
         return pack(header, where, MappedFiles([path]), arrays)
 
     @classmethod
@@ -93,11 +99,12 @@ def _header(group: Any, where: str) -> dict[str, Any]:
     return check_header_crc32c(header, group.attrs.get(CHECKSUM), where)
 
 
-def _array(dataset: Any, path: Path, where: str) -> Array:
+def _array(group: Any, name: str, path: Path, split: str) -> Array:
     """Where the values of a dataset are in the file, if they are contiguous and uncompressed."""
     h5py = optional_package("h5py", "data=hdf5", "effloop[hdf5]")
-    if not isinstance(dataset, h5py.Dataset) or len(dataset.shape or ()) != 1:
-        raise DataError(f"{where} is not a one-dimensional dataset; convert it again")
+    dataset, where, dimensions = group[name], f"{split}/{name}", DIMENSIONS.get(name, 1)
+    if not isinstance(dataset, h5py.Dataset) or len(dataset.shape or ()) != dimensions:
+        raise DataError(f"{where} is not a {'one' if dimensions == 1 else 'two'}-dimensional dataset; convert it again")
     layout = dataset.id.get_create_plist().get_layout()
     if layout != h5py.h5d.CONTIGUOUS or dataset.external or dataset.file.filename != str(path):
         kind = {h5py.h5d.CHUNKED: "chunked", h5py.h5d.COMPACT: "compact", h5py.h5d.VIRTUAL: "virtual"}
@@ -106,7 +113,7 @@ def _array(dataset: Any, path: Path, where: str) -> Array:
             f"{where} is {found or 'in another file'}; only contiguous, uncompressed datasets can be mapped: "
             "convert it again"
         )
-    offset, count = dataset.id.get_offset(), len(dataset)
+    offset, count = dataset.id.get_offset(), dataset.size
     if offset is None and count:
         raise DataError(f"{where} was never written; convert it again")
     return Array(0, offset or 0, dataset.dtype, count)
@@ -118,16 +125,42 @@ def write_hdf5(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> 
     del shard_bytes  # always one file
     h5py = optional_package("h5py", "to=hdf5", "effloop[hdf5]")
     with h5py.File(path, "x", libver=_LIBVER, locking=False, alignment_threshold=512, alignment_interval=64) as file:
+        needed = _SLACK
+        _reserve(path, needed)
         for split, records in dataset.splits.items():
+            needed += records.num_bytes + _SLACK
+            _reserve(path, needed)
             group = file.create_group(split)
-            columns = SplitColumns(len(dataset.classes), path.parent)
+            columns = SplitColumns.of(dataset, path.parent)
             _write_payload(group, records, columns)
+            needed += sum(values.nbytes for values in columns.columns().values())
+            needed += len(json.dumps(dataset.header(columns.fingerprint())))
+            _reserve(path, needed)
             for name, values in columns.columns().items():
                 group.create_dataset(name, data=values, dtype=values.dtype.newbyteorder("<"), track_times=False)
-            header = dataset.header(columns.fingerprint())
+            header = dataset.header(columns.fingerprint(), columns.checksums())
             # fixed length: strings of variable length are in a heap without a checksum
             group.attrs.create(HEADER, np.bytes_(json.dumps(header).encode()))
             group.attrs.create(CHECKSUM, np.uint32(header_crc32c(header)))
+    os.truncate(path, path.stat().st_size)  # gives back what was set aside
+
+
+def _reserve(path: Path, num_bytes: int) -> None:
+    """Set space aside for a file without changing its length, where the file system can.
+
+    After a write that failed, HDF5 prints a traceback for each object that is open, and ends the process by SIGSEGV
+    (h5py 3.16); so a full disk has to be known before.
+
+    Raises:
+        OSError: there is too little.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    with path.open("r+b") as file:
+        if libc.fallocate(file.fileno(), _KEEP_SIZE, 0, num_bytes):
+            number = ctypes.get_errno()
+            if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise OSError(number, os.strerror(number), str(path))
 
 
 def _write_payload(group: Any, records: Records, columns: SplitColumns) -> None:

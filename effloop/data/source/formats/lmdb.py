@@ -6,7 +6,8 @@ reopen after a fork, no reader slots, nothing that a damaged page could crash.
 
 Layout: ROOT/SPLIT/data.mdb, which any LMDB 0.9 reads, and ROOT/SPLIT.index beside the folder. Keys are the samples'
 numbers, nine decimal digits. Values, little-endian: u32 CRC-32C of the encoded image, u32 label, u16 length of the
-sample's key, its key, the encoded image. The value of `effloop` has the same form, with label 0, an empty key and
+sample's key, its key, the encoded image. Where targets aren't classes the label is 0, and K bytes (flags) or float32
+(numbers) precede the image. The value of `effloop` has the same form, with label 0, an empty key and
 `writing.Dataset.header` as JSON instead of an image.
 """
 
@@ -27,6 +28,7 @@ from effloop.data.source.storage.index import Entry, IndexWriter, write_index
 from effloop.data.source.storage.indexed import IndexedConfig, IndexedSource
 from effloop.data.source.storage.mapped import MappedFiles
 from effloop.data.source.storage.packed import check_header
+from effloop.data.source.storage.targets import Targets
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, Records, SplitColumns, register_writer
 from effloop.errors import PROGRAM, DataError, warn
 from effloop.system.hardware import file_system
@@ -86,8 +88,8 @@ class LmdbSource(IndexedSource):
             raise tree.damaged("its header is not JSON") from None
         return check_header(header, str(files[0]))
 
-    def scan(self, files: Sequence[Path]) -> Iterator[Entry]:
-        return _entries(_tree(files[0]))
+    def scan(self, files: Sequence[Path], targets: Targets) -> Iterator[Entry]:
+        return _entries(_tree(files[0]), targets)
 
 
 _CONVERT = f"convert the images again: {PROGRAM} convert data.root=FOLDER to=lmdb out=PATH"
@@ -97,7 +99,7 @@ def _tree(file: Path) -> Tree:
     return Tree(file, MappedFiles([file])[0])
 
 
-def _entries(tree: Tree) -> Iterator[Entry]:
+def _entries(tree: Tree, targets: Targets) -> Iterator[Entry]:
     """Every sample, with the checksum as it was written: it is verified when the sample is read.
 
     So a scan reads no images, and a damaged one doesn't affect the others. Keys, labels and sizes are verified by
@@ -105,16 +107,18 @@ def _entries(tree: Tree) -> Iterator[Entry]:
     """
     for value in tree:
         if value.key != HEADER_KEY:
-            yield _entry(tree, value)
+            yield _entry(tree, value, targets.row_bytes)
 
 
-def _entry(tree: Tree, value: Value) -> Entry:
+def _entry(tree: Tree, value: Value, row_bytes: int = 0) -> Entry:
+    """What a value holds; `row_bytes` is the size of its target."""
     if value.size >= _FIXED.size:
         checksum, label, length = _FIXED.unpack_from(tree.data, value.offset)
         start, end = value.offset + _FIXED.size, value.offset + value.size
-        if start + length <= end:
-            key = tree.data[start : start + length]
-            return Entry(key, label, 0, start + length, end - start - length, checksum)
+        image = start + length + row_bytes
+        if image <= end:
+            key, target = tree.data[start : start + length], tree.data[start + length : image]
+            return Entry(key, label, 0, image, end - image, checksum, target)
     raise tree.damaged(f"the record '{printable(value.key)}' was not written by EffLoop")
 
 
@@ -135,9 +139,9 @@ def write_lmdb(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> 
         folder = path / split
         folder.mkdir(parents=True)
         written = _write_environment(folder, dataset, records)
-        file, index = folder / "data.mdb", IndexWriter(len(dataset.classes), path)
+        file, index = folder / "data.mdb", IndexWriter.of(dataset, path)
         tree = _tree(file)
-        for entry in _entries(tree):
+        for entry in _entries(tree, dataset.targets):
             if crc32c(tree.data[entry.offset : entry.offset + entry.size]) != entry.crc32c:
                 raise DataError(f"{file}: what was read back is not what was written; check the disk")
             index.add_entry(entry)
@@ -156,7 +160,7 @@ def _write_environment(folder: Path, dataset: Dataset, records: Records) -> dict
 
     if len(records) > _MOST_SAMPLES:
         raise DataError(f"{folder} would hold {len(records):,} samples; to=lmdb holds up to {_MOST_SAMPLES:,}")
-    columns = SplitColumns(len(dataset.classes), folder)
+    columns = SplitColumns.of(dataset, folder)
     # A value wastes up to a page, and so does the tree. This takes addresses, neither memory nor disk.
     map_size = (1 << 24) + -(-records.num_bytes // _PAGE) * _PAGE + 2 * _PAGE * len(records)
     try:
@@ -189,7 +193,7 @@ def _value(record: Record, checksum: int) -> bytes:
     key = record.key
     if len(key) > _LONGEST_KEY:
         raise DataError(f"{printable(key[:40])}… has a key of {len(key):,} bytes; to=lmdb holds up to {_LONGEST_KEY:,}")
-    return b"".join((_FIXED.pack(checksum, record.label, len(key)), key, record.data))
+    return b"".join((_FIXED.pack(checksum, record.label, len(key)), key, record.target, record.data))
 
 
 def _commit(environment: Any, batch: Sequence[tuple[bytes, bytes]]) -> None:

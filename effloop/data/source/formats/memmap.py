@@ -6,11 +6,11 @@ from pathlib import Path
 
 from effloop.data.source.base import sources
 from effloop.data.source.root import begins_with, root_file
+from effloop.data.source.storage.arrays import no_split
 from effloop.data.source.storage.columns import MAGIC, Blobs, ColumnFile, ColumnWriter
 from effloop.data.source.storage.mapped import ContiguousPayload, Extent, MappedFiles
-from effloop.data.source.storage.packed import PackedConfig, PackedSource, Split, check_header
+from effloop.data.source.storage.packed import PackedConfig, PackedSource, Split, check_header, targets_in
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, SplitColumns, register_writer
-from effloop.errors import DataError
 
 
 @sources.register("memmap", PackedConfig)
@@ -24,17 +24,15 @@ class MemmapSource(PackedSource):
         if not isinstance(splits, dict):  # the index of another format
             splits = {}
         if self.split not in splits:
-            raise DataError(
-                f"{path} has no split '{self.split}'; it has {', '.join(splits) or 'none'}: "
-                "set data.train_split or data.val_split"
-            )
+            raise no_split(path, self.split, [*splits] or ["none"])
         column = f"{self.split}/".__add__
         file.blob(column("payload"))  # of bytes
         _, length, offset = file.place(column("payload"))
         payload = ContiguousPayload(MappedFiles([path]), [Extent(0, offset, length)], file.unsigned(column("end")))
+        header = check_header(splits[self.split], f"{path}:{self.split}")
         return Split(
-            header=check_header(splits[self.split], f"{path}:{self.split}"),
-            labels=file.unsigned(column("label")),
+            header=header,
+            targets=file[column("target")] if targets_in(header) else file.unsigned(column("label")),
             keys=Blobs(file.blob(column("key")), file.unsigned(column("key_end"))),
             payload=payload,
             checksums=file.unsigned(column("crc32c")),
@@ -52,7 +50,7 @@ def write_memmap(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -
     splits: dict[str, object] = {}
     with ColumnWriter(path, {"splits": splits}) as writer:
         for split, records in dataset.splits.items():
-            columns = SplitColumns(len(dataset.classes), path.parent)
+            columns = SplitColumns.of(dataset, path.parent)
             with writer.stream(f"{split}/payload") as append:
                 for record in records:
                     columns.add_record(record)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from effloop.data.source.base import sources
 from effloop.data.source.root import begins_with, root_file
-from effloop.data.source.storage.arrays import DTYPES, Array, no_split, pack, write_payload
+from effloop.data.source.storage.arrays import DIMENSIONS, DTYPES, Array, no_split, pack, write_payload
 from effloop.data.source.storage.mapped import MappedFiles
 from effloop.data.source.storage.packed import PackedConfig, PackedSource, Split, check_header
 from effloop.data.source.storage.spool import Spool
@@ -35,12 +35,16 @@ _PICKLE = "/data.pkl"
 _LOCAL_HEADER, _LENGTHS_AT = 30, 26
 _UNREADABLE = (zipfile.BadZipFile, ValueError, EOFError, OverflowError, NotImplementedError)
 
-_DTYPES = {
-    torch.uint8: np.uint8,
-    torch.uint16: np.uint16,
-    torch.uint32: np.uint32,
-    torch.int64: np.uint64,  # most of torch has no uint64; no value is that large
+_DTYPES: dict[int, dict[torch.dtype, type]] = {
+    1: {
+        torch.uint8: np.uint8,
+        torch.uint16: np.uint16,
+        torch.uint32: np.uint32,
+        torch.int64: np.uint64,  # most of torch has no uint64; no value is that large
+    },
+    2: {torch.uint8: np.uint8, torch.float32: np.float32},
 }
+"""What tensors may be, by their number of dimensions."""
 
 
 @sources.register("pth", PackedConfig)
@@ -55,7 +59,7 @@ class PthSource(PackedSource):
             raise no_split(path, self.split, [split for split in headers if split in splits])
         where = f"{path}:{self.split}"
         tensors = splits[self.split]
-        arrays = {name: _array(tensors[name], records, f"{where}/{name}") for name in DTYPES if name in tensors}
+        arrays = {name: _array(tensors, name, records, where) for name in DTYPES if name in tensors}
         return pack(check_header(headers[self.split], where), where, MappedFiles([path]), arrays)
 
     @classmethod
@@ -121,15 +125,18 @@ def _not_ours(path: Path, why: str) -> DataError:
     return DataError(f"{path} is not a dataset written by EffLoop: {why}; convert the images again")
 
 
-def _array(tensor: Any, records: Mapping[int, int], where: str) -> Array:
-    """Where the values of a tensor are in the file; it must be a vector that fills a record of the archive."""
-    plain = isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and tensor.dim() == 1
-    if not plain or tensor.dtype not in _DTYPES:
+def _array(tensors: Mapping[str, Any], name: str, records: Mapping[int, int], split: str) -> Array:
+    """Where the values of a tensor are in the file; it must fill a record of the archive."""
+    tensor, where, dimensions = tensors[name], f"{split}/{name}", DIMENSIONS.get(name, 1)
+    dtypes = _DTYPES[dimensions]
+    plain = isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and tensor.dim() == dimensions
+    if not plain or tensor.dtype not in dtypes:
         found = f"{tensor.dtype} of shape {tuple(tensor.shape)}" if isinstance(tensor, torch.Tensor) else "no tensor"
-        raise DataError(f"{where} is {found}, not a vector of unsigned integers; convert it again")
+        wanted = "a vector of unsigned integers" if dimensions == 1 else "a matrix of uint8 or float32"
+        raise DataError(f"{where} is {found}, not {wanted}; convert it again")
     # The offset that torch.load sets on a "meta" storage has no public name; below, a record must begin there.
     offset = getattr(tensor.untyped_storage(), "_checkpoint_offset", -1)
-    array = Array(0, offset, np.dtype(_DTYPES[tensor.dtype]), len(tensor))
+    array = Array(0, offset, np.dtype(dtypes[tensor.dtype]), tensor.numel())
     whole = tensor.is_contiguous() and tensor.storage_offset() == 0
     if array.count and (not whole or records.get(array.offset) != array.end - array.offset):
         raise DataError(f"{where} is not the whole of a record of the archive; convert it again")
@@ -142,11 +149,11 @@ def write_pth(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> N
     del shard_bytes  # always one file
     headers, splits, spools = {}, {}, []
     for split, records in dataset.splits.items():
-        columns, payload = SplitColumns(len(dataset.classes), path.parent), Spool("B", path.parent)
+        columns, payload = SplitColumns.of(dataset, path.parent), Spool("B", path.parent)
         write_payload(records, columns, payload.extend)
         arrays = {**columns.columns(), "payload": payload.array()}
         splits[split] = {name: _tensor(values) for name, values in arrays.items()}
-        headers[split] = dataset.header(columns.fingerprint())
+        headers[split] = dataset.header(columns.fingerprint(), columns.checksums())
         spools.append((columns, payload))  # keeps their files until they are saved
     with path.open("xb") as file:  # given a path, torch.save would name the archive after it
         try:

@@ -4,7 +4,7 @@ A file is frames: u32 magic, u32 with a kind in the upper 3 bits and a length in
 up to a multiple of 4; little-endian (dmlc-core/include/dmlc/recordio.h). A record is one frame of kind 0. If it
 contains the magic at a multiple of 4, it is split there into frames of the kinds 1, 2, ..., 2, 3, without the magic
 between them. A record is u32 count, f32 label, u64 number, u64 second number, `count` f32 labels (0: the label is in
-the header), and the image (mxnet/recordio.py, IRHeader).
+the header), and the image (mxnet/recordio.py, IRHeader). Several labels are what `targets.json` says.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from effloop.data.source.storage.columns import ColumnFile
 from effloop.data.source.storage.index import Entry, IndexWriter, write_index, write_names
 from effloop.data.source.storage.indexed import IndexedConfig, IndexedSource
 from effloop.data.source.storage.mapped import MappedFiles, Payload, ScatteredPayload
+from effloop.data.source.storage.packed import targets_in
 from effloop.data.source.storage.shards import any_shard
+from effloop.data.source.storage.targets import NAME as TARGETS
+from effloop.data.source.storage.targets import Targets, row_of
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, register_writer
 from effloop.errors import DataError
 
@@ -37,7 +40,7 @@ _LARGEST_LABEL = 1 << 24  # up to here a float32 holds every integer
 
 @sources.register("recordio", IndexedConfig)
 class RecordIOSource(IndexedSource):
-    """MXNet's RecordIO (.rec) of images, with one label each; .lst names the samples, if it is there."""
+    """MXNet's RecordIO (.rec) of images with their labels; .lst names the samples, if it is there."""
 
     def shards(self, root: Path) -> list[Path]:
         file = root / f"{self.split}.rec"
@@ -47,20 +50,22 @@ class RecordIOSource(IndexedSource):
         return [other for file in files for other in list_files(file) if other.is_file()]
 
     def payload(self, files: MappedFiles, index: ColumnFile) -> Payload:
-        return _FramedPayload(files, *(index.unsigned(name) for name in ("file", "offset", "size")))
+        return _FramedPayload(files, index)
 
-    def scan(self, files: Sequence[Path]) -> Iterator[Entry]:
+    def scan(self, files: Sequence[Path], targets: Targets) -> Iterator[Entry]:
         for number, path in enumerate(files):
             offsets, keys = Offsets(path), Keys(path, alone=len(files) == 1)
             for start, parts, record in _records(path):
                 try:
-                    identity, label, payload = _unpack(record)
+                    identity, labels, payload = _unpack(record)
+                    label, target = (0, row_of(labels, targets)) if targets else (_class(labels), b"")
                 except DataError as error:
                     raise DataError(f"{path}: the record at byte {start:,} {error}") from None
                 offsets.check(start)
                 # Frames start at multiples of 4: an odd offset marks a sample in several frames from offset - 1 on.
                 offset = start + 1 if len(parts) > 1 else parts[0][0] + payload
-                yield Entry(keys[identity], label, number, offset, len(record) - payload, crc32c(record[payload:]))
+                size, checksum = len(record) - payload, crc32c(record[payload:])
+                yield Entry(keys[identity], label, number, offset, size, checksum, target)
             offsets.check(1 << 64)
 
     @classmethod
@@ -70,7 +75,15 @@ class RecordIOSource(IndexedSource):
 
 
 class _FramedPayload(ScatteredPayload):
-    """Samples at (file, offset, size); an odd offset is that of the first of several frames, plus 1."""
+    """Samples at (file, offset, size); an odd offset is that of the first of several frames, plus 1.
+
+    Args:
+        index: has these columns.
+    """
+
+    def __init__(self, files: MappedFiles, index: ColumnFile) -> None:
+        super().__init__(files, *(index.unsigned(name) for name in ("file", "offset", "size")))
+        self._labels = len(targets_in(index.meta["header"]).names) or 1
 
     def __getitem__(self, index: int) -> Encoded:
         ((file, offset, size),) = self.parts(index)
@@ -78,7 +91,7 @@ class _FramedPayload(ScatteredPayload):
             return super().__getitem__(index)
         parts, _ = _frames(file, offset - 1)
         record = _join(file, parts)
-        if len(record) - size not in (_HEADER.size, _HEADER.size + _LABEL.size):
+        if len(record) - size not in (_HEADER.size, _HEADER.size + self._labels * _LABEL.size):
             raise DataError(
                 f"is damaged: its frames hold {len(record):,} bytes, a header and {size:,} should be in them"
             )
@@ -90,20 +103,21 @@ def write_recordio(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES)
     """A folder: SPLIT.rec, SPLIT.idx and SPLIT.lst as im2rec writes them, SPLIT.index, and classes.txt."""
     del shard_bytes  # MXNet and DALI read a single file with its .idx
     path.mkdir()
-    write_names(path, dataset.classes)
+    write_names(path, dataset)
     for split, records in dataset.splits.items():
-        index, file = IndexWriter(len(dataset.classes), path), path / f"{split}.rec"
+        index, file = IndexWriter.of(dataset, path), path / f"{split}.rec"
         idx, lst = list_files(file)
         with open(file, "wb") as rec, open(idx, "w") as starts, open(lst, "wb") as names:
             for number, record in enumerate(records):
-                start, data, checksum = rec.tell(), bytes(record.data), crc32c(record.data)
+                start, data, labels = rec.tell(), bytes(record.data), _labels_of(record, dataset.targets)
                 # The checksum is informational: tools that replace the image keep the header, so nothing relies on it.
-                frames = _frames_of(_HEADER.pack(0, _label_of(record), number, checksum) + data, record)
-                offset = start + 1 if len(frames) > 1 else start + _FRAME.size + _HEADER.size
-                index.add_entry(Entry(record.key, record.label, 0, offset, len(data), checksum))
+                header = _HEADER.pack(len(labels) // _LABEL.size, _label_of(record), number, crc32c(data)) + labels
+                frames = _frames_of(header + data, record)
+                offset = start + 1 if len(frames) > 1 else start + _FRAME.size + len(header)
+                index.add_entry(Entry.of(record, 0, offset))
                 rec.writelines(frames)
                 starts.write(f"{number}\t{start}\n")
-                names.write(b"%d\t%f\t%s\n" % (number, record.label, _name(record.key, number)))
+                names.write(b"%d\t%s\t%s\n" % (number, _text(record, labels), _name(record.key, number)))
         write_index(path, split, dataset, [file], index)
 
 
@@ -114,6 +128,17 @@ def _label_of(record: Record) -> int:
             f"{_LARGEST_LABEL}: convert to another format"
         )
     return record.label
+
+
+def _labels_of(record: Record, targets: Targets) -> bytes:
+    """What follows the header: float32 labels, where targets aren't classes."""
+    return targets.values(record.target).astype("<f4").tobytes() if targets else b""
+
+
+def _text(record: Record, labels: bytes) -> bytes:
+    """The labels in a line of the .lst; nine digits give a float32 back."""
+    several = b"\t".join(b"%.9g" % label for (label,) in _LABEL.iter_unpack(labels))
+    return several or b"%f" % record.label
 
 
 def _name(key: bytes, number: int) -> bytes:
@@ -182,18 +207,23 @@ def _join(file: mmap.mmap, parts: Sequence[tuple[int, int]]) -> bytes:
     return _MAGIC.join(file[start:end] for start, end in parts)
 
 
-def _unpack(record: bytes) -> tuple[int, int, int]:
-    """A record's number, its only label, and where its image starts."""
+def _unpack(record: bytes) -> tuple[int, list[float], int]:
+    """A record's number, its labels, and where its image starts."""
     if len(record) < _HEADER.size:
         raise DataError(f"holds no image: it has {len(record)} bytes, its header alone has {_HEADER.size}")
     count, label, identity, _ = _HEADER.unpack_from(record)
     payload = _HEADER.size + count * _LABEL.size
-    if count > 1:
-        raise DataError(f"has {count:,} labels, data=recordio reads one; write it again with one")
-    if count:
-        if len(record) < payload:
-            raise DataError("holds no image: its label is cut")
-        (label,) = _LABEL.unpack_from(record, _HEADER.size)
+    if len(record) < payload:
+        raise DataError("holds no image: its labels are cut")
+    labels = [label for (label,) in _LABEL.iter_unpack(record[_HEADER.size : payload])]
+    return identity, labels or [label], payload
+
+
+def _class(labels: Sequence[float]) -> int:
+    """The class that is a record's only label."""
+    if len(labels) > 1:
+        raise DataError(f"has {len(labels):,} labels, a class is one; say in data.root/{TARGETS} what they are")
+    (label,) = labels
     if not label.is_integer() or not 0 <= label <= _LARGEST_LABEL:
         raise DataError(f"has the label {label:g}; allowed are whole numbers from 0 to {_LARGEST_LABEL}")
-    return identity, int(label), payload
+    return int(label)

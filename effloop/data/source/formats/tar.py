@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import json
 import mmap
 import os
 import re
@@ -17,11 +18,16 @@ from effloop.data.source.formats import ustar
 from effloop.data.source.storage.index import Entry
 from effloop.data.source.storage.indexed import IndexedConfig, IndexedSource
 from effloop.data.source.storage.mapped import MappedFiles
+from effloop.data.source.storage.targets import Targets, row_of
 from effloop.errors import ConfigError, DataError
 
 _COMPRESSED = ("*.tar.gz", "*.tgz", "*.tar.bz2", "*.tar.xz", "*.tar.zst", "*.tar.lz4")
 _META = re.compile(rb"__[^/]*__($|/)")  # webdataset skips these: metadata of the archive
 _LONGEST_LABEL = 32  # bytes
+_Learned = tuple[int, bytes]  # label and target, as of `Record`
+
+LISTS = "json"
+"""Extension of targets that aren't classes: lists of numbers, as WebDataset decodes them."""
 
 
 @dataclass
@@ -30,7 +36,8 @@ class TarConfig(IndexedConfig):
 
     Attributes:
         image: extension of the image; null is that of any image format, if a sample has only one image.
-        label: extension of the class index, which is stored as text.
+        label: extension of the class index, which is stored as text. Targets that aren't classes are lists of JSON,
+            which `cls` doesn't hold: it then means `json`.
     """
 
     image: str | None = None
@@ -70,23 +77,25 @@ class TarSource(IndexedSource):
             raise DataError(f"{compressed[0]} is compressed, so no sample can be read by itself; decompress it")
         return found
 
-    def scan(self, files: Sequence[Path]) -> Iterator[Entry]:
+    def scan(self, files: Sequence[Path], targets: Targets) -> Iterator[Entry]:
         for number, path in enumerate(files):
-            for (name, offset, size), label in self._samples(path):
-                yield Entry(name, label, number, offset, size)
+            for (name, offset, size), (label, target) in self._samples(path, targets):
+                yield Entry(name, label, number, offset, size, target=target)
 
     @staticmethod
     def key_identity(key: bytes) -> bytes:
         """Two images of one name, e.g. `a.jpg` and `a.png`, are refused too."""
         return key[: key.find(b".", key.rfind(b"/") + 1)]
 
-    def _samples(self, path: Path) -> Iterator[tuple[ustar.Member, int]]:
-        """(image, label) of every sample of one archive, by WebDataset's rule.
+    def _samples(self, path: Path, targets: Targets) -> Iterator[tuple[ustar.Member, _Learned]]:
+        """(image, (label, target)) of every sample of one archive, by WebDataset's rule.
 
         A key is a path up to the first dot in its base name, and the members of a sample are adjacent. Other members
         of a sample are skipped, and so are base names without a dot or that start with one.
         """
-        data, where, image_ends, label_end = MappedFiles([path])[0], str(path), self._image_ends(), self._label_end()
+        data, where, image_ends = MappedFiles([path])[0], str(path), self._image_ends()
+        extension = self._label(targets)
+        label_end = f".{extension}".lower().encode()
         key, image, label = b"", None, None
         for member in ustar.members(data, where):
             name = member[0]
@@ -96,33 +105,34 @@ class TarSource(IndexedSource):
                 continue
             if name[:dot] != key:
                 if key:
-                    yield self._complete(key, image, label, where)
+                    yield self._complete(key, image, label, where, extension)
                 key, image, label = name[:dot], None, None
             ending = name[dot:].lower()
             if ending == label_end:
                 if label is not None:
                     raise _duplicate(name, name, where)
-                label = _parse_label(data, member, where)
+                label = _parse_target(data, member, where, targets) if targets else _parse_label(data, member, where)
             elif ending.endswith(image_ends) if self.config.image is None else ending in image_ends:
                 if image is not None:
                     raise _duplicate(image[0], name, where)
                 image = member
         if key:
-            yield self._complete(key, image, label, where)
+            yield self._complete(key, image, label, where, extension)
 
     def _image_ends(self) -> tuple[bytes, ...]:
         return EXTENSIONS if self.config.image is None else (f".{self.config.image}".lower().encode(),)
 
-    def _label_end(self) -> bytes:
-        return f".{self.config.label}".lower().encode()
+    def _label(self, targets: Targets) -> str:
+        """Extension of what is learned about an image."""
+        return LISTS if targets and self.config.label == TarConfig.label else self.config.label
 
     def _complete(
-        self, key: bytes, image: ustar.Member | None, label: int | None, where: str
-    ) -> tuple[ustar.Member, int]:
+        self, key: bytes, image: ustar.Member | None, label: _Learned | None, where: str, extension: str
+    ) -> tuple[ustar.Member, _Learned]:
         """A sample's image and label, both of which must be there."""
         if image is not None and label is not None:
             return image, label
-        what, end = ("image", self.config.image) if image is None else ("label", self.config.label)
+        what, end = ("image", self.config.image) if image is None else ("label", extension)
         raise DataError(
             f"{where}: the sample '{printable(key)}' has no {what} ({f'looked for .{end}' if end else SOUGHT}); "
             f"its members must stand together: set data=tar data.{what}=EXTENSION or write the archive again"
@@ -138,7 +148,7 @@ def _duplicate(first: bytes, second: bytes, where: str) -> DataError:
     )
 
 
-def _parse_label(data: mmap.mmap, label: ustar.Member, where: str) -> int:
+def _parse_label(data: mmap.mmap, label: ustar.Member, where: str) -> _Learned:
     """A label from its decimal digits."""
     name, offset, size = label
     text = data[offset : offset + min(size, _LONGEST_LABEL)].strip()
@@ -147,7 +157,20 @@ def _parse_label(data: mmap.mmap, label: ustar.Member, where: str) -> int:
             f"{where}: '{printable(name)}' is {text!r}; a label is a whole number from 0: "
             "set data=tar data.label=EXTENSION to the one that holds it"
         )
-    return int(text)
+    return int(text), b""
+
+
+def _parse_target(data: mmap.mmap, member: ustar.Member, where: str, targets: Targets) -> _Learned:
+    """A sample's K values from a list of JSON."""
+    name, offset, size = member
+    try:
+        values = json.loads(data[offset : offset + size])
+    except (ValueError, RecursionError):
+        values = None
+    try:
+        return 0, row_of(values, targets)
+    except DataError as error:
+        raise DataError(f"{where}: '{printable(name)}' {error}") from None
 
 
 def _folders(root: Path) -> Iterator[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from hashlib import blake2b
@@ -13,8 +14,9 @@ from effloop.data.image.header import Encoded, extension
 from effloop.data.source.base import printable
 from effloop.data.source.folder import EXTENSIONS
 from effloop.data.source.formats import ustar
-from effloop.data.source.storage.checksum import crc32c
+from effloop.data.source.formats.tar import LISTS
 from effloop.data.source.storage.index import Entry, IndexWriter, write_index, write_names
+from effloop.data.source.storage.targets import Targets
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, Records, register_writer
 from effloop.errors import DataError
 
@@ -24,17 +26,17 @@ def write_tar(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> N
     """A folder: shards SPLIT-000000.tar and so on, SPLIT.index, and classes.txt."""
     path.mkdir()
     for split, records in dataset.splits.items():
-        index, shards = IndexWriter(len(dataset.classes), path), _ShardWriter(path, split, shard_bytes)
+        index, shards = IndexWriter.of(dataset, path), _ShardWriter(path, split, shard_bytes)
         try:
-            for entry in _write_records(records, shards):
+            for entry in _write_records(records, shards, dataset.targets):
                 index.add_entry(entry)
         finally:
             shards.close()
         write_index(path, split, dataset, shards.files, index)
-    write_names(path, dataset.classes)
+    write_names(path, dataset)
 
 
-def _write_records(records: Records, shards: _ShardWriter) -> Iterator[Entry]:
+def _write_records(records: Records, shards: _ShardWriter, targets: Targets) -> Iterator[Entry]:
     """Write all records; yields where the image of each one is."""
     names = _MemberNames(len(records))
     for number, record in enumerate(records):
@@ -42,10 +44,12 @@ def _write_records(records: Records, shards: _ShardWriter) -> Iterator[Entry]:
             raise DataError(f"'{printable(record.key)}' has {size:,} bytes; a tar holds members below 8 GiB")
         stem = names(record.key, number)
         offset = shards.add(stem + _extension(record), record.data)
-        entry = Entry(record.key, record.label, len(shards.files) - 1, offset, len(record.data), crc32c(record.data))
-        shards.add(stem + b".cls", b"%d" % record.label)
+        yield Entry.of(record, len(shards.files) - 1, offset)
+        ending, learned = ("cls", b"%d" % record.label)
+        if targets:
+            ending, learned = LISTS, json.dumps(targets.values(record.target).tolist()).encode()
+        shards.add(stem + f".{ending}".encode(), learned)
         shards.close_if_full()
-        yield entry
 
 
 class _ShardWriter:

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from effloop.data.source.base import printable, sources
+from effloop.data.source.base import Kind, printable, sources
 from effloop.data.source.formats.example import Example, example_before
 from effloop.data.source.storage.checksum import crc32c
 from effloop.data.source.storage.index import Entry, IndexWriter, write_index, write_names
 from effloop.data.source.storage.indexed import IndexedConfig, IndexedSource
 from effloop.data.source.storage.mapped import MappedFiles
 from effloop.data.source.storage.shards import any_shard
+from effloop.data.source.storage.targets import Targets, flags_of, row_of
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, register_writer
 from effloop.errors import DataError
 
@@ -39,7 +40,8 @@ class TFRecordConfig(IndexedConfig):
 
     Attributes:
         image: feature with the encoded image.
-        label: feature with the label, an integer. If labels start at 1, class 0 stays empty.
+        label: feature with the label, an integer. If labels start at 1, class 0 stays empty. Where targets aren't
+            classes: the integers of all classes that a sample has, or its numbers.
         key: feature with the key of a sample; without it, the key is FILE/NUMBER.
     """
 
@@ -60,7 +62,7 @@ class TFRecordSource(IndexedSource):
         _check_complete(files)
         return files
 
-    def scan(self, files: Sequence[Path]) -> Iterator[Entry]:
+    def scan(self, files: Sequence[Path], targets: Targets) -> Iterator[Entry]:
         for number, file in enumerate(files):
             for count, (offset, data) in enumerate(_records(file)):
                 key = b""
@@ -68,15 +70,26 @@ class TFRecordSource(IndexedSource):
                     example = Example(data)
                     key = example.text(self.config.key, "data=tfrecord data.key")
                     start, end = example.span(self.config.image, "data=tfrecord data.image")
-                    label = example.integer(self.config.label, "data=tfrecord data.label")
-                    if not 0 <= label < 1 << 32:
-                        raise DataError(f"has the label {label}; allowed are 0 to {(1 << 32) - 1}")
+                    label, target = self._learned(example, targets)
                 except DataError as error:
                     name = f" ({printable(key)})" if key else ""
                     raise DataError(f"{file}: record {count}{name} {error}") from None
                 key = key or f"{file.name}/{count}".encode(errors="surrogateescape")
                 # The record's checksum can't verify the image alone: it gets its own, for 5 % of the scan's time.
-                yield Entry(key, label, number, offset + start, end - start, crc32c(data[start:end]))
+                checksum = crc32c(data[start:end])
+                yield Entry(key, label, number, offset + start, end - start, checksum, target)
+
+    def _learned(self, example: Example, targets: Targets) -> tuple[int, bytes]:
+        """Label and target of a record, as of `Record`."""
+        feature, option = self.config.label, "data=tfrecord data.label"
+        if targets.kind is Kind.flags:
+            return 0, flags_of(example.integers(feature, option), len(targets.names))
+        if targets.kind is Kind.numbers:
+            return 0, row_of(example.floats(feature, option), targets)
+        label = example.integer(feature, option)
+        if not 0 <= label < 1 << 32:
+            raise DataError(f"has the label {label}; allowed are 0 to {(1 << 32) - 1}")
+        return label, b""
 
     @classmethod
     def claims(cls, root: Path) -> bool:
@@ -88,9 +101,9 @@ class TFRecordSource(IndexedSource):
 def write_tfrecord(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
     """A folder: SPLIT-00000-of-00003.tfrecord and so on with DALI's index of each, SPLIT.index, and classes.txt."""
     path.mkdir()
-    write_names(path, dataset.classes)
+    write_names(path, dataset)
     for split in dataset.splits:
-        index = IndexWriter(len(dataset.classes), path)
+        index = IndexWriter.of(dataset, path)
         files = _write_shards(path / split, dataset, shard_bytes, index)
         write_index(path, split, dataset, files, index)
 
@@ -101,9 +114,13 @@ def _write_shards(base: Path, dataset: Dataset, shard_bytes: int, index: IndexWr
     for first in records:
         with open(f"{base}-{count:05}", "wb") as file, open(f"{base}-{count:05}.idx", "w") as offsets:
             for record in chain([first], records):
-                start, before, data = file.tell(), example_before(record, dataset.classes), bytes(record.data)
+                start, before, data = (
+                    file.tell(),
+                    example_before(record, dataset.classes, dataset.targets),
+                    bytes(record.data),
+                )
                 place = start + _HEAD.size + len(before)
-                index.add_entry(Entry(record.key, record.label, count, place, len(data), crc32c(data)))
+                index.add_entry(Entry.of(record, count, place))
                 length = (len(before) + len(data)).to_bytes(8, "little")
                 file.write(length + _CHECK.pack(_masked(length)) + before)
                 file.write(data)

@@ -19,7 +19,7 @@ from effloop.data.source.base import sources
 from effloop.data.source.formats.zarr_dialects import N5, ZARR2, ZARR3, Dialect, Layout
 from effloop.data.source.root import root_folder
 from effloop.data.source.storage.arrays import (
-    COLUMNS,
+    DIMENSIONS,
     DTYPES,
     Array,
     check_header_crc32c,
@@ -62,10 +62,10 @@ class ZarrSource(PackedSource):
         arrays: dict[str, Array] = {}
         extents: list[Extent] = []
         for name in DTYPES:
-            layout = dialect.layout(folder / name)
+            layout = dialect.layout(folder / name, DIMENSIONS.get(name, 1))
             if layout is None:
                 continue
-            array = arrays[name] = Array(len(files), dialect.header_bytes, layout.dtype, layout.count)
+            array = arrays[name] = Array(len(files), dialect.header_bytes(layout), layout.dtype, layout.count)
             if name != "payload" and layout.count > layout.chunk:
                 raise DataError(f"{folder / name} is in several chunks, only one can be mapped; convert it again")
             files += _chunk_files(dialect, folder / name, layout)
@@ -90,9 +90,9 @@ def _chunk_files(dialect: Dialect, folder: Path, layout: Layout) -> list[Path]:
     """The files of an array, all of the expected size; zarr would read a missing one as zeros, which aren't images."""
     files: list[Path] = []
     for start in range(0, layout.count, layout.chunk):
-        path = folder / f"{layout.prefix}{len(files)}"
+        path = folder / layout.name(len(files))
         count = layout.chunk if dialect.padded else min(layout.chunk, layout.count - start)
-        expected = dialect.header_bytes + count * layout.dtype.itemsize
+        expected = dialect.header_bytes(layout) + count * layout.dtype.itemsize
         try:
             size = path.stat().st_size
         except PermissionError as error:
@@ -136,20 +136,18 @@ def write_n5(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> No
 def _write(dialect: Dialect, path: Path, dataset: Dataset, shard_bytes: int) -> None:
     dialect.write_group(path, dialect.root)
     for split, records in dataset.splits.items():
-        folder, collected = path / split, SplitColumns(len(dataset.classes), path)
+        folder, collected = path / split, SplitColumns.of(dataset, path)
         chunk = _even(records.num_bytes, min(shard_bytes, _CHUNK))
         layout = Layout(np.dtype(np.uint8), records.num_bytes, chunk, dialect.prefix)
         with _ChunkWriter(dialect, folder / "payload", layout) as chunks:
             write_payload(records, collected, chunks.append)
-        columns = collected.columns()
-        for name in COLUMNS:
-            values = columns[name]
-            dtype = values.dtype.newbyteorder(dialect.order)
-            layout = Layout(dtype, len(values), max(1, len(values)), dialect.prefix)
+        for name, values in collected.columns().items():
+            layout = dialect.layout_of(values)
             with _ChunkWriter(dialect, folder / name, layout) as chunks:
+                values = values.reshape(-1)
                 for start in range(0, len(values), _BLOCK):
-                    chunks.append(values[start : start + _BLOCK].astype(dtype).tobytes())
-        header = dataset.header(collected.fingerprint())
+                    chunks.append(values[start : start + _BLOCK].astype(layout.dtype).tobytes())
+        header = dataset.header(collected.fingerprint(), collected.checksums())
         dialect.write_group(folder, {HEADER: header, CHECKSUM: header_crc32c(header)})
 
 
@@ -187,10 +185,11 @@ class _ChunkWriter:
         if self._file is not None:
             self._file.close()
         layout = self._layout
-        path = self._folder / f"{layout.prefix}{self._number}"
-        path.parent.mkdir(exist_ok=True)
+        path = self._folder / layout.name(self._number)
+        path.parent.mkdir(exist_ok=True, parents=True)
         self._file = path.open("xb")
-        self._file.write(self._dialect.chunk_header(min(layout.chunk, layout.count - self._number * layout.chunk)))
+        count = min(layout.chunk, layout.count - self._number * layout.chunk)
+        self._file.write(self._dialect.chunk_header(layout, count))
         self._room = layout.chunk * layout.dtype.itemsize
         self._number += 1
 
@@ -200,4 +199,6 @@ class _ChunkWriter:
             return
         with self._file:
             if kind is None and self._dialect.padded:
-                self._file.truncate(self._dialect.header_bytes + self._layout.chunk * self._layout.dtype.itemsize)
+                self._file.truncate(
+                    self._dialect.header_bytes(self._layout) + self._layout.chunk * self._layout.dtype.itemsize
+                )

@@ -12,15 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from effloop.data.image.header import Encoded
-from effloop.data.source.storage.checksum import crc32c
+from effloop.data.source.base import NoSplitError
+from effloop.data.source.storage.checksum import crc32c, crc32c_of_values
 from effloop.data.source.storage.columns import Blobs
+from effloop.data.source.storage.comparing import is_compared
 from effloop.data.source.storage.mapped import ContiguousPayload, Extent, MappedFiles
-from effloop.data.source.storage.packed import Split, check_header
+from effloop.data.source.storage.packed import Split, check_header, targets_in
 from effloop.data.source.storage.writing import Records, SplitColumns
 from effloop.errors import DataError
 
 DTYPES = {
     "label": (np.uint8, np.uint16, np.uint32),
+    "target": (np.uint8, np.float32),
     "key": (np.uint8,),
     "key_end": (np.uint64,),
     "end": (np.uint64,),
@@ -29,12 +32,13 @@ DTYPES = {
 }
 """The arrays of a split, as `SplitColumns.columns` returns them, and the payload; in either byte order."""
 
-COLUMNS = tuple(name for name in DTYPES if name != "payload")
+DIMENSIONS = {"target": 2}
+"""Of those that have more than one."""
 
 
 @dataclass(frozen=True)
 class Array:
-    """A one-dimensional, uncompressed array: index in `MappedFiles`, first byte, dtype, number of values."""
+    """An uncompressed array, row after row: index in `MappedFiles`, first byte, dtype, number of values."""
 
     file: int
     offset: int
@@ -60,30 +64,36 @@ def pack(
         header: validated.
         where: the split, for messages.
         files: hold the arrays.
-        arrays: of the names in `DTYPES`.
+        arrays: of the names in `DTYPES`; of `label` and `target`, what the header says that the targets are.
         extents: where the payload is, inside the files, if not in one extent.
 
     Raises:
         DataError: an array is missing, of another dtype, cut short, or doesn't match the others.
     """
-    for name in DTYPES:
+    form = targets_in(header)
+    learned = "target" if form else "label"
+    needed = [name for name in DTYPES if name not in ("label", "target") or name == learned]
+    for name in needed:
         _check(name, arrays.get(name), where)
     if extents is None:
         payload = arrays["payload"]
         _column("payload", payload, files, where)
         extents = [Extent(payload.file, payload.offset, payload.count)]
-    columns = {name: _column(name, arrays[name], files, where) for name in COLUMNS}
-    label, key, key_end, end = (columns[name] for name in ("label", "key", "key_end", "end"))
+    columns = {name: _column(name, arrays[name], files, where) for name in needed if name != "payload"}
+    for name, column in columns.items():
+        if is_compared(name, column.nbytes):
+            _compare(name, column, header, where)
+    targets, key, key_end, end = (columns[name] for name in (learned, "key", "key_end", "end"))
     found = (len(key), sum(extent.length for extent in extents))
     expected = (_last(key_end), _last(end))
-    if len(end) != len(label) or found != expected:
+    if len(end) * max(1, len(form.names)) != len(targets) or found != expected:
         raise DataError(
-            f"{where} is damaged: {len(label):,} labels and {len(end):,} images with {expected[0]:,} bytes of keys and "
-            f"{expected[1]:,} of images should be there; the keys have {found[0]:,}, the images {found[1]:,}: "
+            f"{where} is damaged: {len(targets):,} {learned}s and {len(end):,} images with {expected[0]:,} bytes of "
+            f"keys and {expected[1]:,} of images should be there; the keys have {found[0]:,}, the images {found[1]:,}: "
             "convert it again"
         )
     keys, images = Blobs(key.data, key_end), ContiguousPayload(files, extents, end)
-    return Split(header, label, keys, images, columns["crc32c"])
+    return Split(header, targets, keys, images, columns["crc32c"])
 
 
 def _last(ends: NDArray[Any]) -> int:
@@ -112,6 +122,17 @@ def _column(name: str, array: Array, files: MappedFiles, where: str) -> NDArray[
     return np.frombuffer(files[array.file], array.dtype, array.count, array.offset)
 
 
+def _compare(name: str, column: NDArray[Any], header: Mapping[str, Any], where: str) -> None:
+    """Refuse an array that differs from its checksum in the header, if that has one."""
+    checksums = header.get("crc32c")
+    expected = checksums.get(name) if isinstance(checksums, dict) else None
+    if expected is not None and crc32c_of_values(column) != expected:
+        raise DataError(
+            f"{where} is damaged: its array '{name}' doesn't match the checksum that it was written with; "
+            "convert it again"
+        )
+
+
 def header_crc32c(header: Mapping[str, Any]) -> int:
     """CRC-32C of a header, independent of whitespace and order in its JSON."""
     return crc32c(json.dumps(header, sort_keys=True).encode())
@@ -133,7 +154,7 @@ def no_split(path: Path, split: str, there: Sequence[str]) -> DataError:
     """The error for a split that isn't among those `there`; without any, the dataset isn't EffLoop's."""
     if not there:
         return DataError(f"{path} is not a dataset written by EffLoop: it has no header; convert the images again")
-    return DataError(
+    return NoSplitError(
         f"{path} has no split '{split}'; it has {', '.join(there)}: set data.train_split or data.val_split"
     )
 

@@ -2,7 +2,8 @@
 
 Layout, little-endian: 8 bytes magic, u64 offset and u64 length of the header, u32 CRC-32 of the
 header, padding to 64 bytes; the columns, each at a multiple of 64; the header, as JSON:
-`{"version": 1, "meta": {...}, "columns": {name: [dtype, count, offset]}}`.
+`{"version": 1, "meta": {...}, "columns": {name: [dtype, count, offset]}, "crc32c": {name: CRC-32C}}`.
+A column that was streamed, as images are, has no checksum here; older files have none at all.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from effloop.data.image.header import Encoded
+from effloop.data.source.storage.checksum import crc32c_of_values, extended
+from effloop.data.source.storage.comparing import Comparing, comparing, is_compared
 from effloop.errors import DataError
 from effloop.system.files import replacing
 
@@ -34,6 +37,10 @@ _PLAIN = re.compile(r"\|[iu]1|[<>]([iu][248]|f[248])")  # `np.dtype.str` of numb
 # Larger files are read page by page. Readahead fetched 75 % of a cold index of 3.6 GB (100 million samples) for
 # 2,000 samples in shuffled order, in 2.2 s; without, 1.7 % in 1.2 s.
 _READ_AHEAD_UP_TO = 64 << 20
+
+
+class DamagedFileError(DataError):
+    """A file of columns that is cut short or has changed since it was written."""
 
 
 class ColumnWriter:
@@ -51,6 +58,7 @@ class ColumnWriter:
         self.path = path
         self._meta = dict(meta)
         self._columns: dict[str, list[Any]] = {}
+        self._checksums: dict[str, int] = {}
 
     def __enter__(self) -> ColumnWriter:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,8 +68,9 @@ class ColumnWriter:
         return self
 
     def add(self, name: str, values: NDArray[Any]) -> None:
-        """Append a one-dimensional column of a plain dtype."""
-        self._columns[name] = [values.dtype.str, len(values), self._file.tell()]
+        """Append a column of a plain dtype; of several dimensions, row after row."""
+        self._columns[name] = [values.dtype.str, values.size, self._file.tell()]
+        self._checksums[name] = crc32c_of_values(values)
         self._file.write(np.ascontiguousarray(values).data)
         self._align()
 
@@ -82,16 +91,18 @@ class ColumnWriter:
         """Write byte strings end to end as column `name`, and where each ends as `name_end`; yields the function
         that appends one.
         """
-        ends, end = array("Q"), 0
+        ends, end, checksum = array("Q"), 0, 0
         with self.stream(name) as add:
 
             def append(blob: bytes) -> None:
-                nonlocal end
+                nonlocal end, checksum
                 add(blob)
+                checksum = extended(checksum, blob)
                 end += len(blob)
                 ends.append(end)
 
             yield append
+        self._checksums[name] = checksum
         self.add(f"{name}_end", np.frombuffer(ends, np.uint64))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
@@ -101,7 +112,8 @@ class ColumnWriter:
             self._finish()
 
     def _finish(self) -> None:
-        header = json.dumps({"version": VERSION, "meta": self._meta, "columns": self._columns}).encode()
+        parts = {"version": VERSION, "meta": self._meta, "columns": self._columns, "crc32c": self._checksums}
+        header = json.dumps(parts).encode()
         offset = self._file.tell()
         self._file.write(header)
         self._file.seek(0)
@@ -116,7 +128,7 @@ class ColumnFile:
     """The columns of one file, memory-mapped read-only. Pickled by its path.
 
     Opening reads the header only, so it takes as long for ten samples as for a hundred million, and all processes
-    that open the file share its pages.
+    that open the file share its pages. A column is compared with its checksum when it is first used (`is_compared`).
 
     Raises:
         DataError: missing, not such a file, of another version, cut short, or with an invalid header.
@@ -134,14 +146,16 @@ class ColumnFile:
         header = self._read_header()
         self.meta: dict[str, Any] = header["meta"]
         self._columns: dict[str, list[Any]] = header["columns"]
+        self._checksums: dict[str, Any] = header.get("crc32c", {})
+        self._unread = set(self._columns.keys() & self._checksums.keys())
 
     def _read_header(self) -> dict[str, Any]:
         if len(self._map) < _PREFIX.size or self._map[: len(MAGIC)] != MAGIC:
-            raise DataError(f"{self.path} is not a file written by EffLoop")
+            raise DamagedFileError(f"{self.path} is not a file written by EffLoop")
         _, offset, length, checksum = _PREFIX.unpack_from(self._map)
         raw = self._map[offset : offset + length] if offset + length <= len(self._map) else b""
         if not raw or zlib.crc32(raw) != checksum:
-            raise DataError(f"{self.path} is cut short or damaged: its header doesn't match its checksum")
+            raise DamagedFileError(f"{self.path} is cut short or damaged: its header doesn't match its checksum")
         try:
             header = json.loads(raw)
         except (ValueError, RecursionError):
@@ -152,7 +166,8 @@ class ColumnFile:
             raise DataError(
                 f"{self.path} has format version {header['version']}, this EffLoop reads {VERSION}; convert it again"
             )
-        if not isinstance(header.get("meta"), dict) or not isinstance(header.get("columns"), dict):
+        parts = (header.get("meta"), header.get("columns"), header.get("crc32c", {}))
+        if not all(isinstance(part, dict) for part in parts):
             raise self._damaged("its header is not one of columns")
         for name, column in header["columns"].items():
             self._check(name, column)
@@ -168,7 +183,27 @@ class ColumnFile:
             raise self._damaged(f"its column '{name}' is not inside the file")
 
     def _damaged(self, what: str) -> DataError:
-        return DataError(f"{self.path} is damaged: {what}; convert it again")
+        return DamagedFileError(f"{self.path} is damaged: {what}; convert it again")
+
+    def check(self) -> None:
+        """Compare the columns of what is kept for a dataset with their checksums.
+
+        Raises:
+            DamagedFileError: one differs; the message has the file and the column.
+        """
+        for name in sorted(self._unread):
+            self._compare(name, kept=True)
+        self._unread.clear()
+
+    def _compare(self, name: str, *, kept: bool = False) -> None:
+        dtype, count, offset = self._columns[name]
+        if is_compared(name, count * np.dtype(dtype).itemsize, kept=kept):
+            found = crc32c_of_values(np.frombuffer(self._map, np.dtype(dtype), count, offset))
+            if found != self._checksums[name]:
+                raise self._damaged(f"its column '{name}' doesn't match the checksum that it was written with")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._columns
 
     def get(self, name: str) -> NDArray[Any] | None:
         """Column `name`, or None if the file has no such column."""
@@ -202,6 +237,9 @@ class ColumnFile:
         """
         if name not in self._columns:
             raise self._damaged(f"it has no column '{name}'")
+        if name in self._unread:
+            self._unread.discard(name)
+            self._compare(name)
         dtype, count, offset = self._columns[name]
         return dtype, count, offset
 
@@ -224,8 +262,15 @@ class ColumnFile:
         """
         return Blobs(self.blob(name), self[f"{name}_end"])
 
-    def __reduce__(self) -> tuple[type[ColumnFile], tuple[Path]]:
-        return (ColumnFile, (self.path,))
+    def __reduce__(self) -> tuple[Callable[[Path], ColumnFile], tuple[Path]]:
+        return (_reopened, (self.path,))
+
+
+def _reopened(path: Path) -> ColumnFile:
+    with comparing(Comparing.none):
+        file = ColumnFile(path)
+        file.check()
+    return file
 
 
 def span(ends: NDArray[Any], index: int) -> tuple[int, int]:
@@ -250,3 +295,12 @@ class Blobs:
     def __getitem__(self, index: int) -> memoryview:
         start, end = span(self._ends, index)
         return self._data[start:end]
+
+    def items(self, first: int, stop: int) -> list[bytes]:
+        """Copies of the items `first` to `stop`: 0.1 µs each, instead of 0.5 one by one."""
+        if first >= stop:
+            return []
+        start = span(self._ends, first)[0]
+        ends = (self._ends[first:stop].astype(np.int64) - start).tolist()
+        data = bytes(self._data[start : start + ends[-1]])
+        return [data[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]

@@ -14,7 +14,8 @@ from effloop.data.source.storage.checksum import crc32c, crc32c_of_ends, crc32c_
 from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
 from effloop.data.source.storage.packed import check_header, is_count
 from effloop.data.source.storage.spool import Spool
-from effloop.data.source.storage.writing import Dataset, SplitColumns
+from effloop.data.source.storage.targets import write_targets
+from effloop.data.source.storage.writing import Dataset, Record, SplitColumns
 from effloop.errors import DataError
 
 NAMES = "classes.txt"
@@ -22,7 +23,7 @@ NAMES = "classes.txt"
 
 
 class Entry(NamedTuple):
-    """Where one sample is: index of the file, offset and size in bytes."""
+    """Where one sample is: index of the file, offset and size in bytes; `target` as of `Record`."""
 
     key: bytes
     label: int
@@ -30,6 +31,13 @@ class Entry(NamedTuple):
     offset: int
     size: int
     crc32c: int | None = None
+    target: bytes = b""
+
+    @classmethod
+    def of(cls, record: Record, file: int, offset: int) -> Entry:
+        """That of a record which was written there."""
+        data = record.data
+        return cls(record.key, record.label, file, offset, len(data), crc32c(data), record.target)
 
 
 class IndexWriter(SplitColumns):
@@ -43,9 +51,9 @@ class IndexWriter(SplitColumns):
         """Add one sample.
 
         Raises:
-            DataError: no class has its label; the message has the sample's key.
+            DataError: as from `add`.
         """
-        self.add(entry.key, entry.label, entry.size, entry.crc32c)
+        self.add(entry.key, entry.label, entry.size, entry.crc32c, entry.target)
         self._file.append(entry.file)
         self._offset.append(entry.offset)
         self._size.append(entry.size)
@@ -193,10 +201,15 @@ def _any_sample_matches(index: ColumnFile, number: int, file: Path) -> bool:
     return False
 
 
-def write_names(root: Path, classes: Sequence[str]) -> None:
-    """Write the class names for other readers, and in case the index is lost: `ROOT/classes.txt`."""
-    names = (printable(name.encode("utf-8", "backslashreplace")) for name in classes)
-    (root / NAMES).write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+def write_names(root: Path, dataset: Dataset) -> None:
+    """Write the class names for other readers, and in case the index is lost: `ROOT/classes.txt`; and what targets
+    are that aren't classes: `ROOT/targets.json`.
+    """
+    names = (printable(name.encode("utf-8", "backslashreplace")) for name in dataset.classes)
+    if dataset.classes:
+        (root / NAMES).write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+    if dataset.targets:
+        write_targets(root, dataset.targets)
 
 
 def read_names(root: Path) -> list[str] | None:

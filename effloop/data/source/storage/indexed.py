@@ -10,15 +10,18 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import Any, ClassVar, Self
 
-from effloop.data.source.base import printable
+from effloop.data.source.base import NoSplitError, printable
 from effloop.data.source.root import root_folder
 from effloop.data.source.storage.checksum import crc32c_of_ends
 from effloop.data.source.storage.columns import Blobs, ColumnFile
 from effloop.data.source.storage.index import NAMES, Entry, IndexWriter, open_index, read_names, verify_files
 from effloop.data.source.storage.kept import open_kept
+from effloop.data.source.storage.loose import modified_ns
 from effloop.data.source.storage.mapped import MappedFiles, Payload, ScatteredPayload
-from effloop.data.source.storage.packed import PackedConfig, PackedSource, Split
+from effloop.data.source.storage.packed import PackedConfig, PackedSource, Split, targets_in
 from effloop.data.source.storage.shards import find_shards
+from effloop.data.source.storage.targets import NAME as TARGETS
+from effloop.data.source.storage.targets import Targets, read_targets
 from effloop.errors import DataError
 
 
@@ -49,8 +52,8 @@ class IndexedSource(PackedSource):
         """The files of `self.split`, in order; empty if there are none."""
 
     @abstractmethod
-    def scan(self, files: Sequence[Path]) -> Iterator[Entry]:
-        """Every sample in these files, in order, in bounded memory.
+    def scan(self, files: Sequence[Path], targets: Targets) -> Iterator[Entry]:
+        """Every sample in these files, in order, in bounded memory; `targets` is what theirs are.
 
         Raises:
             DataError: damaged or unsupported content; the message has file and key.
@@ -79,7 +82,12 @@ class IndexedSource(PackedSource):
 
     def find(self, root: Path, endings: Sequence[str]) -> list[Path]:
         """`find_shards` for this split."""
-        return find_shards(root, self.split, endings, {self.config.train_split, self.config.val_split})
+        return find_shards(root, self.split, endings, self._splits)
+
+    @property
+    def _splits(self) -> set[str]:
+        """Names of the training and validation split."""
+        return {self.config.train_split, *filter(None, [self.config.val_split])}
 
     def open_split(self) -> Split:
         root = root_folder(self.config).absolute()
@@ -87,9 +95,10 @@ class IndexedSource(PackedSource):
         header = index.meta["header"]
         if header["classes"] is None:
             header = {**header, "classes": self._class_names(root, index)}
+        self._files, self._file_of = files, index.unsigned("file")
         return Split(
             header=header,
-            labels=index.unsigned("label"),
+            targets=index["target"] if targets_in(header) else index.unsigned("label"),
             keys=Blobs(index.blob("key"), index.unsigned("key_end")),
             payload=self.payload(MappedFiles(files), index),
             checksums=None if index.get("crc32c") is None else index.unsigned("crc32c"),
@@ -99,10 +108,11 @@ class IndexedSource(PackedSource):
         """The index of files that have none beside them: kept from an earlier scan, or from a new one."""
         files = self.shards(root)
         if not files:
-            raise DataError(
+            raise NoSplitError(
                 f"data.root: '{self.config.root}' has no files of the split '{self.split}'; {_listing(root)}"
             )
-        states = [_file_state(file) for file in (*files, *self.sidecars(files))]
+        said = [root / TARGETS] if (root / TARGETS).is_file() else []
+        states = [file_state(file) for file in (*files, *self.sidecars(files), *said)]
         # A format's own fields choose what is read from the files: another choice is another index.
         own = [getattr(self.config, field.name) for field in fields(self.config)[len(fields(IndexedConfig)) :]]
         identity = f"{self.config.name}\0{root.resolve()}\0{self.split}\0{own}".encode(errors="surrogateescape")
@@ -111,25 +121,29 @@ class IndexedSource(PackedSource):
             return index.meta.get("files") == states and isinstance(index.meta.get("header"), dict)
 
         def write(path: Path) -> None:
-            self._write_scan(path, files, states)
+            self._write_scan(path, files, states, read_targets(root))
 
         return open_kept(self.config.name, self.config.index_dir, identity, is_current, write), files
 
-    def _scanned(self, files: Sequence[Path]) -> Iterator[Entry]:
+    def _scanned(self, files: Sequence[Path], targets: Targets) -> Iterator[Entry]:
         """What `scan` yields; its OSErrors aren't those of writing the index."""
         try:
-            yield from self.scan(files)
+            yield from self.scan(files, targets)
         except OSError as error:
             if error.filename is None:  # a column that grows in an unnamed file
                 raise DataError(f"{gettempdir()} can't be written: {error.strerror}; set TMPDIR to a folder") from None
             raise DataError(f"{error.filename} can't be read: {error.strerror}") from None
 
-    def _write_scan(self, path: Path, files: Sequence[Path], states: list[Any]) -> None:
+    def _write_scan(self, path: Path, files: Sequence[Path], states: list[Any], targets: Targets) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         own = self.embedded_header(files)
-        writer = IndexWriter(len(own["classes"]) if own else None, path.parent, self.key_identity)
-        for entry in self._scanned(files):
-            writer.add_entry(entry)
+        targets = targets_in(own) if own else targets
+        writer = IndexWriter(len(own["classes"]) if own else None, path.parent, self.key_identity, targets)
+        for entry in self._scanned(files, targets):
+            try:
+                writer.add_entry(entry)
+            except DataError as error:  # a label that can't be one
+                raise DataError(f"{files[entry.file]}: {error}; correct it or leave it out") from None
         writer.check_unique(files, self.duplicate_fix)
         found = writer.fingerprint()
         if own and own["fingerprint"] != found:
@@ -137,7 +151,7 @@ class IndexedSource(PackedSource):
             differs = expected != count
             what = f"says {expected} samples, it holds {count}" if differs else "doesn't match their keys and labels"
             raise DataError(f"{self.where} is damaged: its header {what}; convert it again")
-        header = own or {"classes": None, "about": {}, "fingerprint": found}
+        header = own or {**_unnamed(targets), "about": {}, "fingerprint": found}
         writer.write(path, {"header": header, "files": states, "labels_end": writer.max_label + 1})
 
     def _class_names(self, root: Path, index: ColumnFile) -> list[str]:
@@ -152,7 +166,7 @@ class IndexedSource(PackedSource):
                 )
             return names
         self._check_few(index, root)
-        for split in {self.config.train_split, self.config.val_split} - {self.split}:
+        for split in self._splits - {self.split}:
             other = self._of_split(split)
             if other.shards(root):
                 scanned = other._kept_index(root)[0]
@@ -176,16 +190,24 @@ class IndexedSource(PackedSource):
                 f"classes one a line, {_MAX_UNNAMED - 1} is the largest: correct the label or write that file"
             )
 
+    def modified_ns(self, index: int) -> int | None:
+        return modified_ns(self._files[int(self._file_of[index])])
+
     def verify_index(self) -> None:
         super().verify_index()
         verify_files(root_folder(self.config).absolute(), self.split)
+
+
+def _unnamed(targets: Targets) -> dict[str, Any]:
+    """What a header says of targets where no class is named yet."""
+    return {"classes": list(targets.classes), "targets": targets.header()} if targets else {"classes": None}
 
 
 _MAX_UNNAMED = 1 << 20
 """Classes without names. 30,000,000, from one wrong label, took 3 GB of numbers as text."""
 
 
-def _file_state(file: Path) -> dict[str, Any]:
+def file_state(file: Path) -> dict[str, Any]:
     """What shows that a file is the one that was scanned; if it is moved or copied, it is scanned again."""
     status = file.stat()
     return {

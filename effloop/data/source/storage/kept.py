@@ -3,12 +3,57 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
-from effloop.data.source.storage.columns import ColumnFile
-from effloop.errors import ConfigError, DataError
+import numpy as np
+
+from effloop.data.source.storage.columns import ColumnFile, DamagedFileError
+from effloop.errors import ConfigError, DataError, warn
+
+# A folder that changed less than this before it was scanned may change again without a newer timestamp (the kernel's
+# clock ticks every 1-10 ms, that of some file systems every 2 s).
+_RACY_NS = 2_000_000_000
+
+
+_seen: ContextVar[dict[Path, ColumnFile] | None] = ContextVar("_seen", default=None)
+
+
+@contextmanager
+def looking_once() -> Iterator[None]:
+    """Within it an index is compared with its dataset once, however many splits are looked for: a table has one index
+    for all, and each comparison asks for the times of all its folders.
+    """
+    if _seen.get() is not None:
+        yield
+        return
+    token = _seen.set({})
+    try:
+        yield
+    finally:
+        _seen.reset(token)
+
+
+def open_kept_for(name: str, index_dir: str | None, of: Any, write: Callable[[Path], None]) -> ColumnFile:
+    """What was made of a dataset: kept from an earlier run, otherwise written now.
+
+    Args:
+        name: of what it is.
+        index_dir: as for `open_kept`.
+        of: what it was made of, such as `Source.identity`: it is made again for another one.
+        write: makes it.
+
+    Raises:
+        ConfigError: it can't be written.
+    """
+    identity = json.dumps(of, sort_keys=True, default=str).encode()
+    fix = "data.index_dir of data=folder, or the environment variable XDG_CACHE_HOME"
+    return open_kept(name, index_dir, identity, lambda _: True, write, fix=fix)
 
 
 def kept_folder(index_dir: str | None) -> Path:
@@ -17,12 +62,46 @@ def kept_folder(index_dir: str | None) -> Path:
     return Path(index_dir).expanduser() if index_dir else default
 
 
+def folders_unchanged(index: ColumnFile) -> bool:
+    """Whether the folders that an index was made from still have the times that are in it.
+
+    Adding, removing or renaming a file changes both times of its folder, so 1.3 million files in a thousand folders
+    are checked by a thousand calls. Of other content, to which a copying tool gave the same times of modification, the
+    times of change differ: they can't be set.
+    """
+    if "folder_ctime_ns" not in index:  # of an older release
+        return False
+    folders, times = index.blobs("folder"), index["folder_mtime_ns"]
+    try:
+        now = [folder_times(bytes(folders[i])) for i in range(len(folders))]
+    except OSError:
+        return False
+    if not now:
+        return True
+    found = np.array(now, np.int64)
+    unchanged = np.array_equal(times, found[:, 0]) and np.array_equal(index["folder_ctime_ns"], found[:, 1])
+    return unchanged and bool(times.max() < index.meta["scanned_ns"] - _RACY_NS)
+
+
+def folder_times(folder: bytes) -> tuple[int, int]:
+    """When what is in a folder was modified, and when the folder was changed: ns, as `folders_unchanged` wants them."""
+    status = os.stat(folder)
+    return status.st_mtime_ns, status.st_ctime_ns
+
+
+def times_digest(index: ColumnFile) -> str:
+    """A hash over the folders' times, for `Source.identity`."""
+    return hashlib.sha256(index["folder_mtime_ns"].tobytes() + index["folder_ctime_ns"].tobytes()).hexdigest()
+
+
 def open_kept(
     name: str,
     index_dir: str | None,
     identity: bytes,
     is_current: Callable[[ColumnFile], bool],
     write: Callable[[Path], None],
+    *,
+    fix: str | None = None,
 ) -> ColumnFile:
     """The index of a dataset that holds none: kept from an earlier scan if that is current, otherwise written now.
 
@@ -32,21 +111,39 @@ def open_kept(
         identity: distinguishes this index from others of the source.
         is_current: whether a kept index still describes the dataset.
         write: scans the dataset and writes its index; an OSError from it means that it can't be written.
+        fix: what to set to another folder if it can't be; None is `data.index_dir` of the source.
 
     Raises:
         ConfigError: the index can't be written.
     """
     path = kept_folder(index_dir) / f"{name}-{hashlib.sha256(identity).hexdigest()[:16]}.index"
+    seen = _seen.get()
+    if seen is not None and path in seen:
+        return seen[path]
+    index = _current(path, is_current) or _written(name, path, write, fix)
+    if seen is not None:
+        seen[path] = index
+    return index
+
+
+def _current(path: Path, is_current: Callable[[ColumnFile], bool]) -> ColumnFile | None:
+    """A kept index, if it still describes the dataset; a line says if it was damaged."""
     try:
         index = ColumnFile(path)
-        if is_current(index):
-            return index
+        index.check()
+        return index if is_current(index) else None
+    except DamagedFileError as error:
+        warn(f"{str(error).removesuffix('; convert it again')}; it is made again")
+        return None
     except DataError:
-        pass  # missing, damaged or of another version: it is written again
+        return None  # missing or of another version: it is written again
+
+
+def _written(name: str, path: Path, write: Callable[[Path], None], fix: str | None) -> ColumnFile:
+    """A new index; arguments and errors are those of `open_kept`."""
     try:
         write(path)
     except OSError as error:
-        raise ConfigError(
-            f"data.index_dir: {path} can't be written: {error.strerror}; set data={name} data.index_dir=PATH"
-        ) from None
+        fix = f"{fix} to another folder" if fix else f"data={name} data.index_dir=PATH"
+        raise ConfigError(f"data.index_dir: {path} can't be written: {error.strerror}; set {fix}") from None
     return ColumnFile(path)

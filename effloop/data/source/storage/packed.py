@@ -12,11 +12,14 @@ from typing import Any
 from numpy.typing import NDArray
 
 from effloop.data.image.header import Encoded
-from effloop.data.source.base import DataConfig, Fingerprint, Source
+from effloop.data.source.base import Kind, Source, fingerprint_of
+from effloop.data.source.config import DataConfig
 from effloop.data.source.root import expand_root, file_states, files_in
 from effloop.data.source.storage.checksum import crc32c
 from effloop.data.source.storage.columns import Blobs
+from effloop.data.source.storage.comparing import Comparing, comparing
 from effloop.data.source.storage.mapped import DiskWaits, Payload
+from effloop.data.source.storage.targets import CLASSES, Targets, parse_targets
 from effloop.data.source.storage.writing import FORMAT_VERSION
 from effloop.errors import DataError
 
@@ -39,15 +42,15 @@ class Split:
     """An opened split.
 
     Attributes:
-        header: as made by `writing.Dataset.header`: `classes`, `about`, `fingerprint`.
-        labels: (N,) class indices.
+        header: as made by `writing.Dataset.header`: `classes`, `targets` (unless classes), `about`, `fingerprint`.
+        targets: (N,) class indices, or N * K flags or numbers, sample after sample.
         keys: of the N samples.
         payload: the encoded images.
         checksums: (N,) CRC-32C of the encoded images; None if the format stores none.
     """
 
     header: Mapping[str, Any]
-    labels: NDArray[Any]
+    targets: NDArray[Any]
     keys: Blobs
     payload: Payload
     checksums: NDArray[Any] | None
@@ -55,6 +58,8 @@ class Split:
 
 class PackedSource(Source):
     """A split whose samples are stored uncompressed in files; a format implements `open_split`."""
+
+    any_kind = True
 
     def __init__(self, config: PackedConfig, split: str) -> None:
         self.config, self.split = config, split
@@ -75,7 +80,11 @@ class PackedSource(Source):
         except OSError as error:
             raise DataError(f"{error.filename or self.config.root} can't be read: {error.strerror or error}") from None
         self.classes = tuple(split.header["classes"])
-        self.labels = split.labels
+        self._form = targets_in(split.header)
+        self.kind = self._form.kind
+        self._targets = self._rows(split.targets)
+        if self.kind is Kind.classes:
+            self.labels = split.targets
         self.about: Mapping[str, Any] = split.header.get("about", {})
         self._keys, self._payload, self._checksums = split.keys, split.payload, split.checksums
         self._waits = DiskWaits()
@@ -83,9 +92,26 @@ class PackedSource(Source):
         self._fingerprint: dict[str, Any] = split.header["fingerprint"]
         self._check_counts()
 
+    def _rows(self, targets: NDArray[Any]) -> NDArray[Any]:
+        """A view of the targets, one row for each sample."""
+        try:
+            return self._form.rows(targets) if self._form else targets
+        except ValueError:
+            raise DataError(
+                f"{self.where} is damaged: its targets are no rows of {len(self._form.names):,}; convert it again"
+            ) from None
+
+    @property
+    def targets(self) -> NDArray[Any]:
+        return self._targets
+
+    @property
+    def target_names(self) -> tuple[str, ...]:
+        return self._form.names if self._form else self.classes
+
     def _check_counts(self) -> None:
         count = self._fingerprint["samples"]
-        columns = [len(column) for column in (self.labels, self._keys, self._checksums) if column is not None]
+        columns = [len(column) for column in (self._targets, self._keys, self._checksums) if column is not None]
         says = f"{self.where} is damaged: its header says {count:,} samples"
         if any(length != count for length in columns):
             raise DataError(f"{says}, its columns hold {', '.join(f'{n:,}' for n in columns)}; convert it again")
@@ -127,6 +153,9 @@ class PackedSource(Source):
     def raw_key(self, index: int) -> bytes:
         return bytes(self._keys[index])
 
+    def raw_keys(self, start: int, stop: int) -> list[bytes]:
+        return self._keys.items(start, stop)
+
     @property
     def where(self) -> str:
         return f"{self.config.root}:{self.split}"
@@ -141,17 +170,17 @@ class PackedSource(Source):
         return map(os.fsencode, files_in(expand_root(self.config)))
 
     def verify_index(self) -> None:
-        """Compare keys, labels and sizes of all samples with the header's fingerprint.
+        """Compare all columns with their checksums, and keys, targets and sizes with the header's fingerprint.
 
         Raises:
             DataError: they differ.
         """
-        found = Fingerprint()
-        for index, label in enumerate(self.labels):
-            found.add(self.raw_key(index), int(label), self.size(index))
-        if found.result() != self._fingerprint:
+        with comparing(Comparing.all):
+            self.open_split()
+        if fingerprint_of(self) != self._fingerprint:
+            targets = "labels" if self.kind is Kind.classes else "targets"
             raise DataError(
-                f"{self.where} is damaged: keys, labels or sizes of its {len(self):,} samples don't match the "
+                f"{self.where} is damaged: keys, {targets} or sizes of its {len(self):,} samples don't match the "
                 "fingerprint in its header; convert it again"
             )
 
@@ -160,7 +189,8 @@ class PackedSource(Source):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.config, self.split = state["config"], state["split"]
-        self._open()
+        with comparing(Comparing.none):
+            self._open()
         self.check_unchanged(state["fingerprint"])
 
 
@@ -180,7 +210,15 @@ def check_header(header: Any, where: str) -> dict[str, Any]:
     named = isinstance(classes, list) and all(isinstance(name, str) for name in classes)
     if not named or not isinstance(about, dict) or not _is_fingerprint(fingerprint):
         raise DataError(f"{where} is damaged: its header has no classes or no counts; convert it again")
+    said = parse_targets(header["targets"]) if "targets" in header else None
+    if "targets" in header and (said is None or list(said.classes) != classes):
+        raise DataError(f"{where} is damaged: its header doesn't say what its targets are; convert it again")
     return header
+
+
+def targets_in(header: Mapping[str, Any]) -> Targets:
+    """What the targets of a split are, by its validated header."""
+    return parse_targets(header.get("targets")) or CLASSES
 
 
 def is_count(value: object) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from effloop.data.image.header import Encoded
 from effloop.data.source.base import Fingerprint, printable
 from effloop.data.source.storage import checksum
 from effloop.data.source.storage.spool import BlobSpool, Spool
+from effloop.data.source.storage.targets import CLASSES, Targets
 from effloop.errors import DataError
 
 FORMAT_VERSION = 1
@@ -25,11 +26,19 @@ SHARD_BYTES = 1 << 30
 
 
 class Record(NamedTuple):
-    """One sample to be written."""
+    """One sample to be written.
+
+    Attributes:
+        key: its name.
+        label: its class; 0 where targets aren't classes.
+        data: the encoded image.
+        target: where targets aren't classes: the sample's, as `target_bytes` gives it.
+    """
 
     key: bytes
     label: int
     data: Encoded
+    target: bytes = b""
 
 
 class Records(Protocol):
@@ -55,19 +64,25 @@ class Dataset:
         splits: split name -> its records.
         about: how the images were encoded, for the header: `{"payload": "original"}`,
             `{"payload": "jpeg", "quality": 90, "restart": "auto", ...}` or `{"payload": "raw", ...}`.
+        targets: what the samples' targets are, where they aren't classes.
     """
 
     classes: Sequence[str]
     splits: Mapping[str, Records]
     about: Mapping[str, Any]
+    targets: Targets = CLASSES
 
-    def header(self, fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-        """What describes a split, for JSON: version, classes, how its images were encoded, fingerprint."""
+    def header(self, fingerprint: Mapping[str, Any], checksums: Mapping[str, int] | None = None) -> dict[str, Any]:
+        """What describes a split, for JSON: version, classes, targets that aren't, how its images were encoded,
+        fingerprint; and `SplitColumns.checksums` where the format has none for its columns.
+        """
         return {
             "effloop": FORMAT_VERSION,
             "classes": list(self.classes),
+            **({"targets": self.targets.header()} if self.targets else {}),
             "about": dict(self.about),
             "fingerprint": dict(fingerprint),
+            **({"crc32c": dict(checksums)} if checksums else {}),
         }
 
 
@@ -105,14 +120,22 @@ class SplitColumns:
         num_classes: labels must be below it; None allows any label from 0.
         folder: where the columns grow; None is the system's folder for temporary files.
         identity: returns the part of a key that must be unique in a split.
+        targets: what the samples' targets are; unless they are classes, there are no labels.
     """
 
     num_classes: int | None = None
     folder: Path | None = None
     identity: Callable[[bytes], bytes] = bytes
+    targets: Targets = CLASSES
+
+    @classmethod
+    def of(cls, dataset: Dataset, folder: Path) -> Self:
+        """For a split of a dataset that is written."""
+        return cls(len(dataset.classes), folder, targets=dataset.targets)
 
     def __post_init__(self) -> None:
         spool = partial(Spool, folder=self.folder)
+        self._target = spool("B")
         self._keys, self._label, self._hash = BlobSpool(self.folder), spool("I"), spool("q")
         self._end, self._crc32c = spool("Q"), spool("I")
         self.num_bytes = self._checksums = 0
@@ -122,30 +145,35 @@ class SplitColumns:
     def __len__(self) -> int:
         return self._fingerprint.samples
 
-    def add(self, key: bytes, label: int, size: int, crc32c: int | None = None) -> None:
-        """Add one record.
+    def add(self, key: bytes, label: int, size: int, crc32c: int | None = None, target: bytes = b"") -> None:
+        """Add one record; `label` is 0 and `target` as of `Record` where targets aren't classes.
 
         Raises:
-            DataError: no class has this label; the message has the record's key.
+            DataError: no class has this label, or no sample may have this target; the message has the record's key.
         """
-        allowed = self.num_classes if self.num_classes is not None else 1 << 32
-        if not 0 <= label < allowed:
-            raise DataError(f"{printable(key)} has the label {label}; allowed are 0 to {allowed - 1}")
+        if self.targets:
+            if problem := self.targets.wrong(self.targets.values(target)):
+                raise DataError(f"{printable(key)} {problem}")
+            self._target.extend(target)
+        else:
+            allowed = self.num_classes if self.num_classes is not None else 1 << 32
+            if not 0 <= label < allowed:
+                raise DataError(f"{printable(key)} has the label {label}; allowed are 0 to {allowed - 1}")
+            self._label.append(label)
+            self.max_label = max(self.max_label, label)
         self._keys.append(key)
-        self._label.append(label)
         self._hash.append(hash(self.identity(key)))
         self.num_bytes += size
         self._end.append(self.num_bytes)
         if crc32c is not None:
             self._crc32c.append(crc32c)
             self._checksums += 1
-        self.max_label = max(self.max_label, label)
-        self._fingerprint.add(key, label, size)
+        self._fingerprint.add(key, label, size, target)
 
     def add_record(self, record: Record) -> int:
         """Add one record with its checksum, which is returned."""
         crc32c = checksum.crc32c(record.data)
-        self.add(record.key, record.label, len(record.data), crc32c)
+        self.add(record.key, record.label, len(record.data), crc32c, record.target)
         return crc32c
 
     def fingerprint(self) -> dict[str, Any]:
@@ -153,13 +181,18 @@ class SplitColumns:
         return self._fingerprint.result()
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """`label`, `key` (bytes, end to end), `key_end`, `end` (of the images) and `crc32c`, if all records have one.
+        """`label`, or `target`, (N, K), where targets aren't classes, `key` (bytes, end to end), `key_end`, `end` (of
+        the images) and `crc32c`, if all records have one.
 
         They are mapped from temporary files.
         """
-        largest = self.max_label if self.num_classes is None else self.num_classes - 1
+        if self.targets:
+            learned = {"target": self.targets.rows(self._target.array())}
+        else:
+            largest = self.max_label if self.num_classes is None else self.num_classes - 1
+            learned = {"label": self._label.array().astype(np.min_scalar_type(max(0, largest)))}
         columns = {
-            "label": self._label.array().astype(np.min_scalar_type(max(0, largest))),
+            **learned,
             "key": self._keys.data.array(),
             "key_end": self._keys.ends.array(),
             "end": self._end.array(),
@@ -167,6 +200,10 @@ class SplitColumns:
         if self._checksums == len(self):
             columns["crc32c"] = self._crc32c.array()
         return columns
+
+    def checksums(self) -> dict[str, int]:
+        """The CRC-32C of each of `columns`."""
+        return {name: checksum.crc32c_of_values(values) for name, values in self.columns().items()}
 
     def duplicate(self) -> tuple[bytes, int, int] | None:
         """The identity that two records share, and their indices; None if there are no such two."""

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from plans import line
 
+from effloop.batch import ImageSize
 from effloop.data.augment import recipe
 from effloop.data.augment.base import RecipeConfig
 from effloop.data.augment.operation import BadParameterError
@@ -28,7 +29,7 @@ OPERATIONS = {"Grow": Grow, "Turn": Turn}
 
 
 def read(ops: dict[str, Any], order: list[str] | None = None) -> list[recipe.Step[Any]]:
-    return recipe.build_steps(RecipeConfig(name="some", ops=ops, order=order), OPERATIONS, 32)
+    return recipe.build_steps(RecipeConfig(name="some", ops=ops, order=order), OPERATIONS, ImageSize(32, 32))
 
 
 def test_the_order_is_the_recipes() -> None:
@@ -118,10 +119,10 @@ def test_refuses(ops: dict[str, Any], order: list[str] | None, message: str) -> 
 
 
 def test_what_comes_out_has_one_size() -> None:
-    recipe.check_output_sizes(np.array([[32, 32], [32, 32]]), 32)
+    recipe.check_output_sizes(np.array([[32, 32], [32, 32]]), ImageSize(32, 32))
     with pytest.raises(ConfigError, match="leaves images of several sizes"):
-        recipe.check_output_sizes(np.array([[32, 32], [32, 40]]), 32)
+        recipe.check_output_sizes(np.array([[32, 32], [32, 40]]), ImageSize(32, 32))
     with pytest.raises(ConfigError, match="gives images of 40x40, and image_size is 32; set image_size=40, or leave"):
-        recipe.check_output_sizes(np.array([[40, 40]]), 32)
-    with pytest.raises(ConfigError, match="gives images of 32x40, and image_size is 32; leave the size"):
-        recipe.check_output_sizes(np.array([[32, 40]]), 32)
+        recipe.check_output_sizes(np.array([[40, 40]]), ImageSize(32, 32))
+    with pytest.raises(ConfigError, match="gives images of 32x40, and image_size is 32; set image_size="):
+        recipe.check_output_sizes(np.array([[32, 40]]), ImageSize(32, 32))

@@ -114,7 +114,7 @@ def test_targets_that_are_no_labels(photos: Path, decoder: Decoder, shm: Path) -
     source.classes = ()
     del source.labels
     kept = cached(source, Cache.bytes, decoder, MUCH, folder=shm)
-    assert kept.target_name(7) == "7.0"
+    assert kept.target_name(7) == "7"
     np.testing.assert_array_equal(kept.targets, source.targets)
 
 
@@ -362,6 +362,22 @@ def test_other_data_of_the_same_name_and_fingerprint(
     assert opened[0].fingerprint() == opened[1].fingerprint()
     assert opened[0].where == opened[1].where
     assert len(list(shm.iterdir())) == 2
+
+
+@KINDS
+def test_an_image_overwritten_in_place(
+    kind: Cache, photos: Path, decoder: Decoder, tmp_path: Path, shm: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder's times stay what they are; a run that begins while another one keeps the images gets the new one."""
+    photos = shutil.copytree(photos, tmp_path / "photos")
+    source = open_source("folder", photos)
+    first = cached(source, kind, decoder, MUCH, folder=shm)
+    before = [read_bytes(first, i) for i in range(len(first))]
+    (photos / "train" / source.key(3)).write_bytes((photos / "train" / source.key(5)).read_bytes())
+    second = cached(open_source("folder", photos), kind, decoder, MUCH, folder=shm)
+    after = [read_bytes(second, i) for i in range(len(second))]
+    assert after == [*before[:3], before[5], *before[4:]]
+    assert "data.cache: 1 files in" in capsys.readouterr().err
 
 
 @KINDS

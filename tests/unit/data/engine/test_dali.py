@@ -12,7 +12,7 @@ from images import encode, exif, photo, png
 from numpy.typing import NDArray
 from plans import line, make_engine, make_plan, native_config, open_source, write_records
 
-from effloop.batch import Batch
+from effloop.batch import Batch, ImageSize
 from effloop.data.augment.base import Device, Draws
 from effloop.data.augment.native.augment import NativeAugment
 from effloop.data.cache.cached import cached
@@ -166,7 +166,7 @@ class Inverted(NativeAugment):
 
 def test_an_augmentation_that_does_more_is_refused(photos: Path) -> None:
     plan = make_plan(open_source("folder", photos))
-    more = replace(plan, augment=Inverted(native_config(), size=24, train=True))
+    more = replace(plan, augment=Inverted(native_config(), size=ImageSize.of(24), train=True))
     wanted = (
         "engine: dali can only crop, resize and flip, and this augmentation does more or something else on the host; "
     )
@@ -185,10 +185,10 @@ def test_an_augmentation_that_does_more_is_refused(photos: Path) -> None:
 def test_the_device_is_named_where_it_helps(photos: Path, ops: list[str], fix: str) -> None:
     plan = make_plan(open_source("folder", photos))
     config = native_config(ops={op: {} for op in ops})
-    more = replace(plan, augment=NativeAugment(config, size=24, train=True))
+    more = replace(plan, augment=NativeAugment(config, size=ImageSize.of(24), train=True))
     with pytest.raises(ConfigError, match=f"on the host; set engine=threads{fix}$"):
         make_engine("dali", more)
-    on_gpu = replace(plan, augment=NativeAugment(replace(config, device=Device.gpu), size=24, train=True))
+    on_gpu = replace(plan, augment=NativeAugment(replace(config, device=Device.gpu), size=ImageSize.of(24), train=True))
     if fix:
         make_engine("dali", on_gpu).close()
     else:

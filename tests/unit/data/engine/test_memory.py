@@ -22,7 +22,9 @@ def fresh() -> Iterator[ProcessPoolExecutor]:
         yield pool
 
 
-@pytest.mark.parametrize("name", engines.names())
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "dali" else name for name in engines.names()]
+)
 def test_nothing_grows_from_epoch_to_epoch(name: str, photos: Path, fresh: ProcessPoolExecutor) -> None:
     """15 epochs are 46 MB of pixels in 75 batches; one batch kept per epoch would be 9 MB.
 

@@ -28,7 +28,7 @@ from forks import Forked
 from plans import line, make_engine, make_plan, native_config, open_source
 
 import effloop
-from effloop.batch import Batch
+from effloop.batch import Batch, ImageSize
 from effloop.data.augment.native.augment import NativeAugment
 from effloop.data.engine.processes import ProcessEngine
 from effloop.data.engine.shared import SharedRing, SharedSlots
@@ -86,7 +86,7 @@ class Harmful(NativeAugment):
     """An augmentation that does something to the process that it is in, where that isn't the loop's."""
 
     def __init__(self, harm: Callable[[], object]) -> None:
-        super().__init__(native_config(), size=24, train=True)
+        super().__init__(native_config(), size=ImageSize.of(24), train=True)
         self.harm = harm
         self.loop = os.getpid()
 
@@ -187,12 +187,15 @@ def test_a_worker_that_is_killed_while_idle(plan: Plan, which: int) -> None:
 @pytest.mark.parametrize(
     ("harm", "told"),
     [
-        (lambda: os.kill(os.getpid(), signal.SIGKILL), "was killed by SIGKILL, the machine may have run out of memory"),
+        (
+            lambda: os.kill(os.getpid(), signal.SIGKILL),
+            "was killed by SIGKILL while it loaded [^;]+, the machine may have run out of memory",
+        ),
         (
             lambda: (faulthandler.disable(), os.kill(os.getpid(), signal.SIGSEGV)),
-            "was killed by SIGSEGV; set engine=inline to see where$",
+            "was killed by SIGSEGV while it loaded [^;]+; set engine=inline to see where$",
         ),
-        (lambda: os._exit(3), "ended with exit code 3; set engine=inline to see where$"),
+        (lambda: os._exit(3), "ended with exit code 3 while it loaded [^;]+; set engine=inline to see where$"),
     ],
 )
 def test_a_worker_that_ends_at_its_work(plan: Plan, harm: Callable[[], object], told: str) -> None:
@@ -452,9 +455,9 @@ class TestProcessesOfTheirOwn:
             class Sent(NativeAugment):
                 def __reduce__(self):
                     print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []), flush=True)
-                    return partial(NativeAugment, native_config(), size=24, train=True), ()
+                    return partial(NativeAugment, native_config(), size=ImageSize.of(24), train=True), ()
 
-            sent = Sent(native_config(), size=24, train=True)
+            sent = Sent(native_config(), size=ImageSize.of(24), train=True)
             spawned = make_engine("processes", replace(plan, augment=sent), 2, start_method=StartMethod.spawn)
             next(spawned.stream(0))
             print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
@@ -497,6 +500,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from plans import make_engine, make_plan, native_config, open_source
+from effloop.batch import ImageSize
 from effloop.data.augment.native.augment import NativeAugment
 from effloop.data.engine.processes import StartMethod
 
@@ -508,7 +512,7 @@ if __name__ == "__main__":
     plan = make_plan(open_source("folder", Path({photos!r})))
     engine = make_engine("processes", plan, 2)
     next(engine.stream(0))
-    augment = Failing(native_config(), size=24, train=True)
+    augment = Failing(native_config(), size=ImageSize.of(24), train=True)
     failing = make_engine("processes", replace(plan, augment=augment), 2, run_length=1, prefetch=4)
     try:
         next(failing.stream(0))

@@ -21,6 +21,23 @@ from effloop.errors import ConfigError
         ({"mean": [0.5]}, "data.mean: [0.5] is not allowed; set three finite numbers, for R, G, B"),
         ({"mean": [0, 0, math.nan]}, "data.mean: [0, 0, nan] is not allowed; set three finite numbers, for R, G, B"),
         ({"std": [1, 1, 0]}, "data.std: [1, 1, 0] is not allowed; set three numbers above 0"),
+        ({"val": 1.0}, "data.val: 1.0 is not allowed; set a share above 0 and below 1, e.g. 0.2"),
+        ({"val": math.nan}, "data.val: nan is not allowed; set a share above 0 and below 1, e.g. 0.2"),
+        ({"val": 0.2, "fold": 1}, "data.val: 0.2 contradicts data.fold=1; drop one of them"),
+        ({"folds": 1, "fold": 0}, "data.folds: 1 is not allowed; set a whole number above 1, e.g. 5"),
+        (
+            {"folds": 3},
+            "data.folds: 3 needs the one that validates; set data.fold=0 to 2, or all of them: -m data.fold=0,1,2",
+        ),
+        (
+            {"folds": 3, "fold": 3},
+            "data.fold: 3 is not allowed; set a whole number from 0 to 2, as data.folds=3",
+        ),
+        ({"fold": -1}, "data.fold: -1 is not allowed; set a whole number from 0"),
+        ({"group": "site"}, "data.group: 'site' needs data.val or data.folds; set data.val=0.2, or drop it"),
+        ({"split_seed": -1, "val": 0.2}, "data.split_seed: -1 is not allowed; set a whole number from 0"),
+        ({"val_split": None}, "data.val_split: null needs data.val or data.folds; set a name, or data.val=0.2"),
+        ({"balance": 1.5}, "data.balance: 1.5 is not allowed; set a number from 0 to 1"),
     ],
 )
 def test_config_refuses(options: dict[str, Any], message: str) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from torchvision.datasets import ImageFolder
 
 from effloop.data.image.header import pnm_header
 from effloop.data.source import printable
-from effloop.data.source.splits import classes_without_samples
+from effloop.data.source.counts import classes_without_samples
+from effloop.data.source.storage.columns import ColumnFile
 from effloop.data.source.storage.writing import Dataset, writers
 from effloop.errors import ConfigError, DataError
 
@@ -176,6 +178,18 @@ def test_a_change_is_noticed(root: Path, change: Callable[[Path], object], diffe
     assert set(keys(root)) ^ set(before) == difference
 
 
+def test_other_content_with_the_same_times_is_noticed(root: Path, tmp_path: Path) -> None:
+    """`cp -a` and `rsync -t` give the folders that they make the times of those that they copy."""
+    other = tmp_path / "other"
+    add(other, *(name.replace("9", "8").replace("b", "c") for name in keys(root)))
+    age(root)
+    age(other)
+    before = keys(root)
+    shutil.rmtree(root)
+    subprocess.run(["cp", "-a", other, root], check=True)
+    assert keys(root) == keys(other) != before
+
+
 def test_a_change_within_the_clocks_tick_is_noticed(root: Path) -> None:
     folder = root / "train" / "cat"
     before = keys(root)
@@ -200,6 +214,24 @@ def test_a_damaged_scan_is_made_again(root: Path, tmp_path: Path, damage: bytes)
     (index,) = (tmp_path / "cache").iterdir()
     index.write_bytes(damage)
     assert open_source("folder", root, index_dir=str(tmp_path / "cache")).fingerprint() == wanted
+
+
+@pytest.mark.parametrize("column", ["label", "key", "key_end", "end", "folder", "folder_mtime_ns", "folder_ctime_ns"])
+def test_a_flipped_byte_of_a_scan_is_noticed(
+    root: Path, tmp_path: Path, column: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    age(root)
+    wanted = open_source("folder", root, index_dir=str(tmp_path / "cache"))
+    labels = wanted.labels.tolist()
+    (index,) = (tmp_path / "cache").iterdir()
+    damaged = bytearray(index.read_bytes())
+    damaged[ColumnFile(index).place(column)[2]] ^= 1
+    index.unlink()  # what is mapped stays what it was
+    index.write_bytes(damaged)
+    found = open_source("folder", root, index_dir=str(tmp_path / "cache"))
+    assert (found.labels.tolist(), found.fingerprint()) == (labels, wanted.fingerprint())
+    differs = f"{index} is damaged: its column '{column}' doesn't match the checksum that it was written with"
+    assert capsys.readouterr().err == f"effloop: warning: {differs}; it is made again\n"
 
 
 def test_a_source_is_not_unpickled_over_other_data(root: Path) -> None:
@@ -251,8 +283,7 @@ def test_root_is_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("split", ["validation", "no/where"])
 def test_missing_split(root: Path, split: str) -> None:
     got = refusal(root, split=split)
-    fix = "set data.train_split=train"
-    assert got == f"data.root: '{root}' has no folder '{split}'; it has train: {fix}"
+    assert got == f"data.root: '{root}' has no folder '{split}'; it has train: set split to one of them"
 
 
 def test_empty_root(tmp_path: Path) -> None:
@@ -285,13 +316,14 @@ def test_files_without_a_byte_are_known(root: Path) -> None:
     (root / "train" / "cat" / "link.jpg").symlink_to("nowhere")
     source = open_source("folder", root)
     assert [source.key(index) for index in source.empty_samples().tolist()] == ["cat/link.jpg", "cat/b/1.png"]
-    with pytest.raises(DataError, match=r"^can't be read: No such file or directory$"):
+    with pytest.raises(DataError, match=r"^can't be read: No such file or directory \(it is a link to nowhere\)$"):
         source.read(source.empty_samples()[0])
 
 
 def test_link_to_itself(root: Path) -> None:
     (root / "train" / "cat" / "loop").symlink_to("loop")
-    assert refusal(root) == f"{root}/train/cat/loop can't be read: Too many levels of symbolic links"
+    wanted = f"{root}/train/cat/loop is a symbolic link that leads back to itself (loop); remove the link"
+    assert refusal(root) == wanted
 
 
 def test_link_to_a_folder_above(root: Path) -> None:
@@ -372,3 +404,18 @@ def test_a_class_without_samples_is_known_before_anything_is_written(tmp_path: P
 def test_label_without_a_class(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=line("k has the label 2; allowed are 0 to 1")):
         write_records("folder", tmp_path / "out", ["a", "b"], train=[(b"k", 2, encode(photo(), "JPEG"))])
+
+
+def test_folders_below_each_other_by_the_thousand(root: Path) -> None:
+    """More than Python's limit of recursion; and a path that is longer than the system's calls take."""
+    top = root / "train" / "cat" / "d"
+    deep = top / "/".join("d" * 1199)
+    subprocess.run(["mkdir", "-p", deep], check=True)
+    (deep / "1.jpg").write_bytes(JPEG)
+    assert any(name.endswith("d/d/1.jpg") for name in keys(root))
+    script = 'cd "$0" && for _ in 1 2 3 4 5 6 7 8 9; do mkdir $1 && cd $1; done'
+    subprocess.run(["bash", "-c", script, deep, "e" * 250], check=True)
+    got = refusal(root)
+    subprocess.run(["rm", "-r", top], check=True)  # Python's rmtree recurses
+    assert got.endswith(" can't be read: File name too long")
+    assert len(got) < 500

@@ -19,6 +19,7 @@ from plans import line
 from runs import composed
 
 import effloop
+from effloop.batch import ImageSize
 from effloop.data.augment import Augment, augments, recipe
 from effloop.data.augment.albumentations.generators import KeyedRandom
 from effloop.data.augment.albumentations.operations import CONTAINERS, LEFT_OUT, library, names, operations
@@ -30,6 +31,7 @@ A = library()
 cv2 = pytest.importorskip("cv2")
 
 SIDE = 32
+SQUARE = ImageSize(SIDE, SIDE)
 KEYS = sample_keys(0, 0, np.arange(48))
 SIZES = np.array([[60, 80], [83, 61]])[np.arange(48) % 2]
 NEEDED: dict[str, dict[str, Any]] = {  # where the library has no default, or one that does nothing
@@ -51,7 +53,7 @@ def build(ops: dict[str, Any] | None = None, name: str = "albumentations", **fie
         config.ops = ops
     for field, value in fields.items():
         setattr(config, field, value)
-    return augments.build(config, size=SIDE, train=True)
+    return augments.build(config, size=SQUARE, train=True)
 
 
 def apply(augment: Augment, row: int, draws: Any = None) -> np.ndarray:
@@ -197,12 +199,13 @@ import socket, sys, os
 def refuse(*args, **kwargs): print("network", args); os._exit(3)
 socket.getaddrinfo = socket.socket.connect = refuse
 import effloop, cv2
+from effloop.batch import ImageSize
 from effloop.data.augment import augments
 assert not {"albumentations", "pydantic", "scipy"} & set(sys.modules)
 config = effloop.compose(["augment=albumentations"]).augment
-augments.build(config, size=32, train=False)
+augments.build(config, size=ImageSize.of(32), train=False)
 assert "albumentations" not in sys.modules
-augments.build(config, size=32, train=True)
+augments.build(config, size=ImageSize.of(32), train=True)
 assert "albumentations" in sys.modules
 assert cv2.getNumThreads() <= 1
 """
@@ -247,7 +250,7 @@ def global_generators() -> Any:
 
 @pytest.mark.parametrize("name", names())
 def test_an_operation_depends_on_the_key_alone(name: str, global_generators: None) -> None:
-    made = recipe.build_operation(name, {"p": 0.9, **NEEDED.get(name, {})}, operations(SIDE), "here", SIDE)
+    made = recipe.build_operation(name, {"p": 0.9, **NEEDED.get(name, {})}, operations(SQUARE), "here", SQUARE)
     image = photo(60, 80)
     image.flags.writeable = False
     with warnings.catch_warnings():
@@ -267,7 +270,7 @@ def test_an_operation_depends_on_the_key_alone(name: str, global_generators: Non
 def test_evaluation_is_the_native_one_and_needs_no_library() -> None:
     config = effloop.compose(["augment=albumentations", "augment.eval_ratio=0.8"]).augment
     native = effloop.compose(["augment=native", "augment.eval_ratio=0.8"]).augment
-    both = [images(augments.build(part, size=SIDE, train=False)) for part in (config, native)]
+    both = [images(augments.build(part, size=SQUARE, train=False)) for part in (config, native)]
     np.testing.assert_array_equal(*both)
 
 
@@ -386,7 +389,7 @@ def test_the_device_is_the_host() -> None:
     )
     config = effloop.compose(["augment=albumentations", "augment.device=gpu"]).augment
     with pytest.raises(ConfigError, match=line(message)):
-        augments.build(config, size=SIDE, train=True)
+        augments.build(config, size=SQUARE, train=True)
 
 
 def test_an_image_smaller_than_the_crop_is_named_before_and_while_it_is_loaded() -> None:
@@ -437,7 +440,7 @@ def test_each_operation_in_a_container_is_tried(name: str) -> None:
     ids=lambda some: some["op"],
 )
 def test_a_container_may_give_images_their_size(some: dict[str, Any]) -> None:
-    assert build({"some": some}).size == SIDE
+    assert build({"some": some}).size == (SIDE, SIDE)
 
 
 def test_a_leading_crop_is_checked_as_it_is_done() -> None:

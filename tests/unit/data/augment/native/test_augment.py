@@ -7,8 +7,9 @@ from images import photo
 from plans import native_config
 from torchvision.transforms import RandomResizedCrop
 
+from effloop.batch import ImageSize
 from effloop.data.augment.native.augment import NativeAugment, NativeConfig
-from effloop.data.augment.native.frames import random_resized_boxes, square_boxes
+from effloop.data.augment.native.frames import random_resized_boxes, shaped_boxes
 from effloop.data.random import sample_keys, uniforms
 
 SCALE, RATIO = [0.08, 1.0], [3 / 4, 4 / 3]
@@ -88,7 +89,7 @@ def test_every_position_is_reached() -> None:
 
 def test_crops_are_what_they_always_were() -> None:
     """Changing these values changes everybody's crops: it needs a new major version."""
-    augment = NativeAugment(native_config(), size=8, train=True)
+    augment = NativeAugment(native_config(), size=ImageSize.of(8), train=True)
     draws = augment.draw(keys(3), np.array([[400, 500], [300, 300], [50, 2000]]))
     assert draws.boxes.tolist() == [[49, 80, 257, 202], [3, 81, 92, 90], [0, 966, 50, 67]]
     assert draws.flips.tolist() == [False, True, False]
@@ -96,7 +97,7 @@ def test_crops_are_what_they_always_were() -> None:
 
 @pytest.mark.parametrize("flip", [0.0, 0.1, 0.5, 1.0])
 def test_share_of_flips(flip: float) -> None:
-    augment = NativeAugment(flipping(flip), size=8, train=True)
+    augment = NativeAugment(flipping(flip), size=ImageSize.of(8), train=True)
     share = augment.draw(keys(10_000), np.full((10_000, 2), 50)).flips.mean()
     assert share == flip if flip in (0, 1) else abs(share - flip) < 0.02
 
@@ -105,7 +106,7 @@ def test_flip_mirrors_left_to_right() -> None:
     size = np.array([[30, 40]])
     images = []
     for flip in (0.0, 1.0):
-        augment = NativeAugment(flipping(flip), size=16, train=True)
+        augment = NativeAugment(flipping(flip), size=ImageSize.of(16), train=True)
         draws, out = augment.draw(keys(1), size), np.empty((16, 16, 3), np.uint8)
         augment.apply(photo(30, 40), draws, 0, out)
         images.append(out)
@@ -122,5 +123,5 @@ def test_flip_mirrors_left_to_right() -> None:
         ((1, 9), 0.1, [0, 4, 1, 1]),
     ],
 )
-def test_square_boxes(size: tuple[int, int], share: float, box: list[int]) -> None:
-    assert square_boxes(np.array([size]), share).tolist() == [box]
+def test_boxes_of_a_square(size: tuple[int, int], share: float, box: list[int]) -> None:
+    assert shaped_boxes(np.array([size]), (8, 8), share).tolist() == [box]

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from plans import line
 
+from effloop.batch import ImageSize
 from effloop.data.augment.native.augment import NativeAugment, NativeConfig
 from effloop.data.augment.operation import BadParameterError, operations
 from effloop.errors import ConfigError
@@ -39,6 +40,6 @@ def test_bad_parameters(name: str, given: dict[str, Any], message: str) -> None:
 
 def test_the_largest_size_is_taken() -> None:
     config = NativeConfig(name="native", ops={"Resize": {"size": [16_384, 16_384]}})
-    assert NativeAugment(config, size=16_384, train=True).size == 16_384
+    assert NativeAugment(config, size=ImageSize.of(16_384), train=True).size == (16_384, 16_384)
     with pytest.raises(ConfigError, match=line(f"augment.ops.RandomResizedCrop.size: 20000 {NO_SIZE}")):
-        NativeAugment(NativeConfig(name="native", ops={"RandomResizedCrop": {}}), size=20_000, train=True)
+        NativeAugment(NativeConfig(name="native", ops={"RandomResizedCrop": {}}), size=ImageSize.of(20_000), train=True)

@@ -17,6 +17,7 @@ from plans import make_engine, make_plan, open_source
 from runs import composed
 from torchvision.transforms import v2
 
+from effloop.batch import ImageSize
 from effloop.data.augment import Augment, augments, recipe
 from effloop.data.augment.torchvision import operations as vision
 from effloop.data.augment.torchvision.augment import TorchvisionAugment, TorchvisionConfig
@@ -25,6 +26,7 @@ from effloop.data.random import sample_keys
 from effloop.errors import ConfigError, DataError
 
 SIDE = 32
+SQUARE = ImageSize(SIDE, SIDE)
 SIZES = np.array([(80, 60), (64, 64), (50, 90), (7, 300), (375, 500)])
 KEYS = sample_keys(0, 0, np.arange(len(SIZES)))
 
@@ -62,20 +64,20 @@ NUM_WORKERS = {"inline": 0, "threads": 2, "processes": 1}
 
 def build(ops: dict[str, Any], device: str = "cpu", size: int = SIDE, **options: Any) -> TorchvisionAugment:
     config = composed("augment=torchvision", f"augment.device={device}").augment
-    built = augments.build(replace(config, ops=ops, **options), size=size, train=True)
+    built = augments.build(replace(config, ops=ops, **options), size=ImageSize.of(size), train=True)
     assert isinstance(built, TorchvisionAugment)
     return built
 
 
 def shipped(name: str, device: str = "cpu") -> Augment:
     config = composed(f"augment={name}", f"augment.device={device}").augment
-    return augments.build(config, size=SIDE, train=True)
+    return augments.build(config, size=SQUARE, train=True)
 
 
 def host(augment: Augment, keys: np.ndarray = KEYS, sizes: np.ndarray = SIZES) -> torch.Tensor:
     """(N, 3, S, S) uint8, channels_last, of photographs of these sizes."""
     draws = augment.draw(keys, sizes)
-    out = np.empty((len(keys), augment.size, augment.size, 3), np.uint8)
+    out = np.empty((len(keys), *augment.size, 3), np.uint8)
     for row, size in enumerate(sizes.tolist()):
         top, left, height, width = draws.boxes[row]
         image = photo(*size)
@@ -85,7 +87,7 @@ def host(augment: Augment, keys: np.ndarray = KEYS, sizes: np.ndarray = SIZES) -
 
 
 def made(name: str) -> Any:
-    return recipe.build_operation(name, NEEDED.get(name, {}), vision.operations(v2, SIDE), "here", SIDE)
+    return recipe.build_operation(name, NEEDED.get(name, {}), vision.operations(v2, SQUARE), "here", SQUARE)
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -207,10 +209,10 @@ def test_leaving_out_and_moving_operations_changes_no_others_numbers() -> None:
 
 def test_strings_and_lists_become_torchvisions() -> None:
     warp = recipe.build_operation(
-        "RandomAffine", {"degrees": [-9, 9], "interpolation": "bilinear"}, vision.operations(v2, 8), "x", 8
+        "RandomAffine", {"degrees": [-9, 9], "interpolation": "bilinear"}, vision.operations(v2, SQUARE), "x", SQUARE
     )
     assert warp.interpolation is v2.InterpolationMode.BILINEAR
-    policy = recipe.build_operation("AutoAugment", {"policy": "cifar10"}, vision.operations(v2, 8), "x", 8)
+    policy = recipe.build_operation("AutoAugment", {"policy": "cifar10"}, vision.operations(v2, SQUARE), "x", SQUARE)
     assert policy.policy is v2.AutoAugmentPolicy.CIFAR10
 
 
@@ -263,7 +265,7 @@ def test_few_sizes_are_tried_however_many_may_come_out() -> None:
     ops["b"]["expand"] = True
     augment = build({**ops, "c": {"op": "RandomZoomOut", "p": 0.1}, "end": {"op": "CenterCrop"}})
     augment.check(np.array([[3000, 4000], [300, 200]]))
-    assert augment.size == SIDE
+    assert augment.size == (SIDE, SIDE)
 
 
 @pytest.mark.parametrize(
@@ -432,5 +434,5 @@ def test_bad_input_is_one_line(operation: dict[str, Any], message: str) -> None:
 
 def test_evaluation_is_the_same_for_all_libraries() -> None:
     config = TorchvisionConfig(name="torchvision", ops={"RandomCrop": {}}, eval_ratio=0.5)
-    built = augments.build(config, size=SIDE, train=False)
+    built = augments.build(config, size=SQUARE, train=False)
     assert built.draw(KEYS[:1], np.array([[100, 200]])).boxes.tolist() == [[25, 75, 50, 50]]

@@ -126,7 +126,7 @@ def test_the_same_bytes_when_written_again(tmp_path: Path) -> None:
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
     assert (tmp_path / "one/train/data.mdb").stat().st_size > (1 << 24) + 2 * 4096 * 2500  # what was planned
     (tmp_path / "one/train.index").unlink()  # three pages deep: so the branches are walked, too
-    assert read_all(tmp_path / "one") == [tuple(record) for record in Many()]
+    assert read_all(tmp_path / "one") == [tuple(record[:3]) for record in Many()]
 
 
 def test_a_label_without_a_class(tmp_path: Path) -> None:

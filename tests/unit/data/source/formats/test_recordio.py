@@ -214,13 +214,10 @@ LABELS = "allowed are whole numbers from 0 to 16777216"
         (record(label=math.inf), f"has the label inf; {LABELS}"),
         (record(label=2.0**25), f"has the label 3.35544e+07; {LABELS}"),
         (record(labels=[0.5]), f"has the label 0.5; {LABELS}"),
-        (record(labels=[1, 2]), "has 2 labels, data=recordio reads one; write it again with one"),
-        (
-            struct.pack("<I", 0xFFFFFFFF) + bytes(20),
-            "has 4,294,967,295 labels, data=recordio reads one; write it again with one",
-        ),
+        (record(labels=[1, 2]), "has 2 labels, a class is one; say in data.root/targets.json what they are"),
+        (struct.pack("<I", 0xFFFFFFFF) + bytes(20), "holds no image: its labels are cut"),
         (record()[:23], "holds no image: it has 23 bytes, its header alone has 24"),
-        (b"\1\0\0\0" + bytes(23), "holds no image: its label is cut"),
+        (b"\1\0\0\0" + bytes(23), "holds no image: its labels are cut"),
     ],
 )
 def test_records_that_cannot_be_taken(tmp_path: Path, data: bytes, wanted: str) -> None:

@@ -353,8 +353,9 @@ def test_refused_samples(tmp_path: Path, members: Members, wanted: str) -> None:
 
 
 def test_label_that_no_index_holds(tmp_path: Path) -> None:
-    make(tmp_path / "train.tar", [("a.jpg", b""), ("a.cls", b"4294967296")])
-    assert refusal(tmp_path) == "a.jpg has the label 4294967296; allowed are 0 to 4294967295"
+    shard = make(tmp_path / "train.tar", [("a.jpg", b""), ("a.cls", b"4294967296")])
+    wanted = "a.jpg has the label 4294967296; allowed are 0 to 4294967295; correct it or leave it out"
+    assert refusal(tmp_path) == f"{shard}: {wanted}"
 
 
 def test_a_key_in_two_shards(tmp_path: Path) -> None:

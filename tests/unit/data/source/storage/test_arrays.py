@@ -37,18 +37,18 @@ def lay_out(path: Path, order: str = "<") -> dict[str, Array]:
 def test_columns_of_either_byte_order(tmp_path: Path, order: str) -> None:
     arrays = lay_out(tmp_path / "file", order)
     packed = pack({}, "here", MappedFiles([tmp_path / "file"]), arrays)
-    assert packed.labels.tolist() == [0, 1]
+    assert packed.targets.tolist() == [0, 1]
     assert packed.checksums is not None
     assert packed.checksums.tolist() == [5, 6]
     assert [bytes(packed.payload[index]) for index in range(2)] == [b"one", b"four"]
     assert [bytes(packed.keys[index]) for index in range(2)] == [b"a", b"b"]
-    assert not packed.labels.flags.writeable
+    assert not packed.targets.flags.writeable
 
 
 def test_an_empty_array_is_nowhere() -> None:
     arrays = {name: Array(0, 1 << 60, values.dtype, 0) for name, values in COLUMNS.items()}
     packed = pack({}, "here", MappedFiles([]), arrays, [])
-    assert [len(packed.labels), len(packed.keys)] == [0, 0]
+    assert [len(packed.targets), len(packed.keys)] == [0, 0]
 
 
 @pytest.mark.parametrize("name", ["crc32c", "payload"])

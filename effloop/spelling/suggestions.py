@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Mapping
 
-from effloop.config.keys import Key
+from effloop.errors import PROGRAM
 
 _OTHER_NAMES = {
     "epochs": "max_epochs num_epochs n_epochs num_train_epochs",
@@ -31,6 +31,9 @@ _OTHER_NAMES = {
     "model.checkpointing": "gradient_checkpointing grad_checkpointing activation_checkpointing",
     "data.root": "dataset data_dir data_path dataset_dir dataset_path train_dir",
     "data.val_split": "val_dir valid_split validation_split val_name",
+    "data.val": "val_fraction val_ratio val_share val_size valid_pct validation_fraction",
+    "data.folds": "k_folds kfold n_folds n_splits num_folds",
+    "data.balance": "balanced_sampler class_balance oversample weighted_sampler",
     "data.tail": "drop_last",
     "augment": "transform transforms augmentation augmentations aug auto_augment aa",
     "augment.mixup": "mixup_alpha",
@@ -51,20 +54,30 @@ OTHER_NAMES = {name: key for key, names in _OTHER_NAMES.items() for name in name
 """Name in another framework -> key, or override."""
 
 
-def suggestion(key: str, keys: Mapping[str, Key], groups: Collection[str], chosen: Mapping[str, str]) -> str | None:
+def unknown_key(
+    key: str, keys: Mapping[str, Collection[str]], groups: Collection[str], chosen: Mapping[str, str]
+) -> str:
+    """The line for a key that the config doesn't have; arguments as of `suggestion`."""
+    hint = suggestion(key, keys, groups, chosen) or f"see {PROGRAM} list keys"
+    return f"'{key}' is not a key of the config; {hint}"
+
+
+def suggestion(
+    key: str, keys: Mapping[str, Collection[str]], groups: Collection[str], chosen: Mapping[str, str]
+) -> str | None:
     """`did you mean 'optim.momentum'?`, or None if nothing is close enough.
 
     Args:
         key: as typed; not one of the config's.
-        keys: the config's.
+        keys: the config's, and the parts that have them.
         groups: config groups, which may be meant, too.
         chosen: {group: part}; a key of any other part is named with its part. Empty: all parts are chosen.
     """
-    here = [name for name, each in keys.items() if _is_chosen(each, chosen)]
+    here = [name for name, parts in keys.items() if _is_chosen(name, parts, chosen)]
     if found := meant(key, [*here, *groups]):
         return f"write {found}" if "=" in found else f"did you mean '{found}'?"
     if found := meant(key, [name for name in keys if name not in here]):
-        return f"did you mean '{found}' of {found.partition('.')[0]}={next(iter(keys[found].defaults))}?"
+        return f"did you mean '{found}' of {found.partition('.')[0]}={next(iter(keys[found]))}?"
     return None
 
 
@@ -78,9 +91,9 @@ def meant(key: str, names: Collection[str]) -> str | None:
     return same[0] if same else _nearest(key, names)
 
 
-def _is_chosen(key: Key, chosen: Mapping[str, str]) -> bool:
-    group = key.name.partition(".")[0]
-    return group not in chosen or chosen[group] in key.defaults
+def _is_chosen(key: str, parts: Collection[str], chosen: Mapping[str, str]) -> bool:
+    group = key.partition(".")[0]
+    return group not in chosen or chosen[group] in parts
 
 
 def _nearest(key: str, names: Collection[str]) -> str | None:

@@ -7,8 +7,8 @@ import pytest
 import effloop
 from effloop.config import Config
 from effloop.config.keys import keys_of
-from effloop.config.suggestions import OTHER_NAMES, suggestion
 from effloop.registry import groups
+from effloop.spelling.suggestions import OTHER_NAMES, suggestion
 
 CHOSEN = {"data": "folder", "optim": "adamw", "engine": "threads"}
 
@@ -31,7 +31,8 @@ CHOSEN = {"data": "folder", "optim": "adamw", "engine": "threads"}
     ],
 )
 def test_hints(key: str, hint: str | None) -> None:
-    assert suggestion(key, keys_of(Config), groups, CHOSEN) == hint
+    keys = {name: [*each.defaults] for name, each in keys_of(Config).items()}
+    assert suggestion(key, keys, groups, CHOSEN) == hint
 
 
 def test_other_names_stand_for_what_is_there_and_are_no_keys_themselves() -> None:

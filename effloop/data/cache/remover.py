@@ -1,0 +1,45 @@
+"""Removes a file that a process leaves behind, however it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+_REMOVER = """
+import fcntl, os, sys
+sys.stdin.buffer.read()
+try:
+    fd = os.open(sys.argv[1], os.O_RDWR | os.O_NOFOLLOW)
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if os.path.samestat(os.lstat(sys.argv[1]), os.fstat(fd)):
+        os.unlink(sys.argv[1])
+except OSError:
+    pass
+"""
+"""A process that waits until the processes that have its standard input open have ended, by a kill, too."""
+
+_REMOVER_S = 2  # for it to end; forks of this process may keep it waiting
+
+
+def start_remover(path: Path) -> subprocess.Popen[bytes] | None:
+    """Have a file removed that this process and its forks leave behind, unless others use it; None if that can't be."""
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _REMOVER, path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # what ends a whole group ends this one later
+        )
+    except OSError:  # the next run removes it
+        return None
+
+
+def end_remover(process: subprocess.Popen[bytes]) -> None:
+    """What `start_remover` has started is no longer needed."""
+    assert process.stdin is not None
+    process.stdin.close()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_REMOVER_S)

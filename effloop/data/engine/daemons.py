@@ -1,0 +1,108 @@
+"""Threads that don't keep the process from ending."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any, ParamSpec, TypeVar
+
+from effloop.data.engine.waiting import Patience, at_work
+from effloop.data.in_progress import in_progress
+from effloop.data.source import Source
+from effloop.errors import WorkerError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_Calls = SimpleQueue[tuple[Future[Any], Callable[..., Any], Any, Any] | None]
+
+GRACE_S = 5
+"""For threads to end what they have begun. One that hangs can't be killed: it is left to the end of the process."""
+
+
+class DaemonThreads:
+    """Threads that call functions, as `ThreadPoolExecutor`; which waits for them at exit, though one may hang.
+
+    Args:
+        count: how many.
+        name: of the threads.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self._calls: _Calls = SimpleQueue()
+        self.threads = [
+            threading.Thread(target=_run, args=[self._calls], name=f"{name}_{number}", daemon=True)
+            for number in range(count)
+        ]
+        for thread in self.threads:
+            thread.start()
+        self._closed = False
+        self._end = weakref.finalize(self, _end, self._calls, self.threads, GRACE_S)
+
+    def submit(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Let a thread call a function.
+
+        Raises:
+            RuntimeError: they have been told to end.
+        """
+        if self._closed:
+            raise RuntimeError("the threads have been told to end")
+        future: Future[T] = Future()
+        self._calls.put((future, call, args, kwargs))
+        return future
+
+    def wait(self, future: Future[Any], timeout_s: float, source: Source) -> None:
+        """Wait until a future has a result or an exception.
+
+        Args:
+            future: of a call, or of what calls do.
+            timeout_s: how long no thread may begin or end a sample.
+            source: of the samples.
+
+        Raises:
+            WorkerError: longer; what hangs is left to the end of the process.
+        """
+        idents = [thread.ident or 0 for thread in self.threads]
+        names = [f"thread {number} of {len(idents)}" for number in range(len(idents))]
+        patience = Patience(
+            timeout_s,
+            lambda: in_progress.of(idents),
+            lambda: at_work(source, names, in_progress.of(idents)),
+        )
+        try:
+            patience.wait(future)
+        except WorkerError:
+            self.close(0)
+            raise
+
+    def close(self, grace_s: float = GRACE_S) -> None:
+        """Drop what no thread has begun, and wait for what they have begun, but not longer than this."""
+        self._closed = True
+        if self._end.detach():
+            _end(self._calls, self.threads, grace_s)
+
+
+def _run(calls: _Calls) -> None:
+    while (item := calls.get()) is not None:
+        future, call, args, kwargs = item
+        try:
+            future.set_result(call(*args, **kwargs))
+        except BaseException as error:
+            future.set_exception(error)
+        del item, future, call, args, kwargs  # the loop may have the only reference to a batch then
+
+
+def _end(calls: _Calls, threads: Sequence[threading.Thread], grace_s: float) -> None:
+    with suppress(Empty):
+        while True:
+            calls.get_nowait()
+    for _ in threads:
+        calls.put(None)
+    deadline = time.monotonic() + grace_s
+    for thread in threads:
+        if thread is not threading.current_thread():  # the garbage collector may call this in any
+            thread.join(max(0.0, deadline - time.monotonic()))

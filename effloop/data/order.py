@@ -1,0 +1,109 @@
+"""Which samples are in which batch."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from effloop.data.random import Permutation
+from effloop.data.source import Tail
+
+
+@dataclass(frozen=True)
+class Order:
+    """Which samples are in which batch of which epoch: a pure function, the same on all ranks and workers.
+
+    Attributes:
+        num_samples: samples in the split.
+        batch_per_rank: samples in one rank's part of a batch.
+        seed: of the keyed permutation; None keeps the order of the source.
+        tail: what is done with samples that don't fill a last global batch.
+        rank, world_size: whose slice of every global batch this is.
+    """
+
+    num_samples: int
+    batch_per_rank: int
+    seed: int | None
+    tail: Tail
+    rank: int = 0
+    world_size: int = 1
+
+    @property
+    def global_batch(self) -> int:
+        """Samples in a batch of all ranks together."""
+        return self.batch_per_rank * self.world_size
+
+    def __len__(self) -> int:
+        """Batches in an epoch, the same for every rank and epoch."""
+        if self.tail is Tail.drop:
+            return self.num_samples // self.global_batch
+        return -(-self.num_samples // self.global_batch)
+
+    def batch(self, epoch: int, number: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """This rank's part of batch `number`: (B,) ids and (B,) valid, padding at the end."""
+        start = number * self.global_batch + self.rank * self.batch_per_rank
+        positions = np.arange(start, start + self.batch_per_rank)
+        valid = (positions < self.num_samples) | (self.tail is not Tail.pad)
+        positions %= self.num_samples
+        if self.seed is None:
+            return positions, valid
+        if self.global_batch > _CHUNK // 4:
+            return Permutation.of_epoch(self.num_samples, self.seed, epoch)(positions), valid
+        parts = np.split(positions, np.flatnonzero(np.diff(positions // _CHUNK)) + 1)
+        return np.concatenate([self._shuffled(epoch, part) for part in parts]), valid
+
+    def describe(self) -> str:
+        """A line for users about what is drawn, if there is something to say."""
+        return ""
+
+    def _shuffled(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The samples at positions within one chunk."""
+        assert self.seed is not None
+        number = int(positions[0]) // _CHUNK
+        return _order_chunk(self.num_samples, self.seed, epoch, number)[positions - number * _CHUNK]
+
+
+_CHUNK = 4096
+
+
+@functools.lru_cache(maxsize=16)
+def _order_chunk(size: int, seed: int, epoch: int, number: int) -> NDArray[np.int64]:
+    """A chunk of an epoch's order, cached: 64 samples take 390 µs on their own, 12 as one of its 64 parts."""
+    positions = np.arange(number * _CHUNK, min(size, (number + 1) * _CHUNK))
+    return Permutation.of_epoch(size, seed, epoch)(positions)
+
+
+REPEAT = 40
+"""In a request, the bits of a sample's number from this one on say how often it has come in the epoch before, so that
+each time it is augmented otherwise."""
+
+
+SAMPLE = (1 << REPEAT) - 1
+"""The bits below: the sample's number in the source."""
+
+
+def without_repeats(ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(N,) ids of a request -> (N,) the samples' numbers in the source."""
+    return ids & SAMPLE
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """One batch to load: (B,) ids, with `REPEAT`, and (B,) valid, padding at the end."""
+
+    epoch: int
+    ids: NDArray[np.int64]
+    valid: NDArray[np.bool_]
+
+    @property
+    def samples(self) -> NDArray[np.int64]:
+        """(B,) the samples' numbers in the source."""
+        return without_repeats(self.ids)
+
+    @property
+    def filled(self) -> int:
+        """Rows before the padding."""
+        return int(self.valid.sum())

@@ -1,0 +1,132 @@
+"""Fields that every data source has."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+
+from omegaconf import MISSING
+
+from effloop.errors import ConfigError
+from effloop.registry import PartConfig
+
+
+class Tail(Enum):
+    """What happens to the samples that don't fill the last global batch."""
+
+    drop = "drop"  # left out of this epoch
+    wrap = "wrap"  # the batch is filled from the beginning of the epoch
+    pad = "pad"  # the batch is filled with images that don't count (`Batch.valid`); for evaluation
+
+
+class Cache(Enum):
+    """What is kept in memory after it was first read, one copy per machine."""
+
+    none = "none"
+    bytes = "bytes"  # the encoded image
+    pixels = "pixels"  # the decoded image
+
+
+@dataclass
+class DataConfig(PartConfig):
+    """Fields that every source has.
+
+    Attributes:
+        root: path of the dataset.
+        train_split, val_split: names of the two splits in the dataset. `train` also stands for training, and `val` for
+            valid, validation, dev, eval or, where there is nothing else, test. A `val_split` of null is none, for
+            `val` and `folds`.
+        val: share of the training samples that are held out for validation, by class, chosen by a hash of their names;
+            null: the data has a validation split.
+        folds, fold: instead, into how many folds the training samples are divided, by class, and which one of them
+            validates, from 0. Without `folds` a column `fold` in the data says it.
+        group: what isn't divided by `val` or `folds`, such as a patient: a column in the data, or a regular expression
+            for the names, with what to group by in parentheses.
+        split_seed: of the hash by which `val` and `folds` choose.
+        balance: from 0, where each class is trained on as often as it is in the data, to 1, where all classes are
+            trained on equally often: its share is its number of samples to the power of 1 - `balance`, over the sum.
+        tail: what training does with the samples that don't fill the last global batch: drop or wrap.
+        check: number of samples per split, evenly spaced, whose header and end of file are checked before the
+            first step; 0 checks none.
+        cache: what is kept in memory, one copy per machine: none, bytes (encoded) or pixels (decoded).
+        allow_missing_classes: a split may lack classes that the other one has, or have empty class folders. Labels then
+            follow the training split; classes that only the validation split has come after.
+        cache_gb: GB (10^9 bytes) for the cache of both splits; what doesn't fit is read from disk. null is half of
+            the free memory.
+        channels: 3 is RGB. 1 is grey, from the decoder to the model, in a third of the memory: of a colour JPEG its
+            luminance as it is stored, of other colours Pillow's formula (0.299 R + 0.587 G + 0.114 B).
+        mean, std: (R, G, B) in units of 0-1, used to normalize on the device. If both are null, images stay uint8. With
+            `channels=1` one number each; three are averaged.
+    """
+
+    root: str | None = MISSING
+    train_split: str = "train"
+    val_split: str | None = "val"
+    val: float | None = None
+    folds: int | None = None
+    fold: int | None = None
+    group: str | None = None
+    split_seed: int = 0
+    balance: float = 0.0
+    tail: Tail = Tail.drop
+    check: int = 2000  # 1,856 photographs of 27 KB take 0.1 s
+    allow_missing_classes: bool = False
+    cache: Cache = Cache.none
+    cache_gb: float | None = None
+    channels: int = 3
+    mean: list[float] | None = field(default_factory=lambda: [0.485, 0.456, 0.406])  # ImageNet's
+    std: list[float] | None = field(default_factory=lambda: [0.229, 0.224, 0.225])
+
+    def __post_init__(self) -> None:
+        if self.check < 0:
+            raise ConfigError(f"data.check: {self.check} is not allowed; set 0 (none) or a number above it")
+        if self.cache_gb is not None and not 0 < self.cache_gb < math.inf:
+            raise ConfigError(f"data.cache_gb: {self.cache_gb} is not allowed; set a number above 0, or null")
+        if self.tail is Tail.pad:
+            raise ConfigError("data.tail: pad is for evaluation, BatchNorm would see the padding; set drop or wrap")
+        if (self.mean is None) != (self.std is None):
+            raise ConfigError("data.mean, data.std: one is null and the other isn't; set both or neither")
+        if self.channels not in (1, 3):
+            raise ConfigError(f"data.channels: {self.channels} is not allowed; set 3 (RGB) or 1 (grey)")
+        finite, positive = "one finite number", "a number above 0"
+        if self.channels == 3:
+            finite, positive = "three finite numbers, for R, G, B", "three numbers above 0"
+        for key, values in (("mean", self.mean), ("std", self.std)):
+            if values is not None and (len(values) not in (3, self.channels) or not all(map(math.isfinite, values))):
+                raise ConfigError(f"data.{key}: {values} is not allowed; set {finite}")
+        if self.std is not None and min(self.std) <= 0:
+            raise ConfigError(f"data.std: {self.std} is not allowed; set {positive}")
+        if self.channels == 1 and self.mean is not None and self.std is not None:
+            self.mean, self.std = ([round(sum(each) / len(each), 6)] for each in (self.mean, self.std))
+        if not 0 <= self.balance <= 1:
+            raise ConfigError(f"data.balance: {self.balance} is not allowed; set a number from 0 to 1")
+        self._check_division()
+
+    @property
+    def divides(self) -> bool:
+        """Whether the validation split is made of training samples."""
+        return self.val is not None or self.fold is not None
+
+    def _check_division(self) -> None:
+        if self.val is not None and not 0 < self.val < 1:
+            raise ConfigError(f"data.val: {self.val} is not allowed; set a share above 0 and below 1, e.g. 0.2")
+        if self.folds is not None and self.folds < 2:
+            raise ConfigError(f"data.folds: {self.folds} is not allowed; set a whole number above 1, e.g. 5")
+        if self.val is not None and (self.fold is not None or self.folds is not None):
+            key = "fold" if self.fold is not None else "folds"
+            raise ConfigError(f"data.val: {self.val} contradicts data.{key}={getattr(self, key)}; drop one of them")
+        if self.folds is not None and self.fold is None:
+            raise ConfigError(
+                f"data.folds: {self.folds} needs the one that validates; set data.fold=0 to {self.folds - 1}, or all "
+                f"of them: -m data.fold={','.join(map(str, range(min(self.folds, 10))))}"
+            )
+        if self.fold is not None and not 0 <= self.fold < (self.folds or math.inf):
+            end = f" to {self.folds - 1}, as data.folds={self.folds}" if self.folds else ""
+            raise ConfigError(f"data.fold: {self.fold} is not allowed; set a whole number from 0{end}")
+        if self.group is not None and self.val is None and self.folds is None:
+            raise ConfigError(f"data.group: '{self.group}' needs data.val or data.folds; set data.val=0.2, or drop it")
+        if not 0 <= self.split_seed < 2**63:
+            raise ConfigError(f"data.split_seed: {self.split_seed} is not allowed; set a whole number from 0")
+        if self.val_split is None and not self.divides:
+            raise ConfigError("data.val_split: null needs data.val or data.folds; set a name, or data.val=0.2")

@@ -1,0 +1,42 @@
+"""How many samples of each class there are, and what targets are."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from effloop.data.source.base import Kind, Source, at_most
+
+_LABELS = 1 << 20  # samples counted at a time
+
+
+def class_counts(source: Source) -> NDArray[np.int64]:
+    """(K,) samples of each class of a source; of flags, samples that have it. Labels that no class has aren't counted.
+
+    Samples are counted piece by piece: 10^8 of them take no more memory than 10^6.
+
+    Args:
+        source: has K classes; none where targets are numbers.
+    """
+    num_classes = len(source.classes)
+    counts = np.zeros(num_classes + 1, np.int64)  # the last one: labels that no class has
+    for start in range(0, len(source) if num_classes else 0, _LABELS):
+        piece = slice(start, start + _LABELS)
+        if source.kind is Kind.flags:
+            counts[:-1] += source.targets[piece].sum(axis=0, dtype=np.int64)
+        else:
+            counts += np.bincount(at_most(source.labels[piece], num_classes), minlength=num_classes + 1)
+    return counts[:-1]
+
+
+def classes_without_samples(source: Source) -> list[str]:
+    """Names of the classes that no sample has."""
+    return [name for name, count in zip(source.classes, class_counts(source), strict=True) if not count]
+
+
+def targets_of(source: Source) -> str:
+    """How many classes, labels or numbers a source has, and how these were found, for `describe`."""
+    count = len(source.target_names)
+    words = {Kind.classes: f" in {count} classes", Kind.flags: f" with {count} labels"}
+    about = f" ({source.about_targets})" if source.about_targets else ""
+    return words.get(source.kind, f" with {count} number{'s' * (count > 1)}") + about if count else ""

@@ -1,0 +1,263 @@
+"""Data of one split, divided into training and validation by a keyed hash of the samples' names.
+
+A sample is on its side because of its name, and not of its place: another order changes nothing, and a sample that is
+added moves at most one other of its class. See `_blocks` for how.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from effloop.data.random import Uint64s, hashes
+from effloop.data.source.base import Fingerprint, Kind, Source, at_most, printable, target_bytes
+from effloop.data.source.config import DataConfig
+from effloop.data.source.counts import class_counts
+from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
+from effloop.data.source.storage.kept import open_kept_for
+from effloop.data.source.units import column_texts, units_of
+from effloop.data.source.wrapped import Subset
+from effloop.errors import ConfigError, DataError
+
+FOLD = "fold"
+"""The column that says which fold a sample is of, where `data.folds` doesn't."""
+
+_CHUNK = 1 << 18  # samples whose names are in memory at a time
+_ROWS = 1 << 14  # of flags that are copied at a time
+_VERSION = 1  # of the rules: another number gives other kept files
+
+
+class Part(Subset):
+    """The training or the validation part of a divided source. Pickled by the file that lists its samples.
+
+    Args:
+        source: what was divided.
+        kept: the file of the division.
+        split: train or val.
+        share: what part it is, for messages.
+    """
+
+    def __init__(self, source: Source, kept: ColumnFile, split: str, share: str) -> None:
+        super().__init__(source, kept[split], f"{source.where}[{share}]", kept.meta["fingerprints"][split])
+        self._made_of = (source, kept, split, share)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Part, self._made_of
+
+
+def part_of(source: Source, config: DataConfig, split: str) -> Part:
+    """The training or the validation part of a source, as `data.val` or `data.fold` divides it.
+
+    The division is made once and kept in a file, which all processes map: 10 million samples take 10 s the first time,
+    and then 0.2 ms.
+
+    Args:
+        source: all samples.
+        config: says how they are divided.
+        split: train or val.
+
+    Raises:
+        ConfigError, DataError: the data can't be divided so.
+    """
+    how = [config.val, config.folds, config.fold, config.group, config.split_seed, config.allow_missing_classes]
+
+    def write(path: Path) -> None:
+        _write(path, source, held_out(source, config))
+
+    kept = open_kept_for("division", getattr(config, "index_dir", None), [_VERSION, how, source.identity()], write)
+    return Part(source, kept, split, _share(config, split))
+
+
+def _share(config: DataConfig, split: str) -> str:
+    """What part of the data a split is: `20 %`, `all but fold 1 of 5`."""
+    if config.val is not None:
+        return f"{100 * (config.val if split == 'val' else 1 - config.val):.4g} %"
+    of = f" of {config.folds}" if config.folds else ""
+    return f"{'' if split == 'val' else 'all but '}fold {config.fold}{of}"
+
+
+def held_out(source: Source, config: DataConfig) -> NDArray[np.bool_]:
+    """(N,) whether each sample validates.
+
+    Raises:
+        ConfigError, DataError: the data can't be divided as the config says.
+    """
+    if config.val is None and config.folds is None:
+        found = _texts_equal(source, FOLD, config)
+    else:
+        units, group = units_of(source, config)
+        strata = _strata(source)
+        if group is None:
+            found = _blocks(strata, units, None, config)
+        else:
+            of_groups = _most_frequent(strata, group, len(units))
+            blocks = _blocks(of_groups, units, np.bincount(group, minlength=len(units)), config)
+            if config.val is not None:
+                _fill_in(blocks, strata, group, of_groups, units)
+            found = blocks[group]
+    _check_both(source, found, config)
+    return found
+
+
+def _strata(source: Source) -> NDArray[Any]:
+    """(N,) what is divided alike: the class; of flags, the one that is rarest in the data; all, where targets are
+    neither.
+    """
+    if not source.classes:
+        return np.zeros(len(source), np.uint8)
+    if source.kind is Kind.classes:
+        return at_most(source.labels, len(source.classes))
+    order, targets = np.argsort(class_counts(source), kind="stable"), source.targets
+    strata = np.full(len(source), len(order))
+    for start in range(0, len(source), _ROWS):
+        flags = targets[start : start + _ROWS][:, order]
+        rows = np.flatnonzero(flags.any(axis=1))
+        strata[start + rows] = order[flags[rows].argmax(axis=1)]
+    return strata
+
+
+def _most_frequent(strata: NDArray[Any], group: NDArray[np.int64], num_groups: int) -> NDArray[np.int64]:
+    """(G,) the stratum that most samples of a group are in; of several the first."""
+    number = int(strata.max()) + 1
+    pairs, counts = np.unique(group * number + strata, return_counts=True)
+    order = np.lexsort((-(pairs % number), counts, pairs // number))
+    best = np.empty(num_groups, np.int64)
+    best[pairs[order] // number] = pairs[order] % number  # of several for a group the last stays
+    return best
+
+
+def _fill_in(
+    found: NDArray[np.bool_],
+    strata: NDArray[Any],
+    group: NDArray[np.int64],
+    of_groups: NDArray[np.int64],
+    units: Uint64s,
+) -> None:
+    """Give each side a group of every stratum of which it has no sample, where there are two groups or more."""
+    number = int(strata.max()) + 1
+    several = np.bincount(of_groups, minlength=number) > 1
+    for side, pick in ((True, np.argmin), (False, np.argmax)):
+        counts = np.bincount(strata[found[group] == side], minlength=number)
+        for stratum in np.flatnonzero(several & (counts == 0)).tolist():
+            groups = np.flatnonzero(of_groups == stratum)
+            found[groups[pick(units[groups])]] = side
+
+
+def _blocks(
+    strata: NDArray[Any], units: Uint64s, sizes: NDArray[np.int64] | None, config: DataConfig
+) -> NDArray[np.bool_]:
+    """(U,) which units validate: of each stratum, in the order of the hashes, a run of `data.val` of its samples.
+
+    The runs of the folds lie end to end. A run begins and ends near the same hash, however many samples there are, so
+    that few samples change sides when others are added.
+    """
+    order = np.lexsort((units, strata))
+    ends = np.flatnonzero(np.diff(strata[order], append=-1)) + 1
+    starts = np.concatenate([[0], ends[:-1]])
+    found = np.zeros(len(order), np.bool_)
+    lengths = np.ones(len(order), np.int64) if sizes is None else sizes[order]
+    before = np.cumsum(lengths) - lengths  # samples in front of each unit
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        run = order[start:end]
+        total = int(lengths[start:end].sum())
+        if config.val is not None and sizes is None:
+            found[run[: min(max(int(config.val * total + 0.5), 1), total - 1)]] = True
+            continue
+        # Drawn, else all strata would give their remainders to the same side or fold.
+        shift = hashes([b"%d" % strata[run[0]]], config.split_seed)[0] / 2.0**64
+        places = (before[start:end] - before[start] + lengths[start:end] * shift) / total
+        found[run] = places < config.val if config.val is not None else _folds(places, config) == config.fold
+    return found
+
+
+def _folds(places: NDArray[np.float64], config: DataConfig) -> NDArray[np.int64]:
+    """(U,) the fold of each unit of a stratum, by its place in it, from 0 to 1."""
+    assert config.folds is not None
+    folds: NDArray[np.int64] = (places * config.folds).astype(np.int64)
+    if len(folds) < config.folds:
+        return folds
+    # Large groups would skip folds: each unit is at most one fold further, and enough are left for the last ones.
+    numbers = np.arange(len(folds))
+    folds = np.minimum(np.minimum.accumulate(folds - numbers), 0) + numbers
+    return np.maximum(folds, config.folds - (len(folds) - numbers))
+
+
+def _texts_equal(source: Source, column: str, config: DataConfig) -> NDArray[np.bool_]:
+    """(N,) whether a column says `data.fold`.
+
+    Raises:
+        ConfigError, DataError: there is no such column, it has nothing of a sample, or it never does.
+    """
+    if column not in source.columns:
+        raise ConfigError(
+            f"data.fold: {config.fold} of how many? {source.where} has no column '{column}'; set data.folds=5"
+        )
+    wanted, there = str(config.fold).encode(), set[bytes]()
+    pieces = []
+    for texts in column_texts(source, column, "fold"):
+        there.update(texts)
+        pieces.append(np.array([text == wanted for text in texts], np.bool_))
+    found = np.concatenate(pieces)
+    if not found.any():
+        raise ConfigError(
+            f"data.fold: no sample of {source.where} has {config.fold} in its column '{column}', which has "
+            f"{', '.join(map(printable, sorted(there)[:8]))}; set one of them"
+        )
+    return found
+
+
+def _check_both(source: Source, found: NDArray[np.bool_], config: DataConfig) -> None:
+    """Refuse a division with an empty part, or one that lacks a class.
+
+    Raises:
+        DataError: naming the class.
+    """
+    key = "data.val" if config.val is not None else "data.fold"
+    own_folds = config.val is None and config.folds is None
+    if source.kind is Kind.classes and source.classes and not config.allow_missing_classes and not own_folds:
+        _check_classes(source, found, config, key)
+    if found.all() or not found.any():
+        what = (
+            f"one sample alone ({source.key(0)})" if len(source) == 1 else f"{len(source):,} samples in too few groups"
+        )
+        raise DataError(f"{key}: {source.where} has {what}, which can't be divided; set data.val_split to other data")
+
+
+def _check_classes(source: Source, found: NDArray[np.bool_], config: DataConfig, key: str) -> None:
+    """Refuse a class that only one part has, or that has fewer samples than folds."""
+    total, val = class_counts(source), class_counts(Subset(source, np.flatnonzero(found)))
+    least = config.folds or 2
+    lacking = np.flatnonzero((total > 0) & ((val == 0) | (val == total) | (total < least)))
+    if len(lacking):
+        first, more = int(lacking[0]), f" (and {len(lacking) - 1:,} more)" if len(lacking) > 1 else ""
+        count = int(total[first])
+        grouped = config.group is not None and count >= least
+        few = f"{count:,} sample{'s' * (count > 1)}" + " in too few groups" * grouped
+        fix = "set another data.group" if grouped else "add samples"
+        fix += f", set data.folds={count}" if config.folds and 1 < count < least else ""
+        raise DataError(
+            f"{key}: the class '{source.classes[first]}'{more} has {few} in {source.where}, so that a split would lack "
+            f"it: {fix}, or set data.allow_missing_classes=true"
+        )
+
+
+def _write(path: Path, source: Source, found: NDArray[np.bool_]) -> None:
+    """Write which samples are in which part, and the parts' fingerprints."""
+    prints = {"train": Fingerprint(), "val": Fingerprint()}
+    for start in range(0, len(source), _CHUNK):
+        stop = min(start + _CHUNK, len(source))
+        targets = source.targets[start:stop]
+        plain = source.kind is Kind.classes
+        labels = targets.tolist() if plain else [0] * (stop - start)
+        names, sides = source.raw_keys(start, stop), found[start:stop].tolist()
+        for row, (name, label, side) in enumerate(zip(names, labels, sides, strict=True)):
+            target = b"" if plain else target_bytes(targets[row])
+            prints["val" if side else "train"].add(name, label, source.size(start + row), target)
+    dtype = np.uint32 if len(found) < 1 << 32 else np.uint64
+    meta = {"fingerprints": {split: each.result() for split, each in prints.items()}}
+    with ColumnWriter(path, meta) as writer:
+        for split, side in (("train", ~found), ("val", found)):
+            writer.add(split, np.flatnonzero(side).astype(dtype))

@@ -1,0 +1,201 @@
+"""A table with a row for each image: its path, and its targets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from effloop.data.source.base import WHOLE, Kind, NoSplitError, ScanError, printable, sources
+from effloop.data.source.config import DataConfig
+from effloop.data.source.files import ImageFiles
+from effloop.data.source.manifest import tables
+from effloop.data.source.manifest.indexing import IndexWriter
+from effloop.data.source.manifest.layout import (
+    SPLIT,
+    CsvConfig,
+    NoTargetsError,
+    find_image,
+    find_tables,
+    open_part,
+    open_paths,
+    table_of,
+)
+from effloop.data.source.root import expand_root
+from effloop.data.source.storage.columns import ColumnFile
+from effloop.data.source.storage.indexed import file_state
+from effloop.data.source.storage.kept import folders_unchanged, open_kept, times_digest
+from effloop.data.source.storage.loose import LooseSource
+from effloop.data.source.storage.targets import NAME as TARGETS
+from effloop.data.source.storage.targets import Targets, read_targets
+from effloop.errors import DataError
+
+
+@sources.register("csv", CsvConfig)
+class CsvSource(LooseSource):
+    """A table with a row for each image: CSV, TSV, JSON lines or parquet.
+
+    Samples are numbered in the order of the split's rows.
+    """
+
+    any_kind = True
+
+    def __init__(self, config: CsvConfig, split: str) -> None:
+        index = _index(config, split)
+        splits = index.meta["splits"]
+        if split not in splits:
+            raise NoSplitError(_no_split(config, split, [*splits]))
+        self._open(index, split)
+        if (lacking := splits[split]["lacking"]) and not config.allow_missing_classes:
+            raise DataError(
+                f"{self.where} has no rows of {len(lacking):,} of {len(self.classes):,} classes: "
+                f"{', '.join(lacking[:8])}; add some, or set data.allow_missing_classes=true"
+            )
+
+    def _open(self, index: ColumnFile, split: str) -> None:
+        self._index, self._split = index, split
+        self._said = index.meta["splits"][split]
+        number = self._number = [*index.meta["splits"]].index(split)
+        self.kind = Kind(index.meta["kind"])
+        names = tuple(index.meta["names"])
+        self.classes = () if self.kind is Kind.numbers else names
+        if self.kind is Kind.classes:
+            self._targets = self.labels = index[f"{number}/label"]
+        else:
+            self._targets = Targets(self.kind, names).rows(index[f"{number}/target"])
+        self._keys = index.blobs(f"{number}/key")
+        self._ends = index[f"{number}/end"]
+        self._folder = os.fsencode(self._said["root"])
+        self.columns = tuple(self._said["columns"])
+
+    @classmethod
+    def claims(cls, root: Path) -> bool:
+        if root.is_file():
+            return root.suffix.lower() in tables.ENDINGS
+        if (root / TARGETS).is_file():  # what `convert to=folder` wrote, of any splits
+            return any(table_of(root, path.name) for path in root.iterdir() if path.is_dir())
+        images = root / "train"  # its folders would be classes, which need no table
+        if not root.is_dir() or table_of(root, "train") is None:
+            return False
+        return not images.is_dir() or not any(path.is_dir() for path in images.iterdir())
+
+    @property
+    def targets(self) -> NDArray[Any]:
+        return self._targets
+
+    @property
+    def about_targets(self) -> str:
+        told_by: str = self._index.meta["told_by"]
+        return told_by
+
+    @property
+    def target_names(self) -> tuple[str, ...]:
+        return tuple(self._index.meta["names"])
+
+    def column(self, name: str, start: int, stop: int) -> Sequence[bytes]:
+        return self._index.blobs(f"{self._number}/column/{name}").items(start, stop)
+
+    def name(self, index: int) -> str:
+        return printable(self.path(index))
+
+    @property
+    def where(self) -> str:
+        table = tables.shown(self._said["table"])
+        return table if self._said["whole"] else f"{table}:{self._split}"
+
+    def fingerprint(self) -> dict[str, Any]:
+        fingerprint: dict[str, Any] = self._said["fingerprint"]
+        return fingerprint
+
+    def identity(self) -> dict[str, Any]:
+        return {
+            **super().identity(),
+            "root": self._said["root"],
+            "tables": self._index.meta["tables"],
+            "folders": times_digest(self._index),
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"index": self._index, "split": self._split, "fingerprint": self.fingerprint()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if state["split"] not in state["index"].meta["splits"]:
+            raise DataError(f"the split '{state['split']}' is gone since this run opened it; start the run again")
+        self._open(state["index"], state["split"])
+        self.check_unchanged(state["fingerprint"])
+
+
+def listed_images(path: Path) -> ImageFiles:
+    """The images that a table's rows name, whatever else it has; what isn't there is found when it is read.
+
+    Raises:
+        DataError: it can't be read, has no column of paths, or no rows.
+    """
+    table, _, folder, place = open_paths(CsvConfig("csv", str(path)), path)
+    paths = []
+    for _, (text,) in table.rows([place]):
+        name = tables.encoded(text)
+        found = find_image(folder, name)
+        paths.append(os.path.join(folder, name if found is None else found[0]))
+    if not paths:
+        raise table.wrong("has no rows; write a row for each image")
+    return ImageFiles(paths, tables.shown(path))
+
+
+def _index(config: CsvConfig, split: str) -> ColumnFile:
+    """The index of the tables: kept from an earlier reading if they haven't changed, or from a new one."""
+    config = _as_said(config)
+    found = find_tables(config, split)
+    try:
+        states = [file_state(path) for path in found.values()]
+    except OSError as error:
+        raise DataError(f"{error.filename} can't be read: {error.strerror}") from None
+    # Each choice of columns and tables is an index of its own.
+    own = [getattr(config, field.name) for field in fields(config)[len(fields(DataConfig)) :]]
+    identity = f"{[*map(str, found.values())]}\0{[*found]}\0{config.group}\0{own}".encode(errors="surrogateescape")
+
+    def is_current(index: ColumnFile) -> bool:
+        return index.meta.get("tables") == states and "told_by" in index.meta and folders_unchanged(index)
+
+    def write(path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            parts = [open_part(config, name, table) for name, table in found.items()]
+            writer = IndexWriter(config, parts, path.parent)
+        except OSError as error:
+            if error.filename is None:  # of a column that grows beside the index
+                raise
+            raise DataError(f"{error.filename} can't be read: {error.strerror}") from None
+        except NoTargetsError:
+            raise
+        except DataError as error:
+            raise ScanError(str(error)) from None
+        writer.write(path, {"tables": states})
+
+    return open_kept("csv", config.index_dir, identity, is_current, write)
+
+
+def _as_said(config: CsvConfig) -> CsvConfig:
+    """The config with whole paths, and what `ROOT/targets.json` says of the columns, where the user doesn't."""
+    if config.images:
+        config = replace(config, images=os.path.abspath(os.path.expanduser(config.images)))
+    targets = read_targets(expand_root(config))
+    if not targets or config.label is not None or config.targets is not None:
+        return config
+    return replace(config, label=list(targets.names), targets=targets.kind.value)
+
+
+def _no_split(config: CsvConfig, split: str, have: list[str]) -> str:
+    if have == [WHOLE]:
+        return (
+            f"data.root: '{config.root}' doesn't say what '{split}' is (looked for the columns {', '.join(SPLIT)}); "
+            "set data=csv data.split=COLUMN or data.val_root=FILE"
+        )
+    line = f"data.root: '{config.root}' has no split '{split}'; it has {', '.join(have[:8])}"
+    if split not in (config.train_split, config.val_split):  # that a command was given
+        return f"{line}: set split to one of them"
+    return f"{line}: set data.{'val_split' if split == config.val_split else 'train_split'}=NAME"

@@ -1,0 +1,197 @@
+"""What the targets of a table are, by their values, and each row's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from effloop.data.source.base import Kind
+from effloop.data.source.manifest.tables import shown
+from effloop.data.source.manifest.values import (
+    FLAGS,
+    MOST_CLASSES,
+    MOST_FLAGS,
+    NUMBER,
+    Column,
+    form_of,
+    labels_in,
+)
+from effloop.data.source.storage.targets import Targets, row_of
+from effloop.errors import ConfigError, DataError
+from effloop.registry import choices
+
+FEW = 10
+"""Whole numbers of so few different values are classes however few rows there are."""
+
+
+class Parser:
+    """How the targets of a row are read.
+
+    Args:
+        kind: what they are.
+        names: of the classes, flags or numbers.
+        told_by: what says so in the table, for users.
+        parse: texts -> the sample's class, or its flags or numbers.
+    """
+
+    def __init__(
+        self, kind: Kind, names: Sequence[str], told_by: str, parse: Callable[[Sequence[str]], Sequence[float]]
+    ) -> None:
+        self.kind, self.names, self.told_by, self._parse = kind, tuple(map(shown, names)), told_by, parse
+        self.targets = Targets() if kind is Kind.classes else Targets(kind, self.names)
+
+    def __call__(self, texts: Sequence[str]) -> tuple[int, bytes]:
+        """(label, target) of a row, as `Record` has them.
+
+        Raises:
+            DataError: it has none; the message doesn't name the row.
+        """
+        values = self._parse([text.strip() for text in texts])
+        return (int(values[0]), b"") if self.kind is Kind.classes else (0, row_of(values, self.targets))
+
+
+def infer(columns: Sequence[Column], wanted: Kind | None, order: Sequence[str] | None) -> Parser:
+    """What the targets are.
+
+    Args:
+        columns: of the targets, all rows looked at.
+        wanted: what they are by the user's choice; None is what they look like.
+        order: `data.classes`.
+
+    Raises:
+        DataError: they can't be that, or it isn't clear what they are.
+    """
+    kind = wanted or kind_of(columns)
+    several = len(columns) > 1
+    if kind is not Kind.numbers and not several and not (kind is Kind.flags and columns[0].no_flag is None):
+        column = columns[0]
+        return _classes(column, order) if kind is Kind.classes else _lists(column, order)
+    if order is not None:
+        what = (
+            "numbers have no classes" if kind is Kind.numbers else "the columns are the classes, in data.label's order"
+        )
+        raise ConfigError(f"data.classes: [{','.join(order)}], but {what}; leave it out")
+    names = [column.name for column in columns]
+    if kind is Kind.numbers:
+        for column in columns:
+            column.refuse("a number", "list", "text", "empty", "not finite")
+        return Parser(kind, names, f"numbers in {_quoted(names)}", lambda texts: [*map(float, texts)])
+    for column in columns:
+        if column.no_flag is not None:
+            raise column.no_flag.error(f"in '{column.name}'; {_columns_fix(kind)}")
+    if kind is Kind.flags:
+        return Parser(kind, names, f"0 and 1 in {_quoted(names)}", _flags)
+    return Parser(kind, names, f"which of {_quoted(names)} is 1", _the_one_of(names))
+
+
+def kind_of(columns: Sequence[Column]) -> Kind:
+    """What the targets look like.
+
+    Raises:
+        DataError: that isn't clear.
+    """
+    if len(columns) > 1:
+        if all(column.no_flag is None for column in columns):
+            return Kind.flags
+        if any(column.has("real", "point") for column in columns):
+            return Kind.numbers
+        column = next(column for column in columns if column.no_flag is not None)
+        assert column.no_flag is not None
+        raise column.no_flag.error(f"in '{column.name}', one of {len(columns)} columns; {_columns_fix(None)}")
+    column = columns[0]
+    if column.has("list"):
+        return Kind.flags
+    if column.has("text") and column.has("whole", "point", "real"):
+        number = next(column.first[form] for form in ("whole", "point", "real") if form in column.first)
+        raise column.first["text"].error(
+            f"in the column '{column.name}', which has numbers ('{number.text}', {number.table.counted} "
+            f"{number.number:,}); correct the row, or set task=classification to take all as names"
+        )
+    if column.has("text"):
+        return Kind.classes
+    few = len(column.different) <= max(FEW, column.count // 2)
+    return Kind.classes if few and not column.has("real", "not finite") else Kind.numbers
+
+
+def _quoted(names: Sequence[str]) -> str:
+    """Names in quotes; of many the first."""
+    return ", ".join(f"'{name}'" for name in names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _columns_fix(kind: Kind | None) -> str:
+    fix = "correct the row, or name other columns by data.label"
+    if kind is Kind.classes:
+        return f"several columns are a class where one of them is 1 and the others 0: {fix}"
+    return f"several columns are flags, 0 or 1, or numbers: {fix}, or set task=regression for numbers"
+
+
+def _classes(column: Column, order: Sequence[str] | None) -> Parser:
+    """One class a row, named by the column."""
+    column.refuse("a class", "empty", *(() if column.has("text", "list") else ("not finite",)))
+    whole = column.has("whole", "point") and not column.has("text", "real", "list")
+    points = whole and column.has("point")  # 3.0 is 3: pandas writes all with a point where one was missing
+    different = {text.partition(".")[0] for text in column.different} if points else column.different
+    names = _ordered(column, different, MOST_CLASSES) if order is None else [*order]
+    places = {name: (place,) for place, name in enumerate(names)}
+
+    def parse(texts: Sequence[str]) -> Sequence[float]:
+        name = texts[0].partition(".")[0] if points else texts[0]
+        if (found := places.get(name)) is None:
+            raise _unknown(name, names)
+        return found
+
+    return Parser(Kind.classes, names, f"{'whole numbers' if whole else 'text'} in '{column.name}'", parse)
+
+
+def _lists(column: Column, order: Sequence[str] | None) -> Parser:
+    """Any number of labels a row, in a list."""
+    column.refuse("a list of names", "point", "real", "not finite")
+    if column.no_list is not None:
+        raise DataError(column.no_list)
+    single = {text for text in column.different if text and form_of(text) != "list"}
+    names = _ordered(column, column.labels | single, MOST_FLAGS) if order is None else [*order]
+    places = {name: place for place, name in enumerate(names)}
+
+    def parse(texts: Sequence[str]) -> Sequence[float]:
+        row = [0.0] * len(names)
+        for label in labels_in(texts[0]):
+            if label not in places:
+                raise _unknown(label, names)
+            row[places[label]] = 1.0
+        return row
+
+    return Parser(Kind.flags, names, f"lists in '{column.name}'", parse)
+
+
+def _ordered(column: Column, names: set[str], most: int) -> list[str]:
+    """Names sorted: as numbers if they all are."""
+    if len(names) > most:
+        raise DataError(
+            f"the column '{column.name}' has more than {most:,} different values; set data.label to the column of the "
+            "targets, or task=regression if they are numbers"
+        )
+    if all(map(NUMBER.fullmatch, names)):
+        return sorted(names, key=lambda name: (float(name), name))
+    return sorted(names)
+
+
+def _flags(texts: Sequence[str]) -> Sequence[float]:
+    return [FLAGS[text.lower()] for text in texts]
+
+
+def _the_one_of(names: Sequence[str]) -> Callable[[Sequence[str]], Sequence[float]]:
+    """Columns of flags, of which one is set -> its place."""
+
+    def parse(texts: Sequence[str]) -> Sequence[float]:
+        flags = _flags(texts)
+        if sum(flags) != 1:
+            raise DataError(
+                f"{sum(flags):g} of the columns {', '.join(names[:8])} are 1, where one is the class; correct the row, "
+                "or set task=multilabel"
+            )
+        return [flags.index(1)]
+
+    return parse
+
+
+def _unknown(name: str, names: Sequence[str]) -> DataError:
+    return DataError(f"'{shown(name)}' is not in data.classes; {choices(name, names)}: add it, or correct the row")

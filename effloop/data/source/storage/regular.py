@@ -1,0 +1,70 @@
+"""Reads whole files, and nothing but files."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from rich.filesize import decimal
+
+from effloop.data.source.base import printable
+from effloop.errors import ConfigError, DataError
+
+MAX_BYTES = 1 << 30
+"""Of a file that is read as one image; 200 GB of zeros between the images would take all memory."""
+
+_LACKING = {
+    errno.EMFILE: "raise the limit of open files (ulimit -n), or set num_workers lower",
+    errno.ENFILE: "other programs have too many files open",
+    errno.ENOMEM: "set num_workers, batch_size or engine.prefetch lower",
+}
+"""What a machine lacks, which is no fault of the file."""
+
+
+def read_file(path: bytes) -> bytes:
+    """The bytes of an image file.
+
+    Raises:
+        DataError: it can't be read, is no file, such as a FIFO, which could be waited for endlessly, or is larger than
+            `MAX_BYTES`. The message doesn't name it.
+        ConfigError: this process can't open another one.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # which opens a FIFO without a writer, too
+    except OSError as error:
+        if error.errno in _LACKING:
+            raise ConfigError(
+                f"{os.fsdecode(path)} can't be opened: {error.strerror}; {_LACKING[error.errno]}"
+            ) from None
+        if error.errno == errno.ENXIO:  # a socket
+            raise DataError("is not a regular file") from None
+        raise unreadable(path, error) from None
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise DataError("is a folder" if stat.S_ISDIR(status.st_mode) else "is not a regular file")
+        if status.st_size > MAX_BYTES:
+            raise DataError(f"has {decimal(status.st_size)}, more than an image may have ({decimal(MAX_BYTES)})")
+        return _rest(fd, os.read(fd, status.st_size + 1), status.st_size)
+    except OSError as error:
+        raise DataError(f"can't be read: {error.strerror}") from None
+    finally:
+        os.close(fd)
+
+
+def unreadable(path: bytes, error: OSError) -> DataError:
+    """The error for a file that can't be read; of a link it says what it leads to."""
+    link = f" (it is a link to {printable(os.readlink(path))})" if os.path.islink(path) else ""
+    return DataError(f"can't be read: {error.strerror}{link}")
+
+
+def _rest(fd: int, data: bytes, expected: int) -> bytes:
+    """What has been read of a file, and what is left of it: a read may be interrupted, and a file may grow."""
+    if len(data) == expected:
+        return data
+    parts, total = [data], len(data)
+    while (part := os.read(fd, 1 << 20)) and total <= MAX_BYTES:
+        parts.append(part)
+        total += len(part)
+    return b"".join(parts)

@@ -1,0 +1,133 @@
+"""What goes on in a run folder: by `resume RUN`, by `resume=auto`, or in another start of a sweep's job."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from effloop import config as configs
+from effloop.checkpoint import files
+from effloop.config import Config
+from effloop.errors import PROGRAM, CheckpointError, ConfigError
+from effloop.launch.spec import RunSpec
+from effloop.registry import plugin_words
+from effloop.runs.compare import PLACE, format_value
+from effloop.runs.folder import TIMESTAMP, check_no_run, has_checkpoints, holds_run
+from effloop.runs.lock import check_free
+from effloop.runs.reader import CONFIG, SWEEP, differing_values
+
+AUTO = "auto"
+"""What `resume=` takes to begin a run, or to go on with it where that has been done."""
+_MOST_KEYS = 5
+_MEASURED = ("compile", "channels_last", "cudnn_benchmark")
+"""Keys that a run folder has with the value that was found for `auto`."""
+
+
+def resumed(place: Path, overrides: Sequence[str]) -> RunSpec:
+    """What is left of a run: from its last checkpoint; from one of its files, if that is named; or from its beginning.
+
+    Raises:
+        ConfigError: it isn't a run's folder or checkpoint, another process trains it, or an override can't be taken.
+        CheckpointError: its last checkpoint is damaged.
+    """
+    checkpoint = place if place.is_file() else None
+    if place.suffix == ".ckpt" and not place.exists():
+        files.peek(place)  # which names another one
+    folder = _folder_of(place) if checkpoint else place
+    if not folder.is_dir():
+        raise CheckpointError(f"'{place}' is not a run folder; name the folder that holds config.yaml")
+    if (folder / SWEEP).is_file():
+        raise ConfigError(
+            f"resume: '{folder}' is a sweep; type its command again, with sweep.resume=true, or name a job"
+        )
+    check_free(folder)
+    config = configs.load(folder / CONFIG, overrides)
+    checkpoint = folder / "checkpoints" / place.name if checkpoint else None
+    if checkpoint or has_checkpoints(folder):
+        files.peek(checkpoint or files.find(folder, "last"))  # early, without its tensors
+    return RunSpec(config, overrides, folder, resume=True, checkpoint=checkpoint)
+
+
+def _folder_of(checkpoint: Path) -> Path:
+    """The run folder that a checkpoint is in.
+
+    Raises:
+        ConfigError: it is in none.
+    """
+    folder = checkpoint.absolute().parent.parent
+    if checkpoint.absolute().parent.name != "checkpoints" or not (folder / CONFIG).is_file():
+        raise ConfigError(
+            f"resume: {checkpoint} is not in a run folder, to go on there; start a new run from it: "
+            f"{PROGRAM} resume={shlex.quote(str(checkpoint))}"
+        )
+    return folder if checkpoint.is_absolute() else Path(os.path.relpath(folder))
+
+
+def planned(spec: RunSpec) -> RunSpec:
+    """A new run, as it was composed; with `resume=auto`, what is left of it where it was begun already.
+
+    Raises:
+        ConfigError: its folder holds another run, or another process trains in it; `resume=auto` without a name.
+        CheckpointError: none of its checkpoints is whole.
+    """
+    if spec.config.resume != AUTO:
+        if not TIMESTAMP.search(spec.folder.as_posix()):
+            check_free(spec.folder)
+            check_no_run(spec.folder)
+        return spec
+    if _stamped(spec):
+        raise ConfigError(
+            f"resume: auto finds the run by its name, and {spec.folder} is another one with each start; set run=NAME"
+        )
+    overrides = [each for each in spec.overrides if each.partition("=")[0].lstrip("+") != "resume"]
+    spec = replace(spec, config=replace(spec.config, resume=None), overrides=overrides)
+    check_free(spec.folder)
+    if not holds_run(spec.folder):
+        return spec
+    config = configs.load(spec.folder / CONFIG)
+    _check_same(config, spec.config, spec.folder)
+    return going_on(replace(spec, config=config))
+
+
+def going_on(spec: RunSpec) -> RunSpec:
+    """What is left of a run that was begun: from its newest whole checkpoint, or from its beginning.
+
+    Raises:
+        CheckpointError: none of its checkpoints is whole.
+    """
+    newest = files.newest_whole(spec.folder) if has_checkpoints(spec.folder) else None
+    return replace(spec, overrides=[] if newest else spec.overrides, resume=True, checkpoint=newest)
+
+
+def _stamped(spec: RunSpec) -> bool:
+    """Whether the run's folder is named after the time, so that each start has another one."""
+    typed = [each for each in spec.overrides if each.startswith("run=") and "${now" not in each]
+    return bool(TIMESTAMP.search(spec.folder.as_posix())) and not typed
+
+
+def _check_same(begun: Config, now: Config, folder: Path) -> None:
+    """Refuse to go on with other values than a run has.
+
+    Raises:
+        ConfigError: they differ; with the first keys, and what to type.
+    """
+    trees = [configs.to_dict(begun), configs.to_dict(now)]
+    for key in _MEASURED:
+        if trees[1][key] in ("auto", None):
+            trees[1][key] = trees[0][key]
+    differ = {key: values for key, values in differing_values(trees).items() if key not in (*PLACE, "optim.lr")}  # lr
+    if not differ:
+        return
+    shown = [
+        f"{key} ({format_value(one)} there, {format_value(other)} here)"
+        for key, (one, other) in [*differ.items()][:_MOST_KEYS]
+    ]
+    more = f" and {len(differ) - _MOST_KEYS} more" if len(differ) > _MOST_KEYS else ""
+    words = [f"{key}={format_value(values[1])}" for key, values in [*differ.items()][:_MOST_KEYS]]
+    raise ConfigError(
+        f"resume: {folder} was begun with other values: {', '.join(shown)}{more}; go on with these by "
+        f"{PROGRAM} {shlex.join(['resume', str(folder), *words, *plugin_words()])}, or set run=ANOTHER_NAME"
+    )

@@ -1,0 +1,93 @@
+"""`skipped.jsonl`: images that `on_error=skip` did without. The data path writes it, here it is read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from effloop.system.untrusted import NewLines
+
+SKIPPED = "skipped.jsonl"
+"""Its name in a run folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedRow:
+    """One image, in one epoch.
+
+    Attributes:
+        split: `train` or `val`.
+        epoch: counted from 0; 0 for `val`.
+        id: the sample's number in the split.
+        name: what identifies it.
+        reason: why it can't be loaded.
+        instead: the sample that was loaded in its place; None if none was.
+    """
+
+    split: str
+    epoch: int
+    id: int
+    name: str
+    reason: str
+    instead: int | None
+
+
+class SkippedFile:
+    """The list of a run folder, of which only what is new is read.
+
+    Args:
+        run_dir: the run folder.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._lines = NewLines(run_dir / SKIPPED)
+        self._found: dict[tuple[str, int, int], SkippedRow] = {}
+
+    def read(self) -> list[SkippedRow]:
+        """The rows in the order of epochs and samples; without what isn't a row."""
+        for each in filter(None, map(_row, self._lines.read())):
+            self._found[each.split, each.epoch, each.id] = each
+        return [self._found[key] for key in sorted(self._found)]
+
+
+def read_skipped(run_dir: Path) -> list[SkippedRow]:
+    """The rows of a run folder, see `SkippedFile.read`."""
+    return SkippedFile(run_dir).read()
+
+
+def _row(line: bytes) -> SkippedRow | None:
+    try:
+        row = json.loads(line)
+        instead = None if row["instead"] is None else int(row["instead"])
+        numbers = int(row["epoch"]), int(row["id"])
+        return SkippedRow(str(row["split"]), *numbers, str(row["name"]), str(row["reason"]), instead)
+    except (LookupError, TypeError, ValueError, OverflowError, RecursionError):
+        return None
+
+
+def counted(rows: list[SkippedRow]) -> dict[str, int]:
+    """{split: how many different images}."""
+    splits = {row.split for row in rows}
+    return {split: len({row.id for row in rows if row.split == split}) for split in sorted(splits)}
+
+
+def lines_of(rows: list[SkippedRow], epoch: int, *, first: bool) -> list[str]:
+    """Lines for the log at the end of an epoch.
+
+    Args:
+        rows: of the run.
+        epoch: that has ended.
+        first: whether the validation split was evaluated for the first time.
+    """
+    lines = []
+    for split, different in counted(rows).items():
+        now = [row for row in rows if row.split == split and (row.epoch == epoch if split == "train" else first)]
+        if now:
+            what = "were replaced" if split == "train" else "were left out"
+            more = f"; {different:,} different ones until now" if different > len(now) else ""
+            lines.append(
+                f"skipped  {len(now):,} of {split} can't be loaded and {what}: {now[0].name} {now[0].reason}"
+                f"{', and others' * (len(now) > 1)} ({SKIPPED}){more}"
+            )
+    return lines

@@ -1,0 +1,217 @@
+"""`eval`'s files: scores in detail, written beside a run and read again for its report."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from effloop.data.source import printable
+from effloop.record import grid
+from effloop.record.rows import finite
+from effloop.report import charts
+from effloop.report.evaluation_plot import MAX_CLASSES, confusion_matrix, plot_calibration, plot_confusion, plot_points
+from effloop.report.figures import in_cell
+from effloop.report.values import as_number
+from effloop.system.files import replacing, write_text
+from effloop.system.untrusted import read_json
+from effloop.task.details import Details, Row
+
+EVALUATIONS = "eval"
+"""Folder of a run with a folder for each split that was evaluated."""
+
+SCORES, WORST = "scores.json", "worst.png"
+TOLD = ("split", "tta", "model", "epoch", "data", "samples", "scores")
+"""What `Evaluation.told` has."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A model scored on a split, in detail.
+
+    Attributes:
+        told: what was evaluated on what, and the scores: the keys of `TOLD`, and `skipped`, samples that were left out.
+        names: of the K outputs.
+        details: where the scores come from.
+    """
+
+    told: Mapping[str, Any]
+    names: Sequence[str]
+    details: Details
+
+
+def write_evaluation(folder: Path, found: Evaluation, keys: Sequence[str], pictures: NDArray[np.uint8]) -> list[str]:
+    """Write scores.json, tables and plots; files of these names are replaced.
+
+    Args:
+        folder: created if necessary.
+        found: what is written.
+        keys: names of the worst samples.
+        pictures: (n, H, W, 3) uint8 RGB of them, as the model sees them.
+
+    Returns:
+        The names of the files.
+
+    Raises:
+        OSError: one can't be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    worst = [{"path": key, **row} for key, row in zip(keys, found.details.worst, strict=True)]
+    tables = {**_tables(found), "worst": _table(worst)}
+    for name, table in tables.items():
+        _write_table(folder / f"{name}.csv", table)
+    with charts.style():
+        figures = plots(found)
+        for name, figure in figures.items():
+            with replacing(folder / f"{name}.png") as file:
+                charts.save_png(figure, file)
+    with replacing(folder / WORST) as file:
+        file.write(grid.png(grid.gallery(pictures, [_caption(row) for row in worst])))
+    write_text(folder / SCORES, _to_json(found))  # the last: what it is read by is there
+    return [SCORES, *(f"{name}.csv" for name in tables), *(f"{name}.png" for name in figures), WORST]
+
+
+def plots(found: Evaluation) -> dict[str, Any]:
+    """{name: figure}, to be drawn and saved in `charts.style`."""
+    details, figures = found.details, {}
+    if details.confusion is not None and len(found.names) <= MAX_CLASSES:
+        figures["confusion"] = plot_confusion(confusion_matrix(details.confusion, len(found.names)), found.names)
+    if details.calibration is not None:
+        figures["calibration"] = plot_calibration(details)
+    if details.points is not None:
+        figures["predictions"] = plot_points(details.points, found.names)
+    return figures
+
+
+def _tables(found: Evaluation) -> dict[str, list[list[Any]]]:
+    """Rows of classes or outputs, and the confusion matrix; of very many classes only the pairs that there are."""
+    rows, confusion, names = found.details.rows, found.details.confusion, found.names
+    tables = {f"per_{next(iter(rows[0]))}": _table(rows)}
+    if confusion is not None and len(names) <= MAX_CLASSES:
+        matrix = confusion_matrix(confusion, len(names)).tolist()
+        tables["confusion"] = [["class", *names], *([name, *row] for name, row in zip(names, matrix, strict=True))]
+    elif confusion is not None:
+        pairs = ([names[target], names[other], samples] for target, other, samples in confusion.tolist())
+        tables["confusion"] = [["class", "taken_for", "samples"], *pairs]
+    return tables
+
+
+def _table(rows: Sequence[Row]) -> list[list[Any]]:
+    return [[*rows[0]], *([*row.values()] for row in rows)]
+
+
+def _write_table(path: Path, rows: Iterable[Iterable[Any]]) -> None:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(map(_cell, row) for row in rows)
+    write_text(path, text.getvalue())
+
+
+def _caption(row: Mapping[str, Any]) -> str:
+    """The path, the target, and what it is taken for."""
+    probability = f" {row['probability']:.0%}" if "probability" in row else ""
+    target, predicted = (
+        one_line(value) if isinstance(value, str) else ", ".join(f"{as_number(number):.4g}" for number in value)
+        for value in (row["target"], row["predicted"])
+    )
+    return "\n".join([row["path"], target, f"→ {predicted}{probability}"])
+
+
+def one_line(text: str) -> str:
+    """A name on one line; control characters are escaped."""
+    return printable(text.encode("utf-8", "surrogatepass"))
+
+
+def _cell(value: Any) -> Any:
+    """A value for a table: numbers with six digits, nothing for None and NaN; several with commas."""
+    if isinstance(value, list):
+        return ", ".join("" if (number := _cell(each)) is None else str(number) for each in value)
+    if isinstance(value, str):
+        return in_cell(one_line(value))
+    if isinstance(value, float):
+        return _six_digits(value) if math.isfinite(value) else None
+    return value
+
+
+def _six_digits(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def cell_text(value: Any, *, percent: bool) -> str:
+    """A value of a row, to be read: `84.2%`, `1,024`, a name on one line."""
+    if isinstance(value, str):
+        return one_line(value)
+    number = as_number(value)
+    if not math.isfinite(number):
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{number:.1%}" if percent else f"{number:.4g}"
+
+
+def _to_json(found: Evaluation) -> str:
+    """A line for each key: tables are long."""
+    details = found.details
+    points = None if details.points is None else np.vectorize(_six_digits)(details.points)
+    arrays = {"confusion": details.confusion, "calibration": details.calibration, "points": points}
+    tree = {
+        **found.told,
+        "calibration_error": details.calibration_error,
+        "percent": details.percent,
+        "names": found.names,
+        "rows": details.rows,
+        "worst": details.worst,
+        **{name: None if array is None else array.tolist() for name, array in arrays.items()},
+    }
+    lines = (f"{json.dumps(key)}: {json.dumps(finite(value))}" for key, value in tree.items() if value is not None)
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def find_evaluations(run: Path) -> list[Path]:
+    """The folders of the latest evaluation of each split in a run's folder."""
+    return sorted(path.parent for path in run.glob(f"{EVALUATIONS}/*/{SCORES}"))
+
+
+def read_evaluation(folder: Path) -> Evaluation | None:
+    """What `write_evaluation` has written there; None if it is damaged."""
+    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return _parse(read_json(folder / SCORES))
+    return None
+
+
+def _parse(tree: Mapping[str, Any]) -> Evaluation:
+    """The contents of scores.json.
+
+    Raises:
+        ValueError, LookupError, TypeError, AttributeError: they aren't as `write_evaluation` writes them.
+    """
+    names = [str(name) for name in tree["names"]]
+    rows, worst = ([dict(row) for row in tree[name]] for name in ("rows", "worst"))
+    if not rows or any([*row] != [*rows[0]] for row in rows):
+        raise ValueError("rows of a table have the same columns")
+    confusion = calibration = points = None
+    if "confusion" in tree:
+        confusion = np.array(tree["confusion"], np.int64).reshape(-1, 3)
+        if confusion.min(initial=0) < 0 or confusion[:, :2].max(initial=0) >= len(names):
+            raise ValueError("a class without a name")
+    if "calibration" in tree:
+        calibration = np.array(tree["calibration"], np.float64).reshape(-1, 3)
+    if "points" in tree:
+        points = np.array(tree["points"], np.float64).reshape(len(tree["points"]), -1, 2)
+        if points.shape[1] > len(names):
+            raise ValueError("an output without a name")
+    told = {key: tree[key] for key in TOLD}
+    told |= {
+        "samples": int(tree["samples"]),
+        "scores": dict(tree["scores"]),
+        "tta": [str(name) for name in tree["tta"]],
+    }
+    if "skipped" in tree:  # older ones haven't it
+        told["skipped"] = int(tree["skipped"])
+    return Evaluation(told, names, Details(rows, worst, bool(tree["percent"]), confusion, calibration, points))

@@ -1,0 +1,1 @@
+"""What a command line's words mean, and what a misspelt one probably does; without torch, which takes seconds."""

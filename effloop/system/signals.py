@@ -1,0 +1,252 @@
+"""Requests to stop: SIGTERM, SIGUSR1 and SIGHUP, by which schedulers announce that a process will be ended."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any
+
+from effloop.errors import PreemptedRunError
+from effloop.system.processes import signal_name
+
+STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+"""In the order of their bits, see `StopRequest.wish`."""
+
+PATIENCE_S = 30.0
+"""For the loop to get on with an update: Slurm, Kubernetes and torchrun kill 30 s after SIGTERM by default."""
+
+AGAIN_S = 2.0
+"""A signal that comes sooner is the same one: a scheduler signals all processes, and their launcher passes it on."""
+
+_OVER = b"\0"
+"""Sent to the thread at the end; no signal has this number."""
+
+
+@functools.cache
+def _leave_forks_alone() -> None:
+    """Forks of this process, such as workers, don't tell it of signals that they get."""
+
+    def forked() -> None:
+        with suppress(ValueError):
+            signal.set_wakeup_fd(-1)
+
+    os.register_at_fork(after_in_child=forked)
+
+
+def ends(line: str) -> None:
+    """Say a line, as the command line does."""
+    with suppress(OSError, ValueError):  # a closed pipe
+        print(f"effloop: {line}", file=sys.__stderr__, flush=True)
+
+
+class StopRequest:
+    """Whether this process was asked to stop; while it is entered, by a signal.
+
+    A second signal, and one that nobody has taken while `patience_s` went by without progress, end the process: a
+    thread sees to it, as the main one may be waiting for data or for another rank and not come to handle signals.
+
+    Args:
+        always: also replace handlers that others have installed. Otherwise only signals without any are caught, so that
+            those of a user's own script stay in force. A signal that is ignored (`nohup`) stays so in any case.
+        at_end: called by a thread, with the signal's name and whether it was the second one, before the process ends.
+        patience_s: without progress, for the loop to take the request.
+    """
+
+    def __init__(
+        self,
+        *,
+        always: bool = False,
+        at_end: Callable[[str, bool], None] | None = None,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self.always = always
+        self.patience_s = patience_s
+        self.at_end = at_end or _say_end
+        self.wish = 0
+        """Bit N: the N-th of `STOPPING` has come."""
+        self._taken = threading.Event()
+        self._progress_s = 0.0
+        self._busy = False
+        self._entered = False
+
+    def ask(self, number: int = signal.SIGTERM) -> None:
+        """Ask the loop to save and stop, as the signal would."""
+        self.wish |= 1 << STOPPING.index(signal.Signals(number))
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether the loop has seen a request."""
+        return self._taken.is_set()
+
+    def progress(self) -> None:
+        """The loop gets on: the end of an update is nearer."""
+        self._progress_s = time.monotonic()
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """The block takes as long as it takes, and is progress: a save."""
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
+            self.progress()
+
+    def taken(self) -> None:
+        """The loop has seen the request, and needs its time to save."""
+        self._taken.set()
+
+    @contextmanager
+    def caught(self) -> Iterator[None]:
+        """Signals inside the block are requests, if this is the main thread; their handlers are restored at its end.
+
+        Inside of such a block another one of the same request does nothing.
+        """
+        if self._entered or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        self._entered = True
+        _early.over()
+        before = {number: signal.getsignal(number) for number in STOPPING}
+        ours = [
+            number
+            for number, handler in before.items()
+            if handler in (signal.SIG_DFL, _noted) or (self.always and handler is not signal.SIG_IGN)
+        ]
+        reading, writing = socket.socketpair()
+        writing.setblocking(False)
+        _leave_forks_alone()
+        wakeup = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+        thread = threading.Thread(target=self._watch, args=[reading, ours], daemon=True, name="effloop-signals")
+        thread.start()
+        try:
+            for number in ours:
+                signal.signal(number, _noted)
+                signal.siginterrupt(number, False)  # reads of C libraries in other threads aren't broken off
+            yield
+        finally:
+            self._entered = False
+            for number in ours:
+                signal.signal(number, before[number])
+            signal.set_wakeup_fd(wakeup)
+            writing.send(_OVER)
+            thread.join()
+            writing.close()
+            reading.close()
+
+    def _watch(self, reading: socket.socket, ours: Sequence[int]) -> None:
+        """See the signals as they come, whatever the main thread does."""
+        name, first = "", 0.0
+        while True:
+            if self._busy:
+                self.progress()
+            left = max(first, self._progress_s) + self.patience_s - time.monotonic()
+            reading.settimeout(max(0.01, left) if name and not self._taken.is_set() else None)
+            try:
+                (number,) = came = reading.recv(1)
+            except TimeoutError:
+                late = time.monotonic() >= max(first, self._progress_s) + self.patience_s
+                if late and not self._busy and not self._taken.is_set():
+                    self._end(name, again=False)
+                continue
+            if came == _OVER:
+                return
+            if number not in ours:  # Ctrl-C, or what the user's script handles
+                continue
+            if name and time.monotonic() - first > AGAIN_S:
+                self._end(signal_name(number), again=True)
+            if not name:
+                name, first = signal_name(number), time.monotonic()
+            self.ask(number)
+
+    def _end(self, name: str, *, again: bool) -> None:
+        try:
+            self.at_end(name, again)
+        finally:
+            os._exit(PreemptedRunError.exit_code)
+
+
+def _noted(number: int, frame: Any) -> None:
+    """The handler: Python has written the number to the socket by now."""
+
+
+def _say_end(name: str, again: bool) -> None:
+    ends(f"{name}{' again' * again}: ends with what was saved last")
+
+
+@contextmanager
+def handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Signals inside the block call a handler, if this is the main thread; those that are ignored stay so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _early.over()
+    before = {number: signal.getsignal(number) for number in STOPPING}
+    for number, handled_before in before.items():
+        if handled_before is not signal.SIG_IGN:
+            signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, handled_before in before.items():
+            signal.signal(number, handled_before)
+
+
+BEFORE = "before training began; type the command again"
+"""Of a signal that comes before there is something to save."""
+
+
+class _Early:
+    """The handler from the start of a process until another one takes over."""
+
+    pid = 0
+    """Of the process; forks of it end as they would without the handler."""
+
+    def __call__(self, number: int, frame: Any) -> None:
+        if os.getpid() != self.pid:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        ends(f"stopped by {signal_name(number)} {BEFORE}")
+        os._exit(PreemptedRunError.exit_code)
+
+    def over(self) -> None:
+        """What comes from now on isn't before training."""
+        self.pid = 0
+        for number in STOPPING:
+            if signal.getsignal(number) is self:
+                signal.signal(number, signal.SIG_DFL)
+
+
+_early = _Early()
+
+
+def ending_from_the_start() -> None:
+    """A signal ends this process with a line until `StopRequest` or `handled` are entered, while modules are imported
+    and the config is composed; signals that are ignored or handled stay so.
+    """
+    _early.pid = os.getpid()
+    for number in STOPPING:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _early)
+
+
+def names(wish: int) -> str:
+    """`SIGTERM` of a `StopRequest.wish`, or of those of several ranks."""
+    return ", ".join(signal_name(number) for place, number in enumerate(STOPPING) if wish >> place & 1)
+
+
+def ending_at_once(what: str, say: Callable[[str], None] | None = None) -> AbstractContextManager[None]:
+    """Where nothing can be saved yet: a signal ends the process, with a line that says that it was `what`."""
+
+    def end(name: str, again: bool) -> None:
+        (say or ends)(f"stopped by {name} {what}")
+
+    return StopRequest(at_end=end, patience_s=0).caught()

@@ -1,0 +1,127 @@
+"""Small text files that anybody may have written: they neither hang who reads them nor take all memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+MOST_YAML, MOST_JSON, MOST_ROWS = 4 << 20, 64 << 20, 512 << 20
+"""Bytes of files that are read: 4 MiB of YAML take 3 s; a JSON file may have a name for each of many classes, a file
+of rows a line for each of many updates."""
+_DEEPEST = 100
+"""Lists and dicts within each other, in YAML: more could end the process in C."""
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C: ten times as fast
+
+
+def read_text(path: Path, most: int) -> str:
+    """The text of a regular file of at most `most` bytes; never waits, as for what a pipe may give.
+
+    Raises:
+        FileNotFoundError: there is none.
+        OSError, ValueError: it can't be read, is something else, larger, or not UTF-8.
+    """
+    return read_bytes(path, most).decode("utf-8")
+
+
+def read_bytes(path: Path, most: int, start: int = 0) -> bytes:
+    """As `read_text`, the bytes from `start` on.
+
+    Raises:
+        FileNotFoundError: there is none.
+        OSError, ValueError: it can't be read, is something else, or larger.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(fd, "rb") as file:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("it is not a file")
+        file.seek(start)
+        content = file.read(most + 1 - start) if found.st_size <= most else b""
+        if max(found.st_size, start + len(content)) > most:
+            raise ValueError(f"it has {found.st_size:,} bytes, more than the {most:,} that are read")
+    return content
+
+
+class NewLines:
+    """The lines that were appended to a file since it was read before.
+
+    Args:
+        path: of the file, which need not be there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._read_to = 0
+
+    def read(self) -> list[bytes]:
+        """The whole lines, without their ends; none of a file that can't be read."""
+        try:
+            data = read_bytes(self.path, MOST_ROWS, self._read_to)
+        except (OSError, ValueError):
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._read_to += len(whole)
+        return whole.splitlines()
+
+
+def append(path: Path, data: bytes) -> None:
+    """Append whole lines to a regular file in one write, which other processes' writes don't come between.
+
+    A line that a kill or a full disk has cut before gets its end.
+
+    Raises:
+        OSError, ValueError: it can't be written, or is something else.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    with open(fd, "ab", buffering=0) as file:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("it is not a file")
+        cut = found.st_size and os.pread(fd, 1, found.st_size - 1) != b"\n"
+        file.write(b"\n" * bool(cut) + data)
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file.
+
+    Raises:
+        FileNotFoundError: there is none.
+        OSError, ValueError: as `read_text`, or it is no JSON.
+    """
+    text = read_text(path, MOST_JSON)
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def read_yaml(path: Path) -> Any:
+    """The value in a YAML file without aliases, of which a few lines can stand for more than the memory holds.
+
+    Raises:
+        FileNotFoundError: there is none.
+        OSError, ValueError: as `read_text`, or it is no such YAML.
+    """
+    text = read_text(path, MOST_YAML)
+    try:
+        depth = 0
+        for event in yaml.parse(text, Loader=_LOADER):
+            if isinstance(event, yaml.AliasEvent):
+                raise ValueError(f"it has an alias, which EffLoop never writes: *{event.anchor}")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEEPEST:
+                raise ValueError("it is nested too deep")
+        loader = _LOADER(text)
+        try:
+            return loader.get_single_data()
+        finally:
+            loader.dispose()
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None

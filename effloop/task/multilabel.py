@@ -1,0 +1,249 @@
+"""Multi-label classification: any number of labels for each image."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from effloop.errors import ConfigError
+from effloop.task.base import Labelled, TargetSpec, Task, TaskConfig, tasks
+from effloop.task.details import Details, of_flags
+from effloop.task.kinds import check_kind
+from effloop.task.meter import LOSS, Meter
+from effloop.task.ranking import Ranking, best_thresholds, f1_macro, mean_average_precision
+from effloop.task.weights import Counts, check_weights, is_weight, positive_weights, weights_of
+
+
+class MultilabelLoss(Enum):
+    """What is minimised."""
+
+    bce = "bce"  # binary cross-entropy
+    asl = "asl"  # asymmetric loss
+
+
+@dataclass
+class MultilabelConfig(TaskConfig):
+    """Fields of `task=multilabel`.
+
+    Attributes:
+        loss: bce, the binary cross-entropy of each label, or asl, the asymmetric loss (Ridnik et al. 2021,
+            "Asymmetric loss for multi-label classification"); of either the mean over images and labels.
+        pos_weight: with bce, how much more a label counts in training where it is set: null, a number, a number for
+            each label, or balanced, (n - n_k) / n_k for a label that n_k of n images have, 1 for one that none or all
+            have. Scores have no weights.
+        gamma_pos: with asl, focusing of labels that are set.
+        gamma_neg: with asl, focusing of labels that aren't set.
+        clip: with asl, a label that isn't set costs nothing up to this probability.
+    """
+
+    loss: MultilabelLoss = MultilabelLoss.bce
+    pos_weight: Any = None
+    gamma_pos: float = 0.0
+    gamma_neg: float = 4.0
+    clip: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not is_weight(self.pos_weight):
+            check_weights("task.pos_weight", self.pos_weight)
+        if self.loss is MultilabelLoss.asl and self.pos_weight is not None:
+            raise ConfigError(
+                f"task.pos_weight: {self.pos_weight} is for task.loss=bce, asl has task.gamma_pos and task.gamma_neg; "
+                "set task.pos_weight=null"
+            )
+        for key in ("gamma_pos", "gamma_neg"):
+            if not 0 <= getattr(self, key) < math.inf:
+                raise ConfigError(f"task.{key}: {getattr(self, key)} is not allowed; set a finite number, 0 or above")
+        if not 0 <= self.clip < 1:
+            raise ConfigError(f"task.clip: {self.clip} is not allowed; set a probability from 0 to below 1")
+
+
+@tasks.register("multilabel", MultilabelConfig)
+class Multilabel(Task):
+    """Any number of labels for each image: binary cross-entropy or asymmetric loss, mean average precision, F1."""
+
+    meters = (
+        Meter("map", "mAP"),
+        Meter("map_micro", "mAP micro"),
+        Meter("f1", "F1"),
+        Meter("f1_micro", "F1 micro"),
+        Meter("f1_tuned", "F1 tuned"),
+        LOSS,
+    )
+    mixes: ClassVar[bool] = True
+    distils: ClassVar[bool] = True
+    ensembles: ClassVar[bool] = True
+    digits: ClassVar[int | None] = 6
+    collects: ClassVar[bool] = True
+    outputs: ClassVar[str] = "logits; their sigmoid is each label's probability"
+
+    def __init__(self, config: MultilabelConfig) -> None:
+        self.config = config
+        self.pos_weight: Tensor | None = None
+        self.thresholds: list[float] = []
+        self._shape_for(1)
+
+    def _shape_for(self, num_outputs: int) -> None:
+        self.target = TargetSpec((num_outputs,), torch.float32)
+        self.num_sums = 2 + 3 * num_outputs
+
+    def num_outputs(self, source: Labelled) -> int:
+        check_kind(source, "flags")
+        return len(source.target_names)
+
+    def for_outputs(self, num_outputs: int) -> Self:
+        task = super().for_outputs(num_outputs)
+        task._shape_for(num_outputs)
+        task.thresholds = [0.5] * num_outputs  # until they are tuned
+        return task
+
+    def fitted(self, source: Labelled, counts: Counts) -> Self:
+        weight = self.config.pos_weight
+        if weight is None:
+            return self
+        task, names = copy.copy(self), source.target_names
+        each = weight if isinstance(weight, str | list) else [weight] * len(names)
+        samples = len(source.targets)
+        balanced = lambda: positive_weights(counts(), samples)  # noqa: E731
+        task.pos_weight = weights_of("task.pos_weight", each, names, balanced, "labels")
+        return task
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """(N, K) logits, (N, K) float32 flags or shares of them -> () mean loss of a training batch."""
+        weight = None if self.pos_weight is None else self.pos_weight.to(outputs.device)
+        return self._losses(outputs.float(), targets, weight).mean()
+
+    def _losses(self, logits: Tensor, flags: Tensor, weight: Tensor | None = None) -> Tensor:
+        if self.config.loss is MultilabelLoss.bce:
+            return F.binary_cross_entropy_with_logits(logits, flags, pos_weight=weight, reduction="none")
+        return asymmetric_losses(logits, flags, self.config)
+
+    def distillation_loss(self, outputs: Tensor, taught: Tensor, temperature: float) -> Tensor:
+        """The mean Kullback-Leibler divergence of each label's softened probability from the teacher's, times the
+        temperature squared, as of classes.
+        """
+        ours, theirs = outputs.float() / temperature, taught.float() / temperature
+        cross, own = (F.binary_cross_entropy_with_logits(each, theirs.sigmoid()) for each in (ours, theirs))
+        return (cross - own) * temperature**2
+
+    @torch.no_grad()
+    def sums(self, outputs: Tensor, targets: Tensor, valid: Tensor, loss: Tensor | None = None) -> Tensor:
+        """A batch's loss, samples, and for each label above probability 0.5 true positives, false positives and false
+        negatives, summed: (2 + 3 K,) float64, on the device. Of mixed images a label counts by its share.
+        """
+        losses = self._losses(outputs.float(), targets).mean(dim=1) if loss is None else loss
+        losses = losses.double().expand(len(valid))
+        said, flags = outputs > 0, targets.double()
+        columns = [said * flags, said * (1 - flags), ~said * flags]
+        rows = torch.cat([losses[:, None], torch.ones_like(losses)[:, None], *columns], dim=1)
+        return rows.masked_fill(~valid[:, None], 0).sum(dim=0)
+
+    def scores(self, sums: Sequence[float], since: Sequence[float] | None = None) -> dict[str, float]:
+        """The loss, `f1` and `f1_micro`; the other scores aren't of sums, and `scores_of` has all."""
+        loss, samples, *counts = np.subtract(sums, since) if since else np.asarray(sums)
+        nan = float("nan")
+        return {"loss": float(loss / samples) if samples else nan, **_f1(*np.split(np.asarray(counts), 3))}
+
+    def scores_of(self, outputs: NDArray[np.float32], targets: NDArray[Any]) -> dict[str, float]:
+        """All scores; NaN if an output is."""
+        if np.isnan(outputs).any():
+            return dict.fromkeys([LOSS.name, *(meter.name for meter in self.meters if meter != LOSS)], math.nan)
+        logits, flags = torch.from_numpy(outputs).double(), torch.from_numpy(targets).double()
+        loss = float(self._losses(logits, flags).mean())
+        has = targets > 0
+        at_half, tuned = (_f1(*_counts(said, has)) for said in (outputs > 0, self._set(logits)))
+        return {
+            "loss": loss,
+            "map": mean_average_precision(outputs, has),
+            "map_micro": Ranking.of(outputs.ravel(), has.ravel()).average_precision,
+            **at_half,
+            "f1_tuned": tuned["f1"],
+        }
+
+    def details(self, facts: NDArray[np.float32], targets: NDArray[Any], names: Sequence[str]) -> Details:
+        logits = torch.from_numpy(facts).double()
+        losses = self._losses(logits, torch.from_numpy(targets).double()).mean(dim=1).numpy()
+        return of_flags(losses, facts, self._set(logits), targets > 0, names)
+
+    def tune(self, outputs: NDArray[np.float32], targets: NDArray[Any]) -> None:
+        """Choose each label's threshold by the F1 that it has; outputs that are NaN change nothing."""
+        if not np.isnan(outputs).any():
+            self.thresholds = best_thresholds(torch.from_numpy(outputs).double().sigmoid().numpy(), targets > 0)
+
+    def _set(self, logits: Tensor) -> NDArray[np.bool_]:
+        """(N, K) which labels are set: those whose probability is above their threshold."""
+        found: NDArray[np.bool_] = logits.double().cpu().sigmoid().numpy() > np.asarray(self.thresholds)
+        return found
+
+    def state_dict(self) -> dict[str, list[float]]:
+        return {"thresholds": list(self.thresholds)}
+
+    def load_state_dict(self, state: Mapping[str, Sequence[float]]) -> None:
+        if len(state["thresholds"]) != len(self.thresholds):
+            raise ValueError(f"{len(state['thresholds'])} thresholds for {len(self.thresholds)} labels")
+        self.thresholds = list(state["thresholds"])
+
+    def predictions(
+        self, outputs: Tensor, classes: Sequence[str], top: int = 1, *, every: bool = False
+    ) -> dict[str, NDArray[np.float32] | list[str]]:
+        """`labels`, those above their thresholds, joined by `|`; with `every` then `p_NAME`, each probability."""
+        found = ["|".join(classes[place] for place in np.flatnonzero(row).tolist()) for row in self._set(outputs)]
+        columns: dict[str, NDArray[np.float32] | list[str]] = {"labels": found}
+        if every:
+            probabilities = outputs.float().sigmoid().cpu().numpy()
+            columns |= {f"p_{name}": probabilities[:, place] for place, name in enumerate(classes)}
+        return columns
+
+    def ensemble(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Logits of several views -> logits of the mean probabilities, (N, K) float32."""
+        views = torch.stack([each.float() for each in outputs])
+        return F.logsigmoid(views).logsumexp(dim=0) - F.logsigmoid(-views).logsumexp(dim=0)
+
+    def agreement(self, outputs: Tensor, expected: Tensor) -> Tensor:
+        """(N, K) logits twice -> (N,) bool, whether the same labels are set."""
+        same = (self._set(outputs) == self._set(expected)).all(axis=1)
+        return torch.from_numpy(same).to(outputs.device)
+
+    def example_targets(self, batch_size: int, num_outputs: int, device: torch.device) -> Tensor:
+        """(N, K) float32 flags."""
+        return torch.randint(2, (batch_size, num_outputs), device=device, dtype=torch.float32)
+
+
+def asymmetric_losses(logits: Tensor, flags: Tensor, config: MultilabelConfig) -> Tensor:
+    """The asymmetric loss of each label of each image, (N, K); Ridnik et al. 2021, equations 4 to 7.
+
+    With the probability p and p_m = max(p - clip, 0): -(1 - p)^gamma_pos log p of a label that is set, and
+    -p_m^gamma_neg log(1 - p_m) of one that isn't; of a share both, by it.
+
+    Args:
+        logits: (N, K).
+        flags: (N, K), 0, 1 or shares.
+        config: has `gamma_pos`, `gamma_neg` and `clip`.
+    """
+    tiny = torch.finfo(logits.dtype).tiny  # the derivative of 0^gamma is infinite for some
+    absent = torch.sigmoid(-logits)
+    shifted = (1 - absent - config.clip).clamp(min=tiny)
+    log_absent = (absent + config.clip).clamp(max=1).log() if config.clip else F.logsigmoid(-logits)
+    positive = absent.clamp(min=tiny) ** config.gamma_pos * F.logsigmoid(logits)
+    negative = shifted**config.gamma_neg * log_absent
+    return -(flags * positive + (1 - flags) * negative)
+
+
+def _counts(said: NDArray[np.bool_], has: NDArray[np.bool_]) -> list[NDArray[np.int64]]:
+    """(K,) true positives, false positives, false negatives."""
+    return [part.sum(axis=0) for part in (said & has, said & ~has, ~said & has)]
+
+
+def _f1(hits: NDArray[Any], extra: NDArray[Any], missed: NDArray[Any]) -> dict[str, float]:
+    """F1 as the mean of the classes', and of all flags together."""
+    micro = (np.atleast_1d(each.sum()) for each in (hits, extra, missed))
+    return {"f1": f1_macro(hits, extra, missed), "f1_micro": f1_macro(*micro)}

@@ -1,0 +1,144 @@
+"""`eval`: what it prints beside the scores, and its files."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from runs import TINY, once
+
+from effloop.cli.main import main
+from effloop.inference.trained import Trained
+
+FILES = {
+    *("scores.json", "per_class.csv", "confusion.csv", "confusion.png", "calibration.png", "worst.csv", "worst.png"),
+}
+
+
+@pytest.fixture
+def run(finished: Path, here: Path) -> Path:
+    """A run of its own."""
+    return Path(shutil.copytree(finished, here / "run", ignore=shutil.ignore_patterns("eval", "*.eval")))
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_files_say_what_the_table_says(run: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(run), "batch_size=5"]) == 0
+    out, folder = capsys.readouterr().out, run / "eval/val"
+    assert {path.name for path in folder.iterdir()} == FILES
+    told = json.loads((folder / "scores.json").read_text())
+    trained = Trained.from_checkpoint(run)
+    assert (told["samples"], told["split"], told["names"]) == (13, "val", ["a", "b", "c"])
+    assert told["scores"] == pytest.approx(trained.evaluate(trained.loader()), rel=1e-6)
+    assert f"{told['scores']['top1']:.2%}" in out
+    assert f"calibration error {told['calibration_error']:.2%}" in out
+
+    matrix = np.array([[row[name] for name in "abc"] for row in table(folder / "confusion.csv")], int)
+    assert matrix.sum(axis=1).tolist() == [5, 4, 4]
+    assert matrix.trace() / 13 == told["scores"]["top1"]
+    rows = {row["class"]: row for row in table(folder / "per_class.csv")}
+    for label, name in enumerate("abc"):
+        assert float(rows[name]["recall"]) == pytest.approx(matrix[label, label] / matrix[label].sum(), rel=1e-5)
+        assert f" {name} " in out
+
+    worst = table(folder / "worst.csv")
+    losses = [float(row["loss"]) for row in worst]
+    assert losses == sorted(losses, reverse=True)
+    assert np.mean(losses) == pytest.approx(told["scores"]["loss"], rel=1e-5)  # there are fewer than 32
+    for row in worst:
+        assert (photos / "val" / row["path"]).is_file()
+        assert row["target"] == row["path"][0]
+
+
+def test_with_several_views_it_is_of_all_of_them(run: Path) -> None:
+    assert main(["eval", str(run), "tta=flip,fivecrop", "out=views"]) == 0
+    told = json.loads(Path("views/scores.json").read_text())
+    assert told["tta"] == ["flip", "fivecrop"]
+    assert main(["predict", str(run), "out=p.csv", "tta=flip,fivecrop"]) == 0
+    assert told["scores"]["top1"] == sum(row["class"] == row["target"] for row in table(Path("p.csv"))) / 13
+    losses = [float(row["loss"]) for row in table(Path("views/worst.csv"))]
+    assert told["scores"]["loss"] == pytest.approx(np.mean(losses))
+
+
+def test_each_split_has_a_folder_and_a_file_has_its_own(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(run), "split=train"]) == 0
+    assert main(["eval", str(run / "checkpoints/last.ckpt")]) == 0
+    assert main(["eval", str(run), "out=elsewhere/x"]) == 0
+    for folder in (run / "eval/train", run / "checkpoints/last.ckpt.eval/val", Path("elsewhere/x")):
+        assert {path.name for path in folder.iterdir()} == FILES
+    assert not (run / "eval/val").exists()
+    assert main(["eval", str(run), "split=.."]) == 2
+    assert len(table(run / "eval/train/worst.csv")) == 32
+    with Image.open(run / "eval/train/worst.png") as picture:
+        assert picture.width == 8 * 158
+
+
+def test_in_the_reports_page(run: Path) -> None:
+    for split in ("val", "train"):
+        assert main(["eval", str(run), f"split={split}"]) == 0
+    assert main(["report", str(run)]) == 0
+    page = (run / "report.html").read_text()
+    assert page.count("data:image/jpeg;base64,") == 2
+    assert ": train, epoch " in page
+    assert page.count('aria-label="confusion"') == page.count('aria-label="calibration"') == 2
+    assert len(page) < 1_000_000
+
+
+def test_a_folder_that_cannot_be_written(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line, and the scores nevertheless; if the folder was asked for, before anything is computed."""
+    (run / "eval").write_text("in the way")
+    assert main(["eval", str(run)]) == 0
+    printed = capsys.readouterr()
+    assert "top1" in printed.out
+    assert "calibration error" in printed.out
+    assert printed.err.count("\n") == 1
+    assert "can't be written: " in printed.err
+    assert "set out=FOLDER" in printed.err
+    for out in ("/proc/x", str(run / "eval"), str(run / "eval/y")):
+        assert main(["eval", str(run), f"out={out}"]) == 2
+        printed = capsys.readouterr()
+        assert printed.err.startswith(f"effloop: out: '{out}' can't be written: ")
+        assert (printed.err.count("\n"), printed.out) == (1, "")
+
+
+def test_a_split_that_is_not_there(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(run), "split=test"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("has no folder 'test'; it has train, val: set split to one of them")
+    assert not (run / "eval").exists()
+
+
+@pytest.mark.parametrize(
+    ("task", "head", "score", "file"),
+    [
+        ("multilabel", "labels", ("map", "ap"), "per_class.csv"),
+        ("regression", "label", ("r2", "r2"), "per_output.csv"),
+    ],
+)
+def test_other_tasks(task: str, head: str, score: tuple[str, str], file: str, photos: Path, here: Path) -> None:
+    """Rows whose mean is the score, as often as it is asked for, and in the report."""
+    lines = [f"path,split,{head}"]
+    for number, path in enumerate(sorted(photos.glob("*/*/*.jpg"))):
+        split, name = path.parts[-3:-1]
+        target = name + "|d" * (number % 3 == 0) if task == "multilabel" else f"{ord(name)}.5"
+        lines.append(f"{path},{split},{target}")
+    Path("set.csv").write_text("\n".join(lines))
+    assert main(once("data=csv", "data.root=set.csv", f"task={task}", *TINY, "epochs=1", "run=x")) == 0
+    for _ in range(2):
+        assert main(["eval", "outputs/x"]) == 0
+    folder = Path("outputs/x/eval/val")
+    told = json.loads((folder / "scores.json").read_text())
+    values = [float(row[score[1]]) for row in table(folder / file) if row[score[1]]]
+    assert np.mean(values) == pytest.approx(told["scores"][score[0]], abs=1e-5)
+    assert len(table(folder / "worst.csv")) == 13
+    assert main(["report", "outputs/x"]) == 0
+    assert "data:image/jpeg;base64," in Path("outputs/x/report.html").read_text()

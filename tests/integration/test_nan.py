@@ -1,0 +1,212 @@
+"""`nan=stop` and `nan=skip`: losses and gradients that aren't finite."""
+
+from __future__ import annotations
+
+import json
+import os
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from poisoned import outcome, positions
+from ranks import run_script
+from runs import TINY, once, rows, train
+
+from effloop.errors import DivergedError
+from effloop.parallel.single import NoneConfig, NoParallel
+from effloop.runs.reader import read_run
+from effloop.train.finite import all_finite
+from effloop.train.nan import Stop
+from effloop.train.nan_list import NanContext
+from effloop.train.state import Progress
+
+WORDS = "device=cpu batch_size=4 record.tensorboard=false record.samples=0 schedule=constant"
+RUN = once(*TINY, *WORDS.split())
+POISONED = int(os.environ.get("EFFLOOP_POISONED", "20"))
+
+
+def in_ranks(
+    overrides: list[str], where: list[int], tmp_path: Path, *, out: bool = False, resume: str = ""
+) -> list[dict[str, Any]]:
+    """What `outcome` says on each of two ranks."""
+    (tmp_path / "asked.json").write_text(json.dumps([overrides, where, out, resume]))
+    here = Path(__file__).parents[1]
+    script = f"""
+        import runpy, sys
+        sys.path.insert(0, {str(here)!r})
+        sys.argv = ["poisoned", {str(tmp_path / "asked.json")!r}]
+        runpy.run_module("poisoned", run_name="__main__")
+    """
+    ended = run_script(script, tmp_path)
+    assert [code for code, _, _ in ended] == [0, 0], ended
+    return [json.loads(said.splitlines()[-1]) for _, said, _ in ended]
+
+
+def check_skipped(
+    found: dict[str, Any], without: dict[str, Any], ranks: list[dict[str, Any]], where: list[int]
+) -> None:
+    """The poisoned updates are listed with their samples, and the weights are as without them."""
+    assert not found["line"]
+    assert [entry["step"] for entry in found["list"]] == where
+    for entry in found["list"]:
+        given = [rank["ids"][str(entry["step"])] for rank in ranks]
+        poisoned = entry["step"] // 2 % len(ranks)
+        by_loss = entry["step"] % 2 == 0
+        assert entry["what"] == ("loss" if by_loss else "gradient")
+        assert entry["ids"] == sorted(given[poisoned] if by_loss else [*chain(*given)])
+        assert len(entry["names"]) == len(entry["ids"])
+    assert found["weights"] == without["weights"]
+    assert all(found["kept"])
+
+
+def plain(found: dict[str, Any]) -> dict[str, Any]:
+    return dict(json.loads(json.dumps(found)))
+
+
+def test_skipped_batches_leave_no_trace(photos: Path, here: Path) -> None:
+    where = positions(6, 40)
+    overrides = [f"data.root={photos}", *once(*RUN, "epochs=4"), "optim.ema=0.9"]
+    found, left_out = (plain(outcome([*overrides, f"run={out}", "nan=skip"], where, out=out)) for out in (False, True))
+    check_skipped(found, left_out, [found], where)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_many_skipped_batches(photos: Path, here: Path, precision: str) -> None:
+    epochs = max(4, POISONED * 12 // 10)
+    where = positions(POISONED, epochs * 10, seed=1)
+    overrides = [f"data.root={photos}", *once(*RUN, f"epochs={epochs}"), "nan=skip"]
+    found, left_out = (
+        plain(outcome([*overrides, f"run={out}", f"precision={precision}"], where, out=out)) for out in (False, True)
+    )
+    check_skipped(found, left_out, [found], where)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_ranks_skip_the_same_batches(photos: Path, tmp_path: Path, precision: str) -> None:
+    epochs = max(4, POISONED * 12 // 5)
+    where = positions(POISONED, epochs * 5, seed=2)
+    overrides = [f"data.root={photos}", *once(*RUN, f"epochs={epochs}"), "nan=skip"]
+    overrides += ["parallel=ddp", f"precision={precision}"]
+    ranks = in_ranks([*overrides, "run=found"], where, tmp_path)
+    left_out = in_ranks([*overrides, "run=out"], where, tmp_path, out=True)
+    assert ranks[0]["weights"] == ranks[1]["weights"]
+    for rank, without in zip(ranks, left_out, strict=True):
+        check_skipped(rank, without, ranks, where)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("poison", [14, 15])  # a loss, a gradient
+def test_ranks_stop_together(photos: Path, tmp_path: Path, poison: int) -> None:
+    one, other = in_ranks(
+        [f"data.root={photos}", *once(*RUN, "epochs=4"), "parallel=ddp", "run=run"], [poison], tmp_path
+    )
+    assert one["line"] == other["line"]
+    assert f"epoch {poison // 5}, step {poison}, lr" in one["line"]
+    assert "last good checkpoint is outputs/run/checkpoints/last.ckpt" in one["line"]
+    assert all(one["kept"])
+
+
+AGAIN = ["nan=skip", "run=run", "checkpoint.every_steps=2", "checkpoint.keep=20", "record.log_every=100"]
+
+
+def check_again(whole: dict[str, Any], again: dict[str, Any], where: list[int]) -> None:
+    """What was done again from the step 4 on stands once, and counts once."""
+    assert not again["line"]
+    assert again["loaded"] == {"updates": 4, "skipped": 1, "in_a_row": 1}
+    assert [row["step"] for row in again["list"]] == [row["step"] for row in whole["list"]] == where
+    assert again["list"] == whole["list"]
+    assert again["counts"] == whole["counts"] == {"updates": 10, "skipped": 3, "in_a_row": 1}
+    assert again["weights"] == whole["weights"]
+
+
+def test_what_is_done_again_is_listed_once(photos: Path, here: Path) -> None:
+    words = [f"data.root={photos}", *once(*RUN, "epochs=1"), *AGAIN]
+    whole, again = (
+        plain(outcome(words, [3, 6, 9], resume=each)) for each in ("", "outputs/run/checkpoints/step-00000004.ckpt")
+    )
+    check_again(whole, again, [3, 6, 9])
+
+
+@pytest.mark.nightly
+def test_what_ranks_do_again_is_listed_once(photos: Path, tmp_path: Path) -> None:
+    words = [f"data.root={photos}", *once(*RUN, "epochs=2"), *AGAIN, "parallel=ddp"]
+    whole = in_ranks(words, [3, 6, 9], tmp_path)
+    again = in_ranks(words, [3, 6, 9], tmp_path, resume="outputs/run/checkpoints/step-00000004.ckpt")
+    for pair in zip(whole, again, strict=True):
+        check_again(*pair, [3, 6, 9])
+
+
+@pytest.mark.parametrize("left_out", [[9], pytest.param(list(range(10)), marks=pytest.mark.slow)])
+def test_an_epoch_that_ends_before_its_last_batch_has_a_line(photos: Path, here: Path, left_out: list[int]) -> None:
+    words = [f"data.root={photos}", *once(*RUN, "epochs=1"), "run=run", "record.log_every=100"]
+    assert not outcome(words, left_out, out=True)["line"]
+    assert [row["split"] for row in rows(here / "outputs/run")] == ["train", "val"]
+
+
+def test_it_stops_with_the_samples_and_keeps_the_last_good_checkpoint(photos: Path, here: Path) -> None:
+    overrides = [f"data.root={photos}", *RUN, "run=run", "accumulate=2"]
+    found = outcome(overrides, [16])
+    (entry,) = found["list"]
+    assert "nan: epoch 1, step 8, lr 0.003: the loss is nan, samples " in found["line"]
+    assert entry["ids"] == sorted(found["ids"][16])
+    assert "last good checkpoint is outputs/run/checkpoints/last.ckpt" in found["line"]
+    assert found["kept"]
+    assert all(found["kept"])
+
+
+@pytest.mark.parametrize(
+    "poison", [pytest.param(7, marks=pytest.mark.slow), 9]
+)  # the last of an epoch, whose weights are looked at before they are saved
+def test_it_names_the_update_before_whose_gradient_spoilt_the_weights(photos: Path, here: Path, poison: int) -> None:
+    found = outcome([f"data.root={photos}", *once(*RUN, "epochs=4"), "run=run"], [poison, 10])
+    (entry,) = found["list"]
+    assert (entry["step"], entry["what"], entry["ids"]) == (poison, "weights", sorted(found["ids"][poison]))
+    assert f"step {poison}, lr 0.003: the weights are not finite after it, samples " in found["line"]
+    assert found["step"] <= poison + 1
+    assert all(found["kept"])
+
+
+def test_weights_that_no_loss_shows(here: Path) -> None:
+    model = torch.nn.Conv2d(1, 1, 1, bias=False)
+    single = NoParallel(NoneConfig(name="none"), torch.device("cpu"))
+    context = NanContext(model, model, single, torch.zeros(1), 1, torch.amp.GradScaler(enabled=False), here, str)
+    model.weight.grad = torch.zeros_like(model.weight)
+    policy = Stop(context)
+    for step in range(16):
+        policy.update(lambda: True, Progress(step=step), 1.0)
+        if step == 3:
+            model.weight.data.fill_(float("inf"))
+    with pytest.raises(DivergedError, match="step 15, lr 1: the weights are not finite after it"):
+        policy.update(lambda: True, Progress(step=16), 1.0)
+
+
+def test_a_learning_rate_that_is_far_too_high(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(photos, "lr=1e30", "run=run", "record.tensorboard=false", "record.samples=0") == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    for word in ("nan: epoch 0, step 1, lr 1e+30: the loss is nan", ".jpg), ", "try a lower lr, max_grad_norm=1"):
+        assert word in err
+    assert read_run(here / "outputs/run").state == "failed"
+    assert not list((here / "outputs/run").glob("checkpoints/*.ckpt"))
+
+
+@pytest.mark.slow
+def test_skipping_ends(photos: Path, here: Path) -> None:
+    words = [f"data.root={photos}", *RUN, "nan=skip"]
+    found = outcome([*words, "run=row"], list(range(3, 20)))
+    assert "step 12, lr" in found["line"]
+    assert "the 10th skipped update in a row" in found["line"]
+    found = outcome(once(*words, "run=share", "epochs=12"), [*range(0, 60, 5), 110])
+    assert "13 of 111 updates were skipped" in found["line"]
+
+
+def test_large_values_are_finite() -> None:
+    large = torch.full((3,), 3e38)
+    assert all_finite([large, torch.zeros(2, dtype=torch.bfloat16)])
+    assert not all_finite([large, torch.tensor([float("nan")])])
+    assert not all_finite([torch.tensor([1.0, float("inf")])])
+    assert all_finite([])

@@ -1,0 +1,337 @@
+"""A run that is stopped within an epoch, by a signal or a kill, and gone on with ends as if never stopped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kills_train import Runs, campaign, check_same, global_order, parallel
+from ranks import all_gone, done, pids, started, wait_until
+from runs import TINY, composed, rows, train
+
+import effloop
+from effloop.checkpoint import files
+from effloop.cli.main import main
+from effloop.errors import PROGRAM, ConfigError, PreemptedRunError
+from effloop.runs.reader import read_run
+from effloop.system.signals import STOPPING, StopRequest
+from effloop.train.evaluation import Scorer
+from effloop.train.trainer import Trainer
+
+KILLS = int(os.environ.get("EFFLOOP_KILLS", "8"))
+TERMS = int(os.environ.get("EFFLOOP_TERMS", "5"))
+WORDS = ("optim.ema=0.9", "accumulate=2", "precision=bf16", "batch_size=4", "augment.mixup=0.3", "record.log_every=3")
+
+
+@contextmanager
+def signalled(step: int, number: int = signal.SIGTERM, *, evaluating: bool = False) -> Iterator[None]:
+    """Runs in this process get a signal in the middle of this update, or in the evaluation after it."""
+    update, add = Trainer.update, Scorer.add
+    at, trainers = [0], list[Trainer]()
+
+    def updating(trainer: Trainer) -> float:
+        lr = update(trainer)
+        at[0] = trainer.progress.step
+        trainers.append(trainer)
+        if at[0] == step and not evaluating:
+            os.kill(os.getpid(), number)
+            arrived(trainer)
+        return lr
+
+    def adding(scorer: Scorer, *args: Any) -> None:
+        add(scorer, *args)
+        if at[0] == step and evaluating:
+            os.kill(os.getpid(), number)
+            arrived(trainers[-1])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "update", updating)
+        patch.setattr(Scorer, "add", adding)
+        yield
+
+
+def arrived(trainer: Trainer) -> None:
+    """A thread sees the signal, at once but for the scheduler."""
+    until = time.monotonic() + 10
+    while not trainer.request.wish:
+        assert time.monotonic() < until
+
+
+def preempted(photos: Path, *words: str) -> None:
+    before = [signal.getsignal(number) for number in STOPPING]
+    assert train(photos, "run=x", *words) == 75
+    assert [signal.getsignal(number) for number in STOPPING] == before
+    assert not [thread for thread in threading.enumerate() if thread.name == "effloop-signals"]
+
+
+@pytest.fixture(scope="module")
+def reference(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reference")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert train(photos, "run=x", *WORDS) == 0
+    return folder
+
+
+def test_a_signal_within_an_epoch(
+    reference: Path, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ten batches are five updates in an epoch: the second one."""
+    with signalled(2, signal.SIGUSR1):
+        preempted(photos, *WORDS)
+    said = capsys.readouterr().err
+    assert said == f"effloop: stopped by SIGUSR1 after update 2; resume with: {PROGRAM} resume outputs/x\n"
+    run = read_run(here / "outputs/x")
+    assert (run.state, run.reason) == ("preempted", "stopped by SIGUSR1 after update 2")
+    assert files.position(here / "outputs/x/checkpoints/last.ckpt") == {"epoch": 0, "samples_seen": 16, "step": 2}
+    assert main(["resume", "outputs/x"]) == 0
+    assert "at epoch 0, after 16 of its samples\n" in capsys.readouterr().out
+    check_same(here, reference)
+    assert curves(here) == curves(reference)
+
+
+def test_a_signal_in_the_evaluation(reference: Path, photos: Path, here: Path) -> None:
+    with signalled(10, evaluating=True):
+        preempted(photos, *WORDS)
+    progress = files.position(here / "outputs/x/checkpoints/last.ckpt")
+    assert progress == {"epoch": 1, "samples_seen": 40, "step": 10}  # which is trained, but not done
+    with (here / "outputs/x/metrics.jsonl").open(
+        "a"
+    ) as file:  # as if killed after an evaluation, before its checkpoint
+        file.write('{"split": "val", "epoch": 1, "step": 10}\n')
+    assert main(["resume", "outputs/x"]) == 0
+    check_same(here, reference)
+    assert curves(here) == curves(reference)
+
+
+def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """TensorBoard's points, without the times."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "outputs/x/tensorboard"))
+    events.Reload()
+    names = [name for name in events.Tags()["scalars"] if name.startswith(("train/", "val/"))]
+    return {name: [(each.step, each.value) for each in events.Scalars(name)] for name in names}
+
+
+def test_a_kill_after_the_last_checkpoint(reference: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(reference / "outputs", here / "outputs")
+    (here / "outputs/x/summary.json").unlink()
+    assert main(["resume", "outputs/x"]) == 0
+    assert "summary.json was missing" in capsys.readouterr().out
+    check_same(here, reference)
+
+
+@pytest.mark.slow
+def test_a_signal_while_torch_is_imported(photos: Path, here: Path) -> None:
+    process = started([sys.executable, "-m", "effloop", f"data.root={photos}", "run=x"], here)
+    wait_until(lambda: caught(process.pid, signal.SIGTERM), process)
+    process.send_signal(signal.SIGTERM)
+    code, out, err = done(process)
+    line = "effloop: stopped by SIGTERM before training began; type the command again\n"
+    assert (code, out, err) == (75, "", line)
+    assert not (here / "outputs").exists()
+
+
+def caught(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
+
+
+def test_a_users_own_handlers_stay(photos: Path, here: Path) -> None:
+    came: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+    try:
+        trainer = effloop.build_trainer(composed(f"data.root={photos}", *TINY, "record=none"))
+        update = trainer.update
+
+        def asking() -> float:
+            os.kill(os.getpid(), signal.SIGTERM)
+            if trainer.progress.step == 6:
+                trainer.request.ask(signal.SIGUSR1)
+            return update()
+
+        trainer.update = asking  # type: ignore[method-assign]
+        with pytest.raises(PreemptedRunError, match="stopped by SIGUSR1 after update 7"):
+            trainer.fit()
+        assert len(came) == 7
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def ran(folder: Path) -> bool:
+    """Whether a run has written a line of its second epoch."""
+    path = folder / "outputs/x/metrics.jsonl"
+    return path.exists() and '"epoch": 1' in path.read_text()
+
+
+LONG = ("effloop", *TINY, "epochs=400", "device=cpu", "run=x", "record.samples=0")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [None, 1])
+def test_ranks_save_together(photos: Path, tmp_path: Path, rank: int | None) -> None:
+    """A signal to the whole group, as Slurm sends it, workers and all; or to one rank."""
+    words = ("parallel=ddp", "parallel.processes=2", "parallel.max_restarts=1", "engine=processes", "num_workers=1")
+    process = started([*LONG, f"data.root={photos}", *words, "batch_size=4"], tmp_path)
+    wait_until(lambda: ran(tmp_path), process)
+    if rank is None:
+        os.killpg(process.pid, signal.SIGTERM)
+    else:
+        os.kill(pids(tmp_path)[rank], signal.SIGHUP)
+    code, _, err = done(process)
+    assert code == 75, err
+    (line,) = err.splitlines()
+    by = "SIGTERM" if rank is None else "SIGHUP"
+    assert line.startswith(f"effloop: stopped by {by} after update ")
+    assert line.endswith(f"; resume with: {PROGRAM} resume outputs/x")
+    assert all_gone(process.pid)
+    state = files.read(tmp_path / "outputs/x/checkpoints/last.ckpt")
+    assert read_run(tmp_path / "outputs/x").state == "preempted"
+    assert len(state["rng"]) == len(state["metrics"]) == 2
+    assert ("buffers" in state) == (state["progress"]["samples_seen"] > 0)
+
+
+STUCK = """
+import time
+from effloop.data.transfer import Transfer
+normalize = Transfer.normalize
+
+def slow(transfer, images):
+    if WHERE.exists():
+        time.sleep(1000)
+    return normalize(transfer, images)
+
+Transfer.normalize = slow
+"""
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_a_run_that_waits(photos: Path, tmp_path: Path) -> None:
+    plugin, where = tmp_path / "stuck.py", tmp_path / "stuck"
+    plugin.write_text(f"from pathlib import Path\nWHERE = Path({str(where)!r})\n{STUCK}")
+    process = started([*LONG, f"data.root={photos}", f"plugins=[{plugin}]"], tmp_path)
+    wait_until(lambda: ran(tmp_path), process)
+    where.touch()
+    time.sleep(0.5)
+    process.terminate()
+    time.sleep(2.5)  # one that comes at once is the same
+    assert process.poll() is None
+    process.terminate()
+    code, _, err = done(process)
+    assert code == 75
+    line = f"effloop: stopped by SIGTERM again, before it was saved; resume with: {PROGRAM} resume outputs/x "
+    assert err.startswith(line)
+    assert read_run(tmp_path / "outputs/x").state == "preempted"
+    assert files.position(tmp_path / "outputs/x/checkpoints/last.ckpt")["epoch"] >= 1
+
+
+@pytest.mark.slow
+def test_patience_is_from_the_last_progress() -> None:
+    reading, writing = os.pipe()
+    if not (child := os.fork()):
+        request = StopRequest(at_end=lambda name, again: os.write(writing, b"late") and None, patience_s=1)
+        with request.caught():
+            os.kill(os.getpid(), signal.SIGTERM)
+            until = time.monotonic() + 1.3
+            while time.monotonic() < until:
+                request.progress()
+                time.sleep(0.01)
+            os.write(writing, b"batches, ")
+            with request.busy():
+                time.sleep(1.3)
+            os.write(writing, b"a save, ")
+            time.sleep(1000)
+    os.close(writing)
+    with open(reading) as said:
+        assert said.read() == "batches, a save, late"
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 75
+
+
+def test_a_trainer_that_was_stopped(photos: Path, here: Path) -> None:
+    trainer = effloop.build_trainer(effloop.compose([f"data.root={photos}", *TINY, "epochs=2", "run=x"]))
+    trainer.request.ask()
+    with pytest.raises(PreemptedRunError):
+        trainer.fit()
+    with pytest.raises(ConfigError, match="fit: this trainer was stopped"):
+        trainer.fit()
+    assert trainer.progress.step == 1
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("kills"))
+
+
+@pytest.mark.nightly
+def test_kills(runs: Runs) -> None:
+    """Sources, engines and ranks in turn, several kills to a run; EFFLOOP_KILLS=200 is 12 or 13 to each of 16."""
+    kills, _ = campaign(runs, KILLS, seed=1)
+    assert kills >= KILLS
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_stops(runs: Runs, number: int) -> None:
+    count = TERMS if number == signal.SIGTERM else -(-TERMS // 5)
+    assert campaign(runs, count, numbers=[number], seed=2)[0] >= count
+    assert max(runs.seconds) < 10
+
+
+@pytest.mark.nightly
+def test_other_ranks_go_on_in_the_same_order(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 ranks, then 1, then 2: each sample once, in the order that a run of 2 has them."""
+    monkeypatch.setenv("SLOWER", "0.05")
+    words = [f"data.root={runs.folder / 'folder'}"]
+    for start, (step, ranks) in enumerate(((5, 2), (20, 1), (None, 2))):
+        again = [] if not start else ["parallel=none", "batch_size=8"] if ranks == 1 else parallel(ranks)
+        process = runs.start("other", words, ranks, resumed=again)
+        metrics = runs.folder / "other/outputs/x/metrics.jsonl"
+        if step:
+            wait_until(lambda: metrics.exists() and f'"step": {step + 1}, ' in metrics.read_text(), process)  # noqa: B023
+            process.terminate()
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == (75 if step else 0), err
+    log = (runs.folder / "other/outputs/x/log.txt").read_text()
+    assert "other topology: 2 ranks then, 1 now: same sample order, other sums" in log
+    assert "other topology: 1 ranks then, 2 now: same sample order, other sums" in log
+    order = [global_order(folder) for folder in (runs.folder / "other", runs.reference(2))]
+    assert order[0] == order[1]
+
+
+RECIPES = ((), WORDS[:4], ("data.balance=0.5", "schedule=cosine"), ("progressive=[16,24]", "stop.patience=5"))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("engine", ["inline", "threads", "processes", "dali"])
+@pytest.mark.parametrize(
+    "words",
+    [(), WORDS[:4], ("data.balance=0.5", "schedule=cosine"), ("progressive=[16,24]", "stop.patience=5")],
+    ids=str,
+)
+def test_every_engine(photos: Path, here: Path, engine: str, words: tuple[str, ...]) -> None:
+    """Stopped after the first update and after the last but one of the second epoch."""
+    if engine == "dali":
+        pytest.importorskip("nvidia.dali")
+    words = (*words, f"engine={engine}", "num_workers=1")
+    assert train(photos, "run=x", *words) == 0
+    reference = (here / "outputs").rename(here / "reference")
+    (here / "ours").mkdir()
+    updates = rows(reference / "x")[-1]["step"] // 2
+    with signalled(1):
+        preempted(photos, *words)
+    with signalled(2 * updates - 1):
+        assert main(["resume", "outputs/x"]) == 75
+    assert main(["resume", "outputs/x"]) == 0
+    (here / "reference").rename(here / "ours" / "outputs")
+    check_same(here, here / "ours")

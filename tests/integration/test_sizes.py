@@ -1,0 +1,133 @@
+"""Images that aren't square, or grey: the same batches by every engine, and a run, its exported file and pictures."""
+
+from __future__ import annotations
+
+import csv
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from plans import pairwise
+from runs import TINY, once, train
+
+import effloop
+from effloop.batch import ImageSize
+from effloop.cli.main import main
+from effloop.config import Config, to_dict
+from effloop.errors import ConfigError
+from effloop.model import models
+from effloop.model.zoo import TorchvisionConfig
+from effloop.record.grid import Layout
+
+WIDE = "image_size=[24,40]"
+
+
+def config_of(photos: Path, *overrides: str) -> Config:
+    return effloop.compose(once(f"data.root={photos}", *TINY, *overrides))
+
+
+def images(config: Config, split: str) -> torch.Tensor:
+    with closing(effloop.build_loader(config, split)) as loader:
+        return torch.cat([batch.images.clone() for batch in loader.epoch(1)])
+
+
+COMBINED = pairwise(
+    ("train", "val"), ("native_rand", "torchvision"), ("crop", "letterbox", "squash"), (1, 3), ("none", "pixels")
+)
+
+
+@pytest.mark.parametrize(
+    ("split", "augment", "evaluation", "channels", "cache"),
+    [pytest.param(*each, marks=[pytest.mark.slow] * (number % 2)) for number, each in enumerate(COMBINED)],
+)
+def test_engines_agree_to_the_bit(
+    photos: Path, split: str, augment: str, evaluation: str, channels: int, cache: str
+) -> None:
+    words = [WIDE, f"augment={augment}", f"augment.eval={evaluation}", f"data.channels={channels}"]
+    wanted = images(config_of(photos, *words, "engine=inline"), split)
+    assert wanted.shape[1:] == (channels, 24, 40)
+    for engine in ("threads", "processes"):
+        more = [f"engine={engine}", "num_workers=2", f"data.cache={cache}", "data.cache_gb=0.001"]
+        assert torch.equal(images(config_of(photos, *words, *more), split), wanted)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_dali_is_near(photos: Path, channels: int) -> None:
+    pytest.importorskip("nvidia.dali")
+    words = [WIDE, f"data.channels={channels}", "data.mean=null", "data.std=null", "augment.eval=squash"]
+    for split in ("train", "val"):
+        found, wanted = (images(config_of(photos, *words, f"engine={name}"), split) for name in ("dali", "inline"))
+        assert found.shape == wanted.shape
+        assert (found.float() - wanted.float()).abs().mean() < 2
+
+
+def test_one_number_stays_one_and_is_the_same_as_a_pair(photos: Path) -> None:
+    one, pair = config_of(photos, "image_size=20"), config_of(photos, "image_size=[20,20]")
+    assert to_dict(one)["image_size"] == 20
+    assert torch.equal(images(one, "train"), images(pair, "train"))
+
+
+@pytest.mark.slow  # the grey one isn't
+def test_a_run_its_file_and_its_picture(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run=run", "epochs=3", "progressive=[16,[16,24],[24,40]]", "augment.cutmix=1", "augment.eval=letterbox"]
+    assert train(photos, WIDE, *words) == 0
+    assert main(["export", "outputs/run", "to=onnx"]) == 0
+    scores = []
+    for trained in ("outputs/run", "outputs/run/model.onnx"):
+        assert main(["predict", trained, str(photos / "val"), "out=scores.csv", "scores=true"]) == 0
+        with Path("scores.csv").open(newline="") as file:
+            scores.append([float(row["score"]) for row in csv.DictReader(file)])
+    np.testing.assert_allclose(*scores, atol=1e-5)
+    assert effloop.load("outputs/run").image_size == (24, 40)
+    assert main(["show", f"data.root={photos}", WIDE, "samples=2", "epochs=3", "run=show"]) == 0
+    picture = Image.open("outputs/show/samples.png")
+    assert picture.size[::-1] == Layout(ImageSize(24, 40), 2, 3).size
+    capsys.readouterr()
+    assert main(["eval", "outputs/run/model.onnx", "image_size=[40,24]"]) == 2
+    assert "image_size: 40x24, but the exported file takes 24x40" in capsys.readouterr().err
+    assert main(["eval", "outputs/run", "tta=fivecrop"]) == 2
+    assert "augment.eval=letterbox takes all of it" in capsys.readouterr().err
+
+
+def test_a_model_of_square_images_says_so() -> None:
+    config = TorchvisionConfig(name="torchvision", arch="vit_b_16")
+    with pytest.raises(ConfigError, match=r"^image_size: torchvision's vit_b_16 takes square images only, not 32x48"):
+        models.build(config, num_classes=2, image_size=[32, 48])
+
+
+def test_a_grey_run_its_file_and_its_picture(photos: Path, here: Path) -> None:
+    words = ["data.channels=1", "run=run", "epochs=1", "augment.mixup=0.2", "augment.cutmix=1", "augment=native_colour"]
+    assert train(photos, *words) == 0
+    assert main(["export", "outputs/run", "to=pt2"]) == 0
+    model, exported = effloop.load("outputs/run"), effloop.load("outputs/run/model.pt2")
+    pixels = np.full((30, 40, 1), 90, np.uint8)
+    given = [str(photos / "val/a/000.jpg"), Image.fromarray(pixels[:, :, 0]), pixels, pixels.repeat(3, axis=2)]
+    found = model.preprocess(given)
+    assert found.shape == (4, 1, 16, 16)
+    torch.testing.assert_close(found[1:], torch.full((3, 1, 16, 16), (90 / 255 - 0.449) / 0.226))
+    torch.testing.assert_close(model(found), exported(found), rtol=1e-4, atol=1e-5)
+    assert main(["show", f"data.root={photos}", "data.channels=1", "samples=2", "epochs=1", "run=show"]) == 0
+    picture = np.asarray(Image.open("outputs/show/samples.png").convert("RGB")).astype(int)
+    tile = picture[26:60, 192:250]
+    assert tile.std() > 10
+    assert (tile[:, :, 0] == tile[:, :, 2]).all()
+
+
+def test_a_batch_of_grey_has_a_third_of_the_bytes(photos: Path) -> None:
+    sizes = []
+    for channels in (1, 3):
+        loader = effloop.build_loader(config_of(photos, f"data.channels={channels}"), "train")
+        request = next(iter(loader.plan.requests(0)))
+        sizes.append(loader.plan.empty_batch(request).images.untyped_storage().nbytes())
+    assert sizes == [8 * 16 * 16, 8 * 16 * 16 * 3]
+
+
+def test_weights_of_a_run_in_colour_start_a_grey_one(photos: Path, finished: Path, here: Path) -> None:
+    config = config_of(photos, "data.channels=1", f"model.weights={finished}")
+    trainer = effloop.build_trainer(config)
+    colour = torch.load(finished / "checkpoints/best.ckpt", weights_only=True)["model"]
+    (name, kernel), *_ = colour.items()
+    torch.testing.assert_close(trainer.model.state_dict()[name], kernel.sum(1, keepdim=True))

@@ -1,0 +1,146 @@
+"""Runs on splits that are made of one, and with classes drawn in other shares."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from runs import TINY, composed, train
+
+from effloop.build.loader import build_loader
+from effloop.cli.main import main
+from effloop.runs.reader import read_run
+
+
+@pytest.fixture
+def one(photos: Path, here: Path) -> Path:
+    """A folder of classes, without splits."""
+    return photos / "train"
+
+
+def data_of(run: str) -> dict[str, object]:
+    data = json.loads(Path(run, "data.json").read_text())
+    return {split: data[split] for split in ("train", "val")}
+
+
+@pytest.mark.parametrize(
+    "words", [["data.val=0.25"], pytest.param(["data.folds=4", "data.fold=1"], marks=pytest.mark.slow)]
+)
+def test_all_commands_see_the_same_splits(words: list[str], one: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(one, *words, "epochs=2", "out=.", "run=run") == 0
+    assert "there is no 'train', so the whole data is used" in capsys.readouterr().out
+    assert main(["eval", "run"]) == 0
+    assert "on 10 images in 3 classes" in capsys.readouterr().out
+    assert main(["eval", "run", "split=train"]) == 0
+    assert "on 30 images in 3 classes" in capsys.readouterr().out
+    assert main(["predict", "run", "out=found.csv"]) == 0
+    assert len(Path("found.csv").read_text().splitlines()) == 11
+    assert train(one, *words, "epochs=3", "resume=run", "out=.", "run=more") == 0
+    assert "not what the checkpoint was trained on" not in capsys.readouterr().out
+    assert data_of("run") == data_of("more")
+    assert main(["verify", f"data.root={one}", *words]) == 0
+    assert main(["convert", f"data.root={one}", *words, "to=memmap", "out=packed"]) == 0
+    assert train(Path("packed"), "epochs=2", "out=.", "run=packed_run") == 0
+    assert data_of("packed_run") == data_of("run")
+    assert read_run(Path("packed_run")).metrics == read_run(Path("run")).metrics
+
+
+@pytest.mark.slow
+def test_other_data_is_not_divided_as_the_runs(photos: Path, one: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(one, "data.val=0.25", "data.group='(\\d)\\.jpg'", "epochs=1", "out=.", "run=run") == 0
+    moved = shutil.copytree(one, Path("moved"))
+    more = shutil.copytree(one, Path("more"))
+    shutil.copy(more / "a/000.jpg", more / "a/new.jpg")
+    capsys.readouterr()
+
+    def images(*words: str) -> str:
+        assert main(["eval", "run", *words]) == 0
+        out, err = capsys.readouterr()
+        assert ("has no splits, so all of it is used" in err) == (words == (f"data.root={more}",))
+        return out.partition(" images in")[0].rpartition(" ")[2]
+
+    of_run = images()
+    assert int(of_run) < 20
+    assert images(f"data.root={moved}") == of_run  # it is the run's data
+    assert images(f"data.root={photos}") == "13"  # its validation split
+    assert images(f"data.root={more}") == "41"  # all: it has no splits
+    assert images(f"data.root={more}", "data.val=0.5", "data.group=null") == "22"
+    assert main(["predict", "run", f"data.root={more}", "out=found.csv"]) == 0
+    assert len(Path("found.csv").read_text().splitlines()) == 42
+    assert main(["eval", "run", f"data.root={more}", "split=test"]) == 2
+    assert "has no folder 'test'" in capsys.readouterr().err
+
+
+def test_another_division_is_said(one: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = shutil.copytree(one, Path("copy"))
+    words = ["data.folds=4", "data.fold=1", "data.allow_missing_classes=true"]
+    assert train(root, *words, "epochs=1", "out=.", "run=run") == 0
+    for command, fold in ("eval", 2), ("predict", 3):  # each line is said once per process
+        capsys.readouterr()
+        assert main([command, "run"]) == 0
+        assert "trained on" not in capsys.readouterr().err
+        assert main([command, "run", f"data.fold={fold}"]) == 0
+        (said,) = capsys.readouterr().err.splitlines()
+        assert f"copy[fold {fold} of 4] may have images that were trained on: the data is not divided as for" in said
+    assert main(["eval", "run", "split=train", "data.fold=2"]) == 0
+    for number in range(9):
+        shutil.copy(root / "a/000.jpg", root / f"a/new{number}.jpg")
+    capsys.readouterr()
+    assert main(["eval", "run"]) == 0
+    assert "copy[fold 1 of 4] may have images that were trained on" in capsys.readouterr().err
+
+
+def test_seed_leaves_the_split(one: Path) -> None:
+    assert train(one, "data.val=0.25", "epochs=1", "seed=5", "out=.", "run=a") == 0
+    assert train(one, "data.val=0.25", "epochs=1", "seed=6", "out=.", "run=b") == 0
+    assert train(one, "data.val=0.25", "epochs=1", "data.split_seed=1", "out=.", "run=c") == 0
+    assert data_of("a") == data_of("b") != data_of("c")
+
+
+@pytest.fixture
+def uneven(photos: Path, here: Path) -> Path:
+    """29 samples in three classes, 3 of them in one."""
+    root = shutil.copytree(photos, here / "uneven")
+    for path in sorted((root / "train/a").iterdir())[3:]:
+        path.unlink()
+    return root
+
+
+def test_balance_resumes_and_needs_no_state(uneven: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["data.balance=1", "epochs=3", "out=.", "schedule=constant"]
+    assert train(uneven, *words, "run=whole") == 0
+    assert "balance  a 10.3 % -> 34.5 %, b 44.8 % -> 34.5 %, c 44.8 % -> 31 %" in capsys.readouterr().out
+    assert train(uneven, *words, "epochs=2", "run=half") == 0
+    assert train(uneven, *words, "resume=half", "run=rest", "engine=processes", "num_workers=1") == 0
+    rest = read_run(Path("rest")).metrics
+    assert rest == read_run(Path("whole")).metrics[-len(rest) :]
+
+
+@pytest.mark.parametrize(("engine", "workers"), [("inline", 0), ("threads", 1), ("processes", 1)])
+def test_repeats_differ_in_the_device_part(uneven: Path, engine: str, workers: int) -> None:
+    words = ["data.balance=1", "batch_size=29", f"engine={engine}", f"num_workers={workers}", "data.tail=drop"]
+    ops = "+augment.ops={resize: {op: Resize, size: [16, 16]}, jitter: {op: ColorJitter, brightness: 0.9}}"
+    jitter = [ops, "augment.order=[resize,jitter]", "augment.device=gpu", "data.mean=null", "data.std=null"]
+    for part in (jitter, ["augment.mixup=1"]):
+        with closing(build_loader(composed(f"data.root={uneven}", *TINY, *words, *part))) as loader:
+            (batch,) = loader.epoch(0)
+        times = batch.ids.bincount()
+        rows = batch.ids == int(times.argmax())
+        assert len(times) <= 29
+        assert rows.sum() > 3
+        drawn = batch.images if part is jitter else batch.targets.amax(1)
+        assert len({each.numpy().tobytes() for each in drawn[rows]}) > 2  # two also if all had the same share: it and 1
+
+
+def test_balance_needs_classes(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = sorted(path.relative_to(photos) for path in photos.rglob("*.jpg"))
+    Path("ages.csv").write_text("".join(f"{name},{number / 3},{name.parts[0]}\n" for number, name in enumerate(names)))
+    Path("ages.csv").write_text("path,target,split\n" + Path("ages.csv").read_text())
+    assert train(Path("ages.csv"), f"data.images={photos}", "data=csv", "data.balance=0.5") == 2
+    wanted = (
+        f"data.balance: 0.5 needs one class for each sample, and {here}/ages.csv:train has numbers; set data.balance=0"
+    )
+    assert wanted in capsys.readouterr().err

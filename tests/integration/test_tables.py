@@ -1,0 +1,159 @@
+"""Datasets that a table describes, as a user trains on them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from plans import open_source, write_rows, write_table
+from runs import TINY, once, rows, train
+
+import effloop
+from effloop.cli.main import main
+from effloop.data.source.manifest import source as manifest
+from effloop.errors import DataError
+from effloop.sweep.runner import compose_shared
+
+SCORES = ("split", "epoch", "step", "loss", "top1")
+
+
+def table(photos: Path, path: Path, **columns: Any) -> Path:
+    """A table of the photographs; each column is a function of the class's name and the image's number."""
+    found = []
+    for split in ("train", "val"):
+        source = open_source("folder", photos, split)
+        for index, label in enumerate(source.labels):
+            values = {name: of(source.classes[label], index) for name, of in columns.items()}
+            found.append({"path": source.name(index), **values, "split": split})
+    return write_rows(path, found)
+
+
+def overrides_of(run: Path) -> str:
+    return (run / "overrides.yaml").read_text()
+
+
+def test_a_run_is_that_of_the_folder(photos: Path, here: Path, tmp_path: Path) -> None:
+    root = write_table("csv", photos, tmp_path)
+    assert [train(photos, "run=folder", "epochs=1"), train(root, "run=table", "epochs=1")] == [0, 0]
+    folder, described = (
+        [{key: row.get(key) for key in SCORES} for row in rows(here / "outputs" / run)] for run in ("folder", "table")
+    )
+    assert described == folder
+    assert "task=" not in overrides_of(here / "outputs/table")
+    assert "40 images in 3 classes (text in 'label')" in (here / "outputs/table/log.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("column", "task", "said"),
+    [
+        (lambda name, index: f"{name}|{'odd' if index % 2 else 'even'}", "multilabel", "5 labels (lists in 'label')"),
+        (lambda name, index: index / 8, "regression", "1 number (numbers in 'label')"),
+    ],
+)
+def test_the_task_follows(column: Any, task: str, said: str, photos: Path, here: Path, tmp_path: Path) -> None:
+    root = table(photos, tmp_path / "t.csv", label=column)
+    assert train(root, "run=run", "epochs=1") == 0
+    run = here / "outputs/run"
+    assert f"- task={task}\n" in overrides_of(run)
+    assert f"40 images with {said}" in (run / "log.txt").read_text()
+    best = json.loads((run / "summary.json").read_text())["best"]
+    assert {"multilabel": "map", "regression": "r2"}[task] in best
+    assert main(["eval", str(run)]) == 0
+    assert main(["resume", str(run), "epochs=2"]) == 0
+    assert main(["convert", f"data.root={root}", "to=memmap", "out=packed.effloop"]) == 0
+    assert effloop.compose(["data.root=packed.effloop"]).task.name == task
+
+
+def test_show_and_verify_say_what_targets_are(
+    photos: Path, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = table(photos, tmp_path / "t.csv", label=lambda name, index: f"{index % 4}.0")
+    wanted = "in 4 classes (whole numbers in 'label')"
+    assert main(["show", f"data.root={root}", "image_size=16", "num_workers=0", "samples=1"]) == 0
+    assert f"40 images {wanted}, {root}:train" in capsys.readouterr().out
+    assert main(["verify", f"data.root={root}"]) == 0
+    assert [f"{split}: {count} images {wanted}" for split, count in (("train", 40), ("val", 13))] == [
+        line for line in capsys.readouterr().out.splitlines() if " images in " in line
+    ]
+
+
+def composed(root: Path, *overrides: str) -> tuple[str, str | None]:
+    config = effloop.compose([f"data.root={root}", *overrides])
+    return config.task.name, getattr(config.data, "targets", None)
+
+
+@pytest.mark.slow
+def test_a_chosen_task_says_what_targets_are(photos: Path, tmp_path: Path) -> None:
+    root = table(photos, tmp_path / "t.csv", label=lambda name, index: index % 4)
+    assert composed(root) == ("classification", None)
+    assert composed(root, "task=regression") == ("regression", "numbers")
+    assert composed(root, "data=csv", "task=multilabel") == ("multilabel", "flags")
+    assert composed(root, "data.targets=numbers") == ("regression", "numbers")
+    assert composed(photos, "task=regression") == ("regression", None)
+    assert composed(photos) == ("classification", None)
+
+
+def test_an_experiment_that_chooses_no_task(photos: Path, tmp_path: Path) -> None:
+    root = table(photos, tmp_path / "t.csv", label=lambda name, index: f"{name}|{index % 4}")
+    assert composed(root, "experiment=cifar10_fast", "augment.mixup=0", "augment.cutmix=0")[0] == "multilabel"
+
+
+@pytest.mark.slow  # two jobs, each a process
+def test_a_sweep_over_tables(photos: Path, here: Path, tmp_path: Path, forked_jobs: None) -> None:
+    numbers = table(photos, tmp_path / "n.csv", label=lambda name, index: index / 8)
+    assert main(once("-m", f"data.root={numbers}", *TINY, "epochs=1", "seed=1,2", "run=sweep")) == 0
+    jobs = [here / f"outputs/multirun/sweep/{number}" for number in range(2)]
+    assert all("r2" in json.loads((job / "summary.json").read_text())["best"] for job in jobs)
+    assert all("- task=regression\n" in overrides_of(job) for job in jobs)
+
+
+@pytest.mark.parametrize(
+    ("text", "override", "words"),
+    [
+        ("path,label\nx.jpg,a\n", "seed=0", "1 of 1 images that are not there"),
+        ("path,label\nx.jpg,a\n", "data=csv data.label=b", "data.label: has no column 'b'; have path, label"),
+        ("path,label\nx.jpg,1\ny.jpg,a\n", "seed=0", "line 3: 'a' numbers ('1', line 2) task=classification"),
+        ("path,label\nx.jpg,a|b\n", "task=regression", "line 2: 'a|b' where a number should be"),
+        ("path,label\nx.jpg,a\n", "task=regression", "line 2: 'a' where a number should be"),
+        ("path,label\nx.jpg,0.5\n", "task=multilabel", "line 2: '0.5' where a list of names should be"),
+        ("path,a,b\nx.jpg,1,1\n", "task=classification", "line 2: 2 of the columns a, b are 1"),
+    ],
+)
+def test_what_is_refused(
+    text: str, override: str, words: str, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "t.csv").write_text(text)
+    before = [*here.iterdir()]
+    assert train(tmp_path / "t.csv", *override.split()) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith("effloop: ")
+    assert (out, err.count("\n"), [*here.iterdir()]) == ("", 1, before)
+    assert all(word in err for word in words.split(" ")), err
+
+
+def test_an_error_is_found_by_one_scan(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "t.csv").write_text("path,label\nx.jpg,a\n")
+    scans: list[bool] = []
+    writer = manifest.IndexWriter
+    monkeypatch.setattr(manifest, "IndexWriter", lambda *args: scans.append(True) or writer(*args))
+    for words in ([], ["data.val=0.2"], ["task=classification"]):
+        scans.clear()
+        assert train(tmp_path / "t.csv", *words) == 2
+        assert len(scans) == 1
+        assert "1 of 1 images that are not there" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_sweep_over_columns(here: Path, tmp_path: Path) -> None:
+    """Without one the table can't be read."""
+    (tmp_path / "t.csv").write_text("path,x,y\nz.jpg,a,b\n")
+    parsed = OverridesParser.create().parse_overrides(["data=csv", f"data.root={tmp_path}/t.csv", "data.label=x,y"])
+    with pytest.raises(DataError, match="images that are not there"):
+        compose_shared([], parsed)  # of the first job
+    (tmp_path / "z.jpg").write_bytes(b"x")
+    assert compose_shared([], parsed)[1].data.label == "x"

@@ -1,0 +1,369 @@
+"""Checkpoints that are damaged, or made to do harm: refused in one line, and nothing in them runs."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import os
+import pickle
+import random
+import shutil
+import stat
+import tarfile
+import zipfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from effloop.checkpoint import files
+from effloop.errors import CheckpointError, warn
+
+STATE: dict[str, Any] = {
+    "config": {"model": {"name": "cnn"}},
+    "classes": ["a", "b"],
+    "model": {"weight": torch.arange(3000.0), "bias": torch.zeros(2)},
+    "progress": {"epoch": 1, "samples_seen": 0, "step": 5},
+    "optimizer": {"state": {0: {"momentum_buffer": torch.ones(3000)}}, "param_groups": []},
+    "checkpoints": {"best": {"loss": 1.5, "epoch": 0}},
+}
+POSITION = STATE["progress"]
+FLIPS, CUTS = int(os.environ.get("EFFLOOP_FLIPS", "1000")), int(os.environ.get("EFFLOOP_CUTS", "200"))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    files.write(tmp_path / "x.ckpt", STATE)
+    return tmp_path / "x.ckpt"
+
+
+def refused(path: Path, read: Callable[[Path], Any] = files.read) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        read(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+POSITION_IN_EPOCH = {"epoch": 1, "epochs": 3, "update": 2, "updates": 4, "step": 5}
+RECORDER: dict[str, Any] = {
+    "sums": [1.0, 2.0],
+    "before": None,
+    "position": POSITION_IN_EPOCH,
+    "lr": 0.1,
+    "span": [1.0, 0.1, 16, 2, 0.0],
+    "clock": [1.0, 0.1, 16, 2],
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("recorder.sums", ["a", "b"], "recorder.sums is list, not 2 numbers"),
+        ("recorder.sums", [1.0], "recorder.sums is list, not 2 numbers"),
+        ("recorder.span", ["a"] * 5, "recorder.span"),
+        ("recorder.clock", [math.nan] * 4, "recorder.clock"),
+        ("recorder.lr", "x", "recorder.lr is 'x', not a number"),
+        ("recorder.position", {"epoch": 0}, "recorder.position is not epoch, epochs"),
+        ("recorder.position", None, "recorder.position is None"),
+        ("recorder.position.step", "q", "recorder.position.step is 'q', not a whole number from 0"),
+        ("recorder", {"unrecorded": True, "x": 1}, "recorder has no sums"),
+        ("progress.extra", 1, "progress has 'extra', which is none of epoch, samples_seen, step"),
+        ("progress.epoch", 10**9, "progress.epoch is 1000000000, of 5 updates"),
+        ("schedule.last_epoch", 10**18, "schedule.last_epoch is 1000000000000000000, of 5 updates"),
+        ("checkpoints.best.epoch", math.nan, "checkpoints.best.epoch is nan, not a whole number from 0"),
+    ],
+)
+def test_a_field_that_cannot_be(path: Path, field: str, value: Any, said: str) -> None:
+    state = {**copy.deepcopy(STATE), "recorder": copy.deepcopy(RECORDER), "schedule": {"last_epoch": 5}}
+    state["metrics"] = [torch.zeros(2)]
+    files.write(path, state)
+    files.read(path)
+    *outer, name = field.split(".")
+    found: Any = state
+    for key in outer:
+        found = found[key]
+    found[name] = value
+    files.write(path, state)
+    assert said in refused(path)
+    assert said in refused(path, files.peek)
+
+
+def flip(path: Path, whole: bytes, place: int, bit: int) -> None:
+    changed = bytearray(whole)
+    changed[place] ^= 1 << bit
+    path.write_bytes(changed)
+
+
+def damage(path: Path, flips: int, cuts: int) -> None:
+    """Each single flipped bit, and each truncation, is found by reading; a position is right, or refused."""
+    whole, rng = path.read_bytes(), random.Random(0)
+    for _ in range(flips):
+        place, bit = rng.randrange(len(whole)), rng.randrange(8)
+        flip(path, whole, place, bit)
+        refused(path)
+        with suppress(CheckpointError):
+            assert files.position(path) == POSITION, (place, bit)
+    for size in rng.sample(range(len(whole)), cuts):
+        path.write_bytes(whole[:size])
+        assert f"({size} bytes)" in refused(path)
+        assert f"({size} bytes)" in refused(path, files.position)
+
+
+def test_a_flipped_bit_or_a_missing_end(path: Path) -> None:
+    damage(path, 60, 30)
+
+
+@pytest.mark.nightly
+def test_many_flipped_bits_and_missing_ends(path: Path) -> None:
+    damage(path, FLIPS, CUTS)
+
+
+def test_a_checkpoint_without_a_checksum(path: Path) -> None:
+    """One of format 3: its records' own CRC-32 is compared, which torch leaves out."""
+    torch.save({"format": 3, **STATE}, path)
+    assert files.position(path) == POSITION
+    assert torch.equal(files.read(path)["model"]["weight"], STATE["model"]["weight"])
+    whole = path.read_bytes()
+    flip(path, whole, whole.index(torch.arange(3000.0).numpy().tobytes()) + 100, 0)
+    assert torch.load(path, weights_only=True)  # torch doesn't see it
+    assert "Bad CRC-32" in refused(path)
+    torch.save({"format": 4, **STATE}, path)
+    assert "its checksum is missing" in refused(path)
+
+
+def test_what_torch_and_unzip_read(path: Path) -> None:
+    assert torch.load(path, weights_only=True)["progress"] == POSITION
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
+        assert archive.comment.startswith(b"\nEffLoop sha256 ")
+
+
+BAD_FIELDS: dict[str, tuple[dict[str, Any], str]] = {
+    "no position": ({"progress": {}}, "progress.epoch is None"),
+    "progress is a list": ({"progress": [1]}, "progress is list, not a dict"),
+    "NaN": ({"progress": {**POSITION, "epoch": float("nan")}}, "progress.epoch is nan"),
+    "negative": ({"progress": {**POSITION, "step": -1}}, "progress.step is -1"),
+    "true": ({"progress": {**POSITION, "step": True}}, "progress.step is True"),
+    "config": ({"config": "x"}, "config is 'x', not a dict"),
+    "no config": ({"config": None}, "config is None, not a dict"),
+    "classes": ({"classes": 3}, "classes is 3, not a list"),
+    "a class": ({"classes": [3]}, "classes have 3 among them"),
+    "model": ({"model": torch.ones(1)}, "model is Tensor, not a dict"),
+    "optimizer": ({"optimizer": 1}, "optimizer is 1, not a dict"),
+    "best": ({"checkpoints": {"best": {"loss": "low"}}}, "not numbers"),
+    "format": ({"format": "4"}, "format is '4', not a number"),
+    "newer": ({"format": 5}, "format 5, this EffLoop reads formats up to 4; pip install --upgrade effloop"),
+    "elements": ({"model": {"w": torch.zeros(1).expand(1 << 40)}}, "more elements than are stored"),
+    "sparse": ({"model": {"w": torch.zeros(3).to_sparse()}}, "more elements than are stored"),
+    "endless": ({"more": [None]}, "more values, or more levels"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Validating sparse")
+@pytest.mark.parametrize("name", BAD_FIELDS)
+def test_fields_of_another_kind(path: Path, name: str) -> None:
+    fields, words = BAD_FIELDS[name]
+    if name == "endless":
+        inner: list[Any] = []
+        for _ in range(45):  # 2**45 lists to walk through, in 300 bytes
+            inner = [inner, inner]
+        fields = {"more": inner}
+    files.write(path, {**STATE, **fields})
+    for read in (files.read, files.peek):
+        assert words in refused(path, read)
+
+
+def test_a_missing_field(path: Path) -> None:
+    files.write(path, {key: value for key, value in STATE.items() if key not in ("progress", "classes")})
+    assert "it has no classes and no progress" in refused(path)
+
+
+# Not even a checkpoint ---------------------------------------------------------------------------
+
+
+class Evil:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.place,))
+
+
+def again(path: Path) -> dict[str, bytes]:
+    """The records of a checkpoint, to be written by `rewrite`."""
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def rewrite(path: Path, records: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> None:
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, data in records.items():
+            archive.writestr(name, data)
+
+
+def _pickle_in_zip(path: Path, evil: Evil) -> None:
+    torch.save({"format": 3, **STATE, "model": evil}, path)
+
+
+def _pickle(path: Path, evil: Evil) -> None:
+    path.write_bytes(pickle.dumps({"format": 3, **STATE, "model": evil}))
+
+
+def _legacy(path: Path, evil: Evil) -> None:
+    torch.save({"format": 3, **STATE, "model": evil}, path, _use_new_zipfile_serialization=False)
+
+
+def _tar(path: Path, evil: Evil) -> None:
+    with tarfile.open(path, "w") as archive:
+        for name in ("storages", "tensors", "pickle", "../../escape"):
+            data = pickle.dumps(evil)
+            (member := tarfile.TarInfo(name)).size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+
+
+def _names(path: Path, evil: Evil) -> None:
+    torch.save({"format": 3, **STATE}, path)
+    records = again(path)
+    rewrite(path, {**records, "../../escape": b"x", "/tmp/escape": b"x"})
+
+
+def _cases(path: Path, evil: Evil) -> None:
+    torch.save({"format": 3, **STATE}, path)
+    rewrite(path, {**again(path), "x/DATA.PKL": pickle.dumps(evil)})
+
+
+def _twice(path: Path, evil: Evil) -> None:
+    torch.save({"format": 3, **STATE}, path)
+    records = again(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in records.items():
+            archive.writestr(name, data)
+        with pytest.warns(UserWarning, match="Duplicate"):
+            archive.writestr("x/data.pkl", pickle.dumps(evil))
+
+
+def _script(path: Path, evil: Evil) -> None:
+    torch.save({"format": 3, **STATE}, path)
+    rewrite(path, {**again(path), "x/constants.pkl": pickle.dumps(evil), "x/code/x.py": b"import os"})
+
+
+def _bomb(path: Path, evil: Evil) -> None:
+    torch.save({"format": 3, **STATE}, path)
+    rewrite(path, {**again(path), "x/data/9": bytes(100 << 20)}, zipfile.ZIP_DEFLATED)
+    assert path.stat().st_size < 1 << 20
+
+
+def _big(path: Path, evil: Evil) -> None:
+    """A record that says it has 4 GB, in the zip's list."""
+    torch.save({"format": 3, **STATE}, path)
+    data = bytearray(path.read_bytes())
+    place = data.rindex(b"PK\x01\x02")
+    data[place + 20 : place + 28] = b"\xf0\xff\xff\xff" * 2
+    path.write_bytes(data)
+
+
+def _other_list(path: Path, evil: Evil) -> None:
+    """A second list of records, for who believes the one at the end less than another."""
+    torch.save({"format": 3, **STATE}, path)
+    path.write_bytes(b"PK\x03\x04" + path.read_bytes())
+
+
+def _after(path: Path, evil: Evil) -> None:
+    path.write_bytes(path.read_bytes() + b"PK\x05\x06" + bytes(18))
+
+
+EXPLOITS = {
+    _pickle_in_zip: "is refused: it holds more than tensors",
+    _pickle: "not a checkpoint that EffLoop wrote",
+    _legacy: "not a checkpoint that EffLoop wrote",
+    _tar: "not a checkpoint that EffLoop wrote",
+    _names: "its records are not in one folder",
+    _cases: "two of its records have the same name",
+    _twice: "two of its records have the same name",
+    _script: "not a checkpoint that EffLoop wrote",
+    _bomb: "is compressed",
+    _big: "more than the file's",
+    _other_list: "not where it says",
+    _after: "can't be read",
+}
+
+
+@pytest.mark.parametrize("make", EXPLOITS)
+def test_exploits(path: Path, tmp_path: Path, make: Callable[[Path, Evil], None]) -> None:
+    make(path, Evil(tmp_path / "pwned"))
+    for read in (files.read, files.peek, files.verify):
+        assert EXPLOITS[make] in refused(path, read)
+    assert not (tmp_path / "pwned").exists()
+    assert not (tmp_path.parent / "escape").exists()
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "folder", "device", "socket"])
+def test_what_is_no_file(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    path.parent.mkdir()
+    if kind == "FIFO":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        os.mknod(path, stat.S_IFSOCK)
+    assert f"it is a {kind}, not a file" in refused(path)
+    assert f"it is a {kind}, not a file" in refused(path, files.peek)
+    assert files.find(tmp_path, "last") == path
+    if kind != "folder":
+        assert files.find(path, "last") == path
+
+
+def test_a_checkpoint_that_others_can_write(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files.read(path)
+    assert capsys.readouterr().err == ""
+    path.chmod(0o666)
+    warn.cache_clear()
+    files.read(path)
+    assert "may be written by every user of this machine; chmod o-w it" in capsys.readouterr().err
+    if os.geteuid():
+        return
+    os.chown(path, 4711, -1)
+    files.read(path)
+    assert "belongs to another user (uid 4711)" in capsys.readouterr().err
+
+
+# A whole one beside it ---------------------------------------------------------------------------
+
+
+def a_run(folder: Path) -> Path:
+    for name, step in (("last", 12), ("step-00000008", 8), ("step-00000004", 4), ("best", 8)):
+        progress = {**POSITION, "step": step}
+        files.write(folder / "checkpoints" / f"{name}.ckpt", {**STATE, "progress": progress})
+    return folder
+
+
+def test_the_newest_whole_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = a_run(tmp_path)
+    names = [path.name for path in files.checkpoints(run)]
+    assert names == ["last.ckpt", "step-00000008.ckpt", "best.ckpt", "step-00000004.ckpt"]
+    last, older, best, oldest = files.checkpoints(run)
+    assert files.newest_whole(run) == last
+    flip(last, last.read_bytes(), last.read_bytes().index(torch.arange(3000.0).numpy().tobytes()), 3)
+    assert files.newest_whole(run) == older
+    assert f"warning: passed over: {last} can't be read" in capsys.readouterr().err
+    line = refused(last)
+    assert "its SHA-256 is not the one that it was written with; step-00000008.ckpt is whole (step 8)" in line
+    assert f"resume {older} continues from it" in line
+    older.write_bytes(b"")
+    assert files.newest_whole(run) == best
+    best.unlink()
+    os.mkfifo(best)
+    assert files.newest_whole(run) == oldest
+    shutil.copy(older, oldest)
+    with pytest.raises(CheckpointError, match="has no whole checkpoint: last\\.ckpt, "):
+        files.newest_whole(run)

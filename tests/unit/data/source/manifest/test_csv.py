@@ -1,0 +1,289 @@
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from images import encode, photo
+from plans import TABLES, open_source, write_rows
+
+from effloop.data.source import Kind, Source, sources
+from effloop.data.source.auto import format_of
+from effloop.data.source.base import WHOLE, NoSplitError
+from effloop.data.source.manifest.layout import CsvConfig
+from effloop.data.source.splits import open_split
+from effloop.errors import ConfigError, DataError
+
+JPEG = encode(photo(8, 9), "JPEG")
+
+
+def read(root: Path, text: str, part: str = WHOLE, **options: Any) -> Source:
+    """The source of a table of this text."""
+    (root / "t.csv").write_bytes(text.encode(errors="surrogateescape"))
+    return sources.build(config_of(root / "t.csv", **options), part)
+
+
+def config_of(root: Path, **options: Any) -> CsvConfig:
+    return CsvConfig(name="csv", root=str(root), **options)
+
+
+def keys(source: Source) -> list[str]:
+    return [source.key(index) for index in range(len(source))]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "names", "targets"),
+    [
+        pytest.param("0.jpg,b\n1.jpg,a\n2.jpg,b\n", "classes", "a b", [1, 0, 1], id="no-header"),
+        pytest.param("id,label\n0,b\n1,a\n2,b\n", "classes", "a b", [1, 0, 1], id="no-extension"),
+        pytest.param("0,b\n1,a\n2,b\n", "classes", "a b", [1, 0, 1], id="neither"),
+        pytest.param("Image;CLASS\n0.jpg;b\n1.jpg;a,x\n2.jpg;b\n", "classes", "a,x b", [1, 0, 1], id="semicolon"),
+        pytest.param("path\ttarget\n0.jpg\tb c\n1.jpg\ta\n2.jpg\ta\n", "classes", "a|b c", [1, 0, 0], id="tab"),
+        pytest.param('path,label\n"0.jpg","b, c"\n1.jpg,"a;\n2"\n2.jpg,q\n', "classes", "a;\n2|b, c|q", [1, 0, 2]),
+        pytest.param('path, label\n"0.jpg", "b"\n1.jpg, a\n2.jpg, b\n', "classes", "a b", [1, 0, 1], id="spaces"),
+        pytest.param("\ufeffpath,label\r\n0.jpg,b\r\n\r\n1.jpg,a\r\n,\r\n2.jpg,b\r\n", "classes", "a b", [1, 0, 1]),
+        pytest.param("id,label\n0,10\n1,9\n2,10\n", "classes", "9 10", [1, 0, 1], id="whole-numbers"),
+        pytest.param("id,label\n0,10.0\n1,9.\n2,10\n", "classes", "9 10", [1, 0, 1], id="whole-with-a-point"),
+        pytest.param("id,age\n0,10.0\n1,9.5\n2,10\n", "numbers", "age", [[10], [9.5], [10]], id="not-all-whole"),
+        pytest.param("id,label\n0,é\n1,\udcff\n2,é\n", "classes", r"é \xff", [0, 1, 0], id="no-utf-8"),
+        pytest.param("id,labels\n0,b|a\n1,\n2,b | c\n", "flags", "a b c", [[1, 1, 0], [0, 0, 0], [0, 1, 1]], id="bars"),
+        pytest.param('id,label\n0,"[3, 10]"\n1,[]\n2,"[""9""]"\n', "flags", "3 9 10", [[1, 0, 1], [0] * 3, [0, 1, 0]]),
+        pytest.param("id,z,a\n0,1,0\n1,0.0,True\n2,1,1\n", "flags", "z a", [[1, 0], [0, 1], [1, 1]], id="columns"),
+        pytest.param("id,age\n0,1\n1,2.5\n2,-3e1\n", "numbers", "age", [[1], [2.5], [-30]], id="numbers"),
+        pytest.param("id,x,label\n0,b,.5\n1,1,2\n2,b,3\n", "numbers", "label", [[0.5], [2], [3]], id="not-the-others"),
+    ],
+)
+def test_what_targets_are(text: str, kind: str, names: str, targets: Any, root: Path) -> None:
+    source = read(root, text)
+    assert source.kind is Kind(kind)
+    wanted = names.split("|") if "|" in names else names.split(" ")
+    assert list(source.target_names) == [name.replace("\n", "\\n") for name in wanted]
+    assert source.classes == (() if kind == "numbers" else source.target_names)
+    assert source.targets.tolist() == targets
+    assert source.targets.dtype == {"classes": np.uint8, "flags": np.uint8, "numbers": np.float32}[kind]
+    assert keys(source) == ["0.jpg", "1.jpg", "2.jpg"]
+    assert [source.read(i) for i in range(3)] == [JPEG + bytes(i) for i in range(3)]
+    assert [source.size(i) for i in range(3)] == [len(JPEG) + i for i in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "kind", "names", "targets"),
+    [
+        pytest.param("id,label\n0,3\n1,7\n", {"targets": "numbers"}, "numbers", "label", [[3], [7]], id="of-whole"),
+        pytest.param("id,n\n0,3.0\n1,7.0\n", {"targets": "numbers"}, "numbers", "n", [[3], [7]], id="of-points"),
+        pytest.param("id,a,b\n0,1.0,3\n1,2,0\n", {"label": [*"ab"]}, "numbers", "a b", [[1, 3], [2, 0]], id="pairs"),
+        pytest.param("id,n\n0,3.0\n1,7.0\n", {"classes": ["7", "3"]}, "classes", "7 3", [1, 0], id="points-in-order"),
+        pytest.param(
+            "id,label\n0,0.5\n1,n/a\n", {"targets": "classes"}, "classes", "0.5 n/a", [0, 1], id="of-a-mixture"
+        ),
+        pytest.param("id,label\n0,a\n1,b\n", {"targets": "flags"}, "flags", "a b", [[1, 0], [0, 1]], id="of-classes"),
+        pytest.param("id,label\n0,1\n1,0\n", {"targets": "flags"}, "flags", "label", [[1], [0]], id="one-flag"),
+        pytest.param("id,a,b\n0,0,1\n1,1,0\n", {"targets": "classes"}, "classes", "a b", [1, 0], id="which-is-one"),
+        pytest.param("id,a|b\n0,x|y\n1,y\n", {"targets": "classes"}, "classes", "x|y,y", [0, 1], id="bars-in-a-name"),
+        pytest.param("id,a\n0,[x]\n1,[y\n", {"targets": "classes"}, "classes", "[x] [y", [0, 1], id="brackets"),
+        pytest.param("id,label\n0,a\n1,b\n", {"classes": ["b", "a"]}, "classes", "b a", [1, 0], id="in-order"),
+        pytest.param("id,label\n0,a|c\n1,b\n", {"classes": [*"cba"]}, "flags", "c b a", [[1, 0, 1], [0, 1, 0]]),
+        pytest.param("a,b,c\nq,0,1\nr,1,5\n", {"image": "b", "label": "A"}, "classes", "q r", [0, 1], id="columns"),
+        pytest.param("id,a,b,c\n0,1,2,.5\n1,0,1,4\n", {"label": ["c", "a"]}, "numbers", "c a", [[0.5, 1], [4, 0]]),
+        pytest.param("0.jpg,q,5.5\n1.jpg,r,2\n", {"label": 3}, "numbers", "3", [[5.5], [2]], id="by-number"),
+    ],
+)
+def test_what_the_user_says_they_are(
+    text: str, options: dict[str, Any], kind: str, names: str, targets: Any, root: Path
+) -> None:
+    source = read(root, text, **options)
+    assert (source.kind.value, source.targets.tolist()) == (kind, targets)
+    assert list(source.target_names) == (names.split(",") if "|" in names else names.split(" "))
+
+
+def test_whole_numbers_are_classes_if_they_come_twice(root: Path, tmp_path: Path) -> None:
+    for number in range(6, 30):
+        (root / f"{number}.jpg").write_bytes(JPEG)
+    for point in ("", ".0"):
+        of = {each: "id,age\n" + "".join(f"{i},{i % each}{point}\n" for i in range(30)) for each in (15, 16)}
+        assert read(root, of[15]).kind is Kind.classes
+        assert read(root, of[16]).kind is Kind.numbers
+
+
+@pytest.mark.parametrize("ending", TABLES)
+def test_every_format_gives_the_same(ending: str, root: Path) -> None:
+    rows = [{"file_name": f"{i}.jpg", "label": ["x", "y|z", ""][i % 3], "n": 0.1 * i, "c": i % 2} for i in range(6)]
+    path = write_rows(root / f"t.{ending}", rows)
+    several = open_source("csv", path, WHOLE)
+    assert several.targets.tolist() == [[1, 0, 0], [0, 1, 1], [0, 0, 0]] * 2
+    numbers = open_source("csv", path, WHOLE, label="n")
+    np.testing.assert_array_equal(numbers.targets[:, 0], np.float32([0.1 * i for i in range(6)]))
+    assert open_source("csv", path, WHOLE, label="c").labels.tolist() == [0, 1, 0, 1, 0, 1]
+    assert several.fingerprint() == open_source("csv", write_rows(root / "as.csv", rows), WHOLE).fingerprint()
+
+
+def test_a_table_of_any_split_beside_targets_json(root: Path) -> None:
+    (root / "metadata.csv").write_text("file_name,age\n0.jpg,3\n1.jpg,4\n")
+    folder = root.parent / "set"
+    folder.mkdir()
+    root.rename(folder / "later")
+    assert format_of(folder) == "folder"
+    (folder / "targets.json").write_text('{"kind": "numbers", "names": ["age"]}')
+    assert format_of(folder) == "csv"
+    assert open_source("auto", folder, "later").targets.tolist() == [[3], [4]]
+
+
+def test_samples_are_in_the_order_of_the_rows(root: Path) -> None:
+    source = read(root, "path,label,split\n4.jpg,a,train\n1.jpg,a,val\n0.jpg,b,train\n3.jpg,b,val\n", "train")
+    assert (keys(source), source.labels.tolist()) == (["4.jpg", "0.jpg"], [0, 1])
+
+
+def test_paths(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "else").mkdir()
+    (tmp_path / "else" / "6.JPG").write_bytes(JPEG)
+    text = f"path,label\n./0.jpg,a\n{root}//1,b\n../else/6,a\n"
+    source = read(root, text)
+    assert keys(source) == ["0.jpg", f"{root}/1.jpg", "../else/6.JPG"]
+    assert [source.name(i) for i in (0, 1)] == [f"{root}/0.jpg", f"{root}/1.jpg"]
+    assert all(source.read(i).startswith(JPEG) for i in range(3))
+    assert keys(read(root, "path,label\n6,a\n", images=str(tmp_path / "else"))) == ["6.JPG"]
+
+
+@pytest.mark.parametrize(
+    ("column", "train", "val"),
+    [("split", "train", "val"), ("is_valid", "False", "True"), ("IS_VALID", "0", "1"), ("split", "training", "dev")],
+)
+def test_splits_by_a_column(column: str, train: str, val: str, root: Path) -> None:
+    text = f"path,label,{column}\n0.jpg,a,{train}\n1.jpg,a,{val}\n2.jpg,b,{train}\n3.jpg,b,{val}\n"
+    (root / "t.csv").write_text(text)
+    opened = [open_split(config_of(root / "t.csv"), split) for split in ("train", "val")]
+    assert [keys(source) for source in opened] == [["0.jpg", "2.jpg"], ["1.jpg", "3.jpg"]]
+    assert opened[0].where != opened[1].where
+
+
+def test_splits_by_two_tables(root: Path) -> None:
+    train, val = root / "a.csv", root / "b.csv"
+    train.write_text("path,label\n0.jpg,a\n1.jpg,b\n")
+    val.write_text("path,label\n3.jpg,b\n2.jpg,a\n")
+    config = config_of(train, val_root=str(val))
+    assert [keys(open_split(config, split)) for split in ("train", "val")] == [["0.jpg", "1.jpg"], ["3.jpg", "2.jpg"]]
+
+
+@pytest.mark.parametrize("names", ["train.csv valid.csv", "train/metadata.csv validation/metadata.csv"])
+def test_splits_of_a_folder(names: str, root: Path) -> None:
+    for name, text in zip(names.split(), ("0.jpg,a\n1,b\n", "4,b\n2.jpg,a\n"), strict=True):
+        path = root / name
+        path.parent.mkdir(exist_ok=True)
+        for image in root.glob("*.jpg"):
+            (path.parent / image.name).write_bytes(image.read_bytes())
+        path.write_text("file_name,label\n" + text)
+    train, val = (open_split(config_of(root), split) for split in ("train", "val"))
+    assert (train.classes, len(train), len(val)) == (val.classes, 2, 2)
+    assert train.where.endswith(names.split()[0])
+
+
+def test_a_table_of_one_split_is_divided(root: Path) -> None:
+    text = "id,label,patient,fold\n" + "".join(f"{i},{'ab'[i % 2]},p{i // 2},{i // 2}\n" for i in range(6))
+    whole = read(root, text)
+    assert whole.columns == ("fold", "patient")
+    assert whole.column("fold", 1, 4) == [b"0", b"1", b"1"]
+    with pytest.raises(NoSplitError, match="doesn't say what 'train' is"):
+        open_split(config_of(root / "t.csv"), "train")
+    by_fold = config_of(root / "t.csv", fold=1)
+    assert [keys(open_split(by_fold, each)) for each in ("train", "val")] == [
+        [f"{i}.jpg" for i in (0, 1, 4, 5)],
+        ["2.jpg", "3.jpg"],
+    ]
+    grouped = config_of(root / "t.csv", val=0.34, group="patient")
+    val = open_split(grouped, "val")
+    assert [key[0] for key in keys(val)] in (["0", "1"], ["2", "3"], ["4", "5"])
+
+
+def test_folds_of_the_training_rows(root: Path) -> None:
+    text = "id,label,fold,split\n" + "".join(
+        f"{i},{'ab'[i % 2]},{i // 2},{'train' if i < 4 else 'NAME'}\n" for i in range(6)
+    )
+    table = root / "t.csv"
+    table.write_text(text.replace("NAME", "test"))
+    parts = [keys(open_split(config_of(table, fold=1), each)) for each in ("train", "val", "test")]
+    assert parts == [["0.jpg", "1.jpg"], ["2.jpg", "3.jpg"], ["4.jpg", "5.jpg"]]
+    table.write_text(text.replace("NAME", "val"))
+    with pytest.raises(
+        ConfigError, match=r"data.fold: 1 divides the training split, but there is a .* data.val_split="
+    ):
+        open_split(config_of(table, fold=1), "train")
+    assert keys(open_split(config_of(table, fold=1, val_split=None), "val")) == ["2.jpg", "3.jpg"]
+
+
+def test_the_index_is_kept_until_something_changes(root: Path, tmp_path: Path) -> None:
+    text, options = "path,label\n0.jpg,a\n1.jpg,b\n", {"index_dir": str(tmp_path / "cache")}
+
+    def opened() -> tuple[int, dict[str, Any]]:
+        source = open_source("csv", root / "t.csv", WHOLE, **options)
+        (index,) = (tmp_path / "cache").iterdir()
+        return index.stat().st_mtime_ns, source.fingerprint()
+
+    (root / "t.csv").write_text(text)
+    os.utime(root, (1_600_000_000, 1_600_000_000))  # so long ago that it is trusted
+    first = opened()
+    assert opened() == first
+    (root / "t.csv").write_text(text.replace("1.jpg,b", "1.jpg,c"))
+    os.utime(root, (1_600_000_000, 1_600_000_000))
+    second = opened()
+    assert second[0] != first[0]
+    assert second[1]["sha256"] == first[1]["sha256"]  # of the labels, as of every source
+    (root / "new").write_bytes(JPEG)
+    (root / "new").rename(root / "0.jpg")  # as whoever replaces a file does
+    (root / "1.jpg").write_bytes(JPEG)
+    third = opened()
+    assert third[1]["bytes"] == 2 * len(JPEG)
+
+
+def test_other_columns_are_another_index(root: Path, tmp_path: Path) -> None:
+    text = "path,label,kind\n0.jpg,a,x\n1.jpg,b,y\n"
+    assert [read(root, text, label=name).classes for name in ("label", "kind", "label")] == [
+        ("a", "b"),
+        ("x", "y"),
+        ("a", "b"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ending", "content"),
+    [
+        ("csv", "0.jpg,a\n"),
+        ("tsv", "0.jpg\ta\n"),
+        ("jsonl", json.dumps({"path": "0.jpg", "label": "a"})),
+    ],
+)
+def test_auto_takes_tables(ending: str, content: str, root: Path) -> None:
+    (root / f"t.{ending}").write_text(content)
+    assert format_of(root / f"t.{ending}") == "csv"
+    assert len(open_source("auto", root / f"t.{ending}", WHOLE)) == 1
+    assert format_of(root) == "folder"
+    (root / f"train.{ending}").write_text(content)
+    assert format_of(root) == "csv"
+    (root / "train" / "a").mkdir(parents=True)  # an ImageFolder
+    assert format_of(root) == "folder"
+
+
+def test_a_class_that_one_split_lacks(root: Path) -> None:
+    text = "path,label,split\n0.jpg,a,train\n1.jpg,b,train\n2.jpg,b,val\n"
+    assert len(read(root, text, "train")) == 2
+    with pytest.raises(DataError, match=r"has no rows of 1 of 2 classes: a; add some, or set data\.allow"):
+        read(root, text, "val")
+    assert read(root, text, "val", allow_missing_classes=True).labels.tolist() == [1]
+
+
+def test_parquet_without_its_package(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigError, match=r"needs the package 'pyarrow'; pip install 'effloop\[parquet\]'"):
+        read(root, "PAR1")
+
+
+def test_a_source_that_has_changed_since(root: Path, tmp_path: Path) -> None:
+    source = read(root, "path,label\n0.jpg,a\n1.jpg,b\n")
+    pickled = pickle.dumps(source)
+    read(root, "path,label\n0.jpg,a\n2.jpg,b\n")
+    with pytest.raises(DataError, match="has changed since this run opened it"):
+        pickle.loads(pickled)

@@ -1,0 +1,45 @@
+"""The list of skipped samples, whatever it is."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from effloop.batch import Skipped
+from effloop.data.ledger import Ledger
+from effloop.record.skipped import SKIPPED, SkippedFile, read_skipped
+
+
+def line(sample: int) -> str:
+    return json.dumps({"split": "train", "epoch": 0, "id": sample, "name": "x", "reason": "y", "instead": None}) + "\n"
+
+
+def test_only_what_is_new_is_read(tmp_path: Path) -> None:
+    file, listed = tmp_path / SKIPPED, SkippedFile(tmp_path)
+    assert listed.read() == []
+    file.write_text(line(1) + line(2)[:9])
+    assert [row.id for row in listed.read()] == [1]
+    file.write_text("?" * len(line(1)) + line(2))  # what was read is not read again
+    assert [row.id for row in listed.read()] == [1, 2]
+
+
+@pytest.mark.parametrize("row", ["[" * 200_000, '{"split": "train", "id": 1, "epoch": Infinity}', "3", "\0", "[]"])
+def test_hostile_rows_are_passed_over(row: str, tmp_path: Path) -> None:
+    (tmp_path / SKIPPED).write_text(f"{row}\n{line(3)}{line(4).replace('null', 'Infinity')}")
+    assert [each.id for each in read_skipped(tmp_path)] == [3]
+    ledger = Ledger("train", "x", 9, 2)
+    ledger.keep_in(tmp_path / SKIPPED)
+    assert ledger._bad == {3, 4}
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_no_file(make: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make(tmp_path / SKIPPED)  # type: ignore[operator]
+    assert read_skipped(tmp_path) == []
+    ledger = Ledger("train", "x", 9, 2)
+    ledger.keep_in(tmp_path / SKIPPED)
+    ledger._add(0, [Skipped(0, 5, "n", "r", None)])
+    assert f"{tmp_path / SKIPPED} can't be written: " in capsys.readouterr().err
