@@ -1,0 +1,30 @@
+"""The C parts, one shared library: what an image costs outside the decoders, with the GIL released."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+
+from effloop.errors import EffLoopError
+from effloop.native.sources import digest
+
+_LIBRARY = Path(__file__).parent / "_native.so"
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The shared library; ctypes releases the GIL for as long as one of its functions runs.
+
+    Raises:
+        EffLoopError: It isn't there, can't be loaded here, or was compiled from other sources.
+    """
+    fix = "install effloop (again): pip install -e . in a checkout, else pip install --force-reinstall effloop"
+    try:
+        found = ctypes.CDLL(str(_LIBRARY))
+    except OSError as error:
+        raise EffLoopError(f"effloop.native: {error}; {fix}") from None
+    found.effloop_sources.restype = ctypes.c_char_p
+    if found.effloop_sources().decode() != digest():
+        raise EffLoopError(f"effloop.native: {_LIBRARY} was compiled from other sources; {fix}")
+    return found
