@@ -208,12 +208,17 @@ class Plan:
             for sample in samples:
                 in_progress.begin(sample)
                 encoded.append(self.source.read(sample))
-                infos.append(self.decoder.read_info(encoded[-1]))
+                infos.append(self._info(sample, encoded[-1]))
         except Exception as error:
             self._reraise(sample, error)
         finally:
             in_progress.end()
         return encoded, infos
+
+    def _info(self, sample: int, data: Encoded) -> ImageInfo:
+        """What the decoder needs of a sample's header, and its entropy index, where that is known and of use."""
+        index = self.source.entropy_index(sample, data) if self.decoder.uses_indexes else None
+        return self.decoder.read_info(data) if index is None else self.decoder.read_indexed_info(data, index)
 
     def draw(self, epoch: int, ids: NDArray[np.int64], encoded: list[Encoded], infos: list[ImageInfo]) -> Prepared:
         """Draw crops, flips and keys of samples in an epoch, for all of them at once.

@@ -61,6 +61,9 @@ class Touched(Wrapped):
         np.frombuffer(data, np.uint8)[::_PAGE].max(initial=0)
         return data
 
+    def entropy_index(self, index: int, data: Encoded) -> Encoded | None:
+        return self.source.entropy_index(index, data)
+
 
 def loading_costs(plan: Plan, seconds: float, *, most: int = 512, at_once: int = _RUN) -> LoadingCosts:
     """Measure the stages of loading on the first samples of the first epoch, in this thread.
@@ -74,8 +77,8 @@ def loading_costs(plan: Plan, seconds: float, *, most: int = 512, at_once: int =
     Raises:
         DataError: a sample can't be read or decoded.
     """
-    source = Timed(Touched(plan.source), "read")
-    decoder = Timed(plan.decoder, "read_info", "decode_with_info")
+    source = Timed(Touched(plan.source), "read", "entropy_index")
+    decoder = Timed(plan.decoder, "read_info", "read_indexed_info", "decode_with_info")
     augment = Timed(plan.augment, "draw", "apply")
     timed: Any = {"source": source, "decoder": decoder, "augment": augment}
     measured = replace(plan, **timed)

@@ -82,6 +82,9 @@ class CachedSource(Wrapped):
         self.region.put(index, [header, body], stamp)
         return self.region.get(index) or b"".join((header, body))
 
+    def entropy_index(self, index: int, data: Encoded) -> Encoded | None:
+        return self.source.entropy_index(index, data) if self.what is Cache.bytes else None
+
     def describe(self) -> str:
         """One line: what is kept, and in how much memory."""
         return f"{self.what.value}, room for {decimal(self.region.num_bytes)} in {self.folder}"

@@ -131,6 +131,16 @@ class Decoder(ABC):
         """
         return Size(*self.size(data))
 
+    @property
+    def uses_indexes(self) -> bool:
+        """Whether entropy indexes (`image.entropy`) save this decoder time; without it none are looked up or built."""
+        return False
+
+    def read_indexed_info(self, data: Encoded, index: Encoded) -> ImageInfo:
+        """`read_info` of an image whose entropy index is known, which `decode_with_info` may then use."""
+        del index
+        return self.read_info(data)
+
     def decode_with_info(
         self, data: Encoded, info: Any, box: Box | None = None, at_least: tuple[int, int] | None = None
     ) -> NDArray[np.uint8]:

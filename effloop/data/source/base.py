@@ -101,6 +101,15 @@ class Source(ABC):
             DataError: it can't be read. The message doesn't repeat the key.
         """
 
+    def entropy_index(self, index: int, data: Encoded) -> Encoded | None:
+        """The entropy index (`image.entropy`) of sample `index`; None where there is none of these very bytes.
+
+        Args:
+            index: the sample.
+            data: what `read` has returned for it.
+        """
+        return None
+
     @abstractmethod
     def raw_key(self, index: int) -> bytes:
         """The name of sample `index`: its path in the split, or a record's key."""

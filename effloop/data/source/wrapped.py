@@ -16,6 +16,8 @@ from effloop.data.source.base import Kind, Source, at_most, fingerprint_of
 class Wrapped(Source):
     """The samples of another source; a subclass changes something about them.
 
+    A subclass that leaves their bytes as they are hands on `entropy_index`; without that they have none.
+
     Args:
         source: whose samples these are.
     """
@@ -112,6 +114,9 @@ class Relabelled(Wrapped):
         place = {name: number for number, name in enumerate(classes)}
         self._places = np.array([*(place[name] for name in source.classes), len(classes)])
 
+    def entropy_index(self, index: int, data: Encoded) -> Encoded | None:
+        return self.source.entropy_index(index, data)
+
     @cached_property
     def labels(self) -> NDArray[Any]:  # type: ignore[override]
         known = at_most(self.source.labels, len(self._places) - 1)  # a label without a class stays without
@@ -184,6 +189,9 @@ class Subset(Wrapped):
 
     def read(self, index: int) -> Encoded:
         return self.source.read(int(self.ids[index]))
+
+    def entropy_index(self, index: int, data: Encoded) -> Encoded | None:
+        return self.source.entropy_index(int(self.ids[index]), data)
 
     def raw_key(self, index: int) -> bytes:
         return self.source.raw_key(int(self.ids[index]))
