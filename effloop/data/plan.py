@@ -218,7 +218,8 @@ class Plan:
     def _info(self, sample: int, data: Encoded) -> ImageInfo:
         """What the decoder needs of a sample's header, and its entropy index, where that is known and of use."""
         index = self.source.entropy_index(sample, data) if self.decoder.uses_indexes else None
-        return self.decoder.read_info(data) if index is None else self.decoder.read_indexed_info(data, index)
+        info = self.decoder.read_info(data)
+        return info if index is None else self.decoder.with_index(info, index)
 
     def draw(self, epoch: int, ids: NDArray[np.int64], encoded: list[Encoded], infos: list[ImageInfo]) -> Prepared:
         """Draw crops, flips and keys of samples in an epoch, for all of them at once.

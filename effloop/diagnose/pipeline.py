@@ -78,7 +78,7 @@ def loading_costs(plan: Plan, seconds: float, *, most: int = 512, at_once: int =
         DataError: a sample can't be read or decoded.
     """
     source = Timed(Touched(plan.source), "read", "entropy_index")
-    decoder = Timed(plan.decoder, "read_info", "read_indexed_info", "decode_with_info")
+    decoder = Timed(plan.decoder, "read_info", "decode_with_info")
     augment = Timed(plan.augment, "draw", "apply")
     timed: Any = {"source": source, "decoder": decoder, "augment": augment}
     measured = replace(plan, **timed)

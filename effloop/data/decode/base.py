@@ -136,10 +136,10 @@ class Decoder(ABC):
         """Whether entropy indexes (`image.entropy`) save this decoder time; without it none are looked up or built."""
         return False
 
-    def read_indexed_info(self, data: Encoded, index: Encoded) -> ImageInfo:
-        """`read_info` of an image whose entropy index is known, which `decode_with_info` may then use."""
+    def with_index(self, info: ImageInfo, index: Encoded) -> ImageInfo:
+        """What `read_info` has returned, with the entropy index of the same bytes, which decoding may then use."""
         del index
-        return self.read_info(data)
+        return info
 
     def decode_with_info(
         self, data: Encoded, info: Any, box: Box | None = None, at_least: tuple[int, int] | None = None
