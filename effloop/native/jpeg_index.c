@@ -174,24 +174,31 @@ static int64_t write_finest(Plan *plan, const uint8_t *data, size_t size, uint8_
 /* Index a JPEG.
  *
  * Returns the index's bytes, written to `out`, which has `room`: the grid is as fine as that allows. 0: it isn't a
- * baseline JPEG with one scan and no restart markers, or damaged, or no grid fits.
+ * baseline JPEG with one scan and no restart markers, or damaged, or no grid fits. -1: there isn't enough memory.
  */
 EXPORT int64_t effloop_jpeg_index(const uint8_t *data, int64_t size, uint8_t *out, int64_t room) {
-    Jpeg jpeg;
+    Jpeg jpeg, extended;
     Dummies dummies;
+    State *states = NULL;
     if (size < 0 || room < HEADER || !jpeg_read(data, (size_t)size, &jpeg)) return 0;
-    Jpeg cut = jpeg;
-    if (!dummies_prepare(&cut, &dummies)) return 0;
-    State *states = scan_states(data, &jpeg);
-    size_t cells = (size_t)jpeg.columns * (size_t)jpeg.rows * (1 + (size_t)jpeg.components);
-    size_t rows = (size_t)jpeg.rows * (2 + (size_t)jpeg.components);
-    uint32_t *values = malloc((cells + rows) * sizeof *values);
-    int64_t written = 0;
-    if (states && values) {
-        Plan plan = {.jpeg = &jpeg, .states = states, .cells = values, .rows = values + cells};
-        plan.cell_fields = 1 + jpeg.components, plan.row_fields = 2 + jpeg.components;
-        written = write_finest(&plan, data, (size_t)size, out, (size_t)room);
-    }
+    extended = jpeg;
+    if (!dummies_prepare(&extended, &dummies)) return 0;
+    int64_t written = scan_states(data, &jpeg, &states);
+    if (written != 1) return written;
+    Plan plan = {.jpeg = &jpeg, .states = states, .cell_fields = 1 + jpeg.components, .row_fields = 2 + jpeg.components};
+    size_t rows = (size_t)jpeg.rows, cells = rows * (size_t)jpeg.columns * (size_t)plan.cell_fields;
+    uint32_t *values = malloc((cells + rows * (size_t)plan.row_fields) * sizeof *values);
+    plan.cells = values, plan.rows = values + cells;
+    written = values ? write_finest(&plan, data, (size_t)size, out, (size_t)room) : -1;
     free(states), free(values);
     return written;
+}
+
+/* Whether an index is undamaged and belongs to these bytes. */
+EXPORT int64_t effloop_jpeg_index_matches(const uint8_t *data, int64_t size, const uint8_t *index, int64_t index_size) {
+    Jpeg jpeg;
+    States states;
+    if (size < 0 || index_size < 0 || !jpeg_read(data, (size_t)size, &jpeg)) return 0;
+    if (!states_open(index, (size_t)index_size, &jpeg, (size_t)size, &states)) return 0;
+    return states.jpeg_checksum == checksum64(data, (size_t)size);
 }

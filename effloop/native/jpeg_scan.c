@@ -116,26 +116,21 @@ static inline int read_dc(Reader *reader, const Table *table, int *value) {
     return *value >= -1024 && *value < 1024; /* so that any two values have a difference that can be coded */
 }
 
-/* The scan without stuffed bytes, and where it has bytes FF; NULL if there is a marker in it. */
-static uint8_t *unstuff(const uint8_t *data, const Jpeg *jpeg, size_t *size, uint32_t **marks) {
+/* The scan without stuffed bytes; returns its size, 0 if there is a marker in it. `marks` gets the offsets of its bytes
+ * FF, and UINT32_MAX. */
+static size_t unstuff(const uint8_t *data, const Jpeg *jpeg, uint8_t *bytes, uint32_t *marks) {
     const uint8_t *from = data + jpeg->scan_at, *end = data + jpeg->scan_end;
-    size_t length = (size_t)(end - from), count = 0, room = length / 2 + 2;
-    uint8_t *bytes = malloc(length + SLACK), *to = bytes;
-    *marks = malloc(room * sizeof **marks);
-    while (bytes && *marks) {
+    uint8_t *to = bytes;
+    for (;;) {
         const uint8_t *found = memchr(from, 0xFF, (size_t)(end - from));
         size_t part = (size_t)((found ? found + 1 : end) - from);
         memcpy(to, from, part), to += part, from += part;
-        (*marks)[count++] = found ? (uint32_t)(to - bytes - 1) : UINT32_MAX;
-        if (!found) {
-            memset(to, 0, SLACK);
-            *size = (size_t)(to - bytes);
-            return bytes;
-        }
-        if (from == end || *from++ != 0) break;
+        *marks++ = found ? (uint32_t)(to - bytes - 1) : UINT32_MAX;
+        if (!found) break;
+        if (from == end || *from++ != 0) return 0;
     }
-    free(bytes), free(*marks);
-    return NULL;
+    memset(to, 0, SLACK);
+    return (size_t)(to - bytes);
 }
 
 typedef struct {
@@ -188,19 +183,22 @@ static void count_stuffed(State *states, size_t count, const uint32_t *marks) {
     }
 }
 
-State *scan_states(const uint8_t *data, const Jpeg *jpeg) {
-    size_t size = 0, count = (size_t)jpeg->columns * (size_t)jpeg->rows + 1;
-    if (count / 8 > jpeg->scan_end - jpeg->scan_at) return NULL; /* an MCU takes at least two bits */
-    uint32_t *marks = NULL;
-    uint8_t *bytes = unstuff(data, jpeg, &size, &marks);
-    if (!bytes) return NULL;
+int scan_states(const uint8_t *data, const Jpeg *jpeg, State **found) {
+    size_t length = jpeg->scan_end - jpeg->scan_at, count = (size_t)jpeg->columns * (size_t)jpeg->rows + 1;
+    if (count / 8 > length) return 0; /* an MCU takes at least two bits */
+    uint8_t *bytes = malloc(length + SLACK);
+    uint32_t *marks = malloc((length / 2 + 2) * sizeof *marks);
     State *states = malloc(count * sizeof *states);
     Walk *walk = malloc(sizeof *walk);
-    if (walk) walk->jpeg = jpeg;
-    int complete = states && walk && walk_scan(walk, bytes, size, states);
-    if (complete) count_stuffed(states, count, marks);
+    int complete = bytes && marks && states && walk ? 1 : -1;
+    if (complete == 1) {
+        size_t size = unstuff(data, jpeg, bytes, marks);
+        walk->jpeg = jpeg;
+        complete = size && walk_scan(walk, bytes, size, states);
+    }
+    if (complete == 1) count_stuffed(states, count, marks);
     free(bytes), free(marks), free(walk);
-    if (complete) return states;
-    free(states);
-    return NULL;
+    if (complete != 1) free(states);
+    *found = complete == 1 ? states : NULL;
+    return complete;
 }

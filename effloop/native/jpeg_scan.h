@@ -5,8 +5,9 @@
 
 #include "jpeg.h"
 
-/* The states before each MCU, and after the last: columns * rows + 1 of them, row by row; NULL unless every bit of the
- * scan is as a baseline JPEG's has to be. The caller frees it. */
-State *scan_states(const uint8_t *data, const Jpeg *jpeg);
+/* The states before each MCU, and after the last: columns * rows + 1 of them, row by row, which the caller frees.
+ *
+ * Returns 1, 0 if not every bit of the scan is as a baseline JPEG's has to be, -1 if there isn't enough memory. */
+int scan_states(const uint8_t *data, const Jpeg *jpeg, State **found);
 
 #endif

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import BmpImagePlugin, Image, ImageFile, JpegImagePlugin, PngImagePlugin, PpmImagePlugin, WebPImagePlugin
 
-from effloop.data.decode.base import Box, DecodeConfig, Decoder
+from effloop.data.decode.base import Box, DecodeConfig, Decoder, ImageInfo
+from effloop.data.image.entropy import crop_indexed
 from effloop.data.image.grey import to_grey, to_rgb
 from effloop.data.image.header import Encoded, Header, expected_size, pnm_pixels, read_header
 from effloop.data.image.jpeg import Part, crop_bottom, crop_intervals, read_layout
@@ -106,12 +107,19 @@ class PlainDecoder(Decoder):
         """Like `fast` or `fast_truncated`, for a JPEG, at 1 / `factor` (2, 4, 8) of its size, rounded up."""
         return None
 
+    @property
+    def uses_indexes(self) -> bool:
+        return self.config.region
+
+    def with_index(self, info: ImageInfo, index: Encoded) -> ImageInfo:
+        return replace(info, index=index) if isinstance(info, Header) and info.format == "JPEG" else info
+
     def _region(
         self, data: Encoded, header: Header, box: Box, at_least: tuple[int, int] | None
     ) -> NDArray[np.uint8] | None:
         """Pixels of a box, by decoding a smaller JPEG or to a smaller size; None if the whole has to be decoded."""
         factor = _scale_factor(box, at_least) if at_least is not None and self.config.dct_scaling else 1
-        part = _smaller_jpeg(data, header, box, bottom=self.decodes_truncated) if self.config.region else None
+        part = self._smaller_jpeg(data, header, box, factor) if self.config.region else None
         if part is None and factor == 1:
             return None
         part = part or Part(data, 0, 0, header.height, header.width)
@@ -125,6 +133,22 @@ class PlainDecoder(Decoder):
         pixels = (self.fast_truncated if part.trailing_data else self.fast)(part.data, shown)
         wanted = part.height, part.width, self.channels
         return _crop(pixels, inside) if pixels is not None and pixels.shape == wanted else None
+
+    def _smaller_jpeg(self, data: Encoded, header: Header, box: Box, factor: int) -> Part | None:
+        """A smaller JPEG that contains a box, if that saves time and the file allows it."""
+        outside = 1 - box[2] * box[3] / (header.height * header.width)
+        if len(data) * outside <= MIN_BYTES_SAVED:
+            return None
+        if header.index is not None:
+            part = crop_indexed(data, header.index, box, factor)
+            if part is not None:
+                return part
+        layout = read_layout(data, header.sof_at)
+        if layout is None:
+            return None
+        if layout.interval:
+            return crop_intervals(data, layout, box)
+        return crop_bottom(data, layout, box[0] + box[2]) if self.decodes_truncated else None
 
     def size(self, data: Encoded) -> tuple[int, int]:
         header = self.read_info(data)
@@ -142,17 +166,6 @@ class PlainDecoder(Decoder):
             height, width = upright_size(header.height, header.width, turn)
             return replace(header, height=height, width=width, orientation=turn)
         return header
-
-
-def _smaller_jpeg(data: Encoded, header: Header, box: Box, *, bottom: bool) -> Part | None:
-    """A smaller JPEG that contains a box, if that saves time and the file allows it."""
-    outside = 1 - box[2] * box[3] / (header.height * header.width)
-    layout = read_layout(data, header.sof_at) if len(data) * outside > MIN_BYTES_SAVED else None
-    if layout is None:
-        return None
-    if layout.interval:
-        return crop_intervals(data, layout, box)
-    return crop_bottom(data, layout, box[0] + box[2]) if bottom else None
 
 
 def _scale_factor(box: Box, at_least: tuple[int, int]) -> int:

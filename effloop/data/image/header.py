@@ -29,6 +29,7 @@ class Header:
             a whole file with bytes after its end, and for other formats; only decoding tells.
         sof_at: offset of a JPEG's frame header (SOFn); 0 for other formats.
         orientation: 2 to 8 where a decoder turns the image as its EXIF data says.
+        index: a JPEG's entropy index (`image.entropy`), where there is one.
     """
 
     format: str
@@ -38,6 +39,7 @@ class Header:
     complete: bool
     sof_at: int = field(default=0, compare=False)
     orientation: int = 1
+    index: Encoded | None = field(default=None, compare=False, repr=False)
 
 
 def read_header(data: Encoded) -> Header:

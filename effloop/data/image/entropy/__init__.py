@@ -5,6 +5,6 @@ it the bits of a crop are spliced into an ordinary smaller JPEG, whose pixels ar
 """
 
 from effloop.data.image.entropy.crop import crop_indexed
-from effloop.data.image.entropy.index import build_index
+from effloop.data.image.entropy.index import VERSION, build_index, matches
 
-__all__ = ["build_index", "crop_indexed"]
+__all__ = ["VERSION", "build_index", "crop_indexed", "matches"]

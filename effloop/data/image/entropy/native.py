@@ -14,6 +14,7 @@ from effloop.native import library
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 _ARGUMENTS = {
     "effloop_jpeg_index": (_POINTER, _SIZE, _POINTER, _SIZE),
+    "effloop_jpeg_index_matches": (_POINTER, _SIZE, _POINTER, _SIZE),
     "effloop_jpeg_crop": (_POINTER, _SIZE, _POINTER, _SIZE, _POINTER, ctypes.c_int32, _POINTER, _SIZE, _POINTER),
 }
 
