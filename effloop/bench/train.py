@@ -22,6 +22,7 @@ from effloop.config import Config
 from effloop.optim import optimizers
 from effloop.precision import precisions
 from effloop.system.hardware import find_device
+from effloop.system.openmp import without_limit
 
 T = TypeVar("T")
 
@@ -31,6 +32,7 @@ def train(config: Config, repeats: int, *, folder: str, work: str) -> dict[str, 
 
     Both train the same model with the same optimizer in the same precision and layout; `bare` takes its
     images from ImageFolder and DataLoader with Pillow, as torchvision's reference scripts do, and computes no scores.
+    Its OpenMP threads spin as torch has them by default, EffLoop's as a run's do.
 
     Args:
         config: what is trained; its schedule is constant and no checkpoint is written.
@@ -48,8 +50,9 @@ def train(config: Config, repeats: int, *, folder: str, work: str) -> dict[str, 
     root = original_photos(config, folder, "bare")
     with scratch_folder(work) as scratch, ExitStack() as stack:
         workload = Workload(config, root, scratch)
-        sides = {"effloop": _effloop, "bare": _bare}
-        runs = {name: stack.enter_context(epoch_process(name, build, workload)) for name, build in sides.items()}
+        runs = {"effloop": stack.enter_context(epoch_process("effloop", _effloop, workload))}
+        with without_limit():
+            runs["bare"] = stack.enter_context(epoch_process("bare", _bare, workload))
         rounds = interleave(runs, repeats)
     result = comparison_result("train", config, f"model={config.model.name}, {root.parent}", rounds)
     print_comparison(result, repeats)

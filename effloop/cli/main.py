@@ -24,6 +24,7 @@ from effloop.errors import (
 )
 from effloop.system.bus_errors import bus_errors_explained
 from effloop.system.command import command_timed
+from effloop.system.openmp import limit_spinning
 from effloop.system.processes import discard_output
 from effloop.system.signals import ending_from_the_start
 from effloop.system.terminal import escaped_output
@@ -72,6 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: list[str], *, whole_process: bool) -> int:
     debug = "--debug" in args
+    if whole_process:
+        limit_spinning()
     if whole_process and not {*args[:1]} & (MODULES.keys() - {"train", "resume"}):
         ending_from_the_start()
     try:

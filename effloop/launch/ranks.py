@@ -33,6 +33,7 @@ from effloop.parallel.restart_state import FolderRestartState
 from effloop.parallel.scratch import scratch
 from effloop.runs.folder import record_end
 from effloop.system.hardware import find_device
+from effloop.system.openmp import limit_spinning
 from effloop.system.processes import how_ended, interrupts_blocked_in_children, killed_by, signal_name, signals_restored
 
 _PATIENCE_S = 5
@@ -51,6 +52,7 @@ def launch(spec: RunSpec) -> Path:
     """
     parallel: Any = spec.config.parallel
     processes = _processes(spec.config.device, parallel.processes)
+    limit_spinning()
     loopback.register()
     with (
         scratch() as folder,

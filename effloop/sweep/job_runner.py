@@ -29,6 +29,7 @@ from effloop.runs.reader import CONFIG, JOB, RunRecord, read_job_files, read_run
 from effloop.sweep.state import JobState
 from effloop.sweep.stops import is_stopping, passed_on
 from effloop.system.files import numbered, remove_if_empty, try_lock
+from effloop.system.openmp import with_limit
 from effloop.system.processes import (
     describe_process,
     end_with_parent,
@@ -173,10 +174,9 @@ class JobRunner:
     def environment(self) -> dict[str, str]:
         """A job's environment: with as many threads under any launcher, as their number changes results."""
         if socket.gethostname() != self.host:  # a cluster's node has its own
-            return {**os.environ}
-        waiting = {"OMP_WAIT_POLICY": "passive"} if self.parallel else {}  # threads that spin would take others' cores
+            return with_limit(os.environ)
         kept = {name: value for name, value in os.environ.items() if name not in THREAD_VARIABLES}
-        return {**waiting, **kept, **self.threads}
+        return with_limit({**kept, **self.threads})
 
 
 def _say(line: str) -> None:

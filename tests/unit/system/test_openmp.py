@@ -1,0 +1,142 @@
+"""How long OpenMP's threads spin: said before torch is imported, by every way that a process starts, unless chosen."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import effloop
+from effloop import config as configs
+from effloop.config.guard import VARIABLES
+from effloop.errors import ConfigError
+from effloop.launch import ranks
+from effloop.launch.spec import RunSpec
+from effloop.sweep.job_runner import JobRunner
+from effloop.system.openmp import SPINS, limit_spinning, with_limit, without_limit
+
+COUNT, POLICY = "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"
+OURS = {COUNT: str(SPINS)}
+CHOSEN: list[dict[str, str]] = [{COUNT: "7"}, {POLICY: "active"}, {COUNT: str(SPINS), POLICY: "passive"}]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (COUNT, POLICY):
+        monkeypatch.setenv(name, "")  # for the end of the test to undo what it sets
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def torch_that_tells(tmp_path: Path) -> Path:
+    """A folder with a package `torch` that ends the process where it is imported, and says what libgomp would read."""
+    (tmp_path / "torch.py").write_text(
+        "import json, os\n"
+        f"read = {{name: os.environ[name] for name in ('{COUNT}', '{POLICY}') if name in os.environ}}\n"
+        "print(json.dumps(read), flush=True)\nos._exit(0)\n"
+    )
+    return tmp_path
+
+
+def read_by_libgomp(folder: Path, words: list[str], env: dict[str, str]) -> Any:
+    path = os.pathsep.join([str(folder), str(Path(effloop.__file__).parents[1])])
+    process = subprocess.run(
+        [sys.executable, *words], cwd=folder, env={**os.environ, **env, "PYTHONPATH": path}, text=True,
+        stdin=subprocess.DEVNULL, capture_output=True, check=True,
+    )  # fmt: skip
+    return json.loads(process.stdout)
+
+
+COMMANDS = {
+    "train": ["-m", "effloop", "epochs=1"],
+    "console script": ["-c", "import sys; sys.argv[1:] = ['epochs=1']; from effloop.cli.main import entry; entry()"],
+    "eval": ["-m", "effloop", "eval", "outputs/run"],
+    "sweep": ["-m", "effloop", "-m", "seed=1,2"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_of_a_command(command: str, torch_that_tells: Path) -> None:
+    assert read_by_libgomp(torch_that_tells, COMMANDS[command], {}) == OURS
+
+
+@pytest.mark.parametrize("chosen", CHOSEN)
+def test_the_users_choice(chosen: dict[str, str], torch_that_tells: Path) -> None:
+    assert read_by_libgomp(torch_that_tells, COMMANDS["train"], chosen) == chosen
+
+
+def test_of_a_rank_of_torchrun(torch_that_tells: Path) -> None:
+    env = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "none"}
+    assert read_by_libgomp(torch_that_tells, COMMANDS["train"], env) == OURS
+
+
+def job_runner(*, parallel: bool = True) -> JobRunner:
+    values: dict[str, Any] = {"folder": "", "fixed": frozenset(), "objective": "", "count": 0, "parent": 0}
+    flags = {"resume": False, "parallel": parallel, "debug": False}
+    return JobRunner(**values, **flags, host=socket.gethostname(), threads={})
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("host", [socket.gethostname(), "a login node"])
+def test_of_a_job(*, parallel: bool, host: str, torch_that_tells: Path) -> None:
+    runner = replace(job_runner(parallel=parallel), host=host)
+    assert read_by_libgomp(torch_that_tells, ["-m", "effloop.sweep.job"], runner.environment()) == OURS
+
+
+@pytest.mark.parametrize("chosen", [{COUNT: "7"}, {POLICY: "active"}, {COUNT: "7", POLICY: "active"}])
+def test_of_a_job_by_the_users_choice(chosen: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in chosen.items():
+        monkeypatch.setenv(name, value)
+    found = job_runner().environment()
+    assert {name: found[name] for name in (COUNT, POLICY) if name in found} == chosen
+
+
+def test_a_policy_set_since_is_a_choice() -> None:
+    """As `hydra.job.env_set` does in a process that has our count already."""
+    assert with_limit({**OURS, POLICY: "active", "HOME": "/"}) == {POLICY: "active", "HOME": "/"}
+    assert {COUNT, POLICY} <= VARIABLES
+
+
+def test_of_ranks(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are spawned, with the environment of the process that launches them."""
+    found = []
+
+    def start(*_: Any) -> Any:
+        found.append(os.environ.get(COUNT))
+        raise ConfigError("seen")
+
+    monkeypatch.setattr(ranks, "elastic_launch", start)
+    with pytest.raises(ConfigError, match="seen"):
+        ranks.launch(RunSpec(configs.compose(["parallel=ddp", "device=cpu"]), [], here))
+    assert found == [str(SPINS)]
+
+
+def test_what_effloop_is_compared_with() -> None:
+    limit_spinning()
+    with without_limit():
+        assert COUNT not in os.environ
+    assert os.environ[COUNT] == str(SPINS)
+    os.environ[COUNT] = "7"
+    with without_limit():
+        assert os.environ[COUNT] == "7"
+
+
+@pytest.mark.slow
+def test_of_ranks_and_workers(photos: Path, tmp_path: Path) -> None:
+    """What libgomp says that it has read, in the command's process, in two ranks and in the workers of each."""
+    words = ["parallel=ddp", "parallel.processes=2", "device=cpu", "engine=processes", "engine.start_method=spawn"]
+    run = [f"data.root={photos}", "num_workers=1", "epochs=1", "image_size=24", "batch_size=4", "record=none"]
+    path = str(Path(effloop.__file__).parents[1])
+    env = {**os.environ, "OMP_DISPLAY_ENV": "verbose", "PYTHONPATH": path}
+    command = [sys.executable, "-m", "effloop", *words, *run]
+    process = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    found = [line.split("'")[1] for line in process.stderr.splitlines() if COUNT in line]
+    assert {*found} == {str(SPINS)}
+    assert len(found) >= 1 + 2 + 2
