@@ -5,6 +5,10 @@ from __future__ import annotations
 import ctypes
 import functools
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from effloop.errors import EffLoopError
 from effloop.native.sources import digest
@@ -27,4 +31,15 @@ def library() -> ctypes.CDLL:
     found.effloop_sources.restype = ctypes.c_char_p
     if found.effloop_sources().decode() != digest():
         raise EffLoopError(f"effloop.native: {_LIBRARY} was compiled from other sources; {fix}")
+    return found
+
+
+def pointer(data: bytes | bytearray | memoryview) -> tuple[int, int]:
+    """Where bytes are in memory, and how many; as long as the caller keeps them. 1.2 µs."""
+    return address(np.frombuffer(data, np.uint8)), len(data)
+
+
+def address(array: NDArray[Any]) -> int:
+    """Where an array's first value is in memory; as long as the caller keeps the array."""
+    found: int = array.__array_interface__["data"][0]
     return found

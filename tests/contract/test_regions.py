@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from effloop.data.decode import Decoder, common, decoders
 from effloop.data.image.header import read_header
-from effloop.data.image.jpeg import Layout, crop_bottom, crop_intervals, read_layout, with_interval_lengths
+from effloop.data.image.jpeg import Layout, Part, crop, read_layout, with_interval_lengths
 from effloop.data.image.orientation import with_orientation
 from effloop.data.image.resize import resize_into
 from effloop.errors import ConfigError, DataError
@@ -36,6 +36,11 @@ def laid_out(data: bytes) -> Layout:
     layout = read_layout(data, read_header(data).sof_at)
     assert layout is not None
     return layout
+
+
+def cut(data: bytes | bytearray, box: tuple[int, int, int, int], *, bottom: bool = False) -> Part | None:
+    """A smaller JPEG of a box."""
+    return crop(data, read_header(data).sof_at, box, bottom=bottom)
 
 
 def indexed(data: bytes) -> bytes:
@@ -100,7 +105,7 @@ def test_restart_markers_are_used(sampling: str, interval: int) -> None:
     data = jpeg(240, 288, sampling, interval)
     for cuttable in (data, indexed(data)):
         layout = laid_out(cuttable)
-        part = crop_intervals(cuttable, layout, (100, 110, 30, 40))
+        part = cut(cuttable, (100, 110, 30, 40))
         assert part is not None
         assert part.height <= 34 + 2 * layout.mcu_height
         assert part.width <= 44 + 2 * interval * layout.mcu_width
@@ -116,7 +121,7 @@ def test_lengths_of_the_intervals_stand_in_the_file(decoder: Decoder, sampling: 
     assert len(data) == len(plain) + 12 + 2 * layout.lengths
     assert indexed(data) == data
     for box in boxes(240, 288):
-        told, found = crop_intervals(data, layout, box), crop_intervals(plain, laid_out(plain), box)
+        told, found = cut(data, box), cut(plain, box)
         assert told is not None
         assert found is not None
         assert told.data[layout.scan_at :] == found.data[laid_out(plain).scan_at :]
@@ -133,9 +138,9 @@ def test_lengths_that_are_wrong_are_not_believed(decoder: Decoder) -> None:
     data, box = bytearray(indexed(plain)), (100, 110, 30, 40)
     at = laid_out(bytes(data)).lengths_at
     data[at] += 1  # of the first interval, so that all the rest is shifted
-    assert crop_intervals(bytes(data), laid_out(bytes(data)), box) is None
+    assert cut(bytes(data), box) is None
     data[at + 2] -= 1  # only intervals that the box doesn't need
-    assert crop_intervals(bytes(data), laid_out(bytes(data)), box) is None
+    assert cut(bytes(data), box) is None
     np.testing.assert_array_equal(decoder.decode(bytes(data), box), decoder.decode(plain, box))
 
 
@@ -171,19 +176,18 @@ def test_lengths_that_lie_change_no_pixel(decoder: Decoder) -> None:
 
 def test_intervals_that_do_not_end_with_a_row_are_not_cut() -> None:
     data = jpeg(240, 288, "4:2:0", 5)
-    layout = laid_out(data)
-    assert layout.interval == 5
-    assert crop_intervals(data, layout, (0, 0, 8, 8)) is None
+    assert laid_out(data).interval == 5
+    assert cut(data, (0, 0, 8, 8), bottom=True) is None
 
 
 def test_cut_below() -> None:
     data = jpeg(240, 288, "4:2:0", 0)
-    layout = laid_out(data)
-    part = crop_bottom(data, layout, 100)
+    part = cut(data, (0, 0, 100, 288), bottom=True)
     assert part is not None
     assert (part.top, part.left, part.height, part.width) == (0, 0, 102, 288)
     assert len(part.data) == len(data)
-    assert crop_bottom(data, layout, 238) is None
+    assert cut(data, (0, 0, 238, 288), bottom=True) is None
+    assert cut(data, (0, 0, 100, 288)) is None
 
 
 @pytest.mark.parametrize(
@@ -211,8 +215,7 @@ def test_markers_out_of_order_are_left_to_libjpeg(decoder: Decoder) -> None:
     data = bytearray(jpeg(64, 64, "4:2:0", 1))
     at = data.index(b"\xff\xd3")
     data[at + 1] = 0xD5
-    layout = laid_out(data)
-    assert crop_intervals(data, layout, (0, 0, 8, 8)) is None
+    assert cut(data, (0, 0, 8, 8)) is None
     assert _outcome(decoder, bytes(data), (0, 0, 8, 8)) == _outcome(decoder, bytes(data), None)
 
 

@@ -14,7 +14,7 @@ from effloop.data.decode.base import Box, DecodeConfig, Decoder, ImageInfo
 from effloop.data.image.entropy import crop_indexed
 from effloop.data.image.grey import to_grey, to_rgb
 from effloop.data.image.header import Encoded, Header, expected_size, pnm_pixels, read_header
-from effloop.data.image.jpeg import Part, crop_bottom, crop_intervals, read_layout
+from effloop.data.image.jpeg import Part, crop
 from effloop.data.image.orientation import read_orientation, stored_box, upright, upright_size
 from effloop.data.image.other import open_other
 from effloop.errors import DataError
@@ -143,12 +143,7 @@ class PlainDecoder(Decoder):
             part = crop_indexed(data, header.index, box, factor)
             if part is not None:
                 return part
-        layout = read_layout(data, header.sof_at)
-        if layout is None:
-            return None
-        if layout.interval:
-            return crop_intervals(data, layout, box)
-        return crop_bottom(data, layout, box[0] + box[2]) if self.decodes_truncated else None
+        return crop(data, header.sof_at, box, bottom=self.decodes_truncated)
 
     def size(self, data: Encoded) -> tuple[int, int]:
         header = self.read_info(data)

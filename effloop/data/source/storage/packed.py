@@ -123,7 +123,7 @@ class PackedSource(Source):
     def read(self, index: int) -> Encoded:
         if not self._compare:
             return self._payload[index]
-        data = bytes(self._payload[index])
+        data = self._payload[index]
         self._check(index, data)
         return data
 
