@@ -26,7 +26,7 @@ _ORDER = np.arange(1 << 16, dtype=np.uint8) & 7
 
 
 class Layout(NamedTuple):
-    """Structure of a baseline JPEG with one scan; `Layout` in native/crop.c has the same fields.
+    """Structure of a baseline JPEG with one scan; `Layout` in native/jpeg_markers.c has the same fields.
 
     Attributes:
         height, width: pixels.
@@ -117,13 +117,14 @@ def crop(data: Encoded, sof_at: int, box: tuple[int, int, int, int], *, bottom: 
     """
     out, shown = np.empty(len(data), np.uint8), _SHOWN()
     size = _functions()[1](*pointer(data), sof_at, _BOX(*box), bottom, address(out), shown)
-    return Part(memoryview(out)[:size], *shown[:4], bool(shown[4])) if size else None
+    top, left, height, width, trailing = shown
+    return Part(out.data[:size], top, left, height, width, bool(trailing)) if size else None
 
 
 @functools.cache
 def _functions() -> tuple[Any, Any]:
-    """`effloop_jpeg_layout` and `effloop_jpeg_crop` of native/crop.c."""
-    layout, crop = library().effloop_jpeg_layout, library().effloop_jpeg_crop
+    """`effloop_jpeg_layout` and `effloop_jpeg_cut` of native/jpeg_markers.c."""
+    layout, crop = library().effloop_jpeg_layout, library().effloop_jpeg_cut
     data = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64
     layout.argtypes = (*data, _LAYOUT)
     crop.restype, crop.argtypes = ctypes.c_int64, (*data, _BOX, ctypes.c_int, ctypes.c_void_p, _SHOWN)

@@ -163,7 +163,7 @@ static int64_t crop_bottom(Data data, const Layout *layout, int64_t bottom, uint
  * bottom: whether a file without restart markers may be cut below the box.
  * shown: top, left, height and width of what it shows; whether there is data after its last row.
  * Returns its size, or 0 if the file doesn't allow it. */
-EXPORT int64_t effloop_jpeg_crop(const uint8_t *bytes, int64_t size, int64_t sof_at, const int64_t box[4], int bottom,
+EXPORT int64_t effloop_jpeg_cut(const uint8_t *bytes, int64_t size, int64_t sof_at, const int64_t box[4], int bottom,
                                  uint8_t *out, int64_t shown[5]) {
     Layout layout;
     Data data = {bytes, size};
