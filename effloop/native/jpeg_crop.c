@@ -101,12 +101,10 @@ static int copy_bits(Splice *splice, const State *from, const State *to) {
 static void read_bounds(Cursor cells, const Cut *cut, const State *start, const State *next, State bounds[2]) {
     int per_row = cells.states->per_row;
     uint32_t mean = (next->bit - start->bit) / (uint32_t)per_row;
-    State state = bounds[0] = *start;
-    for (int i = 1; i <= cut->last && i < per_row; i++) {
-        read_cell(&cells, mean, &state);
-        if (i == cut->first) bounds[0] = state;
-    }
-    bounds[1] = cut->last == per_row ? *next : state;
+    bounds[0] = *start;
+    read_cells(&cells, cut->first, mean, &bounds[0]);
+    bounds[1] = cut->last == per_row ? *next : bounds[0];
+    if (cut->last < per_row) read_cells(&cells, cut->last - cut->first, mean, &bounds[1]);
 }
 
 static int splice_row(Splice *splice, const Cut *cut, int row, const State bounds[2]) {

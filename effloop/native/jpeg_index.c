@@ -149,7 +149,7 @@ static int reads_back(const Plan *plan, size_t data_size, const uint8_t *index, 
         uint64_t end = read_row(&rows, &next) + cells.at;
         uint32_t mean = (next.bit - start.bit) / (uint32_t)states.per_row;
         for (int i = 0; i < states.per_row; i++) {
-            if (i) read_cell(&cells, mean, &start);
+            if (i) read_cells(&cells, 1, mean, &start);
             if (memcmp(&start, expected + i * states.grid, sizeof start) != 0) return 0;
         }
         if (cells.at != end) return 0;

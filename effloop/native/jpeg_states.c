@@ -11,35 +11,54 @@ static uint64_t window(const Cursor *cursor) {
     return load_be64(from) << (cursor->at & 7);
 }
 
-static inline int32_t read_difference(Cursor *cursor, int field) {
-    uint64_t bits = window(cursor);
-    int rice = cursor->states->rice[field], ones = __builtin_clzll(~bits | 1);
+enum { WINDOW = 57 }; /* bits that a load gives at any offset in a byte */
+
+/* Bits of the codes in a register: they are loaded once for several codes. */
+typedef struct {
+    uint64_t word;
+    int used;
+} Loaded;
+
+static inline int32_t read_difference(Cursor *cursor, Loaded *loaded, int rice) {
+    int ones = __builtin_clzll(~loaded->word | 1);
+    if (loaded->used + ones + 1 + rice > WINDOW || ones >= LONGEST_PREFIX) {
+        cursor->at += (unsigned)loaded->used;
+        *loaded = (Loaded){window(cursor), 0};
+        ones = __builtin_clzll(~loaded->word | 1);
+    }
     uint32_t value;
     if (ones < LONGEST_PREFIX) {
-        uint64_t rest = bits << (ones + 1);
+        uint64_t rest = loaded->word << ones << 1;
         value = (uint32_t)ones << rice | (uint32_t)(rest >> 1 >> (63 - rice));
-        cursor->at += (unsigned)(ones + 1 + rice);
+        loaded->word = rest << rice, loaded->used += ones + 1 + rice;
     } else {
-        cursor->at += LONGEST_PREFIX;
-        value = (uint32_t)(window(cursor) >> 32);
-        cursor->at += 32;
+        value = (uint32_t)(loaded->word << LONGEST_PREFIX >> 32);
+        loaded->word = 0, loaded->used = WINDOW;
+        cursor->at -= WINDOW - LONGEST_PREFIX - 32;
     }
     return (int32_t)(value >> 1 ^ (0u - (value & 1)));
 }
 
-static inline void read_state(Cursor *cursor, int field, uint32_t mean, State *state) {
-    state->bit += mean + (uint32_t)read_difference(cursor, field);
+static inline void read_state(Cursor *cursor, Loaded *loaded, const uint8_t *rice, uint32_t mean, State *state) {
+    state->bit += mean + (uint32_t)read_difference(cursor, loaded, rice[0]);
     for (int i = 0; i < cursor->states->components; i++)
-        state->dc[i] = (int16_t)(state->dc[i] + read_difference(cursor, field + 1 + i));
+        state->dc[i] = (int16_t)(state->dc[i] + read_difference(cursor, loaded, rice[1 + i]));
 }
 
 uint32_t read_row(Cursor *cursor, State *state) {
-    uint32_t length = cursor->states->mean_length + (uint32_t)read_difference(cursor, ROW_LENGTH);
-    read_state(cursor, ROW_STATE, cursor->states->mean_row, state);
+    const States *states = cursor->states;
+    Loaded loaded = {window(cursor), 0};
+    uint32_t length = states->mean_length + (uint32_t)read_difference(cursor, &loaded, states->rice[ROW_LENGTH]);
+    read_state(cursor, &loaded, states->rice + ROW_STATE, states->mean_row, state);
+    cursor->at += (unsigned)loaded.used;
     return length;
 }
 
-void read_cell(Cursor *cursor, uint32_t mean, State *state) { read_state(cursor, CELL_STATE, mean, state); }
+void read_cells(Cursor *cursor, int count, uint32_t mean, State *state) {
+    Loaded loaded = {window(cursor), 0};
+    for (; count > 0; count--) read_state(cursor, &loaded, cursor->states->rice + CELL_STATE, mean, state);
+    cursor->at += (unsigned)loaded.used;
+}
 
 static uint64_t little(const uint8_t *at, int bytes) {
     uint64_t value = 0;

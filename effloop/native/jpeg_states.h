@@ -44,7 +44,7 @@ int states_open(const uint8_t *index, size_t size, const Jpeg *jpeg, size_t jpeg
 /* Read a row's entry: the bits of its cells' codes; `state` goes from the row's start to the next one's. */
 uint32_t read_row(Cursor *cursor, State *state);
 
-/* Read the state after the next `grid` MCUs; `mean` is that of the row's bits in a cell. */
-void read_cell(Cursor *cursor, uint32_t mean, State *state);
+/* Go on by `count` states in a row; `mean` is that of the row's bits between two. */
+void read_cells(Cursor *cursor, int count, uint32_t mean, State *state);
 
 #endif
