@@ -181,7 +181,7 @@ EXPORT int64_t effloop_jpeg_crop(const uint8_t *data, int64_t size, const uint8_
     Dummies dummies;
     Cut cut;
     if (size < 0 || index_size < 0 || !jpeg_read(data, (size_t)size, &jpeg)) return 0;
-    if (!states_open(index, (size_t)index_size, &jpeg, (size_t)size, &states)) return 0;
+    if (!states_open(index, (size_t)index_size, &jpeg, &states)) return 0;
     if (!plan_cut(&jpeg, &states, box, margin, &cut) || !plan_size(&jpeg, &states, &cut, shown)) return 0;
     if (!dummies_prepare(&jpeg, &dummies) || checksum64(data, (size_t)size) != states.jpeg_checksum) return 0;
     int padding = PADDING * (jpeg.blocks[0] + jpeg.components - 1);

@@ -15,7 +15,7 @@ typedef struct {
     uint32_t *cells, *rows; /* differences, mapped to numbers from 0 on; `cell_fields` and `row_fields` of each */
     uint32_t mean_row, mean_length;
     uint8_t rice[FIELDS];
-    uint64_t row_bits, cell_bits;
+    size_t row_bytes, cell_bytes;
 } Plan;
 
 static uint32_t fold(uint32_t difference) { return difference << 1 ^ (uint32_t)((int32_t)difference >> 31); }
@@ -62,34 +62,39 @@ static uint32_t cells_length(const Plan *plan, int row) {
     return length;
 }
 
-static void plan_rows(Plan *plan) {
+static void plan_cell_bytes(Plan *plan) {
+    uint64_t bits = 0;
+    for (int row = 0; row < plan->jpeg->rows; row++)
+        bits += plan->rows[row * plan->row_fields] = cells_length(plan, row);
+    plan->cell_bytes = (size_t)((bits + 7) / 8);
+    plan->mean_length = (uint32_t)(plan->cell_bytes * 8 / (size_t)plan->jpeg->rows);
+    plan->mean_row = mean_row_bits(plan->jpeg);
+}
+
+static void plan_row_bytes(Plan *plan) {
     size_t rows = (size_t)plan->jpeg->rows, columns = (size_t)plan->jpeg->columns;
-    plan->cell_bits = plan->row_bits = 0;
-    for (size_t row = 0; row < rows; row++) {
-        uint32_t length = plan->rows[row * (size_t)plan->row_fields] = cells_length(plan, (int)row);
-        plan->cell_bits += length;
-    }
-    plan->mean_length = (uint32_t)(plan->cell_bits / rows);
-    plan->mean_row = plan->states[rows * columns].bit / (uint32_t)rows;
+    uint64_t bits = 0;
     for (size_t row = 0; row < rows; row++) {
         uint32_t *out = plan->rows + row * (size_t)plan->row_fields;
         *out = fold(*out - plan->mean_length);
         fold_states(plan, plan->mean_row, plan->states + row * columns, plan->states + (row + 1) * columns, out + 1);
     }
     for (int i = 0; i < plan->row_fields; i++) {
-        plan->rice[ROW_LENGTH + i] = (uint8_t)choose_rice(plan->rows + i, rows, plan->row_fields);
+        int rice = choose_rice(plan->rows + i, rows, plan->row_fields);
+        plan->rice[ROW_LENGTH + i] = (uint8_t)rice;
         for (size_t row = 0; row < rows; row++)
-            plan->row_bits += (unsigned)code_length(plan->rows[row * (size_t)plan->row_fields + (size_t)i],
-                                                    plan->rice[ROW_LENGTH + i]);
+            bits += (unsigned)code_length(plan->rows[row * (size_t)plan->row_fields + (size_t)i], rice);
     }
+    plan->row_bytes = (size_t)((bits + 7) / 8);
 }
 
 /* Bytes of the index at a grid. */
 static size_t plan_grid(Plan *plan, int grid) {
     plan->grid = grid, plan->per_row = (plan->jpeg->columns + grid - 1) / grid;
     plan_cells(plan);
-    plan_rows(plan);
-    return HEADER + (size_t)((plan->row_bits + plan->cell_bits + 7) / 8);
+    plan_cell_bytes(plan);
+    plan_row_bytes(plan);
+    return HEADER + plan->row_bytes + plan->cell_bytes;
 }
 
 typedef struct {
@@ -103,6 +108,8 @@ static void put(Output *output, uint32_t value, int count) {
     for (output->bits += count; output->bits >= 8; output->bits -= 8)
         *output->at++ = (uint8_t)(output->pending >> (output->bits - 8));
 }
+
+static void fill_byte(Output *output) { put(output, 0, -output->bits & 7); }
 
 static void put_codes(Output *output, const uint32_t *values, size_t count, const uint8_t *rice, int stride) {
     for (size_t i = 0; i < count; i++)
@@ -126,22 +133,20 @@ static void write_index(const Plan *plan, const uint8_t *data, size_t data_size,
     size_t rows = (size_t)plan->jpeg->rows;
     Output output = {out + HEADER, 0, 0};
     memcpy(out, "EJI1", 4);
-    put_little(out + 12, checksum64(data, data_size), 8);
-    put_little(out + 20, data_size, 4);
-    put_little(out + 24, (uint64_t)plan->grid, 2), put_little(out + 26, rows, 2);
-    put_little(out + 28, plan->mean_row, 4), put_little(out + 32, plan->mean_length, 4);
-    put_little(out + 36, plan->row_bits, 4);
-    memcpy(out + 40, plan->rice, FIELDS);
+    put_little(out + 8, checksum64(data, data_size), 8);
+    put_little(out + 16, (uint64_t)plan->grid, 2), put_little(out + 18, plan->row_bytes, 4);
+    memcpy(out + 22, plan->rice, FIELDS);
     put_codes(&output, plan->rows, rows, plan->rice + ROW_LENGTH, plan->row_fields);
+    fill_byte(&output);
     put_codes(&output, plan->cells, rows * (size_t)(plan->per_row - 1), plan->rice + CELL_STATE, plan->cell_fields);
-    if (output.bits) put(&output, 0, 8 - output.bits);
-    put_little(out + 4, checksum64(out + 12, size - 12), 8);
+    fill_byte(&output);
+    put_little(out + 4, checksum64(out + 8, size - 8), 4);
 }
 
 /* Whether reading an index gives the states that it was made from. */
-static int reads_back(const Plan *plan, size_t data_size, const uint8_t *index, size_t size) {
+static int reads_back(const Plan *plan, const uint8_t *index, size_t size) {
     States states;
-    if (!states_open(index, size, plan->jpeg, data_size, &states)) return 0;
+    if (!states_open(index, size, plan->jpeg, &states)) return 0;
     Cursor rows = {&states, 0}, cells = {&states, states.cells_at};
     State start = {0}, next = {0};
     for (int row = 0; row < states.rows; row++, start = next) {
@@ -165,7 +170,7 @@ static int64_t write_finest(Plan *plan, const uint8_t *data, size_t size, uint8_
         size_t needed = plan_grid(plan, grid);
         if (needed <= room) {
             write_index(plan, data, size, out, needed);
-            return reads_back(plan, size, out, needed) ? (int64_t)needed : 0;
+            return reads_back(plan, out, needed) ? (int64_t)needed : 0;
         }
         if (grid >= plan->jpeg->columns) return 0;
     }
@@ -199,6 +204,6 @@ EXPORT int64_t effloop_jpeg_index_matches(const uint8_t *data, int64_t size, con
     Jpeg jpeg;
     States states;
     if (size < 0 || index_size < 0 || !jpeg_read(data, (size_t)size, &jpeg)) return 0;
-    if (!states_open(index, (size_t)index_size, &jpeg, (size_t)size, &states)) return 0;
+    if (!states_open(index, (size_t)index_size, &jpeg, &states)) return 0;
     return states.jpeg_checksum == checksum64(data, (size_t)size);
 }

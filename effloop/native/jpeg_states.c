@@ -66,18 +66,23 @@ static uint64_t little(const uint8_t *at, int bytes) {
     return value;
 }
 
-int states_open(const uint8_t *index, size_t size, const Jpeg *jpeg, size_t jpeg_size, States *states) {
-    if (size < HEADER || memcmp(index, "EJI1", 4) != 0 || little(index + 4, 8) != checksum64(index + 12, size - 12))
-        return 0;
-    states->jpeg_checksum = little(index + 12, 8), states->jpeg_size = (uint32_t)little(index + 20, 4);
-    states->grid = (int)little(index + 24, 2), states->rows = (int)little(index + 26, 2);
-    states->mean_row = (uint32_t)little(index + 28, 4), states->mean_length = (uint32_t)little(index + 32, 4);
-    states->cells_at = (uint32_t)little(index + 36, 4);
-    memcpy(states->rice, index + 40, FIELDS);
+uint32_t mean_row_bits(const Jpeg *jpeg) { return (uint32_t)((jpeg->scan_end - jpeg->scan_at) * 8 / (size_t)jpeg->rows); }
+
+int states_open(const uint8_t *index, size_t size, const Jpeg *jpeg, States *states) {
+    if (size < HEADER || size > 1u << 28 || memcmp(index, "EJI1", 4) != 0) return 0;
+    if (little(index + 4, 4) != (uint32_t)checksum64(index + 8, size - 8)) return 0;
+    states->codes = index + HEADER, states->size = size - HEADER;
+    states->jpeg_checksum = little(index + 8, 8);
+    states->grid = (int)little(index + 16, 2);
+    uint32_t row_bytes = (uint32_t)little(index + 18, 4);
+    memcpy(states->rice, index + 22, FIELDS);
     for (int i = 0; i < FIELDS; i++)
         if (states->rice[i] > MAX_RICE) return 0;
-    states->codes = index + HEADER, states->size = size - HEADER;
-    if (states->grid < 1 || states->rows != jpeg->rows || states->jpeg_size != jpeg_size) return 0;
-    states->per_row = (jpeg->columns + states->grid - 1) / states->grid, states->components = jpeg->components;
+    if (states->grid < 1 || row_bytes > states->size) return 0;
+    states->cells_at = 8 * row_bytes;
+    states->rows = jpeg->rows, states->components = jpeg->components;
+    states->per_row = (jpeg->columns + states->grid - 1) / states->grid;
+    states->mean_row = mean_row_bits(jpeg);
+    states->mean_length = (uint32_t)((states->size - row_bytes) * 8 / (size_t)states->rows);
     return 1;
 }
