@@ -6,6 +6,7 @@
 
 enum { PEEK = 11, LONG = 5 };            /* bits of a table's index; lengths of codes above it */
 enum { ENDS_BLOCK = 128, BLOCK = 64 };   /* coefficients */
+enum { MAX_STATES = 1 << 22 };           /* 50 MB */
 enum { SLACK = 4096 };                   /* zeros after the scan: an MCU takes at most 10 * 64 * 32 bits, 2,560 bytes */
 
 /* One step through the bits of a block: how many bits, and how many coefficients, or ENDS_BLOCK; 0 bits: no such code.
@@ -185,7 +186,7 @@ static void count_stuffed(State *states, size_t count, const uint32_t *marks) {
 
 int scan_states(const uint8_t *data, const Jpeg *jpeg, State **found) {
     size_t length = jpeg->scan_end - jpeg->scan_at, count = (size_t)jpeg->columns * (size_t)jpeg->rows + 1;
-    if (count / 8 > length) return 0; /* an MCU takes at least two bits */
+    if (count > MAX_STATES) return 0;
     uint8_t *bytes = malloc(length + SLACK);
     uint32_t *marks = malloc((length / 2 + 2) * sizeof *marks);
     State *states = malloc(count * sizeof *states);

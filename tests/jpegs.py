@@ -1,0 +1,66 @@
+"""Kinds of baseline JPEG, and boxes in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import cv2
+import numpy as np
+import simplejpeg
+from images import encode, exif, photo
+from numpy.typing import NDArray
+
+Pixels = NDArray[np.uint8]
+Box = tuple[int, int, int, int]
+
+FACTORS = {"4:4:4": 0x111111, "4:2:2": 0x211111, "4:2:0": 0x221111, "4:4:0": 0x121111, "4:1:1": 0x411111}
+
+
+def by_opencv(pixels: Pixels, sampling: str = "4:2:0", **options: int) -> bytes:
+    """`options` are `IMWRITE_JPEG_` names in small letters."""
+    chosen: list[int] = [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, FACTORS[sampling]]
+    for name, value in options.items():
+        chosen += [getattr(cv2, f"IMWRITE_JPEG_{name.upper()}"), value]
+    return cv2.imencode(".jpg", pixels, chosen)[1].tobytes()
+
+
+def by_pillow(**options: Any) -> Callable[[Pixels], bytes]:
+    return lambda pixels: encode(pixels, "JPEG", **options)
+
+
+def _with_metadata(pixels: Pixels) -> bytes:
+    return encode(pixels, "JPEG", exif=exif(1), icc_profile=b"\xff" * 3000, comment=b"\xff\xd9", quality=95)
+
+
+KINDS: dict[str, Callable[[Pixels], bytes]] = {
+    **{sampling: lambda pixels, factors=sampling: by_opencv(pixels, factors) for sampling in FACTORS},
+    "grey": by_pillow(mode="L", quality=95),
+    "optimised": lambda pixels: by_opencv(pixels, "4:2:2", optimize=1, quality=97),
+    "optimised, plain": lambda pixels: encode(pixels // 8 + 99, "JPEG", optimize=True, quality=75),
+    "optimised grey": by_pillow(mode="L", optimize=True, quality=60),
+    "worst": by_pillow(quality=4),
+    "best": by_pillow(quality=100, subsampling=0),
+    "RGB": by_pillow(keep_rgb=True, quality=90),
+    "metadata": _with_metadata,
+    "noise": lambda pixels: by_opencv(np.random.default_rng(0).integers(0, 256, pixels.shape, np.uint8), quality=100),
+    "turbojpeg": lambda pixels: simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), 85, "RGB", "422"),
+}
+"""(H, W, 3) uint8 -> a JPEG that can be indexed."""
+
+
+def boxes(height: int, width: int, count: int, rng: np.random.Generator) -> list[Box]:
+    """Every corner and edge, and `count` anywhere."""
+    found = [(0, 0, 1, 1), (height - 1, width - 1, 1, 1), (0, width - 1, height, 1), (height - 1, 0, 1, width)]
+    found += [(0, 0, (height + 1) // 2, width), (height // 2, 0, height - height // 2, width), (0, 0, height, width)]
+    for _ in range(count):
+        top, left = rng.integers(0, height), rng.integers(0, width)
+        found.append((top, left, rng.integers(1, height - top + 1), rng.integers(1, width - left + 1)))
+    return [(int(top), int(left), int(h), int(w)) for top, left, h, w in found]
+
+
+def picture(height: int, width: int, rng: np.random.Generator) -> Pixels:
+    """A photograph of this size: gradients, noise, and a plain patch."""
+    pixels = photo(height, width, int(rng.integers(1 << 30)))
+    pixels[: height // 3, width // 2 :] = rng.integers(0, 256, 3)
+    return pixels

@@ -1,0 +1,235 @@
+"""Crops of indexed JPEGs: the pixels of the whole inside the box, to the bit, or None."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from jpegs import KINDS, Box, boxes, by_opencv, picture
+from numpy.typing import NDArray
+
+from effloop.data.decode import common, decoders
+from effloop.data.decode.common import PlainDecoder
+from effloop.data.image.entropy import build_index, crop_indexed, index
+from effloop.data.image.orientation import with_orientation
+from effloop.errors import DataError
+
+SIZES = [(200, 272), (67, 53), (33, 176), (250, 7), (16, 16), (5, 300), (131, 129)]
+"""(height, width); 53 pixels are 4 MCUs of 16, and 272 are 17, a prime number."""
+
+
+@pytest.fixture(autouse=True)
+def small_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which have few bytes, and so wouldn't be cropped, and whose indexes take more than their share."""
+    monkeypatch.setattr(common, "MIN_BYTES_SAVED", -1)
+    monkeypatch.setattr(index, "_SHARE", 2.0)
+
+
+def indexed(data: bytes) -> bytes:
+    found = build_index(data)
+    assert found is not None
+    return found
+
+
+def build(name: str = "turbojpeg", **options: object) -> PlainDecoder:
+    decoder = decoders.build(decoders[name].config(**options))
+    assert isinstance(decoder, PlainDecoder)
+    return decoder
+
+
+def decode(
+    decoder: PlainDecoder, data: bytes, found: bytes | None, box: Box, at_least: tuple[int, int] | None = None
+) -> NDArray[np.uint8]:
+    info = decoder.read_info(data)
+    return decoder.decode_with_info(data, info if found is None else decoder.with_index(info, found), box, at_least)
+
+
+def inside(pixels: NDArray[np.uint8], box: Box) -> NDArray[np.uint8]:
+    return pixels[box[0] : box[0] + box[2], box[1] : box[1] + box[3]]
+
+
+@pytest.mark.parametrize("name", ["turbojpeg", "opencv", "pillow"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_crop_is_cut_from_the_whole(kind: str, name: str) -> None:
+    decoder, rng, cut = build(name), np.random.default_rng(7), 0
+    for height, width in SIZES:
+        data = KINDS[kind](picture(height, width, rng))
+        found, whole = indexed(data), decoder.decode(data)
+        for box in boxes(height, width, 8, rng):
+            cut += crop_indexed(data, found, box) is not None
+            np.testing.assert_array_equal(decode(decoder, data, found, box), inside(whole, box), str(box))
+    assert cut > 50
+
+
+@pytest.mark.parametrize("share", [0.015, 0.025, 0.04])
+@pytest.mark.parametrize("kind", ["4:2:0", "4:4:4", "grey"])
+def test_a_coarser_grid(kind: str, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, rng = build(), np.random.default_rng(1)
+    data = KINDS[kind](picture(240, 410, rng))
+    whole, finest = decoder.decode(data), indexed(data)
+    monkeypatch.setattr(index, "_SHARE", share)
+    found = indexed(data)
+    assert len(found) <= share * len(data)
+    assert len(found) < len(finest)
+    for box in boxes(240, 410, 40, rng):
+        np.testing.assert_array_equal(decode(decoder, data, found, box), inside(whole, box), str(box))
+
+
+def test_only_what_is_needed() -> None:
+    """The box, two pixels around it for chroma, what fills up the MCUs, and a column of dummies."""
+    data = by_opencv(picture(400, 480, np.random.default_rng(0)))
+    part = crop_indexed(data, indexed(data), (100, 110, 30, 40))
+    assert part is not None
+    assert (part.top, part.left, part.height, part.width) == (96, 80, 48, 80)
+    assert len(part.data) < len(data) / 10 + 4096
+
+
+@pytest.mark.parametrize("factor", [2, 4, 8])
+@pytest.mark.parametrize("kind", ["4:4:4", "4:2:2", "4:2:0", "4:4:0", "4:1:1", "grey"])
+def test_scaled_decoding(kind: str, factor: int) -> None:
+    """Equal to the same box of the whole image at that scale."""
+    decoder, rng = build(dct_scaling=True), np.random.default_rng(factor)
+    data = KINDS[kind](picture(410, 523, rng))
+    found = indexed(data)
+    whole = decoder.fast_scaled(data, decoder.read_info(data), factor, truncated=False)
+    assert whole is not None
+    for box in boxes(410, 523, 30, rng):
+        if min(box[2:]) >= factor:
+            wanted = box[2] // factor, box[3] // factor
+            small = common._scaled_box(box, common._scale_factor(box, wanted))
+            if common._scale_factor(box, wanted) == factor:
+                np.testing.assert_array_equal(decode(decoder, data, found, box, wanted), inside(whole, small), str(box))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_turned_images(orientation: int) -> None:
+    turning, rng = build(exif=True), np.random.default_rng(orientation)
+    data = with_orientation(KINDS["4:2:0"](picture(200, 272, rng)), orientation)
+    whole, found = turning.decode(data), indexed(data)
+    for box in boxes(*whole.shape[:2], 8, rng):
+        np.testing.assert_array_equal(decode(turning, data, found, box), inside(whole, box))
+
+
+def test_grey_of_colour() -> None:
+    decoder = decoders.build(decoders["turbojpeg"].config(), 1)
+    assert isinstance(decoder, PlainDecoder)
+    data = KINDS["4:2:0"](picture(200, 272, np.random.default_rng(0)))
+    box = (33, 50, 100, 90)
+    np.testing.assert_array_equal(decode(decoder, data, indexed(data), box), inside(decoder.decode(data), box))
+
+
+def test_views_of_bytes() -> None:
+    data = KINDS["4:2:0"](picture(200, 272, np.random.default_rng(0)))
+    found, box = indexed(data), (33, 50, 100, 90)
+    part = crop_indexed(data, found, box)
+    assert part is not None
+    expected = bytes(part.data)
+    again = crop_indexed(memoryview(b"x" + data)[1:], memoryview(b"xyz" + found)[3:], box)
+    assert again is not None
+    assert again.data == expected
+
+
+def test_threads_have_memory_of_their_own() -> None:
+    data = KINDS["4:2:0"](picture(200, 272, np.random.default_rng(0)))
+    found = indexed(data)
+    part = crop_indexed(data, found, (33, 50, 100, 90))
+    assert part is not None
+    expected = bytes(part.data)
+    thread = threading.Thread(target=crop_indexed, args=(data, found, (0, 0, 20, 20)))
+    thread.start()
+    thread.join()
+    assert part.data == expected
+
+
+@pytest.mark.parametrize(
+    "box", [(-1, 0, 9, 9), (0, -1, 9, 9), (0, 0, 0, 9), (0, 0, 9, 0), (195, 0, 9, 9), (0, 0, 9, 273)]
+)
+def test_boxes_outside_are_refused(box: Box) -> None:
+    data = KINDS["4:2:0"](picture(200, 272, np.random.default_rng(0)))
+    assert crop_indexed(data, indexed(data), box) is None
+
+
+def damages(data: bytes, count: int, rng: np.random.Generator) -> Iterator[bytes]:
+    """One to three other bytes, some inserted, some left out, or the end."""
+    for number in range(count):
+        damaged, at = bytearray(data), int(rng.integers(0, len(data)))
+        if number % 4 == 1:
+            damaged[at:at] = rng.bytes(1 + number % 3)
+        elif number % 4 == 2:
+            del damaged[at : at + 1 + number % 3]
+        elif number % 16 == 3:
+            del damaged[at:]
+        else:
+            damaged[at] ^= int(rng.integers(1, 256))
+        yield bytes(damaged)
+
+
+def outcome(decoder: PlainDecoder, data: bytes, found: bytes | None, box: Box) -> bytes | str:
+    try:
+        return decode(decoder, data, found, box).tobytes()
+    except (DataError, ValueError) as error:
+        return str(error)
+
+
+def check_damaged_indexes(kind: str, count: int, rng: np.random.Generator) -> None:
+    """Whatever has happened to an index, the pixels are the same."""
+    decoder = build()
+    data = KINDS[kind](picture(120, 170, rng))
+    found, whole = indexed(data), decoder.decode(data)
+    for damaged, box in zip(damages(found, count, rng), boxes(120, 170, count, rng)[7:], strict=True):
+        assert crop_indexed(data, damaged, box) is None
+        np.testing.assert_array_equal(decode(decoder, data, damaged, box), inside(whole, box))
+
+
+def check_damaged_files(kind: str, count: int, rng: np.random.Generator) -> None:
+    """A file that has changed since is decoded, or refused, as if it had no index."""
+    decoder = build()
+    data = KINDS[kind](picture(120, 170, rng))
+    found = indexed(data)
+    for damaged, box in zip(damages(data, count, rng), boxes(120, 170, count, rng)[7:], strict=True):
+        assert outcome(decoder, damaged, found, box) == outcome(decoder, damaged, None, box)
+
+
+def check_indexes_of_damage(kind: str, count: int, rng: np.random.Generator) -> int:
+    """An index made of a damaged file changes nothing of what the file gives as a whole; how many could be made."""
+    decoder, plain, made = build(), build(region=False), 0
+    data = KINDS[kind](picture(120, 170, rng))
+    for damaged, box in zip(damages(data, count, rng), boxes(120, 170, count, rng)[7:], strict=True):
+        if (found := build_index(damaged)) is not None:
+            made += 1
+            assert outcome(decoder, damaged, found, box) == outcome(plain, damaged, None, box)
+    return made
+
+
+@pytest.mark.parametrize("kind", ["4:2:0", "grey", "optimised"])
+def test_damage(kind: str) -> None:
+    rng = np.random.default_rng(5)
+    check_damaged_indexes(kind, 100, rng)
+    check_damaged_files(kind, 60, rng)
+    assert check_indexes_of_damage(kind, 60, rng) > 3
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", KINDS)
+def test_much_damage(kind: str) -> None:
+    rng = np.random.default_rng(6)
+    for _ in range(7):
+        check_damaged_indexes(kind, 50, rng)
+        check_damaged_files(kind, 50, rng)
+        check_indexes_of_damage(kind, 50, rng)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_crops(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, found = np.random.default_rng(8), [build(name) for name in ("turbojpeg", "opencv", "pillow")]
+    for number in range(100):
+        height, width = (int(side) for side in rng.integers(1, 500, 2))
+        data = KINDS[kind](picture(height, width, rng))
+        monkeypatch.setattr(index, "_SHARE", (2.0, 0.2, 0.1, 0.05)[number % 4])
+        entropy, decoder = build_index(data), found[number % 7 % 3]
+        whole = decoder.decode(data)
+        for box in boxes(height, width, 7, rng) if entropy else ():
+            np.testing.assert_array_equal(decode(decoder, data, entropy, box), inside(whole, box), f"{number} {box}")

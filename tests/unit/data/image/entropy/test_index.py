@@ -1,0 +1,74 @@
+"""Building indexes: which files get one, and how large it is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from images import encode, photo
+from jpegs import KINDS, by_opencv, picture
+
+from effloop.data.image.entropy import build_index, matches
+from effloop.data.image.jpeg import with_interval_lengths
+
+PIXELS = photo(240, 360)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_small_share_of_the_file(kind: str) -> None:
+    data = KINDS[kind](picture(480, 640, np.random.default_rng(0)))
+    found = build_index(data)
+    if kind in ("worst", "optimised, plain", "optimised grey"):  # some 10 bytes of an MCU
+        assert found is None or len(found) <= 0.03 * len(data)
+    else:
+        assert found is not None
+        assert len(found) <= 0.03 * len(data)
+        assert matches(data, found)
+    assert build_index(memoryview(data)) == found
+
+
+def _in_two_scans(data: bytes) -> bytes:
+    """Says that the scan has the first component only; another scan would follow."""
+    at = data.index(b"\xff\xda")
+    return data[:at] + b"\xff\xda\0\x08\x01" + data[at + 5 : at + 7] + b"\0\x3f\0" + data[at + 14 :]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff\xd8\xff\xd9",
+        encode(PIXELS, "PNG"),
+        encode(PIXELS, "JPEG", progressive=True, quality=95),
+        encode(PIXELS, "JPEG", "CMYK", quality=95),
+        by_opencv(PIXELS, rst_interval=4),
+        with_interval_lengths(by_opencv(PIXELS, rst_interval=4), 158),
+        by_opencv(PIXELS) + b"\0",
+        by_opencv(PIXELS) + by_opencv(PIXELS),
+        by_opencv(PIXELS)[:-1],
+        by_opencv(PIXELS)[:-900] + b"\xff\xd9",
+        by_opencv(PIXELS)[:-2] + b"\0\xff\xd9",
+        by_opencv(PIXELS).replace(b"\xff\xc0\0\x11\x08", b"\xff\xc0\0\x11\x0c"),
+        by_opencv(PIXELS).replace(b"\xff\xc0", b"\xff\xc9"),
+        _in_two_scans(by_opencv(PIXELS)),
+        by_opencv(photo(8, 8)),
+    ],
+    ids=range(16),
+)
+def test_what_gets_none(data: bytes) -> None:
+    assert build_index(data) is None
+
+
+def test_what_it_matches() -> None:
+    data, other = by_opencv(PIXELS), by_opencv(photo(240, 360, seed=1))
+    found = build_index(data)
+    assert found is not None
+    assert matches(data, found)
+    assert matches(memoryview(data), memoryview(found))
+    assert not matches(other, found)
+    assert not matches(data, b"")
+    assert not matches(b"", found)
+    for at in range(0, len(data), 997):
+        assert not matches(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :], found)
+    for at in range(len(found)):
+        assert not matches(data, found[:at] + bytes([found[at] ^ 128]) + found[at + 1 :])
+        assert not matches(data, found[:at])
