@@ -54,8 +54,8 @@ class Listed(list[Record]):
         return sum(len(record.data) for record in self)
 
 
-def write_records(name: str, path: Path, classes: Sequence[str], **splits: Sequence[tuple[bytes, int, bytes]]) -> Path:
-    """Made-up (key, label, data) in the format that `convert to=NAME` writes."""
+def write_records(name: str, path: Path, classes: Sequence[str], **splits: Sequence[tuple[Any, ...]]) -> Path:
+    """Made-up (key, label, data), and what else a `Record` has, in the format that `convert to=NAME` writes."""
     records = {split: Listed(Record(*record) for record in listed) for split, listed in splits.items()}
     writers[name](path, Dataset(classes, records, {"payload": "original"}))
     return path

@@ -30,7 +30,9 @@ from effloop.data.order import Order
 from effloop.data.plan import Plan
 from effloop.data.progressive import Stages
 from effloop.data.source import Cache, DataConfig, Source, Tail
+from effloop.data.source.config import Index
 from effloop.data.source.counts import classes_without_samples
+from effloop.data.source.entropy import with_indexes
 from effloop.data.source.splits import check_same_classes, open_part, open_split
 from effloop.data.source.storage.kept import looking_once
 from effloop.data.transfer import Transfer
@@ -102,7 +104,7 @@ def loader_of(config: Config, source: Source, plan: type[Plan] = Plan, views: Vi
     found = replace(
         found,
         batch_size=max(1, min(found.batch_size, len(source))),
-        data=replace(found.data, cache=Cache.none),
+        data=replace(found.data, cache=Cache.none, index=Index.none),
         engine=ThreadsConfig(name="threads"),
     )
     made = _plan(found, source, OwnSlice(0, 1, 1, device), train=False, kind=plan)
@@ -206,6 +208,8 @@ def _plan(config: Resolved, source: Source, parallel: Slice, *, train: bool, kin
         )
     decoder = decoders.build_for(config.data.channels, config.decode)
     limit = None if config.data.cache_gb is None else config.data.cache_gb * 1e9
+    if decoder.uses_indexes and config.data.cache is not Cache.pixels:
+        source = with_indexes(source, config.data)
     return kind(
         source=cached(source, config.data.cache, decoder, limit, share=_share(config, source, train=train)),
         decoder=decoder,

@@ -40,6 +40,7 @@ MODULES = {
     "diff": "diff",
     "eval": "evaluate",
     "export": "export",
+    "index": "index",
     "lr": "lr",
     "predict": "predict",
     "replay": "replay",

@@ -23,6 +23,7 @@ from effloop.convert.records import FirstOfEachClass, Originals, Recoded, mean_s
 from effloop.convert.reencode import Recode
 from effloop.convert.workfolder import WorkFolder, check_free, is_disk_full, size, tree_size, unwritable
 from effloop.data.decode import Decoder
+from effloop.data.image.entropy import VERSION
 from effloop.data.source.base import Source
 from effloop.data.source.splits import check_same_classes
 from effloop.data.source.storage.targets import Targets
@@ -90,6 +91,7 @@ def _job(options: ConvertOptions, splits: Mapping[str, Source], decoder: Decoder
         "to": options.to,
         "outputs": {str(out): recipe and recipe.about() for out, recipe in options.outputs.items()},
         "shard_bytes": options.shard_bytes,
+        "indexes": VERSION if options.writes_indexes else None,
         "decoder": f"{type(decoder).__qualname__}, exif={decoder.exif}",
         "splits": {name: source.identity() for name, source in splits.items()},
     }
@@ -140,6 +142,8 @@ class _Conversion:
         else:
             reader = None if self.options.skip_bad else self._inspector.read
             self._records = {name: Originals(source, self.meter, name, reader) for name, source in self.splits.items()}
+        for records in self._records.values():
+            records.indexing = max(1, self.threads) if self.options.writes_indexes else 0
         num_bytes = {name: records.num_bytes for name, records in self._records.items()}
         self._needed = sum(num_bytes.values())
         check_free(self.work.path, self._needed, str(out))

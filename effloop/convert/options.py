@@ -42,6 +42,8 @@ class ConvertOptions:
         max_side: scale the longer side down to so many pixels.
         restart: MCUs between restart markers, which let a crop be decoded alone; auto, without it: every 32 pixels
             or so.
+        index: auto adds entropy indexes, up to 3 % of the bytes, with which crops of JPEGs without restart markers
+            are decoded alone, if they are baseline; none leaves them out.
         color: make all images RGB, or all grey; without it grey ones stay grey.
         skip_bad: leave out images that can't be read or decoded, instead of writing nothing.
         split: which of the splits data.train_split and data.val_split.
@@ -57,6 +59,7 @@ class ConvertOptions:
     quality: Literal["source", "lossless"] | Annotated[int, range(1, 101)] | None = None
     max_side: tuple[Side, ...] = ()
     restart: Literal["auto", "none"] | Side | None = None
+    index: Literal["auto", "none"] = "auto"
     color: Literal["rgb", "gray"] | None = None
     skip_bad: bool = False
     split: Splits = "both"
@@ -94,6 +97,11 @@ class ConvertOptions:
     def splits(self) -> tuple[str, ...]:
         """Which of `train` and `val`."""
         return split_names(self.split)
+
+    @property
+    def writes_indexes(self) -> bool:
+        """Whether entropy indexes are written; images in files of their own have no column for them."""
+        return self.index == "auto" and self.to != "folder"
 
     @property
     def shard_bytes(self) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from effloop.convert.progress import Meter, in_order
+from effloop.data.image.entropy import build_index
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import Fingerprint, Kind, Source, target_bytes
 from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
@@ -31,12 +32,15 @@ class Originals:
         meter: shows the progress.
         name: of the split.
         reader: reads a sample, given the split's name and its index; None is `read`.
+
+    Attributes:
+        indexing: how many threads build the entropy indexes of the records; 0 leaves them out.
     """
 
     def __init__(
         self, source: Source, meter: Meter, name: str, reader: Callable[[str, int], Encoded] | None = None
     ) -> None:
-        self.source, self.meter, self.name = source, meter, name
+        self.source, self.meter, self.name, self.indexing = source, meter, name, 0
         self._read = reader or (lambda _, index: read(source, index))
         self._seen = Fingerprint()
         self.num_bytes: int = source.fingerprint()["bytes"]
@@ -47,7 +51,8 @@ class Originals:
 
     def __iter__(self) -> Iterator[Record]:
         self.bytes_taken, self._seen = 0, Fingerprint()
-        for record in self.meter.track(self._records(), f"{self.name}: writing", len(self)):
+        records = self._indexed(self._records()) if self.indexing else self._records()
+        for record in self.meter.track(records, f"{self.name}: writing", len(self)):
             self.bytes_taken += len(record.data)
             self._seen.add(record.key, record.label, len(record.data), record.target)
             yield record
@@ -55,6 +60,14 @@ class Originals:
     def fingerprint(self) -> dict[str, Any]:
         """Of the records that a writer took in its last iteration."""
         return self._seen.result()
+
+    def _indexed(self, records: Iterator[Record]) -> Iterator[Record]:
+        """The same records, with entropy indexes of those that can have one."""
+        with ThreadPoolExecutor(self.indexing, thread_name_prefix="effloop-index") as pool:
+            try:
+                yield from in_order(pool, _with_index, records, 4 * self.indexing)
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
 
     def _records(self) -> Iterator[Record]:
         for start in range(0, len(self), CHUNK):
@@ -137,6 +150,10 @@ class Recoded(Originals):
 
     def _chunk(self, number: int) -> ColumnFile:
         return ColumnFile(self._path(number))
+
+
+def _with_index(record: Record) -> Record:
+    return record._replace(entropy=build_index(record.data) or b"")
 
 
 class FirstOfEachClass:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from effloop.convert.progress import Meter, in_order
 from effloop.data.decode import Decoder
+from effloop.data.image.entropy import matches
 from effloop.data.source.base import Kind, Source
 from effloop.data.source.counts import classes_without_samples, targets_of
 from effloop.data.source.splits import check_same_classes
@@ -206,6 +207,8 @@ def _check(source: Source, decoder: Decoder, sample: int, *, recording: bool) ->
         size, checksum = len(data), crc32c(data) if recording else None
         if size != source.size(sample):
             wrong.append(f"has {size:,} bytes, the index says {source.size(sample):,}")
+        if source.stores_indexes and (index := source.entropy_index(sample, data)) and not matches(data, index):
+            wrong.append("has an entropy index of other bytes; convert it again")
         decoder.decode(data)
         decoded = True
     except DataError as error:

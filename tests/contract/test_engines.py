@@ -18,10 +18,15 @@ from images import encode, photo
 from plans import line, make_decoder, make_engine, make_plan, native_config, open_source
 
 from effloop.batch import Batch, ImageSize
+from effloop.cli.main import main
+from effloop.convert.index import build_indexes
 from effloop.data.augment.native.augment import NativeAugment
 from effloop.data.engine import engines
 from effloop.data.five_crops import five_crops
 from effloop.data.plan import Plan
+from effloop.data.source import DataConfig, entropy
+from effloop.data.source.config import Index
+from effloop.data.source.entropy import with_indexes
 from effloop.errors import ConfigError, DataError
 
 CASES = [(name, num_workers) for name in engines.names() for num_workers in (0, 1, 2)]
@@ -276,3 +281,60 @@ def test_pinned_memory(train_plan: Plan, name: str, num_workers: int) -> None:
         batches = list(engine.stream(0))
     assert all(batch.images.is_pinned() for batch in batches)
     assert_same(batches, reference(name, train_plan, 0))
+
+
+@pytest.fixture(scope="module")
+def larger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photographs that are large enough for entropy indexes to be of use, of several kinds of JPEG."""
+    kinds = (
+        {},
+        {"subsampling": 0},
+        {"progressive": True},
+        {"optimize": True},
+        {"mode": "L"},
+        {"restart_marker_rows": 1},
+    )
+    root = tmp_path_factory.mktemp("larger")
+    for number in range(18):
+        path = root / "train" / "ab"[number % 2] / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        options = kinds[number % len(kinds)]
+        path.write_bytes(encode(photo(200 + number, 190, number), "JPEG", **options))  # type: ignore[arg-type]
+    return root
+
+
+@every_engine
+@pytest.mark.parametrize("packed", [False, True])
+def test_entropy_indexes_change_no_pixel(
+    name: str, num_workers: int, packed: bool, larger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    plain, decoder = open_source("folder", larger), make_decoder(region=True)
+    if packed:
+        command = ["convert", f"data.root={larger}", "split=train", "to=memmap", f"out={tmp_path / 'packed'}"]
+        assert main(command) == 0
+        indexed = open_source("memmap", tmp_path / "packed")
+    else:
+        build_indexes({"train": plain}, None, 1)
+        indexed = with_indexes(plain, DataConfig(name="folder", root=str(larger), index=Index.read))
+    found = [indexed.entropy_index(sample, indexed.read(sample)) for sample in range(len(indexed))]
+    assert sum(index is not None for index in found) == 12
+    wanted, plan = make_plan(plain, decoder), make_plan(indexed, decoder)
+    for epoch in (0, 1):
+        with closing(make_engine(name, plan, num_workers)) as engine:
+            assert_same(engine.stream(epoch), reference(name, wanted, epoch))
+
+
+@pytest.mark.parametrize(("name", "num_workers"), [("inline", 0), ("threads", 2), ("processes", 2)])
+def test_indexes_are_built_while_batches_are_loaded(
+    name: str, num_workers: int, larger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(entropy, "SHARE", 1e9)  # of the time
+    plain, decoder = open_source("folder", larger), make_decoder(region=True)
+    source = with_indexes(plain, DataConfig(name="folder", root=str(larger)))
+    for epoch in (0, 1, 2):  # an epoch leaves out the tail
+        with closing(make_engine(name, make_plan(source, decoder), num_workers)) as engine:
+            assert_same(engine.stream(epoch), inline(make_plan(plain, decoder), epoch))
+    (report,) = build_indexes({"train": plain}, None, 1).values()
+    assert (report.indexed, report.built) == (12, 0)

@@ -11,6 +11,7 @@ import pytest
 from images import encode, exif, photo
 from plans import READ_BY, make_engine, make_plan, open_source, read_bytes, write_as, write_records
 
+from effloop.data.image.entropy import build_index
 from effloop.data.image.header import pnm_header
 from effloop.data.source import Source, sources
 from effloop.data.source.storage.comparing import Comparing, comparing
@@ -90,6 +91,23 @@ def _contents(path: Path) -> dict[str, bytes]:
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     assert all(stat.S_IMODE(file.stat().st_mode) & 0o444 == 0o444 for file in files)
     return {str(file.relative_to(path)): file.read_bytes() for file in files}
+
+
+@pytest.mark.parametrize("name", sorted({*writers} - {"folder"}))
+def test_entropy_indexes_come_back(name: str, tmp_path: Path) -> None:
+    images = [encode(photo(160 + seed, 200, seed), "JPEG", progressive=seed == 1) for seed in range(4)]
+    made = [build_index(data) or b"" for data in images]
+    assert [bool(index) for index in made] == [True, False, True, True]
+    records = [(b"%d.jpg" % n, 0, data, b"", index) for n, (data, index) in enumerate(zip(images, made, strict=True))]
+    indexed = opened(name, write_records(name, tmp_path / "indexed", ["a"], train=records))
+    plain = opened(name, write_records(name, tmp_path / "plain", ["a"], train=[record[:3] for record in records]))
+    assert (indexed.stores_indexes, plain.stores_indexes) == (True, False)
+    assert indexed.fingerprint() == plain.fingerprint()
+    indexed.verify_index()
+    for sample, data in enumerate(images):
+        assert read_bytes(indexed, sample) == data
+        assert bytes(indexed.entropy_index(sample, data) or b"") == made[sample]
+        assert plain.entropy_index(sample, data) is None
 
 
 @FORMATS

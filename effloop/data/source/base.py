@@ -50,12 +50,14 @@ class Source(ABC):
         labels: (len,) class indices, in the smallest unsigned integer type; unset if `targets` are something else.
         note: a line for users about how the split was found, if there is something to say.
         columns: names of what else is known of each sample, such as the patient it is of; see `column`.
+        stores_indexes: whether its files have entropy indexes; see `entropy_index`.
     """
 
     kind: Kind = Kind.classes
     any_kind: ClassVar[bool] = False
     note: str = ""
     columns: tuple[str, ...] = ()
+    stores_indexes: bool = False
     classes: tuple[str, ...]
     labels: NDArray[Any]
 

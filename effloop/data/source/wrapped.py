@@ -27,6 +27,7 @@ class Wrapped(Source):
         self.kind = source.kind
         self.classes = source.classes
         self.note, self.columns = source.note, source.columns
+        self.stores_indexes = source.stores_indexes
         self.about = getattr(source, "about", None)
 
     @property

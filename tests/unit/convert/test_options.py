@@ -95,8 +95,8 @@ NUMBER, SEVERAL = "a whole number from 1 to 65,500", "several, each once, with c
         (["to=memmap", "out=/"], "out: '/' has no name; set out=PATH"),
         (
             ["to=memmap", "out=x", "qualty=3"],
-            "convert: no option 'qualty'; have to, out, payload, quality, max_side, restart, color, skip_bad, split, "
-            "shard_mb; did you mean 'quality'?",
+            "convert: no option 'qualty'; have to, out, payload, quality, max_side, restart, index, color, skip_bad, "
+            "split, shard_mb; did you mean 'quality'?",
         ),
         (["quality=101"], "quality: '101' is not allowed; set source, lossless or a whole number from 1 to 100"),
         (["quality=good"], "quality: 'good' is not allowed; set source, lossless or a whole number from 1 to 100"),

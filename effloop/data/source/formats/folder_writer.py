@@ -51,7 +51,7 @@ def write_folder(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -
             _check_none_empty(split, dataset.classes, counts)
     for split, records in dataset.splits.items():
         counts = np.zeros(len(dataset.classes), np.int64)
-        for number, (key, label, data, _) in enumerate(records):
+        for number, (key, label, data, *_) in enumerate(records):
             if not 0 <= label < len(counts):
                 raise DataError(f"{printable(key)} has the label {label}; allowed are 0 to {len(counts) - 1}")
             counts[label] += 1

@@ -138,14 +138,14 @@ def write_lmdb(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> 
     for split, records in dataset.splits.items():
         folder = path / split
         folder.mkdir(parents=True)
-        written = _write_environment(folder, dataset, records)
+        columns = _write_environment(folder, dataset, records)
         file, index = folder / "data.mdb", IndexWriter.of(dataset, path)
-        tree = _tree(file)
-        for entry in _entries(tree, dataset.targets):
+        tree, indexes = _tree(file), columns.entropy()
+        for number, entry in enumerate(_entries(tree, dataset.targets)):
             if crc32c(tree.data[entry.offset : entry.offset + entry.size]) != entry.crc32c:
                 raise DataError(f"{file}: what was read back is not what was written; check the disk")
-            index.add_entry(entry)
-        if index.fingerprint() != written:
+            index.add_entry(entry._replace(entropy=indexes[number]) if indexes and number < len(indexes) else entry)
+        if index.fingerprint() != columns.fingerprint():
             raise DataError(f"{file}: what was read back is not what was written; check the disk")
         write_index(path, split, dataset, [file], index)
 
@@ -154,8 +154,8 @@ _COMMIT_RECORDS, _COMMIT_BYTES = 1000, 1 << 25  # of one commit; held in memory 
 _PAGE = 4096
 
 
-def _write_environment(folder: Path, dataset: Dataset, records: Records) -> dict[str, Any]:
-    """Write one split; returns its fingerprint."""
+def _write_environment(folder: Path, dataset: Dataset, records: Records) -> SplitColumns:
+    """Write one split; returns its columns."""
     import lmdb  # reading needs none
 
     if len(records) > _MOST_SAMPLES:
@@ -172,7 +172,7 @@ def _write_environment(folder: Path, dataset: Dataset, records: Records) -> dict
             _commit(environment, [(HEADER_KEY, _value(Record(b"", 0, header), crc32c(header)))])
     except lmdb.Error as error:  # usually a full disk: raised like for any other file
         raise OSError(error.code, str(error), str(folder)) from None
-    return columns.fingerprint()
+    return columns
 
 
 def _batches(records: Records, columns: SplitColumns) -> Iterator[list[tuple[bytes, bytes]]]:

@@ -36,6 +36,7 @@ class MemmapSource(PackedSource):
             keys=Blobs(file.blob(column("key")), file.unsigned(column("key_end"))),
             payload=payload,
             checksums=file.unsigned(column("crc32c")),
+            indexes=file.blobs(column("entropy")) if column("entropy") in file else None,
         )
 
     @classmethod

@@ -29,8 +29,13 @@ DTYPES = {
     "end": (np.uint64,),
     "crc32c": (np.uint32,),
     "payload": (np.uint8,),
+    "entropy": (np.uint8,),
+    "entropy_end": (np.uint64,),
 }
 """The arrays of a split, as `SplitColumns.columns` returns them, and the payload; in either byte order."""
+
+INDEXES = ("entropy", "entropy_end")
+"""Those that a split may lack."""
 
 DIMENSIONS = {"target": 2}
 """Of those that have more than one."""
@@ -72,7 +77,8 @@ def pack(
     """
     form = targets_in(header)
     learned = "target" if form else "label"
-    needed = [name for name in DTYPES if name not in ("label", "target") or name == learned]
+    absent = set() if "entropy" in arrays else {*INDEXES}
+    needed = [name for name in DTYPES if name not in {"label", "target", *absent} - {learned}]
     for name in needed:
         _check(name, arrays.get(name), where)
     if extents is None:
@@ -93,7 +99,8 @@ def pack(
             "convert it again"
         )
     keys, images = Blobs(key.data, key_end), ContiguousPayload(files, extents, end)
-    return Split(header, targets, keys, images, columns["crc32c"])
+    indexes = None if absent else Blobs(columns["entropy"].data, columns["entropy_end"])
+    return Split(header, targets, keys, images, columns["crc32c"], indexes)
 
 
 def _last(ends: NDArray[Any]) -> int:

@@ -15,6 +15,10 @@ would notice."""
 LEARNED = ("label", "target")
 
 
+INDEXES = ("entropy", "entropy_end")
+"""Only when all are: each entropy index is compared with the image when it is used, and an image is decoded without."""
+
+
 class Comparing(Enum):
     """Which columns are compared with their checksums where data is opened."""
 
@@ -42,4 +46,7 @@ def is_compared(name: str, num_bytes: int, *, kept: bool = False) -> bool:
     which = _comparing.get()
     if which is Comparing.none or (which is Comparing.kept and not kept):
         return False
-    return which is Comparing.all or num_bytes <= CHECKED_UP_TO or name.rpartition("/")[2] in LEARNED
+    column = name.rpartition("/")[2]
+    if which is Comparing.all or column in LEARNED:
+        return True
+    return num_bytes <= CHECKED_UP_TO and column not in INDEXES

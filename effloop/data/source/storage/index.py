@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from effloop.data.image.header import Encoded
 from effloop.data.source.base import printable
 from effloop.data.source.storage.checksum import crc32c, crc32c_of_ends, crc32c_of_file
 from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
@@ -23,7 +24,7 @@ NAMES = "classes.txt"
 
 
 class Entry(NamedTuple):
-    """Where one sample is: index of the file, offset and size in bytes; `target` as of `Record`."""
+    """Where one sample is: index of the file, offset and size in bytes; `target` and `entropy` as of `Record`."""
 
     key: bytes
     label: int
@@ -32,12 +33,13 @@ class Entry(NamedTuple):
     size: int
     crc32c: int | None = None
     target: bytes = b""
+    entropy: Encoded = b""
 
     @classmethod
     def of(cls, record: Record, file: int, offset: int) -> Entry:
         """That of a record which was written there."""
         data = record.data
-        return cls(record.key, record.label, file, offset, len(data), crc32c(data), record.target)
+        return cls(record.key, record.label, file, offset, len(data), crc32c(data), record.target, record.entropy)
 
 
 class IndexWriter(SplitColumns):
@@ -53,7 +55,7 @@ class IndexWriter(SplitColumns):
         Raises:
             DataError: as from `add`.
         """
-        self.add(entry.key, entry.label, entry.size, entry.crc32c, entry.target)
+        self.add(entry.key, entry.label, entry.size, entry.crc32c, entry.target, entry.entropy)
         self._file.append(entry.file)
         self._offset.append(entry.offset)
         self._size.append(entry.size)

@@ -102,6 +102,7 @@ class IndexedSource(PackedSource):
             keys=Blobs(index.blob("key"), index.unsigned("key_end")),
             payload=self.payload(MappedFiles(files), index),
             checksums=None if index.get("crc32c") is None else index.unsigned("crc32c"),
+            indexes=index.blobs("entropy") if "entropy" in index else None,
         )
 
     def _kept_index(self, root: Path) -> tuple[ColumnFile, list[Path]]:

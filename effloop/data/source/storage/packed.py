@@ -47,6 +47,7 @@ class Split:
         keys: of the N samples.
         payload: the encoded images.
         checksums: (N,) CRC-32C of the encoded images; None if the format stores none.
+        indexes: entropy indexes of the N images, empty for one without; None if the split has none.
     """
 
     header: Mapping[str, Any]
@@ -54,6 +55,7 @@ class Split:
     keys: Blobs
     payload: Payload
     checksums: NDArray[Any] | None
+    indexes: Blobs | None = None
 
 
 class PackedSource(Source):
@@ -87,6 +89,7 @@ class PackedSource(Source):
             self.labels = split.targets
         self.about: Mapping[str, Any] = split.header.get("about", {})
         self._keys, self._payload, self._checksums = split.keys, split.payload, split.checksums
+        self._indexes, self.stores_indexes = split.indexes, split.indexes is not None
         self._waits = DiskWaits()
         self._compare = self.config.checksums and self.has_checksums and self.about.get("payload") != "raw"
         self._fingerprint: dict[str, Any] = split.header["fingerprint"]
@@ -111,7 +114,8 @@ class PackedSource(Source):
 
     def _check_counts(self) -> None:
         count = self._fingerprint["samples"]
-        columns = [len(column) for column in (self._targets, self._keys, self._checksums) if column is not None]
+        found = (self._targets, self._keys, self._checksums, self._indexes)
+        columns = [len(column) for column in found if column is not None]
         says = f"{self.where} is damaged: its header says {count:,} samples"
         if any(length != count for length in columns):
             raise DataError(f"{says}, its columns hold {', '.join(f'{n:,}' for n in columns)}; convert it again")
@@ -126,6 +130,10 @@ class PackedSource(Source):
         data = self._payload[index]
         self._check(index, data)
         return data
+
+    def entropy_index(self, index: int, data: Encoded) -> Encoded | None:
+        del data  # the decoder compares
+        return (self._indexes[index] or None) if self._indexes is not None else None
 
     def verify(self, index: int) -> None:
         if self._checksums is not None:

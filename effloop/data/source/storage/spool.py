@@ -65,7 +65,7 @@ class BlobSpool:
         self.data, self.ends = Spool("B", folder), Spool("Q", folder)
         self._end = 0
 
-    def append(self, blob: bytes) -> None:
+    def append(self, blob: Encoded) -> None:
         """Append one byte string."""
         self.data.extend(blob)
         self._end += len(blob)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import Fingerprint, printable
 from effloop.data.source.storage import checksum
+from effloop.data.source.storage.columns import Blobs
 from effloop.data.source.storage.spool import BlobSpool, Spool
 from effloop.data.source.storage.targets import CLASSES, Targets
 from effloop.errors import DataError
@@ -33,12 +34,14 @@ class Record(NamedTuple):
         label: its class; 0 where targets aren't classes.
         data: the encoded image.
         target: where targets aren't classes: the sample's, as `target_bytes` gives it.
+        entropy: its entropy index (`image.entropy`); empty where it has none.
     """
 
     key: bytes
     label: int
     data: Encoded
     target: bytes = b""
+    entropy: Encoded = b""
 
 
 class Records(Protocol):
@@ -138,6 +141,7 @@ class SplitColumns:
         self._target = spool("B")
         self._keys, self._label, self._hash = BlobSpool(self.folder), spool("I"), spool("q")
         self._end, self._crc32c = spool("Q"), spool("I")
+        self._entropy: BlobSpool | None = None  # few datasets have any
         self.num_bytes = self._checksums = 0
         self.max_label = -1
         self._fingerprint = Fingerprint()
@@ -145,7 +149,15 @@ class SplitColumns:
     def __len__(self) -> int:
         return self._fingerprint.samples
 
-    def add(self, key: bytes, label: int, size: int, crc32c: int | None = None, target: bytes = b"") -> None:
+    def add(
+        self,
+        key: bytes,
+        label: int,
+        size: int,
+        crc32c: int | None = None,
+        target: bytes = b"",
+        entropy: Encoded = b"",
+    ) -> None:
         """Add one record; `label` is 0 and `target` as of `Record` where targets aren't classes.
 
         Raises:
@@ -168,12 +180,25 @@ class SplitColumns:
         if crc32c is not None:
             self._crc32c.append(crc32c)
             self._checksums += 1
+        self._add_entropy(entropy)
         self._fingerprint.add(key, label, size, target)
+
+    def _add_entropy(self, index: Encoded) -> None:
+        if index and self._entropy is None:
+            self._entropy = BlobSpool(self.folder)
+            for _ in range(len(self)):
+                self._entropy.append(b"")
+        if self._entropy is not None:
+            self._entropy.append(index)
+
+    def entropy(self) -> Blobs | None:
+        """The entropy index of each record so far, empty where it has none; None if none has one."""
+        return None if self._entropy is None else self._entropy.blobs()
 
     def add_record(self, record: Record) -> int:
         """Add one record with its checksum, which is returned."""
         crc32c = checksum.crc32c(record.data)
-        self.add(record.key, record.label, len(record.data), crc32c, record.target)
+        self.add(record.key, record.label, len(record.data), crc32c, record.target, record.entropy)
         return crc32c
 
     def fingerprint(self) -> dict[str, Any]:
@@ -182,7 +207,7 @@ class SplitColumns:
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """`label`, or `target`, (N, K), where targets aren't classes, `key` (bytes, end to end), `key_end`, `end` (of
-        the images) and `crc32c`, if all records have one.
+        the images), `crc32c`, if all records have one, and `entropy` (end to end) and `entropy_end`, if any has one.
 
         They are mapped from temporary files.
         """
@@ -199,6 +224,8 @@ class SplitColumns:
         }
         if self._checksums == len(self):
             columns["crc32c"] = self._crc32c.array()
+        if self._entropy is not None:
+            columns |= {"entropy": self._entropy.data.array(), "entropy_end": self._entropy.ends.array()}
         return columns
 
     def checksums(self) -> dict[str, int]:

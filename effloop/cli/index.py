@@ -1,0 +1,36 @@
+"""`index`: the entropy indexes of the data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from effloop import config as configs
+from effloop.build.resolve import num_workers
+from effloop.cli.command import command
+from effloop.cli.splits import open_splits
+from effloop.convert.index import build_indexes, show
+from effloop.convert.options import Splits, split_names
+
+
+@dataclass(frozen=True)
+class IndexOptions:
+    """Of `index`.
+
+    Attributes:
+        split: which of the splits data.train_split and data.val_split.
+    """
+
+    split: Splits = "both"
+
+
+@command("index", IndexOptions, "data.root=/data/pets")
+def index_data(options: IndexOptions, overrides: list[str]) -> int:
+    """Build the entropy indexes of JPEGs, with which training decodes only what a crop needs.
+
+    They are kept in the cache folder; the files stay as they are. The same command continues after an interruption.
+    num_workers=N sets the threads.
+    """
+    config = configs.compose(overrides)
+    opened = open_splits(config, split_names(options.split))
+    show(build_indexes(opened, getattr(config.data, "index_dir", None), num_workers(config)))
+    return 0

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from images import encode, photo
+from runs import train
+
+from effloop.cli.main import main
+from effloop.data.source.storage.columns import ColumnFile
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """8 + 4 photographs of two classes, large enough for indexes; the cache folder is empty."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for (split, count), label in itertools.product((("train", 4), ("val", 2)), "ab"):
+        for number in range(count):
+            path = tmp_path / "photos" / split / label / f"{number}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(encode(photo(200, 180, number), "JPEG"))
+    return tmp_path / "photos"
+
+
+def rows(out: str) -> dict[str, list[str]]:
+    lines = [line.strip("│ ").split("│") for line in out.splitlines() if line.startswith("│")]
+    return {cells[0].strip(): [cell.strip() for cell in cells[1:4]] for cells in lines}
+
+
+def test_the_command(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (photos / "val/b/none.png").write_bytes(encode(photo(), "PNG"))
+    assert main(["index", f"data.root={photos}"]) == 0
+    out = capsys.readouterr().out
+    assert rows(out) == {"train": ["8", "8", "8"], "val": ["5", "4", "5"]}
+    assert "1 can't have one" in out
+    assert main(["index", f"data.root={photos}", "split=train"]) == 0
+    assert rows(capsys.readouterr().out) == {"train": ["8", "8", "0"]}
+
+
+def test_of_data_with_indexes_there_is_nothing_to_do(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = photos.parent / "packed"
+    assert main(["convert", f"data.root={photos}", "to=tar", f"out={out}"]) == 0
+    capsys.readouterr()
+    assert main(["index", f"data.root={out}"]) == 0
+    assert "train: needs none" in capsys.readouterr().out
+
+
+def test_a_cache_folder_that_cannot_be_written_is_named(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["index", f"data.root={photos}"]) == 0
+    for path in (photos.parent / "cache/effloop").glob("entropy-*"):
+        path.unlink()
+        path.mkdir()
+    assert main(["index", f"data.root={photos}"]) == 2
+    assert "set data.index_dir=PATH" in capsys.readouterr().err
+
+
+def test_runs_learn_the_same(photos: Path, here: Path) -> None:
+    for number, value in enumerate(("none", "auto", "auto", "read")):
+        assert train(photos, f"run={number}", f"data.index={value}", "batch_size=4", "epochs=1") == 0
+    metrics = [(path / "metrics.jsonl").read_bytes() for path in sorted((here / "outputs").iterdir())]
+    assert len(metrics) == 4
+    assert len({*metrics}) == 1
+
+
+@pytest.mark.parametrize("to", ["memmap", "lmdb"])
+def test_verify_compares_the_column(photos: Path, to: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out = photos.parent / "packed"
+    assert main(["convert", f"data.root={photos}", f"to={to}", f"out={out}"]) == 0
+    assert main(["verify", f"data.root={out}"]) == 0
+    path, column = (out, "train/entropy") if to == "memmap" else (out / "train.index", "entropy")
+    _, _, offset = ColumnFile(path).place(column)
+    with path.open("r+b") as file:
+        file.seek(offset + 40)
+        byte = file.read(1)[0]
+        file.seek(offset + 40)
+        file.write(bytes([byte ^ 1]))
+    capsys.readouterr()
+    assert main(["verify", f"data.root={out}"]) == 1
+    said = capsys.readouterr().out
+    assert "a/0.jpg has an entropy index of other bytes; convert it again" in said
+    assert f"its column '{column}' doesn't match the checksum" in said
+
+
+def test_convert_without_indexes_writes_what_it_wrote_before(photos: Path) -> None:
+    for name, words in (("with", []), ("without", ["index=none"])):
+        assert main(["convert", f"data.root={photos}", "to=memmap", f"out={photos.parent / name}", *words]) == 0
+    plain, indexed = (ColumnFile(photos.parent / name) for name in ("without", "with"))
+    assert "train/entropy" in indexed
+    assert "train/entropy" not in plain
+    splits = [json.dumps(file.meta["splits"], sort_keys=True) for file in (plain, indexed)]
+    assert splits[0] == splits[1]
+    share = len(indexed.blob("train/entropy")) / len(indexed.blob("train/payload"))
+    assert 0 < share <= 0.03

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from images import encode, photo
+from plans import open_source, write_as, write_records
+
+from effloop.convert.index import build_indexes
+from effloop.data.image.entropy import build_index
+from effloop.data.source import DataConfig, Source, entropy, sources
+from effloop.data.source.config import Index
+from effloop.data.source.entropy import Indexed, can_have_indexes, index_path, with_indexes
+from effloop.data.source.splits import open_part
+
+WITH = [0, 1, 2, 4]
+"""Of the samples of `large`, those that can have an index."""
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images of two classes: JPEGs, among them a progressive one, and a PNG."""
+    root = tmp_path_factory.mktemp("large")
+    for split, label in itertools.product(("train", "val"), ("a", "b")):
+        for number in range(3):
+            pixels, progressive = photo(180, 200, number), (label, number) == ("b", 0)
+            png = (label, number) == ("b", 2)
+            data = encode(pixels, "PNG") if png else encode(pixels, "JPEG", progressive=progressive)
+            path = root / split / label / f"{number}.{'png' if png else 'jpg'}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+    return root
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "effloop"
+
+
+def config(index: Index = Index.auto) -> DataConfig:
+    return DataConfig(name="folder", root="unused", index=index)
+
+
+def found(source: Source) -> list[bytes | None]:
+    """The index of each sample, or None."""
+    indexes = [source.entropy_index(sample, source.read(sample)) for sample in range(len(source))]
+    return [None if each is None else bytes(each) for each in indexes]
+
+
+def wanted(source: Source) -> list[bytes | None]:
+    return [build_index(source.read(sample)) for sample in range(len(source))]
+
+
+def unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entropy, "SHARE", 1e9)
+
+
+def test_what_was_built_while_reading_is_there_the_next_time(
+    large: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlimited(monkeypatch)
+    source = open_source("folder", large)
+    assert [sample for sample, index in enumerate(wanted(source)) if index] == WITH
+    assert found(with_indexes(source, config())) == wanted(source)
+    monkeypatch.setattr(entropy, "build_index", lambda _: pytest.fail("is built again"))
+    for index in (Index.auto, Index.read):
+        assert found(with_indexes(open_source("folder", large), config(index))) == wanted(source)
+    assert with_indexes(source, config(Index.none)) is source
+
+
+def test_reading_builds_none_where_it_may_only_read(large: Path, cache: Path) -> None:
+    source = open_source("folder", large)
+    assert with_indexes(source, config(Index.read)) is source
+    assert [path.name for path in cache.iterdir()] == [Path(source._index.path).name]  # type: ignore[attr-defined]
+
+
+def test_no_more_than_a_share_of_the_time_is_spent(large: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = itertools.count(100.0, 1.0)
+    monkeypatch.setattr(entropy.time, "perf_counter", lambda: next(now))
+    source = with_indexes(open_source("folder", large), config())
+    built = [bool(source.entropy_index(0, source.read(0)))]  # the clock is asked three times, then once
+    for _ in range(20):
+        source.file.put(source.raw_key(0), 1, b"")  # type: ignore[attr-defined]  # is of another size again
+        built.append(bool(source.entropy_index(0, source.read(0))))
+    assert [number for number, each in enumerate(built) if each] == [0, 3, 7, 11, 15, 19]  # a second in six
+
+
+def test_a_file_overwritten_by_another_size_is_built_again(large: Path, cache: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(large, tmp_path / "copy")
+    source = open_source("folder", root)
+    build_indexes({"train": source}, None, 1)
+    (root / "train/a/0.jpg").write_bytes(encode(photo(181, 202, 9), "JPEG"))
+    read = with_indexes(source, config(Index.read))
+    assert [sample for sample, index in enumerate(found(read)) if index] == WITH[1:]
+    (report,) = build_indexes({"train": source}, None, 1).values()
+    assert (report.built, report.indexed) == (1, 4)
+    assert found(with_indexes(source, config(Index.read))) == wanted(source)
+
+
+def test_a_file_overwritten_by_the_same_size_is_built_again_by_the_command(
+    large: Path, cache: Path, tmp_path: Path
+) -> None:
+    root = shutil.copytree(large, tmp_path / "copy")
+    source = open_source("folder", root)
+    build_indexes({"train": source}, None, 2)
+    path = root / "train/a/0.jpg"
+    data = encode(photo(180, 200, 5), "JPEG", quality=60)
+    comment = path.stat().st_size - len(data) - 2
+    path.write_bytes(data[:2] + b"\xff\xfe" + comment.to_bytes(2, "big") + bytes(comment - 2) + data[2:])
+    assert path.stat().st_size == source.size(0)
+    (report,) = build_indexes({"train": source}, None, 2).values()
+    assert (report.built, report.indexed) == (1, 4)
+    assert found(with_indexes(source, config(Index.read))) == wanted(source)
+
+
+def test_interrupted_it_goes_on_where_it_was(large: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = open_source("folder", large)
+    calls = itertools.count()
+
+    def interrupted(data: bytes) -> bytes | None:
+        if next(calls) == 3:
+            raise KeyboardInterrupt
+        return build_index(data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("effloop.convert.index.build_index", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            build_indexes({"train": source}, None, 1)
+    (report,) = build_indexes({"train": source}, None, 1).values()
+    assert (report.built, report.indexed) == (3, 4)
+
+
+def test_parts_of_a_division_share_a_file(large: Path, cache: Path) -> None:
+    divided = sources["folder"].config(name="folder", root=str(large), val_split=None, val=0.34)
+    parts = {split: open_part(divided, split) for split in ("train", "val")}
+    assert len({index_path(part, None) for part in parts.values()}) == 1
+    build_indexes(parts, None, 1)
+    assert found(with_indexes(open_source("folder", large), config(Index.read))) == wanted(open_source("folder", large))
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+def test_a_read_only_cache_folder_is_read(large: Path, cache: Path) -> None:
+    source = open_source("folder", large)
+    build_indexes({"train": source}, None, 1)
+    index_path(source, None).chmod(0o444)
+    cache.chmod(0o555)
+    assert found(with_indexes(source, config())) == wanted(source)
+    cache.chmod(0o755)
+
+
+def test_a_cache_folder_that_cannot_be_made_is_no_error(large: Path, cache: Path) -> None:
+    source = open_source("folder", large)
+    index_path(source, None).mkdir()  # in the way
+    assert with_indexes(source, config()) is source
+
+
+def test_a_disk_that_fills_up_is_no_error(
+    large: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unlimited(monkeypatch)
+    source = with_indexes(open_source("folder", large), config())
+
+    def full(fd: int, data: bytes, offset: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("effloop.data.source.storage.entropy_file._write", full)
+    assert found(source)[1:] == [None] * 5
+    assert capsys.readouterr().err.count("No space left on device") == 1
+    assert isinstance(source, Indexed)
+    assert not source.build
+
+
+def test_too_little_space_builds_none(large: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entropy, "_FREE", 1e-15)
+    source = with_indexes(open_source("folder", large), config())
+    assert found(source) == [None] * 6
+
+
+@pytest.mark.parametrize("name", ["tar", "memmap", "tfrecord"])
+def test_packed_data_with_indexes_needs_no_file(name: str, large: Path, tmp_path: Path) -> None:
+    root = write_as(name, large, tmp_path / "plain")
+    assert can_have_indexes(open_source(name, root))
+    data = encode(photo(180, 200), "JPEG")
+    entry = (b"a.jpg", 0, data, b"", build_index(data))
+    assert not can_have_indexes(open_source(name, write_records(name, tmp_path / "indexed", ["a"], train=[entry])))  # type: ignore[list-item]
