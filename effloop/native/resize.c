@@ -62,6 +62,8 @@ static void walk(const Resize *job, const Kernel *kernel) {
     }
 }
 
+#if defined(__x86_64__)
+
 /* Whether rows are long enough, and every block's taps lie in as many bytes as an instruction can choose from. */
 static int fits(const Resize *job, const Kernel *kernel) {
     int channels = job->channels, span = (kernel->block + channels - 2) / channels; /* a block's pixels, less one */
@@ -69,15 +71,21 @@ static int fits(const Resize *job, const Kernel *kernel) {
 }
 
 static const Kernel *kernel_for(const Resize *job, int level) {
-    (void)job, (void)level;
-#if defined(__x86_64__)
     if ((level == 0 || level == 2) && cpu_has(CPU_AVX512) && fits(job, &resize_avx512))
         return &resize_avx512;
     if ((level == 0 || level == 1) && cpu_has(CPU_AVX2) && fits(job, &resize_avx2))
         return &resize_avx2;
-#endif
     return NULL;
 }
+
+#else
+
+static const Kernel *kernel_for(const Resize *job, int level) {
+    (void)job, (void)level;
+    return NULL;
+}
+
+#endif
 
 static int with_axes(Resize *job, int level) {
     static _Thread_local _Alignas(64) uint8_t own[OWN_BYTES];
