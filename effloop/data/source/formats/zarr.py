@@ -21,6 +21,7 @@ from effloop.data.source.root import root_folder
 from effloop.data.source.storage.arrays import (
     DIMENSIONS,
     DTYPES,
+    INDEXES,
     Array,
     check_header_crc32c,
     header_crc32c,
@@ -38,6 +39,9 @@ HEADER, CHECKSUM = "effloop", "effloop_crc32c"
 
 _DIALECTS = (ZARR3, ZARR2, N5)
 _CHUNK = 256 << 20  # ImageNet's originals, 148 GB, are 550 of these; other readers hold a chunk in memory
+_LARGEST = (1 << 31) - 1  # bytes of entropy indexes in their one chunk, which n5 counts in 32 bits; more are left out
+    1 << 31
+) - 1  # bytes of entropy indexes in their one chunk: n5 counts in 32 bits; they can be built elsewhere
 _BLOCK = 1 << 20  # values of a column whose byte order is converted at a time
 
 
@@ -141,7 +145,10 @@ def _write(dialect: Dialect, path: Path, dataset: Dataset, shard_bytes: int) -> 
         layout = Layout(np.dtype(np.uint8), records.num_bytes, chunk, dialect.prefix)
         with _ChunkWriter(dialect, folder / "payload", layout) as chunks:
             write_payload(records, collected, chunks.append)
-        for name, values in collected.columns().items():
+        columns = collected.columns()
+        if "entropy" in columns and columns["entropy"].size > _LARGEST:
+            columns = {name: values for name, values in columns.items() if name not in INDEXES}
+        for name, values in columns.items():
             layout = dialect.layout_of(values)
             with _ChunkWriter(dialect, folder / name, layout) as chunks:
                 values = values.reshape(-1)
