@@ -149,7 +149,6 @@ def _verify(data: DataConfig) -> str:
 
 
 def _loader_of(config: Resolved, task: Task, plan: Plan, device: torch.device, *, train: bool) -> Loader:
-    engine = engines.build(config.engine, plan, num_workers=config.num_workers, pin_memory=device.type == "cuda")
     transfer = Transfer(
         device,
         config.data.mean,
@@ -159,6 +158,9 @@ def _loader_of(config: Resolved, task: Task, plan: Plan, device: torch.device, *
         augment=plan.augment,
         mix=_mix(config, task, plan.source) if train else None,
     )
+    if getattr(engines[config.engine.name].factory, "fills_by_plan", False):
+        plan = replace(plan, output=transfer.host_output())
+    engine = engines.build(config.engine, plan, num_workers=config.num_workers, pin_memory=device.type == "cuda")
     return Loader(plan, engine, transfer)
 
 

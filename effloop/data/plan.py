@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn
 
@@ -22,6 +22,7 @@ from effloop.data.decode.base import ImageInfo
 from effloop.data.image.header import Encoded
 from effloop.data.in_progress import in_progress
 from effloop.data.order import SAMPLE, BatchRequest, Order, without_repeats
+from effloop.data.output import Output
 from effloop.data.random import sample_keys
 from effloop.data.source import Kind, Source
 from effloop.errors import ConfigError, DataError
@@ -60,6 +61,7 @@ class Plan:
         seed: of the samples' random numbers.
         crops: of `five_crops`: `augment` in several places; a batch comes once in each, and a request's epoch is which.
         on_bad: what becomes of a sample that can't be loaded.
+        output: what the images of a batch are: pixels, or normalised already.
     """
 
     source: Source
@@ -69,6 +71,7 @@ class Plan:
     seed: int
     crops: Sequence[Augment] = ()
     on_bad: OnBad = OnBad.fail
+    output: Output = field(default_factory=Output)
 
     def requests(self, epoch: int, samples_seen: int = 0) -> Iterator[BatchRequest]:
         """The batches of one epoch, starting at a position.
@@ -95,25 +98,33 @@ class Plan:
         """(H, W, C), the shape of an image in a batch."""
         return *self.augment.size, self.decoder.channels
 
+    @property
+    def shape_of_slot(self) -> tuple[int, int, int]:
+        """(H, W, bytes of a pixel), the memory of an image in a batch."""
+        height, width, channels = self.shape_of_image
+        return height, width, channels * self.output.dtype.itemsize
+
     def shape(self, request: BatchRequest) -> tuple[int, int, int, int]:
-        """(B, H, W, C), the shape of a batch's pixels."""
-        return len(request.ids), *self.shape_of_image
+        """(B, H, W, bytes of a pixel), the memory of a batch's images."""
+        return len(request.ids), *self.shape_of_slot
 
     def empty_batch(self, request: BatchRequest, memory: Tensor | None = None) -> Batch:
-        """A host batch whose pixels are not loaded yet; (B, C, H, W) uint8 channels_last, ids with `REPEAT`.
+        """A host batch that is not loaded yet, except for padding: (B, C, H, W) as `output` says, ids with `REPEAT`.
 
         Args:
             request: its samples.
-            memory: (B, H, W, C) uint8 for the pixels; None allocates it.
+            memory: of `shape`, uint8; None allocates it.
 
         Raises:
             DataError: a sample's label is not a class; the message names the sample.
         """
         targets = self._targets(request.samples)
-        images = torch.empty(self.shape(request), dtype=torch.uint8) if memory is None else memory
-        images[request.filled :] = 0
+        memory = torch.empty(self.shape(request), dtype=torch.uint8) if memory is None else memory
+        images = self.output.images(memory)
+        if request.filled < len(images):
+            self.leave_out(images, request.filled, len(images))
         return Batch(
-            images=images.permute(0, 3, 1, 2),
+            images=images,
             targets=targets,
             ids=torch.from_numpy(request.ids),
             valid=torch.from_numpy(request.valid),
@@ -151,12 +162,18 @@ class Plan:
             with self.error_context(int(samples[row])):
                 raise DataError(f"has the label {labels[row]}; allowed are 0 to {count - 1}: convert the dataset again")
 
+    def leave_out(self, images: Tensor, start: int, stop: int) -> None:
+        """Pixels of 0 in rows of a batch."""
+        # By NumPy: the tensor may be of another thread's inference mode.
+        self.output.pixels(images)[start:stop] = 0
+        self.output.finish(images, start, stop)
+
     def fill(self, request: BatchRequest, images: Tensor, start: int, stop: int) -> list[Skipped]:
         """Load the samples `start` to `stop` of a request into their rows of a batch.
 
         Args:
             request: the batch.
-            images: (B, C, H, W) uint8 channels_last, as `empty_batch` made it; written.
+            images: (B, C, H, W), as `empty_batch` made it; written.
             start: the first row.
             stop: one past the last row; padding is left alone.
 
@@ -189,7 +206,7 @@ class Plan:
         found = fill_each(ids.tolist(), start, load, name, draw if self.on_bad is OnBad.replace else lambda _: ())
         for each in found:
             if each.instead is None:
-                images[each.row].numpy().fill(0)  # by NumPy: the tensor may be of another thread's inference mode
+                self.leave_out(images, each.row, each.row + 1)
         return found
 
     def prepare(self, epoch: int, ids: NDArray[np.int64]) -> Prepared:
@@ -250,7 +267,7 @@ class Plan:
 
         Args:
             prepared: from `prepare` or `draw`; each image's bytes are dropped once it is decoded.
-            images: (B, C, H, W) uint8 channels_last; written.
+            images: (B, C, H, W), as `empty_batch` made it; written.
             start: the first sample.
             stop: one past the last.
             at: the row of the first prepared sample.
@@ -258,7 +275,7 @@ class Plan:
         Raises:
             DataError: a sample can't be decoded; the message names it.
         """
-        rows = images.permute(0, 2, 3, 1).numpy()
+        rows = self.output.pixels(images)
         at_least = self.augment.at_least
         boxes, samples = prepared.draws.boxes[start:stop].tolist(), prepared.ids[start:stop].tolist()
         number = start
@@ -272,6 +289,7 @@ class Plan:
                 in_progress.begin(samples[number - start])
                 region = self.decoder.decode_with_info(data, prepared.infos[number], tuple(box), at_least)
                 self.augment.apply(region, prepared.draws, number, rows[at + number])
+            self.output.finish(images, at + start, at + stop)
         except Exception as error:
             self._reraise(int(prepared.ids[number]), error)
         finally:

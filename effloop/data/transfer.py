@@ -15,6 +15,7 @@ from effloop.batch import Batch
 from effloop.data.augment import Augment
 from effloop.data.augment.mix import Mix
 from effloop.data.order import SAMPLE
+from effloop.data.output import Output, normalized_like
 
 KeysOf = Callable[[NDArray[np.int64]], NDArray[np.uint64]]
 """(N,) ids of a request -> (N,) uint64 that their random numbers come from."""
@@ -22,6 +23,8 @@ KeysOf = Callable[[NDArray[np.int64]], NDArray[np.uint64]]
 
 class Transfer:
     """Moves batches to a device as uint8, a quarter of float32's bytes, and normalises them there.
+
+    On a CPU whoever fills them has normalised them already, if the plan's output is `host_output`.
 
     Args:
         device: where the batches go.
@@ -55,6 +58,18 @@ class Transfer:
             offset = -torch.tensor(mean, dtype=torch.float64) / torch.tensor(std, dtype=torch.float64)
             self._scale = scale.float().reshape(1, -1, 1, 1).to(device)
             self._offset = offset.float().reshape(1, -1, 1, 1).to(device)
+
+    def host_output(self) -> Output:
+        """What images may be already when they get here: normalised, on a CPU where nothing is done to pixels first."""
+        augments = self.augment is not None and self.augment.has_device_part
+        if self._scale is None or augments or self.device.type != "cpu":
+            return Output()
+        return normalized_like(
+            self.normalize,
+            self._scale,
+            self._offset,
+            channels_last=self.memory_format is torch.channels_last,
+        )
 
     def stream(self, batches: Iterable[Batch], keys_of: KeysOf) -> Iterator[Batch]:
         """Host batches -> batches on the device, as `Batch` describes them.
@@ -134,7 +149,9 @@ class Transfer:
         return ((images - self._offset) / self._scale).round_().clamp_(0, 255).to(torch.uint8)
 
     def normalize(self, images: Tensor) -> Tensor:
-        """(N, C, H, W) uint8 -> normalised float32, or unchanged without mean and std."""
+        """(N, C, H, W) uint8 -> normalised float32, or unchanged without mean and std, and if they are normalised."""
+        if images.is_floating_point():
+            return images
         if self._scale is None:
             return images.contiguous(memory_format=self.memory_format)
         if images.is_cuda:  # one kernel: it reads uint8 and computes in float32

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from effloop.batch import Batch
@@ -170,5 +169,5 @@ def transfer_cost(loader: Loader, seconds: float) -> float:
 
 def _copy(batch: Batch, *, pin: bool) -> Batch:
     """A batch that keeps no slot of the engine's, page-locked as those are for a GPU."""
-    images = torch.empty_like(batch.images, memory_format=torch.channels_last).copy_(batch.images)
+    images = batch.images.clone()
     return Batch(images.pin_memory() if pin else images, batch.targets, batch.ids, batch.valid)

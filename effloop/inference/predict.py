@@ -56,7 +56,7 @@ class TolerantPlan(Plan):
                 super().decode(prepared, images, number, number + 1, at=at)
             except DataError as error:
                 self.problems[int(prepared.ids[number])] = str(error.__cause__)
-                images[at + number].numpy().fill(0)  # by NumPy: the tensor may be of another thread's inference mode
+                self.leave_out(images, at + number, at + number + 1)
 
     @property
     def _black(self) -> bytes:

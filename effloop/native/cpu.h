@@ -3,7 +3,7 @@
 #ifndef EFFLOOP_CPU_H
 #define EFFLOOP_CPU_H
 
-enum { CPU_AVX2 = 1, CPU_AVX512 = 2 /* with BW, VL, VBMI and VNNI */ };
+enum { CPU_AVX2 = 1, CPU_AVX512 = 2 /* with BW, VL, VBMI and VNNI */, CPU_FMA = 4 /* with AVX2 */ };
 
 #if defined(__x86_64__)
 
@@ -15,13 +15,14 @@ static inline int cpu_ask(void) {
     unsigned a, b, c, d, low, high;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE))
         return 0;
+    unsigned fma = c & bit_FMA;
     __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d))
         return 0;
     const unsigned wanted_b = bit_AVX512F | bit_AVX512BW | bit_AVX512VL, wanted_c = bit_AVX512VBMI | bit_AVX512VNNI;
     int avx2 = (low & 0x6) == 0x6 && (b & bit_AVX2);
     int avx512 = avx2 && (low & 0xe6) == 0xe6 && (b & wanted_b) == wanted_b && (c & wanted_c) == wanted_c;
-    return (avx2 ? CPU_AVX2 : 0) | (avx512 ? CPU_AVX512 : 0);
+    return (avx2 ? CPU_AVX2 : 0) | (avx512 ? CPU_AVX512 : 0) | (avx2 && fma ? CPU_FMA : 0);
 }
 
 static inline int cpu_has(int feature) {

@@ -27,6 +27,7 @@ from effloop.data.plan import Plan
 from effloop.data.source import DataConfig, entropy
 from effloop.data.source.config import Index
 from effloop.data.source.entropy import with_indexes
+from effloop.data.transfer import Transfer
 from effloop.errors import ConfigError, DataError
 
 CASES = [(name, num_workers) for name in engines.names() for num_workers in (0, 1, 2)]
@@ -121,6 +122,25 @@ def test_workers_that_were_not_forked_fill_the_same(train_plan: Plan, method: st
     ):
         for epoch in (0, 1):
             assert_same(engine.stream(epoch), inline(train_plan, epoch))
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize(
+    ("name", "num_workers"), [case for case in CASES if getattr(engines[case[0]].factory, "fills_by_plan", False)]
+)
+def test_normalised_where_a_batch_is_filled(plan: Plan, name: str, num_workers: int, channels_last: bool) -> None:
+    """As the transfer to a CPU does it, to the bit; a kept batch stays what it is."""
+    mean_std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+    transfer = Transfer(torch.device("cpu"), *mean_std, channels_last=channels_last)
+    wanted = [transfer.normalize(batch.images) for batch in inline(plan, 1)]
+    with (
+        nothing_left_behind(),
+        closing(make_engine(name, replace(plan, output=transfer.host_output()), num_workers)) as engine,
+    ):
+        got = list(engine.stream(1))
+        for one, other in zip(got, wanted, strict=True):
+            assert one.images.stride() == other.stride()
+            assert torch.equal(one.images, other)
 
 
 @every_engine

@@ -80,16 +80,19 @@ class Engine(ABC):
     Attributes:
         exact: whether the pixels are those of the plan's decoder and augmentation to the bit. False for an engine
             with its own decoder or resize, which may differ by 2 levels (mean).
+        fills_by_plan: whether the plan fills all rows, so that its output may be normalised already. False for an
+            engine that writes pixels itself.
     """
 
     exact: ClassVar[bool] = True
+    fills_by_plan: ClassVar[bool] = False
 
     @abstractmethod
     def stream(self, epoch: int, samples_seen: int = 0) -> Iterator[Batch]:
         """Host batches of one epoch, in order, starting at a position.
 
-        The images are uint8 (B, 3, H, W) channels_last. Leaving the iterator early, by `break` or
-        an exception, cancels pending work.
+        The images are (B, C, H, W), as the plan's output says: uint8 channels_last, or normalised. Leaving the
+        iterator early, by `break` or an exception, cancels pending work.
 
         Raises:
             DataError: a sample can't be read or decoded.

@@ -23,6 +23,8 @@ class InlineConfig(EngineConfig):
 class InlineEngine(Engine):
     """Loads in the training thread, without prefetching; for debugging."""
 
+    fills_by_plan = True
+
     def __init__(self, config: InlineConfig, plan: Plan, *, num_workers: int, pin_memory: bool) -> None:
         del config, num_workers
         self.plan = plan

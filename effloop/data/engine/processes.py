@@ -47,6 +47,8 @@ class ProcessesConfig(RunLengthConfig):
 class ProcessEngine(Engine):
     """Worker processes load batches ahead into shared memory; they are kept between epochs."""
 
+    fills_by_plan = True
+
     def __init__(self, config: ProcessesConfig, plan: Plan, *, num_workers: int, pin_memory: bool) -> None:
         self.config = config
         self.plan = plan
@@ -77,7 +79,7 @@ class ProcessEngine(Engine):
         if self.pool is None or self.pool.ended or not self.pool.owned:
             self.close()
             config, plan = self.config, self.plan
-            slots = SharedSlots((plan.order.batch_per_rank, *plan.shape_of_image))
+            slots = SharedSlots((plan.order.batch_per_rank, *plan.shape_of_slot))
             ring = SharedRing(slots, pin_memory=self.pin_memory)
             run_length = config.resolve_run_length(plan.order.batch_per_rank, self.num_workers)
             self.pool = Pool(plan, ring, self.num_workers, config.start_method.value, run_length)

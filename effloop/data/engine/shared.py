@@ -29,7 +29,7 @@ _CELLS = 4096
 
 
 class SharedSlots:
-    """Slots of pixels, (B, H, W, 3) uint8, one after the other in an anonymous file, behind a number for each worker.
+    """Slots of images, (B, H, W, bytes of a pixel) uint8, in an anonymous file, behind a number for each worker.
 
     The file disappears with the last process that has it open or mapped, however that ends, and isn't limited by the
     size of /dev/shm. May be passed to a new process, by any start method.
@@ -128,7 +128,7 @@ class SharedRing:
         self._mapped: list[NDArray[np.uint8]] = []
 
     def take(self) -> tuple[int, Tensor]:
-        """A slot's number and its memory, (B, H, W, 3) uint8, with arbitrary content.
+        """A slot's number and its memory, (B, H, W, bytes of a pixel) uint8, with arbitrary content.
 
         Raises:
             ConfigError: all are in use, and there is no memory for another.

@@ -38,6 +38,8 @@ class ThreadEngine(Engine):
     The encoded images of two batches are in memory, unless the source maps them.
     """
 
+    fills_by_plan = True
+
     def __init__(self, config: ThreadsConfig, plan: Plan, *, num_workers: int, pin_memory: bool) -> None:
         self.config = config
         self.plan = plan
