@@ -44,7 +44,7 @@ BENCHMARKS = {
     "loop": Benchmark(loop, 25),
     "step": Benchmark(step, 7, {"knobs": "all", "work": ""}, overrides=True),
     "ablate": Benchmark(ablate, 5, {"knobs": "all", "seeds": "3", "work": ""}, write_ablate_files, overrides=True),
-    "loader": Benchmark(loader, 5, {"vs": "torchvision,pillow", "folder": "", "work": ""}),
+    "loader": Benchmark(loader, 5, {"vs": "torchvision,pillow", "folder": "", "work": "", "dtype": "uint8"}),
     "train": Benchmark(train, 5, {"folder": "", "work": ""}),
     "storage": Benchmark(storage, 5, {"formats": "all", "work": ""}),
     "scale": Benchmark(scale, 3, {"samples": "1000000,10000000,100000000", "work": ""}),

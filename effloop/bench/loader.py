@@ -5,28 +5,29 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any
 
-from effloop.bench.baselines import LOADERS, Workload, check_comparable, original_photos
+from effloop.bench.baselines import Workload, check_comparable, original_photos
 from effloop.bench.harness import comparison_result, epoch_process, print_comparison
 from effloop.bench.interleave import interleave, scratch_folder
+from effloop.bench.loaders import LOADERS, NOTES
 from effloop.build.loader import build_loader
 from effloop.config import Config
 from effloop.errors import ConfigError
 from effloop.registry import choices
 
 
-def loader(config: Config, repeats: int, *, vs: str, folder: str, work: str) -> dict[str, Any]:
+def loader(config: Config, repeats: int, *, vs: str, folder: str, work: str, dtype: str) -> dict[str, Any]:
     """Images/s of the configured loader and of baselines, interleaved; from the index to the batch that the loop gets.
 
-    The workload is the same for all: random-resized-crop to `image_size`, antialiased, and flip; uint8 batches of
-    `batch_size`, but for `pillow`, which normalises to float32 as in torchvision's own reference, `ffcv`, which
-    resizes by areas, and `simplejpeg`, which only decodes. Each runs in a process of its own.
+    The workload is the same for all: random-resized-crop to `image_size`, antialiased, and flip; batches of
+    `batch_size`. `NOTES` has what is different. Each runs in a process of its own.
 
     Args:
         config: whose train split and engine are measured.
         repeats: epochs of each, after a warm-up epoch.
         vs: names of baselines, with commas between; `none` for none, `processes` is EffLoop's other engine.
         folder: the original photographs for the baselines, ROOT/SPLIT/CLASS/*; empty is `data.root`.
-        work: where `ffcv` writes its file; empty is the system's place for temporary files.
+        work: where `ffcv` and `turboloader` write their files; empty is the system's place for temporary files.
+        dtype: of the images: `uint8`, or `float32`, normalised with `data.mean` and `data.std`, on the CPU.
 
     Raises:
         ConfigError: no such baseline, or a package or folder that it needs is missing; or a recipe that it doesn't do.
@@ -38,7 +39,7 @@ def loader(config: Config, repeats: int, *, vs: str, folder: str, work: str) -> 
             raise ConfigError(f"vs: no baseline '{name}'; {choices(name, ['none', *baselines])}")
     others = ",".join(name for name in wanted if name != "processes")
     check_comparable(config, others, ", or set vs=none")
-    config.data.mean = config.data.std = None
+    _check_dtype(config, dtype)
     config.device = "cpu"
     root = original_photos(config, folder, others)
     ours = build_loader(config)  # says what is wrong with it before any process starts
@@ -51,6 +52,23 @@ def loader(config: Config, repeats: int, *, vs: str, folder: str, work: str) -> 
             for name in dict.fromkeys(["effloop", *wanted])
         }
         rounds = interleave(runs, repeats)
-    result = comparison_result("loader", config, data, rounds)
+    result = comparison_result("loader", config, data, rounds) | {"dtype": dtype}
     print_comparison(result, repeats)
+    for name in runs:
+        if name in NOTES:
+            print(f"{name}: {NOTES[name]}")
     return result
+
+
+def _check_dtype(config: Config, dtype: str) -> None:
+    """Make images what `dtype` says.
+
+    Raises:
+        ConfigError: no such type, or nothing to normalise with.
+    """
+    if dtype == "uint8":
+        config.data.mean = config.data.std = None
+    elif dtype != "float32":
+        raise ConfigError(f"dtype: '{dtype}' is not allowed; {choices(dtype, ['uint8', 'float32'])}")
+    elif config.data.mean is None or config.data.std is None:
+        raise ConfigError("dtype: float32 is normalised with data.mean and data.std, and these are null; set both")

@@ -31,6 +31,7 @@ class BenchOptions:
         knobs: step, ablate: names with commas between, or all.
         seeds: ablate: runs of each side for a score, with epochs=N.
         vs: loader: the others' names with commas between, or none.
+        dtype: loader: of the images, uint8 or float32, which is normalised.
         formats: storage, inference: names with commas between, or all.
         samples: scale: numbers of samples with commas between.
         table: augment: libraries, device or both.
@@ -49,6 +50,7 @@ class BenchOptions:
     knobs: str | None = None
     seeds: str | None = None
     vs: str | None = None
+    dtype: str | None = None
     formats: str | None = None
     samples: str | None = None
     table: str | None = None

@@ -159,7 +159,7 @@ def _memory(
     place: Place = "gpu" if device.type == "cuda" else "host"
     weights = _bytes_of(chain(model.parameters(), model.buffers()))
     batch = {"host": host_batch(loaders[0]), "device": device_batch(config, loaders[0])}
-    on_device = sum(each.bytes for each in batch["device"])
+    on_device = sum(each.bytes for each in batch["device"] if not _is_loaded_so(each, loaders[0]))
     logs = bool(getattr(config.record, "tensorboard", False))
     later = kernels + logs * sum(size for name, size in _LOGGING.items() if name not in sys.modules)
     resident = resident_memory() - weights * (place == "host")
@@ -190,11 +190,22 @@ def host_batch(loader: Loader) -> list[Tensors]:
     height, width, channels = loader.plan.shape_of_image
     dtype = targets.dtype.newbyteorder("=").name
     return [
-        Tensors.of("images", (count, channels, height, width), "uint8"),
+        Tensors.of("images", (count, channels, height, width), _dtype(loader)),
         Tensors.of("targets", (count, *targets.shape[1:]), dtype),
         Tensors.of("ids", (count,), "int64"),
         Tensors.of("valid", (count,), "bool"),
     ]
+
+
+def _dtype(loader: Loader) -> str:
+    """The type of images as engines load them."""
+    return str(loader.plan.output.dtype).removeprefix("torch.")
+
+
+def _is_loaded_so(tensor: Tensors, loader: Loader) -> bool:
+    """Whether the model gets a part of a batch in the memory that it was loaded into."""
+    mixes = loader.transfer.mix is not None and loader.transfer.mix.on
+    return tensor.name == "images" and tensor.dtype == _dtype(loader) and not mixes
 
 
 def _largest(config: Config) -> ImageSize:
@@ -215,11 +226,12 @@ def device_batch(config: Config, loader: Loader) -> list[Tensors]:
 def _loading(config: Config, split: str, loader: Loader, parallel: Parallel) -> list[Part]:
     """What loading a split takes on the host."""
     source, count, workers = loader.plan.source, loader.plan.order.batch_per_rank, num_workers(config, parallel)
-    slots = config.engine.host_batches(parallel.device.type) if workers else 1
+    alone = 1 if _dtype(loader) == "uint8" else 2  # the model still has one
+    slots = config.engine.host_batches(parallel.device.type) if workers else alone
     images = _image_bytes(loader)
     own = 2 * count * max(kept for kept, _ in images) + max(1, workers) * max(decoded for _, decoded in images)
     size = sum(each.bytes for each in host_batch(loader))
-    form = f"{slots} x {count} images of {loader.plan.augment.size} pixels, uint8"
+    form = f"{slots} x {count} images of {loader.plan.augment.size} pixels, {_dtype(loader)}"
     parts = [
         Part(f"{split} batches", "host", slots * size, form, by_batch=True),
         Part(f"{split} images", "host", own, "encoded and decoded"),

@@ -43,10 +43,12 @@ def test_figures(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -
     [
         (
             "vs=torchvison",
-            "vs: no baseline 'torchvison'; have none, processes, torchvision, pillow, dali, ffcv, simplejpeg; did",
+            "vs: no baseline 'torchvison'; have none, processes, torchvision, pillow, dali, ffcv, turboloader,",
         ),
         ("vs=pillow", "folder: train is no folder with a folder for each class, as pillow needs; set folder=ROOT"),
         ("vs=dali folder=nowhere", "folder: nowhere/train is no folder with a folder for each class, as dali needs"),
+        ("vs=none dtype=float23", "dtype: 'float23' is not allowed; have uint8, float32; did you mean 'float32'?"),
+        ("vs=none dtype=float32 data.mean=null data.std=null", "dtype: float32 is normalised with data.mean and"),
     ],
 )
 def test_refusals(words: str, wanted: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:

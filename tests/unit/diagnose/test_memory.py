@@ -66,21 +66,28 @@ def test_batches_are_those_of_the_loader(photos: Path) -> None:
 
 def test_parts_of_a_run(photos: Path) -> None:
     memory = expected(photos, "optim.ema=0.9", "optim=adamw", "engine.prefetch=3")
-    slot = 8 * (3 * 16 * 16 + 1 + 8 + 1)
+    slot = 8 * (3 * 16 * 16 * 4 + 1 + 8 + 1)  # normalised already
     assert part(memory, "train batches") == part(memory, "val batches") == 5 * slot
     weights, gradients = part(memory, "weights"), part(memory, "gradients")
     assert weights == part(memory, "average") > gradients
     assert part(memory, "optimizer") == 2 * gradients
-    assert part(memory, "inputs") == 2 * 8 * (3 * 16 * 16 * 4 + 8)
+    assert part(memory, "inputs") == 2 * 8 * 8
     assert part(memory, "activations") > 0
     assert memory.total("host") == sum(each.bytes for each in memory.parts)
     assert memory.page_cache == sum(path.stat().st_size for path in photos.rglob("*.jpg"))
 
 
+@pytest.mark.parametrize(("words", "level"), [("augment.device=gpu", 1), ("augment.mixup=0.2", 4)])
+def test_images_that_are_made_in_the_loops_thread(photos: Path, words: str, level: int) -> None:
+    memory = expected(photos, words, "augment=native_resize_crop")
+    assert part(memory, "train batches") >= 4 * 8 * 3 * 16 * 16 * level
+    assert part(memory, "inputs") >= 2 * 8 * 3 * 16 * 16 * 4
+
+
 def test_what_is_not_there_takes_nothing(photos: Path) -> None:
     memory = expected(photos, "optim=sgd", "optim.momentum=0", "optim.nesterov=false", "num_workers=0")
     assert part(memory, "optimizer") == part(memory, "average") == 0
-    assert part(memory, "train batches") == 8 * (3 * 16 * 16 + 10)
+    assert part(memory, "train batches") == 2 * 8 * (3 * 16 * 16 * 4 + 10)  # the loop's, and the next one
     assert part(expected(photos, "optim=sgd"), "optimizer") == part(memory, "gradients")
 
 
@@ -132,7 +139,7 @@ def test_table_is_drawn_from_json(photos: Path) -> None:
     with Console(width=120, record=True) as console:
         console.print(memory_table(plain))
     text = console.export_text()
-    for word in ("process", "train batches", "gradients", "uint8, 8 x 3 x 16 x 16", "page cache", "/dev/shm"):
+    for word in ("process", "train batches", "gradients", "float32, 8 x 3 x 16 x 16", "page cache", "/dev/shm"):
         assert word in text
 
 
