@@ -122,7 +122,7 @@ def test_a_batch_of_grey_has_a_third_of_the_bytes(photos: Path) -> None:
         loader = effloop.build_loader(config_of(photos, f"data.channels={channels}"), "train")
         request = next(iter(loader.plan.requests(0)))
         sizes.append(loader.plan.empty_batch(request).images.untyped_storage().nbytes())
-    assert sizes == [8 * 16 * 16, 8 * 16 * 16 * 3]
+    assert sizes == [8 * 16 * 16 * 4, 8 * 16 * 16 * 3 * 4]  # float32, normalised already
 
 
 def test_weights_of_a_run_in_colour_start_a_grey_one(photos: Path, finished: Path, here: Path) -> None:
