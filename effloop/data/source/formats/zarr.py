@@ -40,8 +40,6 @@ HEADER, CHECKSUM = "effloop", "effloop_crc32c"
 _DIALECTS = (ZARR3, ZARR2, N5)
 _CHUNK = 256 << 20  # ImageNet's originals, 148 GB, are 550 of these; other readers hold a chunk in memory
 _LARGEST = (1 << 31) - 1  # bytes of entropy indexes in their one chunk, which n5 counts in 32 bits; more are left out
-    1 << 31
-) - 1  # bytes of entropy indexes in their one chunk: n5 counts in 32 bits; they can be built elsewhere
 _BLOCK = 1 << 20  # values of a column whose byte order is converted at a time
 
 
