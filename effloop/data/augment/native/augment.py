@@ -43,8 +43,8 @@ class NativeConfig(RecipeConfig):
 
     Attributes:
         resize: `exact` is antialiased, within 0.1 levels of Pillow's; `fast` isn't: 0.2 levels (mean) from `exact`
-            where a crop is enlarged, 2.1 where it is shrunk. It takes less time on a CPU without AVX2 only, and more
-            with it. Always `exact` on a GPU.
+            where a crop is enlarged, 2.1 where it is shrunk, and slower on a CPU with AVX2 or AVX-512. Always
+            `exact` on a GPU.
     """
 
     resize: Resize = Resize.exact
