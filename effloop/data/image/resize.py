@@ -31,8 +31,8 @@ def resize_into(region: NDArray[np.uint8], out: NDArray[np.uint8], flip: bool = 
     Pillow 13 resizes the height of a tall image first: the same filter, rounded 0.2 levels apart.
 
     By `effloop/native/resize.c`, or the kernel behind torchvision's uint8 resize, whose pixels are the same and which
-    takes 2.5 to 5 times as long for RGB: without AVX2, where a side is shrunk to less than a quarter, with other channels. Both
-    release the GIL.
+    takes 2.5 to 5 times as long for RGB: without AVX2, where a side is shrunk to less than a quarter, with other
+    channels. Both release the GIL.
 
     Args:
         region: (h, w, C) uint8, maybe a view; C is 1 or 3.
