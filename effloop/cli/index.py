@@ -25,9 +25,10 @@ class IndexOptions:
 
 @command("index", IndexOptions, "data.root=/data/pets")
 def index_data(options: IndexOptions, overrides: list[str]) -> int:
-    """Build the entropy indexes of JPEGs, with which training decodes only what a crop needs.
+    """Index JPEGs, so that training decodes crops alone.
 
-    They are kept in the cache folder; the files stay as they are. The same command continues after an interruption.
+    Entropy indexes are kept in the cache folder; the files stay as they are. The same command continues after an
+    interruption.
     num_workers=N sets the threads.
     """
     config = configs.compose(overrides)
