@@ -243,7 +243,7 @@ class TestEval:
             ("data.rooot=x", "did you mean 'data.root'?"),
             ("seed=1,2", "seed=1,2: several values are a sweep"),
             ("image_size=8", "set 16 or more"),
-            ("model.num_classes=4", "the data has 3 classes"),
+            ("model.num_classes=4", "4, but the data has 3; set model.num_classes=3"),
             ("tta=fliip", "tta: 'fliip' is not allowed; set flip, fivecrop"),
         ],
     )

@@ -28,8 +28,18 @@ def begun(run: Path, process: subprocess.Popen[str]) -> None:
     raise AssertionError("the run has not begun")
 
 
-def workers_of(pid: int) -> list[int]:
-    """The children of a process that are forks of it."""
+def workers_of(pid: int, count: int = 2) -> list[int]:
+    """The workers of a run, which last, unlike a fork that is about to become another program."""
+    for _ in range(200):
+        before = forks_of(pid)
+        time.sleep(0.1)
+        if before == forks_of(pid) and len(before) == count:
+            return before
+    raise AssertionError(f"the run has no {count} workers")
+
+
+def forks_of(pid: int) -> list[int]:
+    """The children of a process that run what it runs."""
     found = []
     for each in Path("/proc").glob("[0-9]*"):
         try:

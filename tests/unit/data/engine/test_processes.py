@@ -175,8 +175,8 @@ def test_a_worker_that_is_killed_while_idle(plan: Plan, which: int) -> None:
         os.kill(process.pid, signal.SIGKILL)
         connection.wait([process.sentinel])
         told = (
-            rf"^engine: worker \d of 2 \(pid {process.pid}\) was killed by SIGKILL, the machine may have run out of "
-            r"memory; set num_workers, engine.prefetch or batch_size lower$"
+            rf"^engine: worker \d of 2 \(pid {process.pid}\) was killed by SIGKILL( while it loaded \S+)?, the machine "
+            r"may have run out of memory; set num_workers, engine.prefetch or batch_size lower$"
         )
         with pytest.raises(WorkerError, match=told):
             next(batches)
