@@ -79,6 +79,11 @@ class Forked(subprocess.Popen[str]):
                 self.returncode = int(self._status.readline())
         return self.returncode
 
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if kind is not None and self.poll() is None:  # a test has failed: no one else ends it
+            os.killpg(self.pid, signal.SIGKILL)
+        super().__exit__(kind, error, trace)
+
 
 @cache
 def _server() -> socket.socket:

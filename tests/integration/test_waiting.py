@@ -28,14 +28,14 @@ def begun(run: Path, process: subprocess.Popen[str]) -> None:
     raise AssertionError("the run has not begun")
 
 
-def workers_of(pid: int, count: int = 2) -> list[int]:
-    """The workers of a run, which last, unlike a fork that is about to become another program."""
+def workers_of(pid: int) -> list[int]:
+    """The workers of a run, two that load for training and two for evaluation; they last, unlike a fork before exec."""
     for _ in range(200):
         before = forks_of(pid)
         time.sleep(0.1)
-        if before == forks_of(pid) and len(before) == count:
+        if len(before) == 4 and before == forks_of(pid):
             return before
-    raise AssertionError(f"the run has no {count} workers")
+    raise AssertionError(f"the run has no four workers, but {forks_of(pid)}")
 
 
 def forks_of(pid: int) -> list[int]:
@@ -110,7 +110,7 @@ def test_stopped_workers_end_the_run(photos: Path, tmp_path: Path) -> None:
         workers = workers_of(process.pid)
         for pid in workers:
             os.kill(pid, signal.SIGSTOP)
-        one_line(process, 2, "no sample was loaded for 2 s: ", f"(pid {workers[0]}, stopped)", "engine.timeout_s")
+        one_line(process, 2, "no sample was loaded for 2 s: ", "worker 0 of 2 (pid ", ", stopped)", "engine.timeout_s")
         assert gone(workers)
 
 
