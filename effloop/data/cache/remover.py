@@ -8,17 +8,25 @@ from contextlib import suppress
 from pathlib import Path
 
 _REMOVER = """
-import fcntl, os, sys
+import fcntl, os, sys, time
 sys.stdin.buffer.read()
-try:
-    fd = os.open(sys.argv[1], os.O_RDWR | os.O_NOFOLLOW)
-    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    if os.path.samestat(os.lstat(sys.argv[1]), os.fstat(fd)):
-        os.unlink(sys.argv[1])
-except OSError:
-    pass
+for _ in range(100):
+    try:
+        fd = os.open(sys.argv[1], os.O_RDWR | os.O_NOFOLLOW)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.lstat(sys.argv[1]), os.fstat(fd)):
+            os.unlink(sys.argv[1])
+        break
+    except BlockingIOError:
+        os.close(fd)
+        time.sleep(0.05)
+    except OSError:
+        break
 """
-"""A process that waits until the processes that have its standard input open have ended, by a kill, too."""
+"""A process that waits until the processes that have its standard input open have ended, by a kill, too.
+
+The kernel closes the files of a killed process one by one: the lock may be held for a moment longer than the pipe.
+"""
 
 _REMOVER_S = 2  # for it to end; forks of this process may keep it waiting
 
