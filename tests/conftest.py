@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,9 @@ from forks import Forked
 from runs import make_photos, train
 
 torch.set_num_threads(1)
+for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):  # nohup and background jobs of a shell ignore them
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session", autouse=True)
