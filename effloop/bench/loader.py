@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any
 
-from effloop.bench.baselines import LOADERS, Workload, check_comparable, original_photos
+from effloop.bench.baselines import LOADERS, OWN, Workload, check_comparable, original_photos
 from effloop.bench.harness import comparison_result, epoch_process, print_comparison
 from effloop.bench.interleave import interleave, scratch_folder
 from effloop.build.loader import build_loader
@@ -24,7 +24,8 @@ def loader(config: Config, repeats: int, *, vs: str, folder: str, work: str) -> 
     Args:
         config: whose train split and engine are measured.
         repeats: epochs of each, after a warm-up epoch.
-        vs: names of baselines, with commas between; `none` for none, `processes` is EffLoop's other engine.
+        vs: names of baselines, with commas between; `none` for none; `threads-1`, `processes-2` and the like are
+            EffLoop's engines with so many workers, `processes` with as many as it has itself.
         folder: the original photographs for the baselines, ROOT/SPLIT/CLASS/*; empty is `data.root`.
         work: where `ffcv` writes its file; empty is the system's place for temporary files.
 
@@ -36,7 +37,7 @@ def loader(config: Config, repeats: int, *, vs: str, folder: str, work: str) -> 
     for name in wanted:
         if name not in baselines:
             raise ConfigError(f"vs: no baseline '{name}'; {choices(name, ['none', *baselines])}")
-    others = ",".join(name for name in wanted if name != "processes")
+    others = ",".join(name for name in wanted if name not in OWN)
     check_comparable(config, others, ", or set vs=none")
     config.data.mean = config.data.std = None
     config.device = "cpu"
