@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from effloop import config as configs
 from effloop.bench.baselines import EpochRunner, Workload
+from effloop.bench.gil import GilProbe
 from effloop.bench.tables import print_table
 from effloop.build.resolve import num_workers
 from effloop.config import Config
@@ -24,7 +25,9 @@ from effloop.system.memory import memory_of
 from effloop.system.processes import ignore_interrupts
 
 Measurement = dict[str, float]
-"""Of an epoch: images `per_s`, `cores_used`, the share of time `waited` for batches, `bytes` of memory."""
+"""Of an epoch: images `per_s`, `cores_used`, the share of time `waited` for batches, `bytes` of memory, and, where no
+child process loads, `gil_us`: how long the process held the GIL for each image.
+"""
 
 MeasureEpoch = Callable[[], Measurement]
 """Measures one epoch in a process of its own."""
@@ -90,14 +93,17 @@ def _next_request(requests: Connection) -> bool:
 
 
 def _measure(epoch: EpochRunner) -> Measurement:
-    started, cpu = time.perf_counter(), cpu_seconds()
-    num_images, waited_s = epoch()
-    seconds = time.perf_counter() - started
+    with GilProbe() as gil:
+        started, cpu = time.perf_counter(), cpu_seconds()
+        num_images, waited_s = epoch()
+        seconds = time.perf_counter() - started
+    alone = len(_process_tree()) == 1
     return {
         "per_s": num_images / seconds,
         "cores_used": (cpu_seconds() - cpu) / seconds,
         "waited": waited_s / seconds,
         "bytes": _memory_bytes(),
+        **({"gil_us": gil.share * seconds / num_images * 1e6} if alone else {}),
     }
 
 
@@ -132,7 +138,7 @@ def _memory_bytes() -> int:
 
 _COLUMNS = (
     *("loader", "images/s", "least", "most", "effloop over it"),
-    *("per core used", "cores used", "waiting", "MB of memory"),
+    *("per core used", "cores used", "waiting", "MB of memory", "GIL µs"),
 )
 
 
@@ -155,8 +161,13 @@ def comparison_result(what: str, config: Config, data: str, rounds: Mapping[str,
         "image_size": config.image_size,
         "num_workers": num_workers(config),
         "cores": available_cores(),
-        "loaders": {name: {key: [each[key] for each in found] for key in found[0]} for name, found in rounds.items()},
+        "loaders": {name: _by_figure(found) for name, found in rounds.items()},
     }
+
+
+def _by_figure(found: list[Measurement]) -> dict[str, list[float]]:
+    """The values of each figure that all of a side's epochs have."""
+    return {key: [each[key] for each in found] for key in found[0] if all(key in each for each in found)}
 
 
 def print_comparison(result: Mapping[str, Any], repeats: int) -> None:
@@ -167,8 +178,9 @@ def print_comparison(result: Mapping[str, Any], repeats: int) -> None:
     for name, found in loaders.items():
         cores, waited, used = (statistics.median(found[key]) for key in ("cores_used", "waited", "bytes"))
         speed = [f"{value:,.0f}" for value in (medians[name], min(found["per_s"]), max(found["per_s"]))]
-        rest = [f"{medians[name] / cores:,.0f}", f"{cores:.2f}", f"{waited:.0%}", f"{used / 1e6:,.0f}"]
+        gil = f"{statistics.median(found['gil_us']):,.0f}" if "gil_us" in found else ""
+        rest = [f"{medians[name] / cores:,.0f}", f"{cores:.2f}", f"{waited:.0%}", f"{used / 1e6:,.0f}", gil]
         rows.append([name, *speed, f"{medians['effloop'] / medians[name]:.2f}", *rest])
     title = f"{result['data']}; {repeats} epochs each, in turns; {result['num_workers']} workers"
     print_table(_COLUMNS, rows, left=("loader",), min_width=110, title=title)
-    print("medians; effloop over it: effloop's images/s over this one's")
+    print("medians; effloop over it: effloop's images/s over this one's; GIL µs: how long an image holds the GIL")

@@ -8,7 +8,7 @@ from typing import Any
 from effloop.bench.baselines import Workload, check_comparable, original_photos
 from effloop.bench.harness import comparison_result, epoch_process, print_comparison
 from effloop.bench.interleave import interleave, scratch_folder
-from effloop.bench.loaders import LOADERS, NOTES
+from effloop.bench.loaders import LOADERS, NOTES, OWN
 from effloop.build.loader import build_loader
 from effloop.config import Config
 from effloop.errors import ConfigError
@@ -24,7 +24,8 @@ def loader(config: Config, repeats: int, *, vs: str, folder: str, work: str, dty
     Args:
         config: whose train split and engine are measured.
         repeats: epochs of each, after a warm-up epoch.
-        vs: names of baselines, with commas between; `none` for none, `processes` is EffLoop's other engine.
+        vs: names of baselines, with commas between; `none` for none; `threads-1`, `processes-2` and the like are
+            EffLoop's engines with so many workers, `processes` with as many as it has itself.
         folder: the original photographs for the baselines, ROOT/SPLIT/CLASS/*; empty is `data.root`.
         work: where `ffcv` and `turboloader` write their files; empty is the system's place for temporary files.
         dtype: of the images: `uint8`, or `float32`, normalised with `data.mean` and `data.std`, on the CPU.
@@ -37,7 +38,7 @@ def loader(config: Config, repeats: int, *, vs: str, folder: str, work: str, dty
     for name in wanted:
         if name not in baselines:
             raise ConfigError(f"vs: no baseline '{name}'; {choices(name, ['none', *baselines])}")
-    others = ",".join(name for name in wanted if name != "processes")
+    others = ",".join(name for name in wanted if name not in OWN)
     check_comparable(config, others, ", or set vs=none")
     _check_dtype(config, dtype)
     config.device = "cpu"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tarfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +24,18 @@ def _effloop(workload: Workload) -> EpochRunner:
     return timed_epochs(lambda number: (len(batch) for batch in loader.epoch(number)))
 
 
-def _processes(workload: Workload) -> EpochRunner:
-    """EffLoop with engine=processes."""
-    workload.config.engine = configs.compose(["engine=processes"]).engine
+def _own(engine: str, count: int | None, workload: Workload) -> EpochRunner:
+    """EffLoop with another engine, and with so many workers."""
+    workload.config.engine = configs.compose([f"engine={engine}"]).engine
+    workload.config.num_workers = workload.config.num_workers if count is None else count
     return _effloop(workload)
+
+
+OWN: dict[str, Callable[[Workload], EpochRunner]] = {
+    "processes": partial(_own, "processes", None),
+    **{f"{engine}-{n}": partial(_own, engine, n) for engine in ("threads", "processes") for n in (1, 2, 4)},
+}
+"""EffLoop's engines by the names that `vs=` takes: how they scale. They read `data.root`."""
 
 
 def _torchvision(workload: Workload) -> EpochRunner:
@@ -168,7 +177,7 @@ def _simplejpeg(workload: Workload) -> EpochRunner:
 
 LOADERS: dict[str, Callable[[Workload], EpochRunner]] = {
     "effloop": _effloop,
-    "processes": _processes,
+    **OWN,
     "torchvision": _torchvision,
     "pillow": _pillow,
     "dali": _dali,

@@ -14,7 +14,7 @@ from effloop.cli.main import main
 @pytest.mark.slow
 def test_figures(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [
-        "vs=processes,torchvision,dali,simplejpeg",
+        "vs=processes,threads-2,torchvision,dali,simplejpeg",
         "repeats=2",
         "out=result.json",
         f"data.root={photos}",
@@ -26,13 +26,18 @@ def test_figures(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -
     assert (result["batch_size"], result["image_size"], result["num_workers"]) == (8, 16, 1)
     assert (result["augment"]["name"], result["augment"]["mixup"]) == ("native", 0)
     assert result["augment"]["ops"]["flip"] == {"op": "RandomHorizontalFlip", "p": 0.5}
-    assert list(result["loaders"]) == ["effloop", "processes", "torchvision", "dali", "simplejpeg"]
+    assert list(result["loaders"]) == ["effloop", "processes", "threads-2", "torchvision", "dali", "simplejpeg"]
     for figures in result["loaders"].values():
         assert len(figures["per_s"]) == 2
         assert min(figures["per_s"]) > 0
         assert all(0 <= value <= 1 for value in figures["waited"])
         assert all(value > 0 for value in figures["cores_used"])
         assert all(1e7 < value < 1e10 for value in figures["bytes"])
+    assert [name for name, figures in result["loaders"].items() if "gil_us" in figures and name != "dali"] == [
+        "effloop",
+        "threads-2",
+        "simplejpeg",
+    ]
     out = capsys.readouterr().out
     assert all(f"│ {name}" in out for name in result["loaders"])
     assert max(map(len, out.splitlines())) <= 120
@@ -43,7 +48,7 @@ def test_figures(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -
     [
         (
             "vs=torchvison",
-            "vs: no baseline 'torchvison'; have none, processes, torchvision, pillow, dali, ffcv, turboloader,",
+            "vs: no baseline 'torchvison'; have none, processes, threads-1, threads-2, threads-4, processes-1, ",
         ),
         ("vs=pillow", "folder: train is no folder with a folder for each class, as pillow needs; set folder=ROOT"),
         ("vs=dali folder=nowhere", "folder: nowhere/train is no folder with a folder for each class, as dali needs"),
