@@ -15,7 +15,6 @@ from torch import Tensor
 
 from effloop.batch import Batch, Skipped
 from effloop.data.augment import Augment
-from effloop.data.augment.base import Draws
 from effloop.data.bad import OnBad, drawn_instead, fill_each
 from effloop.data.decode import Decoder
 from effloop.data.decode.base import ImageInfo
@@ -23,6 +22,7 @@ from effloop.data.image.header import Encoded
 from effloop.data.in_progress import in_progress
 from effloop.data.order import SAMPLE, BatchRequest, Order, without_repeats
 from effloop.data.output import Output
+from effloop.data.prepared import Prepared
 from effloop.data.random import sample_keys
 from effloop.data.source import Kind, Source
 from effloop.errors import ConfigError, DataError
@@ -32,23 +32,6 @@ from effloop.system.hardware import set_own_threads
 def to_native_byteorder(values: NDArray[Any]) -> NDArray[Any]:
     """The same numbers in this machine's byte order; a mapped column may have the other one."""
     return values.astype(values.dtype.newbyteorder("="), copy=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """N samples that are read and drawn, but not decoded yet.
-
-    Attributes:
-        ids: (N,) the samples.
-        encoded: their encoded images.
-        infos: what the decoder read from each header.
-        draws: their crops, flips and keys.
-    """
-
-    ids: NDArray[np.int64]
-    encoded: list[Encoded]
-    infos: list[ImageInfo]
-    draws: Draws
 
 
 @dataclass(frozen=True)
@@ -282,10 +265,8 @@ class Plan:
         threads = set_own_threads(1)  # engines have threads of their own, and no sum may depend on their number
         try:
             for number, box in enumerate(boxes, start):
-                data, prepared.encoded[number] = (
-                    prepared.encoded[number],
-                    b"",
-                )  # else all stay in memory until the last one is decoded
+                # Without the b"" all stay in memory until the last one is decoded.
+                data, prepared.encoded[number] = prepared.encoded[number], b""
                 in_progress.begin(samples[number - start])
                 region = self.decoder.decode_with_info(data, prepared.infos[number], tuple(box), at_least)
                 self.augment.apply(region, prepared.draws, number, rows[at + number])

@@ -15,7 +15,8 @@ from effloop.build.loader import loader_of
 from effloop.data.decode.base import ImageInfo
 from effloop.data.image.header import Encoded, pnm_header
 from effloop.data.loader import Loader
-from effloop.data.plan import Plan, Prepared
+from effloop.data.plan import Plan
+from effloop.data.prepared import Prepared
 from effloop.data.source import Source
 from effloop.errors import DataError
 from effloop.inference.trained import Trained

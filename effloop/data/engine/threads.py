@@ -22,7 +22,8 @@ from effloop.data.engine.daemons import DaemonThreads
 from effloop.data.engine.ring import Ring
 from effloop.data.image.header import Encoded
 from effloop.data.order import BatchRequest
-from effloop.data.plan import Plan, Prepared
+from effloop.data.plan import Plan
+from effloop.data.prepared import Prepared
 from effloop.errors import DataError
 
 
