@@ -41,7 +41,8 @@ int jpeg_read(const uint8_t *data, size_t size, Jpeg *jpeg);
 /* Whether a table has at least one code, and none that is too long for its place. */
 int huffman_valid(const Huffman *table);
 
-/* A checksum that changes with any change of up to eight neighbouring bytes, and with others but for 1 in 2^64. */
+/* A checksum that changes with any change within one of the aligned 8-byte words, and with others as good as always.
+ * It finds damage and other files, not forgeries. */
 uint64_t checksum64(const uint8_t *data, size_t size);
 
 static inline uint64_t load_be64(const uint8_t *at) {

@@ -83,6 +83,7 @@ static inline Step next_step(const Reader *reader, const Table *table) {
     Step step = table->one[reader->word >> (64 - PEEK)];
     if (step.bits) return step;
     uint32_t code = (uint32_t)(reader->word >> 48);
+    if (code < table->limit[PEEK]) return step; /* a short code, of a symbol that baseline JPEGs don't have */
     int length = PEEK + 1;
     while (length <= 16 && code >= table->limit[length]) length++;
     if (length > 16) return step;

@@ -64,10 +64,12 @@ static void walk(const Resize *job, const Kernel *kernel) {
 
 #if defined(__x86_64__)
 
-/* Whether rows are long enough, and every block's taps lie in as many bytes as an instruction can choose from. */
+/* Whether rows are long enough, weights coarse enough, and every block's taps lie in as many bytes as an instruction
+ * can choose from. */
 static int fits(const Resize *job, const Kernel *kernel) {
     int channels = job->channels, span = (kernel->block + channels - 2) / channels; /* a block's pixels, less one */
-    return job->row >= kernel->least && (job->across->reach[span] + 2) * channels <= kernel->window;
+    return job->row >= kernel->least && job->across->precision <= kernel->finest &&
+           (job->across->reach[span] + 2) * channels <= kernel->window;
 }
 
 static const Kernel *kernel_for(const Resize *job, int level) {

@@ -48,6 +48,7 @@ typedef struct {
     int window;             /* bytes of a row that one instruction can choose from */
     int block;              /* values that it makes of them */
     int least;              /* bytes in a row of the source */
+    int finest;             /* precision of the weights across, at most */
 } Kernel;
 
 extern const Kernel resize_avx2, resize_avx512;

@@ -132,7 +132,7 @@ AVX2 static void down(const Resize *job, const uint32_t *const *pairs, const uin
     }
 }
 
-const Kernel resize_avx2 = {prepare, across, down, sizeof(Block) / BLOCK, WINDOW, BLOCK, WINDOW};
+const Kernel resize_avx2 = {prepare, across, down, sizeof(Block) / BLOCK, WINDOW, BLOCK, WINDOW, 22};
 
 _Static_assert(sizeof(Block) % BLOCK == 0, "a Block's bytes are counted for each value");
 

@@ -75,7 +75,7 @@ INLINE void strip(const Resize *job, const uint8_t *rows, ptrdiff_t stride, uint
             __m512i even = sums(rows + 2 * i * stride, &block, pairs, precision);
             __m512i odd = sums(rows + (2 * i + 1) * stride, &block, pairs, precision);
             even = _mm512_srl_epi32(even, _mm_cvtsi32_si128(precision));
-            odd = _mm512_rorv_epi32(odd, left); /* its value is in the high half */
+            odd = _mm512_rorv_epi32(odd, left); /* its value is in the high half, up to a precision of 16 */
             _mm512_store_si512(made + i * lanes + lane, _mm512_mask_mov_epi16(even, 0xaaaaaaaa, odd));
         }
     }
@@ -127,7 +127,7 @@ AVX512 static void down(const Resize *job, const uint32_t *const *pairs, const u
     }
 }
 
-const Kernel resize_avx512 = {prepare, across, down, sizeof(Block) / BLOCK, WINDOW, BLOCK, 1};
+const Kernel resize_avx512 = {prepare, across, down, sizeof(Block) / BLOCK, WINDOW, BLOCK, 1, 16};
 
 _Static_assert(sizeof(Block) % BLOCK == 0, "a Block's bytes are counted for each value");
 

