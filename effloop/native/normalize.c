@@ -13,7 +13,9 @@
 #include "cpu.h"
 #include "export.h"
 
+#ifdef __clang__ /* gcc -std=c11 doesn't contract */
 #pragma STDC FP_CONTRACT OFF
+#endif
 
 enum { MOST_CHANNELS = 4, BLOCK = 192 }; /* whole pixels of 1, 2, 3 and 4 channels */
 

@@ -16,3 +16,8 @@ def test_crc32c(size: int) -> None:
     first, rest = data[: size // 3], memoryview(data)[size // 3 :]
     assert crc32c(data) == crc32c(memoryview(data)) == google_crc32c.value(data)
     assert extended(crc32c(first), rest) == google_crc32c.value(data)
+
+
+def test_a_view_of_larger_values() -> None:
+    values = np.arange(24, dtype=np.uint16).reshape(4, 6)
+    assert crc32c(values.data) == google_crc32c.value(values.tobytes())
