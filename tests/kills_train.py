@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,11 +91,13 @@ class Runs:
     Attributes:
         folder: for all that they write.
         kills: of processes in the middle of a run, so far.
+        resumed: starts that went on from a checkpoint.
         seconds: from a signal to the end of the process.
     """
 
     folder: Path
     kills: int = 0
+    resumed: int = 0
     seconds: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -114,6 +116,7 @@ class Runs:
         run = cwd / "outputs" / "x"
         if (run / "checkpoints" / "last.ckpt").is_file():
             args = ["effloop", "resume", "outputs/x", *resumed, plugin]
+            self.resumed += 1
         else:
             shutil.rmtree(run, ignore_errors=True)
             for path in (cwd / "ledger").iterdir():
@@ -134,13 +137,13 @@ class Runs:
             self._references[key] = self.folder / name
         return self._references[key]
 
-    def disturbed(self, name: str, words: Sequence[str], ranks: int, signals: Iterator[tuple[int, float]]) -> None:
-        """A run that gets a signal at these times after its first step, and is gone on with until it is done."""
-        for number, delay in signals:
+    def disturbed(self, name: str, words: Sequence[str], ranks: int, signals: Iterator[tuple[int, int, float]]) -> None:
+        """A run that gets a signal at these times after so many steps, and is gone on with until it is done."""
+        for number, steps, delay in signals:
             process = self.start(name, words, ranks)
             ledger = self.folder / name / "ledger"
-            before, until = len(list(ledger.iterdir())), time.monotonic() + 120
-            while len(list(ledger.iterdir())) == before and process.poll() is None:
+            before, until = {*ledger.iterdir()}, time.monotonic() + 120
+            while batches_of({*ledger.iterdir()} - before) < steps * ranks and process.poll() is None:
                 assert time.monotonic() < until
                 time.sleep(0.002)
             time.sleep(delay)
@@ -171,6 +174,11 @@ class Runs:
             assert errors.count("\n") == 1, errors
             assert f"stopped by {signal.Signals(number).name}" in errors, errors
             assert "resume with: " in errors or "type the command again" in errors, errors
+
+
+def batches_of(paths: Iterable[Path]) -> int:
+    """How many batches these ledgers have."""
+    return sum(path.read_bytes().count(b"\n") for path in paths)
 
 
 def parallel(ranks: int) -> list[str]:
@@ -248,13 +256,15 @@ def campaign(runs: Runs, count: int, *, numbers: Sequence[int] = (signal.SIGKILL
         source, engine, ranks = cells[done % len(cells)]
         name, words = f"run-{seed}-{done}", [f"data.root={runs.folder / source}", f"engine={engine}"]
         left = -(-(count - runs.kills + before) // max(1, len(cells) - done))
-        signals = ((rng.choice(numbers), rng.uniform(0, 0.25)) for _ in range(max(1, left)))
+        signals = (
+            (rng.choice(numbers), rng.randint(1, 5), rng.uniform(0, 0.05)) for _ in range(max(1, left))
+        )  # in steps: however busy the machine is, most come after a checkpoint
         runs.disturbed(name, words, ranks, signals)
         check_same(runs.folder / name, runs.reference(ranks))
         check_ledger(runs.folder / name, ranks)
         shutil.rmtree(runs.folder / name)
         done += 1
-        print(f"{name} {source} {engine} {ranks}: {runs.kills - before} so far", flush=True)
+        print(f"{name} {source} {engine} {ranks}: {runs.kills - before} so far, {runs.resumed} resumed", flush=True)
     return runs.kills - before, done
 
 

@@ -210,7 +210,8 @@ def _plan(config: Resolved, source: Source, parallel: Slice, *, train: bool, kin
         )
     decoder = decoders.build_for(config.data.channels, config.decode)
     limit = None if config.data.cache_gb is None else config.data.cache_gb * 1e9
-    if decoder.uses_indexes and config.data.cache is not Cache.pixels:
+    own_pixels = getattr(engines[config.engine.name].factory, "exact", True)  # DALI decodes by itself
+    if own_pixels and decoder.uses_indexes and config.data.cache is not Cache.pixels:
         source = with_indexes(source, config.data)
     return kind(
         source=cached(source, config.data.cache, decoder, limit, share=_share(config, source, train=train)),

@@ -105,11 +105,14 @@ class Indexed(Wrapped):
                 warn(f"data.index: {self.file.path} can't be written: {error.strerror}; no more indexes are built")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopened, (self.source, self.file, self.build)
+        return _reopened, (self.source, self.file.path, self.build)
 
 
-def _reopened(source: Source, file: EntropyFile, build: bool) -> Indexed:
-    return Indexed(source, file, build=build)
+def _reopened(source: Source, path: Path, build: bool) -> Source:
+    try:
+        return Indexed(source, EntropyFile(path), build=build)
+    except (DataError, OSError):  # the cache folder was emptied meanwhile
+        return source
 
 
 class _Budget(threading.local):

@@ -22,7 +22,7 @@ from collections import deque
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from effloop.data.image.entropy import VERSION
 from effloop.data.image.header import Encoded
@@ -58,32 +58,22 @@ class EntropyFile:
         self._open()
 
     def _open(self) -> None:
-        fits = self._map_file()
-        if self._samples is not None and (not fits or self._slots * 4 < self._samples * 5):
+        found = self._map_file()
+        if self._samples is not None and (found is None or found.slots * 4 < self._samples * 5):
             _create(self.path, self._samples)
-            fits = self._map_file()
-        if not fits:
+            found = self._map_file()
+        if found is None:
             raise DataError(f"{self.path} is not a file of entropy indexes, or of another version")
+        self._mapped = found
         self._waiting: deque[tuple[bytes, int, Encoded]] = deque(maxlen=2 * _WAITING)
 
-    def _map_file(self) -> bool:
-        """Map the file as it is now; returns whether it is of this version, and whole."""
+    def _map_file(self) -> _Mapped | None:
+        """The file that has the name now; None if there is none, or it isn't whole or of this version."""
         try:
             with open(self.path, "rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-                self._identity = _identity(file.fileno())
-        except (FileNotFoundError, ValueError):  # ValueError: an empty file
-            return False
-        self._map.madvise(mmap.MADV_RANDOM)
-        if len(self._map) < _START:
-            return False
-        slots: int
-        magic, layout, version, slots = _HEADER.unpack_from(self._map)
-        (checksum,) = _CHECKSUM.unpack_from(self._map, _HEADER.size)
-        self._slots, self._end = slots, _START + slots * _SLOT.size
-        said = (magic, layout, version, checksum)
-        wanted = (_MAGIC, _LAYOUT, VERSION, zlib.crc32(self._map[: _HEADER.size]))
-        return said == wanted and slots > 0 and not slots & (slots - 1) and self._end <= len(self._map)
+                return _map(file.fileno())
+        except FileNotFoundError:
+            return None
 
     def get(self, name: bytes, size: int) -> Encoded | None:
         """The index of an image; empty if it is known to have none, None if nothing is known.
@@ -92,38 +82,35 @@ class EntropyFile:
             name: the sample's.
             size: bytes of the image as it is now.
         """
-        key = _hash(name)
+        key, mapped = _hash(name), self._mapped
         for step in range(_PROBED):
-            found, offset, length, checksum = _SLOT.unpack_from(self._map, self._place(key + step))
+            found, offset, length, checksum = _SLOT.unpack_from(mapped.data, mapped.place(key + step))
             if not offset:
                 return None
             if found == key:
-                index = self._data(offset, length)
+                index = self._data(mapped, offset, length)
                 matches = index is not None and _summed(key, offset, size, index) == checksum
                 return index if matches else None
         return None
 
-    def _place(self, number: int) -> int:
-        """The offset of a slot, counted on from the first behind the last."""
-        return _START + _SLOT.size * (number & (self._slots - 1))
-
-    def _data(self, offset: int, length: int) -> memoryview | None:
+    def _data(self, mapped: _Mapped, offset: int, length: int) -> memoryview | None:
         """A range of the file, which may have grown since it was mapped; None if there is no such range."""
-        if offset < self._end:
+        if offset < mapped.end:
             return None
-        if offset + length > len(self._map):
-            with suppress(OSError, ValueError):
-                self._grown()
-        if offset + length > len(self._map):
+        if offset + length > len(mapped.data):
+            mapped = self._grown(mapped)
+        if offset + length > len(mapped.data):
             return None
-        return memoryview(self._map)[offset : offset + length]
+        return memoryview(mapped.data)[offset : offset + length]
 
-    def _grown(self) -> None:
-        """Map the rest of the same file; another one may have its name by now."""
-        with open(self.path, "rb") as file:
-            if _identity(file.fileno()) == self._identity:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-                self._map.madvise(mmap.MADV_RANDOM)
+    def _grown(self, mapped: _Mapped) -> _Mapped:
+        """All of the same file, if that has its name still."""
+        with suppress(OSError):
+            now = self._map_file()
+            if now is not None and now.identity == mapped.identity:
+                self._mapped = now
+                return now
+        return mapped
 
     def put(self, name: bytes, size: int, index: Encoded | None) -> None:
         """Append an index; while another process appends, it waits for one of the next calls.
@@ -150,8 +137,8 @@ class EntropyFile:
     def _append_waiting(self, wait_s: float) -> None:
         fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)  # each time: threads and forks then exclude each other, too
         try:
-            if _identity(fd) != self._identity:
-                raise OSError(errno.ESTALE, "another process has made it anew")
+            if _identity(fd) != self._mapped.identity:
+                self._follow(fd)
             deadline = time.monotonic() + wait_s
             while not try_lock(fd):
                 if time.monotonic() >= deadline:
@@ -163,12 +150,19 @@ class EntropyFile:
         finally:
             os.close(fd)
 
+    def _follow(self, fd: int) -> None:
+        """Go on with the file that another process has put in the place of this one, as ranks that start at once do."""
+        found = _map(fd)
+        if found is None:
+            raise OSError(errno.ESTALE, "it is no file of entropy indexes any more")
+        self._mapped = found
+
     def _append(self, fd: int, name: bytes, size: int, index: Encoded) -> None:
         """Write an index, then its slot: of a process that is killed in between, the slot is still free."""
-        key, offset = _hash(name), os.fstat(fd).st_size
+        key, offset, mapped = _hash(name), os.fstat(fd).st_size, self._mapped
         for step in range(_PROBED):
-            place = self._place(key + step)
-            found, used, *_ = _SLOT.unpack_from(self._map, place)
+            place = mapped.place(key + step)
+            found, used, *_ = _SLOT.unpack_from(mapped.data, place)
             if found == key or not used:
                 _write(fd, index, offset)
                 slot = _SLOT.pack(key, offset, len(index), _summed(key, offset, size, index))
@@ -177,6 +171,36 @@ class EntropyFile:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path,)
+
+
+class _Mapped(NamedTuple):
+    """A file as it was when it was mapped: its bytes, how many slots it has, and which file it is."""
+
+    data: mmap.mmap
+    slots: int
+    identity: tuple[int, int]
+
+    @property
+    def end(self) -> int:
+        """The offset behind the slots."""
+        return _START + self.slots * _SLOT.size
+
+    def place(self, number: int) -> int:
+        """The offset of a slot, counted on from the first behind the last."""
+        return _START + _SLOT.size * (number & (self.slots - 1))
+
+
+def _map(fd: int) -> _Mapped | None:
+    """Map an open file; None if it isn't whole, or not of this version."""
+    if os.fstat(fd).st_size < _START:
+        return None
+    data = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+    data.madvise(mmap.MADV_RANDOM)
+    magic, layout, version, slots = _HEADER.unpack_from(data)
+    said = magic, layout, version, *_CHECKSUM.unpack_from(data, _HEADER.size)
+    mapped = _Mapped(data, slots, _identity(fd))
+    fits = slots > 0 and not slots & (slots - 1) and mapped.end <= len(data)
+    return mapped if fits and said == (_MAGIC, _LAYOUT, VERSION, zlib.crc32(data[: _HEADER.size])) else None
 
 
 def _create(path: Path, samples: int) -> None:

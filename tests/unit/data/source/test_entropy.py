@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import pickle
 import shutil
 from pathlib import Path
 
@@ -187,3 +188,12 @@ def test_packed_data_with_indexes_needs_no_file(name: str, large: Path, tmp_path
     data = encode(photo(180, 200), "JPEG")
     entry = (b"a.jpg", 0, data, b"", build_index(data))
     assert not can_have_indexes(open_source(name, write_records(name, tmp_path / "indexed", ["a"], train=[entry])))  # type: ignore[list-item]
+
+
+def test_a_cache_that_is_emptied_before_a_worker_starts_is_no_error(large: Path, cache: Path) -> None:
+    source = open_source("folder", large)
+    build_indexes({"train": source}, None, 1)
+    sent = pickle.dumps(with_indexes(source, config()))
+    assert found(pickle.loads(sent)) == wanted(source)
+    index_path(source, None).unlink()
+    assert pickle.loads(sent).read(0) == source.read(0)

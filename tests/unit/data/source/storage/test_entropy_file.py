@@ -94,11 +94,21 @@ def test_too_few_slots_are_made_anew(path: Path) -> None:
     assert len(lacking(EntropyFile(path, 4000))) == 200
 
 
-def test_writing_to_a_file_that_another_process_has_made_anew_is_refused(path: Path) -> None:
+def test_a_file_that_another_process_has_made_anew_is_the_one_to_write_to(path: Path) -> None:
     old = fill(path)
     EntropyFile(path, 4000)
-    with pytest.raises(OSError, match="made it anew"):
-        old.put(NAMES[0], 1, b"x")
+    old.put(NAMES[7], 1007, INDEXES[7])
+    for file in (old, EntropyFile(path)):
+        assert lacking(file) == [number for number in range(200) if number != 7]
+
+
+def test_a_file_that_something_else_has_replaced_is_not_written_to(path: Path) -> None:
+    old = fill(path)
+    path.unlink()
+    path.write_bytes(bytes(100))
+    with pytest.raises(OSError, match="no file of entropy indexes"):
+        old.put(NAMES[0], 1000, b"x")
+    assert path.read_bytes() == bytes(100)
     lacking(old)
 
 
