@@ -125,13 +125,12 @@ class IndexWriter:
         if part.by is None:
             return part.split or WHOLE
         name, value = part.table.columns[part.by], texts[1 + len(part.labels)]
-        if not value.strip():
-            raise DataError(f"nothing in the column '{name}'; write train or val")
+        split = split_of(name, value)
         if len(self.splits) > MOST_SPLITS:
             raise DataError(
                 f"more than {MOST_SPLITS} different values in '{name}' are no splits; set data.split=COLUMN"
             )
-        return shown(split_of(value))
+        return shown(split)
 
     def _add_folder(self, folder: bytes) -> None:
         if folder not in self.folders and len(self.folders) <= MOST_FOLDERS:

@@ -22,7 +22,8 @@ from effloop.registry import choices
 
 IMAGE = ("file_name", "path", "image", "filename", "id")
 LABEL = ("label", "labels", "class", "target")
-SPLIT = ("split", "is_valid")
+IS_VALID = "is_valid"
+SPLIT = ("split", IS_VALID)
 """Names of columns, in any case; of several the first here is taken."""
 
 FOLD = "fold"
@@ -120,9 +121,20 @@ class Part:
         return tuple(self.table.columns[place] for place in self.labels)
 
 
-def split_of(value: str) -> str:
-    """The split that a value of a column names: `1`, `True` are val, `0`, `False` train."""
+def split_of(column: str, value: str) -> str:
+    """The split that a value of a column names: `1`, `True` are val, `0`, `False` train; `is_valid` has no others.
+
+    Raises:
+        DataError: nothing, or none of these; the message doesn't name the row.
+    """
     word = value.strip()
+    if not word:
+        raise DataError(f"nothing in the column '{column}'; write train or val")
+    if column.casefold() == IS_VALID and word.lower() not in _SPLITS:
+        raise DataError(
+            f"'{shown(word[:80])}' in the column '{column}' is not allowed; write 0 or false for train, 1 or true for "
+            "val, or set data.split=COLUMN"
+        )
     return _SPLITS.get(word.lower(), word)
 
 

@@ -34,11 +34,13 @@ class Table(ABC):
         path: of the file.
         columns: their names.
         has_names: whether the file names them; otherwise they are numbered from 1.
+        has_lists: whether its values may be lists, which `Row` has as JSON; otherwise all are text.
         counted: what `Row` numbers are, for messages.
     """
 
     columns: tuple[str, ...]
     has_names = True
+    has_lists = False
     counted = "line"
 
     def __init__(self, path: Path) -> None:
@@ -159,6 +161,8 @@ class _Delimited(Table):
 class _JsonLines(Table):
     """An object a line; the columns are the keys of the first one."""
 
+    has_lists = True
+
     def __init__(self, path: Path, encoding: str) -> None:
         super().__init__(path)
         self._encoding = encoding
@@ -187,6 +191,7 @@ class _JsonLines(Table):
 class _Parquet(Table):
     """A parquet file, read by pyarrow a few thousand rows at a time."""
 
+    has_lists = True
     counted = "row"
 
     def __init__(self, path: Path) -> None:

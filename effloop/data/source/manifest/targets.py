@@ -127,6 +127,10 @@ def _columns_fix(kind: Kind | None) -> str:
 def _classes(column: Column, order: Sequence[str] | None) -> Parser:
     """One class a row, named by the column."""
     column.refuse("a class", "empty", *(() if column.has("text", "list") else ("not finite",)))
+    if column.no_class is not None:
+        raise column.no_class.error(
+            f"in '{column.name}' is a list, where a class should be; set task=multilabel, or correct the row"
+        )
     whole = column.has("whole", "point") and not column.has("text", "real", "list")
     points = whole and column.has("point")  # 3.0 is 3: pandas writes all with a point where one was missing
     different = {text.partition(".")[0] for text in column.different} if points else column.different

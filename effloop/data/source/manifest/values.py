@@ -59,6 +59,7 @@ class Column:
         first: form of a value -> the first of that form.
         no_flag: the first that is neither 0 nor 1.
         no_list: what is wrong with the first that looks like a list, and is none of labels.
+        no_class: the first that is a list, not text that looks like one.
         different: the values, one more than `MOST_CLASSES` of them at most.
         labels: what lists hold, one more than `MOST_FLAGS` at least if there are more.
         count: of rows.
@@ -68,6 +69,7 @@ class Column:
     first: dict[str, Seen] = field(default_factory=dict)
     no_flag: Seen | None = None
     no_list: str | None = None
+    no_class: Seen | None = None
     different: set[str] = field(default_factory=set)
     labels: set[str] = field(default_factory=set)
     count: int = 0
@@ -88,6 +90,8 @@ class Column:
                 self.no_list = self.no_list or f"{table.at(number)}: {error}"
         if form not in self.first:
             self.first[form] = Seen(table, number, text)
+        if self.no_class is None and form == "list" and table.has_lists and _is_json_list(text):
+            self.no_class = Seen(table, number, text)
         if self.no_flag is None and text.lower() not in FLAGS:
             self.no_flag = Seen(table, number, text)
 
@@ -106,6 +110,13 @@ class Column:
                 raise self.first[form].error(
                     f"in '{self.name}', where {wanted} should be; correct the row, or leave it out"
                 )
+
+
+def _is_json_list(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), list)
+    except (ValueError, RecursionError):
+        return False
 
 
 def labels_in(text: str) -> list[str]:

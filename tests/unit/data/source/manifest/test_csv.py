@@ -86,6 +86,9 @@ def test_what_targets_are(text: str, kind: str, names: str, targets: Any, root: 
         pytest.param("id,a,b\n0,0,1\n1,1,0\n", {"targets": "classes"}, "classes", "a b", [1, 0], id="which-is-one"),
         pytest.param("id,a|b\n0,x|y\n1,y\n", {"targets": "classes"}, "classes", "x|y,y", [0, 1], id="bars-in-a-name"),
         pytest.param("id,a\n0,[x]\n1,[y\n", {"targets": "classes"}, "classes", "[x] [y", [0, 1], id="brackets"),
+        pytest.param(
+            '{"id": 0, "a": "x|y"}\n{"id": 1, "a": "[x]"}', {"targets": "classes"}, "classes", "[x],x|y", [1, 0]
+        ),
         pytest.param("id,label\n0,a\n1,b\n", {"classes": ["b", "a"]}, "classes", "b a", [1, 0], id="in-order"),
         pytest.param("id,label\n0,a|c\n1,b\n", {"classes": [*"cba"]}, "flags", "c b a", [[1, 0, 1], [0, 1, 0]]),
         pytest.param("a,b,c\nq,0,1\nr,1,5\n", {"image": "b", "label": "A"}, "classes", "q r", [0, 1], id="columns"),

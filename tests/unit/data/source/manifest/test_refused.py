@@ -93,6 +93,13 @@ REFUSED = [
     pytest.param(
         "id,label\n0,a\n1,b\nhard,b\n", {}, "line 4: hard.jpg same file 1.jpg in t.csv, line 3", id="hard-link"
     ),
+    pytest.param("id,label,is_valid\n0,a,0\n1,b,2\n", {}, "line 3: '2' in the column 'is_valid' 0 1", id="is-valid"),
+    pytest.param(
+        '{"id": 0, "label": "a|b"}\n{"id": 1, "label": ["a", "b"]}\n',
+        {"targets": "classes"},
+        "line 2: '[\"a\", \"b\"]' in 'label' is a list, a class should be; set task=multilabel",
+        id="list-as-a-class",
+    ),
     pytest.param("id,label,split\n0,a,train\n1,b,\n", {}, "line 3: nothing in the column 'split'", id="no-split"),
     pytest.param(
         '{"id": {"bytes": "", "path": "0"}, "label": "a"}\n',
