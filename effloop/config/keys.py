@@ -31,26 +31,33 @@ class Key:
 
     Attributes:
         name: e.g. `optim.lr`.
-        allowed: what it takes, e.g. `a number or null`.
-        meaning: from the dataclass's docstring.
-        defaults: as typed; of each part of its group that has it, by name, or under an empty name. Empty text: it has
-            to be set.
+        takes: what it takes, e.g. `a number or null`; of each part of its group that has it, by name, or under an empty
+            name.
+        meanings: likewise, from the dataclasses' docstrings.
+        defaults: likewise, as typed. Empty text: it has to be set.
     """
 
     name: str
-    allowed: str
-    meaning: str
+    takes: dict[str, str] = field(default_factory=dict)
+    meanings: dict[str, str] = field(default_factory=dict)
     defaults: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def allowed(self) -> str:
+        """What it takes: one text for all parts that have the key."""
+        return "; ".join(_of_parts(self.takes, "{text} ({parts})"))
+
+    @property
+    def meaning(self) -> str:
+        """One text for all parts that have the key."""
+        return " ".join(_of_parts(self.meanings, "{parts}: {text}"))
 
     @property
     def default(self) -> str:
         """One text for all parts that have the key."""
-        parts: dict[str, list[str]] = {}
-        for name, text in self.defaults.items():
-            parts.setdefault(text or "to be set", []).append(name)
-        if len(parts) == 1:
-            return next(iter(parts))
-        return ", ".join(f"{text} ({', '.join(names)})" for text, names in parts.items())
+        return ", ".join(
+            _of_parts({part: text or "to be set" for part, text in self.defaults.items()}, "{text} ({parts})")
+        )
 
     @property
     def owners(self) -> str:
@@ -59,6 +66,16 @@ class Key:
         if group not in groups or len(self.defaults) == len(groups[group].names()):
             return ""
         return f"{group}={','.join(self.defaults)}"
+
+
+def _of_parts(texts: Mapping[str, str], form: str) -> list[str]:
+    """Different texts, each with its parts if there are several."""
+    parts: dict[str, list[str]] = {}
+    for part, text in texts.items():
+        parts.setdefault(text, []).append(part)
+    if len(parts) == 1:
+        return [*parts]
+    return [form.format(text=text, parts=", ".join(names)) for text, names in parts.items()]
 
 
 def keys_of(root: type) -> dict[str, Key]:
@@ -88,7 +105,9 @@ def keys_of(root: type) -> dict[str, Key]:
 
 def _add(found: dict[str, Key], part: str, entries: Mapping[str, tuple[Any, Any]], meanings: Mapping[str, str]) -> None:
     for name, (hint, value) in entries.items():
-        key = found.setdefault(name, Key(name, either(_words(hint)), meanings.get(name, "").replace("`", "")))
+        key = found.setdefault(name, Key(name))
+        key.takes[part] = either(_words(hint))
+        key.meanings[part] = meanings.get(name, "").replace("`", "")
         key.defaults[part] = _typed(value)
 
 

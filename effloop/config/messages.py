@@ -22,9 +22,9 @@ from omegaconf.errors import (
 from yaml import MarkedYAMLError, YAMLError
 
 from effloop.config import guard
-from effloop.config.keys import keys_of
+from effloop.config.keys import Key, keys_of
 from effloop.errors import PROGRAM, ConfigError
-from effloop.registry import choices, either, groups
+from effloop.registry import Registry, choices, either, groups
 from effloop.spelling.suggestions import unknown_key
 
 _PLUGINS = {
@@ -167,12 +167,19 @@ def _bad_value(key: str, error: BaseException, root: type, overrides: Sequence[s
     got = typed.get(key, f"{key}=null").partition("=")[2] if told is None else told[1]
     got = got.lower() if got in ("True", "False") else got
     if key in keys:
-        return f"{key}: '{got}' is not allowed; set {keys[key].allowed}"
+        return f"{key}: '{got}' is not allowed; set {_allowed(keys[key], getattr(error, 'object_type', None))}"
     kind = re.search(r"converted to (Integer|Float)", str(error))  # of Hydra's own config
     what = (
         {"Integer": "a whole number", "Float": "a number"}[kind[1]] if kind else f"another value: {_first_line(error)}"
     )
     return f"{key}: '{got}' is not allowed; set {what}"
+
+
+def _allowed(key: Key, config: type | None) -> str:
+    """What a key of the part with this config takes; of any part if it isn't known."""
+    parts: Registry[object] | None = groups.get(key.name.partition(".")[0])
+    chosen = [name for name in key.takes if parts is not None and name in parts and parts[name].config is config]
+    return key.takes[chosen[0]] if chosen else key.allowed
 
 
 def _first_line(error: BaseException) -> str:

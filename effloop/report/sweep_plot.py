@@ -71,6 +71,8 @@ def plot_sweep(comparison: Comparison, title: str = "") -> Figure:
         if not comparison.is_percent(name) and name.startswith("val/"):
             leave_out_outliers(axes, [[values[index]] for index in drawn], horizontal=bool(layout.rows))
         _format_axes(axes, layout, drawn, name, percent=comparison.is_percent(name))
+    if layout.rows and layout.label != "run":
+        figure.axes[0].set_ylabel(layout.label)
     if layout.legend and drawn:
         figure.legend(
             *figure.axes[0].get_legend_handles_labels(),

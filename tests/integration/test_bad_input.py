@@ -120,6 +120,11 @@ typed(
     "'optim.momentm' is not a key of the config; did you mean 'optim.momentum' of optim=sgd?",
 )
 typed("2 wrong type", "batch_size=abc", "batch_size: 'abc' is not allowed; set a whole number")
+typed(
+    "2 of two parts",
+    "task=regression task.loss=mae",
+    "task.loss: 'mae' is not allowed; set mse, l1 or huber",
+)
 typed("3 missing", "data=folder data.root=???", "data.root is missing; set data.root=VALUE")
 typed(
     "6 cycle",

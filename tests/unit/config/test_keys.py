@@ -34,3 +34,10 @@ def test_keys_of_any_type(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pair.owners == "model=odd"
     assert keys["model.values"].allowed == "a list of values"
     assert keys["model.raw"].default == "\"b''\""
+
+
+def test_a_key_that_parts_have_each_their_own_way() -> None:
+    loss = keys_of(Config)["task.loss"]
+    assert loss.allowed == "bce or asl (multilabel); mse, l1 or huber (regression)"
+    assert loss.meaning.startswith("multilabel: bce, ")
+    assert " regression: mse (squared error)" in loss.meaning

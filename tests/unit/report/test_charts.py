@@ -90,6 +90,7 @@ class TestAgainst:
         figure = plot_sweep(compare_runs(jobs("model=a", "model=b", "model=c", top1=[0.1, None, 0.3]), "val/top1"))
         assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["a", "c"]
         assert points(figure.axes[0]) == {0: (0.1, 0), 2: (0.3, 1)}
+        assert [axes.get_ylabel() for axes in figure.axes] == ["model", ""]
 
     @pytest.mark.parametrize(("words", "rows"), [(["lr=1 wd=1", "lr=2 wd=2", "lr=3 wd=1"], 3), (["seed=1"], 1)])
     def test_without_a_grid_each_run_has_a_row(self, words: list[str], rows: int) -> None:
