@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -64,3 +65,31 @@ def picture(height: int, width: int, rng: np.random.Generator) -> Pixels:
     pixels = photo(height, width, int(rng.integers(1 << 30)))
     pixels[: height // 3, width // 2 :] = rng.integers(0, 256, 3)
     return pixels
+
+
+def belonging_to(data: bytes, index: bytes, other: bytes) -> bytes:
+    """The index of another file, with both checksums (`checksum64` of native/jpeg.c) as if it were of this one.
+
+    Args:
+        data: a JPEG.
+        index: that belongs to it.
+        other: the index of a JPEG of the same size.
+    """
+    body = index[8:16] + other[16:]
+    return other[:4] + struct.pack("<Q", _checksum64(body))[:4] + body
+
+
+def _checksum64(data: bytes) -> int:
+    lanes = [len(data) + lane for lane in range(8)]
+    stripes = [*struct.iter_unpack("<8Q", data + bytes(-len(data) % 64 or 64))]
+    for words in stripes[:-1]:
+        lanes = [_mix(state, word) for state, word in zip(lanes, words, strict=True)]
+    total = 0
+    for state, word in zip(lanes, stripes[-1], strict=True):
+        total = _mix(total, _mix(state, word))
+    return total ^ total >> 32
+
+
+def _mix(state: int, word: int) -> int:
+    state = (state ^ word) * 0x9E3779B97F4A7C15 % (1 << 64)
+    return (state << 29 | state >> 35) % (1 << 64)

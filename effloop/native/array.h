@@ -13,6 +13,10 @@ typedef struct {
     uint8_t *data;
     int dims;
     const ptrdiff_t *shape, *strides; /* strides in bytes */
+    const void *base, *type;
+    int flags;
 } Array;
+
+#define ARRAY_WRITEABLE 0x0400 /* of `flags` */
 
 #endif

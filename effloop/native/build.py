@@ -22,7 +22,7 @@ _HERE = Path(__file__).parent
 _FLAGS = ("-std=c11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-sanitize=undefined", "-Wall", "-Wextra")
 _GLIBC = "2.28"  # as manylinux_2_28, which PyTorch's own wheels ask for
 _LIBRARY = "_native.so"
-_digest = runpy.run_path(os.fspath(_HERE / "sources.py"))["digest"]
+_SOURCES = runpy.run_path(os.fspath(_HERE / "sources.py"))
 
 
 def compile_library(target: Path) -> None:
@@ -40,12 +40,14 @@ def compile_library(target: Path) -> None:
         compiler = [sys.executable, "-m", "ziglang", "cc", "-target", f"{machine}-linux-gnu.{_GLIBC}"]
     sources = sorted(os.fspath(path) for path in _HERE.glob("*.c"))
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        fresh = os.path.join(folder, _LIBRARY)
+        fresh = Path(folder) / _LIBRARY
         cache = {"ZIG_LOCAL_CACHE_DIR": folder, "ZIG_GLOBAL_CACHE_DIR": folder}
-        sources_word = f'-DEFFLOOP_SOURCES="{_digest()}"'
+        sources_word = f'-DEFFLOOP_SOURCES="{_SOURCES["digest"]()}"'
         flags = [*_FLAGS, *(baseline if machine == "x86_64" else []), sources_word]
+        command = [*compiler, *flags, "-o", os.fspath(fresh), *sources, "-lm"]
         try:
-            subprocess.run([*compiler, *flags, "-o", fresh, *sources, "-lm"], check=True, env=os.environ | cache)
+            subprocess.run(command, check=True, env=os.environ | cache)
+            fresh.write_bytes(_SOURCES["sealed"](fresh.read_bytes()))
         except (OSError, subprocess.CalledProcessError) as error:
             sys.exit(f"effloop: the C parts can't be compiled: {str(error)[:200]}")
         os.replace(fresh, target)  # a process that has the old one mapped keeps it

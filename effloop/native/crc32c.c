@@ -4,7 +4,9 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "crc32c.h"
 #include "export.h"
+#include "progress.h"
 
 #define POLYNOMIAL 0x82F63B78u
 
@@ -63,7 +65,16 @@ static uint32_t update(uint32_t crc, const uint8_t *data, size_t size) {
 
 #endif
 
-/* The CRC-32C of what `crc` is of, followed by `size` bytes; the checksum of nothing is 0. */
 EXPORT uint32_t effloop_crc32c(uint32_t crc, const uint8_t *data, int64_t size) {
     return size > 0 ? ~update(~crc, data, (size_t)size) : crc;
+}
+
+/* The first of several pieces of memory whose CRC-32C isn't the one wanted; -1 if there is none. */
+EXPORT int64_t effloop_crc32c_differs(const uint8_t *const *data, const int64_t *sizes, const uint64_t *wanted,
+                                      int64_t count, const int64_t *samples, int64_t *reached) {
+    for (int64_t i = 0; i < count; i++) {
+        reach(samples, reached, i);
+        if (effloop_crc32c(0, data[i], sizes[i]) != wanted[i]) return i;
+    }
+    return -1;
 }

@@ -89,13 +89,26 @@ static const Kernel *kernel_for(const Resize *job, int level) {
 
 #endif
 
-static int with_axes(Resize *job, int level) {
+int resize_open(Resize *job, int64_t height, int64_t width, int channels, int64_t out_height, int64_t out_width,
+                int level) {
+    *job = (Resize){.channels = channels, .row = (int)(width * channels)};
+    if (height < 1 || width < 1 || out_height < 1 || out_width < 1) return 0;
+    if (height > MOST_SIDE || width > MOST_SIDE || out_height > MOST_SIDE || out_width > MOST_SIDE) return 0;
+    job->across = axis_get((int)width, (int)out_width);
+    job->down = axis_get((int)height, (int)out_height);
+    job->kernel = job->across && job->down ? kernel_for(job, level) : NULL;
+    return job->kernel != NULL;
+}
+
+void resize_close(Resize *job) {
+    axis_done(job->across);
+    axis_done(job->down);
+}
+
+int resize_run(Resize *job) {
     static _Thread_local _Alignas(64) uint8_t own[OWN_BYTES];
-    const Kernel *kernel = kernel_for(job, level);
-    if (!kernel)
-        return 0;
     job->lanes = (job->across->out * job->channels + LANES - 1) / LANES * LANES;
-    size_t ring = (size_t)job->lanes * CAPACITY * sizeof(uint32_t), blocks = job->lanes * kernel->bytes;
+    size_t ring = (size_t)job->lanes * CAPACITY * sizeof(uint32_t), blocks = job->lanes * job->kernel->bytes;
     size_t bytes = (ring + blocks + 2 * STRIP * (size_t)job->row + 63) / 64 * 64;
     uint8_t *memory = bytes <= OWN_BYTES ? own : aligned_alloc(64, bytes);
     if (!memory)
@@ -103,7 +116,7 @@ static int with_axes(Resize *job, int level) {
     job->ring = (uint32_t *)memory;
     job->blocks = memory + ring;
     job->end = memory + ring + blocks;
-    walk(job, kernel);
+    walk(job, job->kernel);
     if (memory != own)
         free(memory);
     return 1;
@@ -118,13 +131,9 @@ static int overlap(const Resize *job) {
 }
 
 static int takes(const Array *source, const Array *target) {
-    if (source->dims != 3 || target->dims != 3)
+    if (source->dims != 3 || target->dims != 3 || !(target->flags & ARRAY_WRITEABLE))
         return 0;
     ptrdiff_t channels = source->shape[2], row = target->shape[1] * channels;
-    for (int side = 0; side < 2; side++)
-        if (source->shape[side] < 1 || target->shape[side] < 1 || source->shape[side] > MOST_SIDE ||
-            target->shape[side] > MOST_SIDE)
-            return 0;
     if ((channels != 1 && channels != 3) || target->shape[2] != channels)
         return 0;
     return source->strides[2] == 1 && source->strides[1] == channels &&
@@ -135,17 +144,16 @@ static int takes(const Array *source, const Array *target) {
 /* Resize (h, w, C) into (H, W, C), both uint8, the second contiguous; maybe flipped left to right.
  *
  * `level`: 0 the fastest instructions that this processor has, 1 AVX2, 2 AVX-512. Returns 1, or 0 where another
- * implementation has to do it: shrunk to less than a quarter, more channels than 3 or 2 of them, other strides,
- * instructions that aren't there. */
+ * implementation has to do it: shrunk to less than a quarter, more channels than 3 or 2 of them, other strides, a
+ * target that is read-only, instructions that aren't there. */
 EXPORT int effloop_resize(const Array *source, const Array *target, int flip, int level) {
     if (!takes(source, target))
         return 0;
-    Resize job = {.source = source->data, .stride = source->strides[0], .target = target->data, .flip = flip != 0,
-                  .channels = (int)source->shape[2], .row = (int)(source->shape[1] * source->shape[2])};
-    job.across = axis_get((int)source->shape[1], (int)target->shape[1]);
-    job.down = axis_get((int)source->shape[0], (int)target->shape[0]);
-    int done = job.across && job.down && !overlap(&job) && with_axes(&job, level);
-    axis_done(job.across);
-    axis_done(job.down);
+    Resize job;
+    int done = resize_open(&job, source->shape[0], source->shape[1], (int)source->shape[2], target->shape[0],
+                           target->shape[1], level);
+    job.source = source->data, job.stride = source->strides[0], job.target = target->data, job.flip = flip != 0;
+    done = done && !overlap(&job) && resize_run(&job);
+    resize_close(&job);
     return done;
 }

@@ -24,6 +24,8 @@ typedef struct {
 #define STRIP 4           /* pairs of rows that are resized across together */
 #define MOST_DOWN (MOST_PAIRS + 1) /* pairs of rows for an output row: 8 taps may begin with an odd row */
 
+typedef struct Kernel Kernel;
+
 /* One image. Rows are resized in pairs: a word holds a value of an even row and of the odd one below it. */
 typedef struct {
     const uint8_t *source;
@@ -31,13 +33,14 @@ typedef struct {
     uint8_t *target;        /* contiguous */
     int channels, flip;
     const Axis *across, *down;
+    const Kernel *kernel;
     int row, lanes;         /* bytes in a row of the source, values in one of the target, rounded up */
     uint32_t *ring;         /* (CAPACITY, lanes) pairs of rows that were resized across */
     void *blocks;           /* what the kernel has prepared */
     uint8_t *end;           /* (2 * STRIP, row): a copy of the last rows, for a strip that begins with them */
 } Resize;
 
-typedef struct {
+struct Kernel {
     /* Writes `blocks`: which taps the values of a row are made of. */
     void (*prepare)(const Resize *);
     /* STRIP pairs of rows of the source -> as many of the ring. */
@@ -49,12 +52,19 @@ typedef struct {
     int block;              /* values that it makes of them */
     int least;              /* bytes in a row of the source */
     int finest;             /* precision of the weights across, at most */
-} Kernel;
+};
 
 extern const Kernel resize_avx2, resize_avx512;
 
 /* An axis from the cache, or made; NULL: no memory, or too many taps. Give it back with axis_done. */
 const Axis *axis_get(int in, int out);
 void axis_done(const Axis *);
+
+/* Prepares resizing (height, width, channels) to (out_height, out_width, channels); 0 where another implementation has
+ * to do it. `level` as of effloop_resize. Then set `source`, `stride`, `target` and `flip` and run it; close it in any
+ * case. */
+int resize_open(Resize *, int64_t height, int64_t width, int channels, int64_t out_height, int64_t out_width, int level);
+int resize_run(Resize *); /* 0: no memory */
+void resize_close(Resize *);
 
 #endif

@@ -46,6 +46,7 @@ class AutoDecoder(PlainDecoder):
         except (ConfigError, ImportError):
             self.jpeg = self.other
         self.decodes_truncated = self.jpeg.decodes_truncated
+        self.has_libjpeg = self.jpeg.has_libjpeg and type(self).fast is AutoDecoder.fast  # a subclass may do more
 
     def fast(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
         return (self.jpeg if header.format == "JPEG" else self.other).fast(data, header)

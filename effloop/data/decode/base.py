@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded
 from effloop.errors import ConfigError
 from effloop.registry import PartConfig, Registry
@@ -78,6 +80,23 @@ class Size(NamedTuple):
     width: int
 
 
+@dataclass(frozen=True, slots=True)
+class Resizes:
+    """What becomes of the regions of N images, apart from what an augmentation does after it.
+
+    Attributes:
+        boxes: (N, 4) int64: top, left, height, width, inside of the images.
+        flips: (N,) bool, whether a region is flipped from left to right.
+        at_least: (height, width) down to which a region may be scaled while it is decoded; None: not at all.
+        out: (N, H, W, C) uint8, each image contiguous, that the regions are resized into by `resize_into`; written.
+    """
+
+    boxes: NDArray[np.int64]
+    flips: NDArray[np.bool_]
+    at_least: tuple[int, int] | None
+    out: NDArray[np.uint8]
+
+
 class Decoder(ABC):
     """Encoded bytes -> pixels. Holds no state between calls, is thread-safe and picklable.
 
@@ -132,6 +151,14 @@ class Decoder(ABC):
         """
         return Size(*self.size(data))
 
+    def read_infos(self, images: EncodedImages) -> Sequence[ImageInfo]:
+        """`read_info` of (N,) images at once; overridden where that is faster.
+
+        Raises:
+            DataError: as `read_info`, of any of them.
+        """
+        return [self.read_info(data) for data in images]
+
     @property
     def uses_indexes(self) -> bool:
         """Whether entropy indexes (`image.entropy`) save this decoder time; without it none are looked up or built."""
@@ -142,12 +169,33 @@ class Decoder(ABC):
         del index
         return info
 
+    def with_indexes(self, infos: Sequence[ImageInfo], indexes: EncodedImages) -> Sequence[ImageInfo]:
+        """`with_index` for what `read_infos` has returned; an index that is empty is none."""
+        return [self.with_index(info, index) if index else info for info, index in zip(infos, indexes, strict=True)]
+
     def decode_with_info(
         self, data: Encoded, info: Any, box: Box | None = None, at_least: tuple[int, int] | None = None
     ) -> NDArray[np.uint8]:
         """`decode`, given what `read_info` returned for the same bytes."""
         del info
         return self.decode(data, box, at_least)
+
+    def decode_resized(
+        self, images: EncodedImages, infos: Sequence[ImageInfo], rows: slice, wanted: Resizes
+    ) -> NDArray[np.bool_]:
+        """Decode regions of several images at once, and resize them, with the pixels that one by one would give.
+
+        Args:
+            images: encoded.
+            infos: what `read_infos` returned for them.
+            rows: which of them, N.
+            wanted: of these N.
+
+        Returns:
+            (N,) bool, for which of them that is done. The others are for `decode_with_info`, which raises their errors.
+        """
+        del images, infos, rows
+        return np.zeros(len(wanted.out), np.bool_)
 
 
 decoders: Registry[Decoder] = Registry("decode")

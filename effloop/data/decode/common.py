@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import io
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import BmpImagePlugin, Image, ImageFile, JpegImagePlugin, PngImagePlugin, PpmImagePlugin, WebPImagePlugin
 
-from effloop.data.decode.base import Box, DecodeConfig, Decoder, ImageInfo
+from effloop.data.decode.base import Box, DecodeConfig, Decoder, ImageInfo, Resizes
+from effloop.data.decode.by_pillow import decode_with_pillow
+from effloop.data.decode.run import NEVER_CUT, decode_box, load_run
+from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.entropy import crop_indexed
 from effloop.data.image.grey import to_grey, to_rgb
-from effloop.data.image.header import Encoded, Header, expected_size, pnm_pixels, read_header
+from effloop.data.image.header import Encoded, Header, pnm_pixels, read_header
+from effloop.data.image.headers import Headers, read_headers
 from effloop.data.image.jpeg import Part, crop
 from effloop.data.image.orientation import read_orientation, stored_box, upright, upright_size
-from effloop.data.image.other import open_other
 from effloop.errors import DataError
 
 MIN_BYTES_SAVED = 4096
@@ -31,9 +33,11 @@ class PlainDecoder(Decoder):
 
     Attributes:
         decodes_truncated: whether it decodes a JPEG with data after its last row, without printing a warning.
+        has_libjpeg: whether the C parts decode JPEGs to the pixels that `fast` gives.
     """
 
     decodes_truncated = True
+    has_libjpeg = False
 
     def __init__(self, config: DecodeConfig, channels: int = 3) -> None:
         self.config = config
@@ -63,6 +67,10 @@ class PlainDecoder(Decoder):
             return self._turned(data, header, box, at_least)
         if header.format == "PNM" and header.plain and header.complete:
             return self._raw_pixels(data, header, box)
+        if header.format == "JPEG" and header.plain and header.complete and self.has_libjpeg:
+            region = self._compiled(data, header, box or (0, 0, header.height, header.width), at_least)
+            if region is not None:
+                return region
         if box is not None and header.format == "JPEG" and header.plain and header.complete:
             region = self._region(data, header, box, at_least)
             if region is not None:
@@ -71,6 +79,32 @@ class PlainDecoder(Decoder):
         if pixels is None or pixels.shape != (header.height, header.width, self.channels):
             pixels = self.by_pillow(data, header)
         return pixels if box is None else _crop(pixels, box)
+
+    def decode_resized(
+        self, images: EncodedImages, infos: Sequence[ImageInfo], rows: slice, wanted: Resizes
+    ) -> NDArray[np.bool_]:
+        own = type(self).decode_with_info is PlainDecoder.decode_with_info  # a subclass may do more
+        if not own or not isinstance(infos, Headers):  # some images may be turned
+            return super().decode_resized(images, infos, rows, wanted)
+        allowed = wanted if self.config.dct_scaling else replace(wanted, at_least=None)
+        return load_run(images, infos, rows, allowed, self._least_saved, jpegs=self.has_libjpeg)
+
+    def _compiled(
+        self, data: Encoded, header: Header, box: Box, at_least: tuple[int, int] | None
+    ) -> NDArray[np.uint8] | None:
+        """Pixels of a JPEG's box as `_region` and `fast` give them, by native/load.c."""
+        factor = self._factor(box, at_least)
+        height, width = _scaled_box(box, factor)[2:]
+        out = np.empty((height, width, self.channels), np.uint8)
+        return out if decode_box(data, header, box, out, factor, self._least_saved) else None
+
+    def _factor(self, box: Box, at_least: tuple[int, int] | None) -> int:
+        """By how much a box is scaled down while it is decoded."""
+        return _scale_factor(box, at_least) if at_least is not None and self.config.dct_scaling else 1
+
+    @property
+    def _least_saved(self) -> int:
+        return MIN_BYTES_SAVED if self.config.region else NEVER_CUT
 
     def _turned(
         self, data: Encoded, header: Header, box: Box | None, at_least: tuple[int, int] | None
@@ -114,11 +148,16 @@ class PlainDecoder(Decoder):
     def with_index(self, info: ImageInfo, index: Encoded) -> ImageInfo:
         return replace(info, index=index) if isinstance(info, Header) and info.format == "JPEG" else info
 
+    def with_indexes(self, infos: Sequence[ImageInfo], indexes: EncodedImages) -> Sequence[ImageInfo]:
+        if not isinstance(infos, Headers) or infos.others:
+            return super().with_indexes(infos, indexes)
+        return Headers(infos.rows, {}, indexes)
+
     def _region(
         self, data: Encoded, header: Header, box: Box, at_least: tuple[int, int] | None
     ) -> NDArray[np.uint8] | None:
         """Pixels of a box, by decoding a smaller JPEG or to a smaller size; None if the whole has to be decoded."""
-        factor = _scale_factor(box, at_least) if at_least is not None and self.config.dct_scaling else 1
+        factor = self._factor(box, at_least)
         part = self._smaller_jpeg(data, header, box, factor) if self.config.region else None
         if part is None and factor == 1:
             return None
@@ -162,6 +201,16 @@ class PlainDecoder(Decoder):
             return replace(header, height=height, width=width, orientation=turn)
         return header
 
+    def read_infos(self, images: EncodedImages) -> Sequence[ImageInfo]:
+        """As `read_info`, which a subclass overrides with it; the images' `Headers`, unless any may be turned."""
+        if self.exif:
+            return super().read_infos(images)
+        headers = read_headers(images, lambda row: self.read_info(images[row]))
+        pixels = headers.sizes.prod(axis=1)
+        if pixels.max(initial=0) > self.config.max_pixels:
+            self.read_info(images[int(pixels.argmax())])  # which refuses it
+        return headers
+
 
 def _scale_factor(box: Box, at_least: tuple[int, int]) -> int:
     """The largest of 8, 4, 2, 1 by which a box may be scaled down."""
@@ -192,102 +241,3 @@ def check_box(box: Box, header: Header) -> None:
             f"box (top, left, height, width) = {box} is not inside an image of "
             f"{header.height} x {header.width} (height x width)"
         )
-
-
-def decode_with_pillow(data: Encoded, header: Header, channels: int = 3, window: Any = None) -> NDArray[np.uint8]:
-    """Decode a whole image to (height, width, channels) uint8, with Pillow at its strictest.
-
-    Raises:
-        DataError: truncated or damaged.
-    """
-    try:
-        with _PLUGINS[header.format](io.BytesIO(data)) if header.format in _PLUGINS else open_other(data) as image:
-            pixels = to_pixels(image, channels, window)
-    except (MemoryError, DataError):
-        raise  # about the machine, not about the image; or it says what is wrong
-    except Exception as error:  # a damaged file can make Pillow raise nearly anything
-        raise DataError(describe_damage(data, header, error)) from error
-    if pixels.shape[:2] != (header.height, header.width):
-        raise DataError(
-            f"is a damaged {header.format}: its header says {header.height} x {header.width} "
-            f"(height x width), its pixels are {pixels.shape[0]} x {pixels.shape[1]}"
-        )
-    return pixels
-
-
-class _Jpeg(JpegImagePlugin.JpegImageFile):
-    """Doesn't read the resolution from EXIF, which warns where EXIF is damaged."""
-
-    def _read_dpi_from_exif(self) -> None:
-        pass
-
-
-# Pillow's readers, not Image.open: that warns at half of its pixel limit, and turning it off would change the
-# process's warnings or Pillow's limit for all threads.
-_PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
-    "JPEG": _Jpeg,
-    "PNG": PngImagePlugin.PngImageFile,
-    "WEBP": WebPImagePlugin.WebPImageFile,
-    "BMP": BmpImagePlugin.BmpImageFile,
-    "PNM": PpmImagePlugin.PpmImageFile,
-}
-
-
-def to_pixels(image: Image.Image, channels: int = 3, window: Any = None) -> NDArray[np.uint8]:
-    """Pillow's image -> (height, width, channels) uint8, colours as `Decoder` says.
-
-    Args:
-        image: is loaded by this.
-        channels: 3 for RGB, 1 for grey.
-        window: `DecodeConfig.window`.
-
-    Raises:
-        DataError: there is a window, and the image has more than 8 bits that Pillow reduces to 8.
-    """
-    if window is not None and not image.mode.startswith(("I", "F")) and _is_deep(image):
-        raise DataError(
-            f"is {image.mode} of 16 bits, and decode.window={window} is for grey without alpha; store it as grey, or "
-            "set decode.window=null"
-        )
-    if channels == 1:
-        image.draft("L", None)  # the luminance that a JPEG has, as the other decoders give it
-    image.load()
-    if image.mode == "RGB" and channels == 3:
-        return np.asarray(image)
-    if image.mode.startswith("I") or (image.mode == "F" and window is not None):  # 16-bit grey; a TIFF may have 32
-        return np.repeat(_eight_bits(np.asarray(image), window)[:, :, None], channels, axis=2)
-    image.info.pop("transparency", None)  # dropped anyway, and convert() warns about some kinds of it
-    pixels = np.asarray(image.convert("RGB" if channels == 3 else "L"))
-    return pixels if channels == 3 else pixels[:, :, None]
-
-
-def _is_deep(image: Image.Image) -> bool:
-    """Whether an image that isn't loaded yet has 16 bits in PNG, TIFF or PNM; of JPEG 2000 Pillow doesn't tell."""
-    tiles = getattr(image, "tile", ())
-    return any(";16" in str(args) or (codec == "ppm" and args[1] > 255) for codec, _, _, args in tiles)
-
-
-def _eight_bits(grey: NDArray[Any], window: Any) -> NDArray[np.uint8]:
-    """Grey of more than 8 bits as uint8, by a window: null, `auto` or [low, high]. NaN, which TIFF may have, is 0."""
-    if window is None:
-        return (grey >> 8).clip(0, 255).astype(np.uint8)
-    if window == "auto":
-        found = grey[np.isfinite(grey)] if grey.dtype.kind == "f" else grey
-        window = (float(found.min()), float(found.max())) if found.size else (0.0, 1.0)
-    low, high = window
-    levels: NDArray[np.float64] = (grey.astype(np.float64) - low) * (255 / (high - low or 1))
-    levels[np.isnan(levels)] = 0
-    return levels.round().clip(0, 255).astype(np.uint8)
-
-
-def describe_damage(data: Encoded, header: Header, error: Exception) -> str:
-    """One line on what is wrong with an image that Pillow could not decode: damaged or truncated, and how."""
-    expected, reason = expected_size(data, header), " ".join(str(error).split()) or type(error).__name__
-    if header.complete or (expected is not None and expected <= len(data)):
-        return f"is a damaged {header.format}: {reason}"
-    if header.format not in _PLUGINS:
-        return f"is an image in {header.format} format that can't be decoded: {reason}"
-    ends = f"is a truncated {header.format}: ends after {len(data):,}"
-    if expected is None:
-        return f"{ends} bytes without its end marker"
-    return f"{ends} of {'at least ' if header.format == 'PNG' else ''}{expected:,} bytes"

@@ -38,9 +38,14 @@ def resize_into(region: NDArray[np.uint8], out: NDArray[np.uint8], flip: bool = 
         region: (h, w, C) uint8, maybe a view; C is 1 or 3.
         out: (H, W, C) uint8, contiguous; written.
         flip: whether it is flipped from left to right as well.
+
+    Raises:
+        ValueError: `out` is read-only.
     """
     if resized_by_vectors(region, out, flip):
         return
+    if not out.flags.writeable:  # torch would write it
+        raise ValueError("out is read-only")
     # Views by NumPy: torch releases the GIL for each of its own, and then has to wait for it.
     source = torch.from_numpy(readable(region).transpose(2, 0, 1)[None])
     target = torch.from_numpy(out.transpose(2, 0, 1)[None])

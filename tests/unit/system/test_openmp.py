@@ -29,7 +29,7 @@ CHOSEN: list[dict[str, str]] = [{COUNT: "7"}, {POLICY: "active"}, {COUNT: str(SP
 
 @pytest.fixture(autouse=True)
 def _nothing_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (COUNT, POLICY):
+    for name in (COUNT, POLICY, "EFFLOOP_SPINCOUNT"):
         monkeypatch.setenv(name, "")  # for the end of the test to undo what it sets
         monkeypatch.delenv(name)
 
@@ -90,17 +90,20 @@ def test_of_a_job(*, parallel: bool, host: str, torch_that_tells: Path) -> None:
     assert read_by_libgomp(torch_that_tells, ["-m", "effloop.sweep.job"], runner.environment()) == OURS
 
 
-@pytest.mark.parametrize("chosen", [{COUNT: "7"}, {POLICY: "active"}, {COUNT: "7", POLICY: "active"}])
+@pytest.mark.parametrize("chosen", [*CHOSEN, {COUNT: "7", POLICY: "active"}])
 def test_of_a_job_by_the_users_choice(chosen: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in chosen.items():
         monkeypatch.setenv(name, value)
+    limit_spinning()  # as the command that starts the sweep
     found = job_runner().environment()
     assert {name: found[name] for name in (COUNT, POLICY) if name in found} == chosen
 
 
 def test_a_policy_set_since_is_a_choice() -> None:
     """As `hydra.job.env_set` does in a process that has our count already."""
-    assert with_limit({**OURS, POLICY: "active", "HOME": "/"}) == {POLICY: "active", "HOME": "/"}
+    ours = with_limit({"HOME": "/"})
+    assert ours == {**ours, **OURS}
+    assert with_limit({**ours, POLICY: "active"}) == {POLICY: "active", "HOME": "/"}
     assert {COUNT, POLICY} <= VARIABLES
 
 

@@ -220,3 +220,11 @@ def test_fast(name: str, size: tuple[int, int]) -> None:
     enlarged = region.shape[0] <= size[0] and region.shape[1] <= size[1]
     far_shrunk = region.shape[0] > 2 * size[0] or region.shape[1] > 2 * size[1]
     assert difference <= (0.0 if far_shrunk else 0.3 if enlarged else 8)
+
+
+def test_a_read_only_output_is_refused() -> None:
+    out = np.zeros((8, 8, 3), np.uint8)
+    out.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        resize_into(photo(20, 20), out)
+    assert not out.any()

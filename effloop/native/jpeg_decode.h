@@ -1,0 +1,46 @@
+/* Decoding a box of a JPEG by libjpeg-turbo, with nothing allocated anew for each image. */
+
+#ifndef EFFLOOP_JPEG_DECODE_H
+#define EFFLOOP_JPEG_DECODE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* What a thread decodes with; `workspace_take` gives one to it. */
+typedef struct Workspace Workspace;
+
+/* A box of an image, in pixels of the image. */
+typedef struct {
+    int64_t top, left, height, width;
+} Box;
+
+/* One JPEG, and what is wanted of it. */
+typedef struct {
+    const uint8_t *data;
+    size_t size;
+    int64_t height, width; /* that its header says */
+    int channels;          /* 1 or 3 of the result */
+    int factor;            /* decode to 1 / factor of its size: 1, 2, 4, 8 */
+    Box box;               /* the pixels wanted, of the result */
+    int partial;           /* whether it has one baseline scan, of which rows and columns may be left out */
+    int stop;              /* whether the rest is left after the last row; else all of it has to be in order */
+} JpegRequest;
+
+/* Pixels of the box. */
+typedef struct {
+    const uint8_t *pixels;
+    ptrdiff_t stride; /* bytes between rows */
+} Region;
+
+/* NULL: no memory, or no library. */
+Workspace *workspace_take(void);
+void workspace_give_back(Workspace *);
+
+/* At least `size` bytes for a smaller JPEG, which stay until the workspace is given back; NULL: no memory. */
+uint8_t *workspace_bytes(Workspace *, size_t size);
+
+/* The pixels, which stay until the next call with this workspace; 0: there is an error or as much as a warning, or the
+ * JPEG is of a kind that is left to others. */
+int jpeg_decode(Workspace *, const JpegRequest *, Region *);
+
+#endif
