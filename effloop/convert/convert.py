@@ -15,6 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from effloop.convert.entropy import compared_line
 from effloop.convert.inspect import Inspector
 from effloop.convert.options import ConvertOptions
 from effloop.convert.progress import Meter, duration
@@ -116,6 +117,7 @@ class _Conversion:
         self._needed = self._recoded = 0
         self._recoding_s = 0.0
         self._records: dict[str, Originals] = {}
+        self._compared = self._refused = 0
 
     def check_sources(self, *, recoding: bool) -> None:
         """Compare the splits' indexes with their checksums, unless all outputs are finished; and look at all images
@@ -144,10 +146,13 @@ class _Conversion:
             self._records = {name: Originals(source, self.meter, name, reader) for name, source in self.splits.items()}
         for records in self._records.values():
             records.indexing = max(1, self.threads) if self.options.writes_indexes else 0
+            records.masking, records.max_side = max(1, self.threads), recode.recipe.max_side if recode else None
         num_bytes = {name: records.num_bytes for name, records in self._records.items()}
         self._needed = sum(num_bytes.values())
         check_free(self.work.path, self._needed, str(out))
         self._write(out, self._dataset(self._records, about))
+        self._compared += sum(records.compared for records in self._records.values())
+        self._refused += sum(records.refused for records in self._records.values())
         self._read_back(out, copied=recode is None)
         self.work.finish(out, num_bytes)
         shutil.rmtree(self._spool(out), ignore_errors=True)
@@ -240,6 +245,8 @@ class _Conversion:
     def summary(self) -> str:
         """`took 2 s; 1,856 images re-encoded, 1,203 images/s (threads: 2)`."""
         line = f"took {duration(time.monotonic() - self._started)}"
+        if self._compared:
+            line = f"entropy indexes: {compared_line(self._compared, self._refused)}\n{line}"
         if not any(self.options.outputs.values()):
             out = next(iter(self.options.outputs))
             verify = f"{PROGRAM} verify {shlex.quote(f'data.root={out}')}"

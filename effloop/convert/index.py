@@ -11,9 +11,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from effloop.convert.entropy import EVERY, build_compared, compared_line, crop_differs
 from effloop.convert.progress import Meter, in_order
 from effloop.convert.workfolder import size
-from effloop.data.image.entropy import build_index, matches
+from effloop.data.image.entropy import matches
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import Source
 from effloop.data.source.entropy import can_have_indexes, index_path
@@ -33,9 +34,11 @@ class Report:
         indexed: have an index.
         built: of these and of those that can't have one, so many were looked at now.
         unreadable: can't be read.
+        compared: of so many a crop was compared with the whole image now.
+        refused: of these had other pixels there, and are left without an index.
         index_bytes: of the indexes.
         image_bytes: of the images that have one.
-        build_s: seconds of a core for those that were built now.
+        build_s: seconds of a core for those that were built now, and what was compared of them.
         where: the file of the indexes; None if the split has its own, or restart markers.
     """
 
@@ -43,6 +46,8 @@ class Report:
     indexed: int = 0
     built: int = 0
     unreadable: int = 0
+    compared: int = 0
+    refused: int = 0
     index_bytes: int = 0
     image_bytes: int = 0
     build_s: float = 0.0
@@ -53,7 +58,8 @@ def build_indexes(splits: Mapping[str, Source], index_dir: str | None, num_threa
     """Build the entropy indexes that are missing, and show the progress.
 
     Each is on the disk once it is built: an interrupted call is continued by the next. Those that are there are
-    compared with the images' bytes, and built again where they differ.
+    compared with the images' bytes, and built again where they differ. Of one in `EVERY` images a crop is compared with
+    the whole image, and where it has other pixels, the image is left without an index.
 
     Args:
         splits: name -> opened split.
@@ -101,11 +107,13 @@ def _build_split(source: Source, index_dir: str | None, num_threads: int, advanc
 
 @dataclass(frozen=True)
 class _Looked:
-    """One sample: bytes of its image and of its index, whether it was read, and seconds for building it now."""
+    """One sample: bytes of its image and of its index, what was found, and seconds for building it now."""
 
     image: int = 0
     index: int = 0
     readable: bool = True
+    compared: bool = False
+    refused: bool = False
     build_s: float | None = None
 
 
@@ -133,12 +141,14 @@ class _Split:
         name = self.source.raw_key(sample)
         kept = self.file.get(name, len(data))
         if kept is not None and _is_of(data, kept):
-            return _Looked(len(data), len(kept))
+            differs = crop_differs(data, kept) if kept and sample % EVERY == 0 else None
+            if not differs:
+                return _Looked(len(data), len(kept), compared=differs is not None)
         started = time.thread_time()
-        index = build_index(data)
+        built = build_compared(data, sample)
         seconds = time.thread_time() - started
-        self.file.put(name, len(data), index)
-        return _Looked(len(data), len(index or b""), build_s=seconds)
+        self.file.put(name, len(data), built.index)
+        return _Looked(len(data), len(built.index or b""), True, built.compared, built.refused, seconds)
 
 
 def _is_of(data: Encoded, kept: Encoded) -> bool:
@@ -148,6 +158,8 @@ def _is_of(data: Encoded, kept: Encoded) -> bool:
 
 def _add(report: Report, each: _Looked) -> None:
     report.unreadable += not each.readable
+    report.compared += each.compared
+    report.refused += each.refused
     report.indexed += each.index > 0
     report.index_bytes += each.index
     report.image_bytes += each.image if each.index else 0
@@ -175,8 +187,10 @@ def show(reports: Mapping[str, Report]) -> None:
 
 
 def _without(found: Report) -> str:
-    """How many images have no index, and why."""
-    lacking = found.samples - found.indexed - found.unreadable
+    """How many images have no index, and why; and of how many a crop was compared."""
+    lacking = found.samples - found.indexed - found.unreadable - found.refused
     why = "can't have one or don't need it (restart markers, progressive, small, no JPEG)"
-    unreadable = f"; {found.unreadable:,} can't be read: {PROGRAM} verify names them"
-    return f"; {lacking:,} {why}" * bool(lacking) + unreadable * bool(found.unreadable)
+    notes = [f"{lacking:,} {why}"] if lacking else []
+    notes += [f"{found.unreadable:,} can't be read: {PROGRAM} verify names them"] if found.unreadable else []
+    notes += [compared_line(found.compared, found.refused)] if found.compared else []
+    return "".join(f"; {note}" for note in notes)

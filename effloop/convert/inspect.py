@@ -9,7 +9,7 @@ import numpy as np
 
 from effloop.convert.progress import Meter, in_order
 from effloop.convert.records import read
-from effloop.data.check import check_image, listed
+from effloop.data.check import check_image, check_mask, listed
 from effloop.data.decode import Decoder
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import Source
@@ -47,7 +47,7 @@ class Inspector:
         source = self.splits[split]
         try:
             data = read(source, sample)
-            check_image(data, self.decoder)
+            check_mask(source, sample, *check_image(data, self.decoder))
         except DataError:
             self.refuse(split, sample)
             raise  # it is readable by now
@@ -105,7 +105,8 @@ class Inspector:
         except DataError as error:
             return str(error)
         try:
-            check_image(data, self.decoder)
+            size = check_image(data, self.decoder)
+            check_mask(source, sample, *size, whole=self.whole)
             if self.whole:
                 self.decoder.decode(data)
         except DataError as error:

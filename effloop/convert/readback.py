@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from effloop.data.source import sources
+from effloop.data.source import Kind, sources
 from effloop.data.source.storage.targets import Targets
 from effloop.errors import DataError
 
@@ -17,7 +17,9 @@ READ_BY = {"zarr2": "zarr", "n5": "zarr"}
 
 def read_by(to: str, targets: Targets) -> str:
     """`convert to=NAME` -> `data=NAME`, for such targets."""
-    return "csv" if to == "folder" and targets else READ_BY.get(to, to)
+    if to == "folder" and targets:
+        return "masks" if targets.kind is Kind.masks else "csv"
+    return READ_BY.get(to, to)
 
 
 def compare(to: str, path: Path, split: str, wanted: Mapping[str, Any], scans: Path, targets: Targets) -> None:

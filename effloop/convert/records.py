@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from effloop.convert.entropy import Built, build_compared
+from effloop.convert.masks import with_mask, with_masks
 from effloop.convert.progress import Meter, in_order
-from effloop.data.image.entropy import build_index
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import Fingerprint, Kind, Source, target_bytes
 from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
@@ -35,12 +36,19 @@ class Originals:
 
     Attributes:
         indexing: how many threads build the entropy indexes of the records; 0 leaves them out.
+        compared, refused: of so many of these, in the last iteration, a crop was compared with the whole image; and so
+            many had other pixels there, and are left without an index.
+        masking: how many threads encode masks, where targets are masks.
+        max_side: pixels of a mask's longer side, at most; None leaves its size.
     """
 
     def __init__(
         self, source: Source, meter: Meter, name: str, reader: Callable[[str, int], Encoded] | None = None
     ) -> None:
         self.source, self.meter, self.name, self.indexing = source, meter, name, 0
+        self.masking = 1
+        self.max_side: int | None = None
+        self.compared = self.refused = 0
         self._read = reader or (lambda _, index: read(source, index))
         self._seen = Fingerprint()
         self.num_bytes: int = source.fingerprint()["bytes"]
@@ -51,7 +59,9 @@ class Originals:
 
     def __iter__(self) -> Iterator[Record]:
         self.bytes_taken, self._seen = 0, Fingerprint()
-        records = self._indexed(self._records()) if self.indexing else self._records()
+        records = with_masks(self.source, enumerate(self._records()), self.max_side, self.masking)
+        if self.indexing:
+            records = self._indexed(records)
         for record in self.meter.track(records, f"{self.name}: writing", len(self)):
             self.bytes_taken += len(record.data)
             self._seen.add(record.key, record.label, len(record.data), record.target)
@@ -65,7 +75,11 @@ class Originals:
         """The same records, with entropy indexes of those that can have one."""
         with ThreadPoolExecutor(self.indexing, thread_name_prefix="effloop-index") as pool:
             try:
-                yield from in_order(pool, _with_index, records, 4 * self.indexing)
+                self.compared = self.refused = 0
+                for record, built in in_order(pool, _with_index, enumerate(records), 4 * self.indexing):
+                    self.compared += built.compared
+                    self.refused += built.refused
+                    yield record
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
 
@@ -152,8 +166,10 @@ class Recoded(Originals):
         return ColumnFile(self._path(number))
 
 
-def _with_index(record: Record) -> Record:
-    return record._replace(entropy=build_index(record.data) or b"")
+def _with_index(numbered: tuple[int, Record]) -> tuple[Record, Built]:
+    number, record = numbered
+    built = build_compared(record.data, number)
+    return record._replace(entropy=built.index or b""), built
 
 
 class FirstOfEachClass:
@@ -170,12 +186,13 @@ class FirstOfEachClass:
     def __iter__(self) -> Iterator[Record]:
         for index in self._ids:
             ((label, target),) = _learned(self.source, range(index, index + 1))
-            yield Record(self.source.raw_key(index), label, read(self.source, index), target)
+            record = Record(self.source.raw_key(index), label, read(self.source, index), target)
+            yield with_mask(self.source, index, record) if self.source.kind is Kind.masks else record
 
 
 def _learned(source: Source, ids: range) -> Iterable[tuple[int, bytes]]:
     """Label and target of these samples, as of `Record`."""
-    targets = source.targets[ids.start : ids.stop]
+    targets = source.target_rows[ids.start : ids.stop]
     if source.kind is Kind.classes:
         return [(label, b"") for label in targets.tolist()]
     return ((0, target_bytes(target)) for target in targets)

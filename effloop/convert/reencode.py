@@ -234,16 +234,23 @@ def shrink(pixels: NDArray[np.uint8], max_side: int | None) -> NDArray[np.uint8]
     the bilinear filter 44.1 dB. JPEG at quality 90 is about 40 dB away.
     """
     height, width, channels = pixels.shape
-    longest = max(height, width)
-    if max_side is None or longest <= max_side:
+    size = shrunk(height, width, max_side)
+    if size == (height, width):
         return pixels
-    size = [max(1, round(side * max_side / longest)) for side in (height, width)]
     out = np.empty((*size, channels), np.uint8)
     if not pixels.flags.writeable:
         pixels = pixels.copy()  # torch warns about read-only memory that it would never write to
     source, target = (torch.from_numpy(array).permute(2, 0, 1)[None] for array in (pixels, out))
     torch.ops.aten._upsample_bicubic2d_aa.out(source, size, False, None, None, out=target)
     return out
+
+
+def shrunk(height: int, width: int, max_side: int | None) -> tuple[int, int]:
+    """The size of an image whose longer side has `max_side` pixels at most."""
+    longest = max(height, width)
+    if max_side is None or longest <= max_side:
+        return height, width
+    return max(1, round(height * max_side / longest)), max(1, round(width * max_side / longest))
 
 
 def _by_pillow(pixels: NDArray[np.uint8], subsampling: int, **options: Any) -> bytes:

@@ -11,13 +11,15 @@ from types import TracebackType
 from rich.console import Console
 from rich.table import Table
 
+from effloop.convert.entropy import differs_from
 from effloop.convert.progress import Meter, in_order
+from effloop.data.check import check_mask
 from effloop.data.decode import Decoder
 from effloop.data.image.entropy import matches
 from effloop.data.source.base import Kind, Source
 from effloop.data.source.counts import classes_without_samples, targets_of
 from effloop.data.source.splits import check_same_classes
-from effloop.data.source.storage.checksum import crc32c
+from effloop.data.source.storage.checksum import crc32c, extended
 from effloop.data.source.storage.recorded import Findings, Recorder, day
 from effloop.data.source.storage.targets import Targets
 from effloop.errors import ConfigError, DataError
@@ -207,16 +209,24 @@ def _check(source: Source, decoder: Decoder, sample: int, *, recording: bool) ->
         size, checksum = len(data), crc32c(data) if recording else None
         if size != source.size(sample):
             wrong.append(f"has {size:,} bytes, the index says {source.size(sample):,}")
-        if source.stores_indexes and (index := source.entropy_index(sample, data)) and not matches(data, index):
+        index = source.entropy_index(sample, data)
+        if index and source.stores_indexes and not matches(data, index):
             wrong.append("has an entropy index of other bytes; convert it again")
-        decoder.decode(data)
+        whole = decoder.decode(data)
         decoded = True
+        if index and differs_from(whole, decoder, data, index):
+            wrong.append("has an entropy index by which a crop has other pixels than the image; set data.index=none")
+        check_mask(source, sample, *decoder.size(data), whole=True)
+        if checksum is not None and source.kind is Kind.masks:
+            checksum = extended(checksum, source.read_mask(sample))
     except DataError as error:
         wrong.append(str(error))
     return _Checked(size, decoded, wrong, checksum, modified_ns)
 
 
 def _wrong_target(source: Source, sample: int) -> str | None:
+    if source.kind is Kind.masks:
+        return None  # looked at beside its image
     target = source.targets[sample]
     if source.kind is not Kind.classes:
         return Targets.of(source).wrong(target)

@@ -9,7 +9,10 @@ import numpy as np
 
 from effloop.data.decode import Decoder
 from effloop.data.image.header import Encoded, Header, read_header
+from effloop.data.image.mask import check_size, check_values, decode_mask, largest_value, mask_digest, mask_size
 from effloop.data.plan import Plan
+from effloop.data.source import Kind, Source
+from effloop.data.source.base import target_bytes
 from effloop.errors import PROGRAM, DataError
 
 _NAMED = 20
@@ -18,7 +21,8 @@ _NAMED = 20
 def check_samples(
     plan: Plan, limit: int, num_threads: int, allowed: int = 0, verify: str = "verify data.root=PATH"
 ) -> str:
-    """Check the checksum, header and end of up to `limit` samples, evenly spread over the split, and of empty ones.
+    """Check the checksum, header and end of up to `limit` samples, evenly spread over the split, and of empty ones; and
+    that their masks, where targets are masks, are as large as they are.
 
     Args:
         plan: its source and decoder are used.
@@ -44,7 +48,9 @@ def check_samples(
             with plan.error_context(sample):
                 data = plan.source.read(sample)
                 plan.source.verify(sample)
-                return check_image(data, plan.decoder)
+                size = check_image(data, plan.decoder)
+                check_mask(plan.source, sample, *size)
+                return size
         except DataError as error:
             return str(error)
 
@@ -75,6 +81,30 @@ def check_image(data: Encoded, decoder: Decoder) -> tuple[int, int]:
     if not (info if isinstance(info, Header) else read_header(data)).complete:
         decoder.decode(data)
     return info.height, info.width
+
+
+def check_mask(source: Source, sample: int, height: int, width: int, *, whole: bool = False) -> None:
+    """Check the mask of a sample, where targets are masks: that it can be read, and is as large as its image.
+
+    Args:
+        source: of the sample.
+        sample: its number.
+        height: of the image.
+        width: of the image.
+        whole: decode the mask, and compare its values with the classes and with what is known of it.
+
+    Raises:
+        DataError: it is wrong; the message begins with "has a mask ...".
+    """
+    if source.kind is not Kind.masks:
+        return
+    data = source.read_mask(sample)
+    check_size(mask_size(data), height, width)
+    if whole:
+        mask = decode_mask(data, source.mask_format)
+        check_values(largest_value(mask), len(source.classes))
+        if mask_digest(mask) != target_bytes(source.target_rows[sample]):
+            raise DataError("has a mask of other values than when it was looked at or written")
 
 
 def listed(what: str, lines: Sequence[str], fix: str) -> str:

@@ -3,41 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from threading import get_ident
 
 import numpy as np
 from numpy.typing import NDArray
 
+from effloop.native import address
+
 NONE = -1
 """Where no sample is being loaded."""
 
 
+@dataclass(slots=True)
+class _Place:
+    """Where a thread says what it is loading: (1,) int64; and the run of samples that it is of, if there is one."""
+
+    cell: NDArray[np.int64]
+    run: NDArray[np.int64] | None = None
+
+
 class InProgress:
-    """The sample that each thread of this process is loading; 0.1 µs a sample."""
+    """The sample that each thread of this process is loading; 0.2 µs a sample, and nothing where C code says it."""
 
     def __init__(self) -> None:
-        self._samples: dict[int, int] = {}
-        self._cell: NDArray[np.int64] | None = None
+        self._places: dict[int, _Place] = {}
 
     def share(self, cell: NDArray[np.int64]) -> None:
         """Write this thread's sample to (1,) int64 of memory that another process reads, too."""
-        self._cell = cell
+        self._places[get_ident()] = _Place(cell)
 
     def begin(self, sample: int) -> None:
         """This thread loads a sample from now on."""
-        self._samples[get_ident()] = sample
-        if self._cell is not None:
-            self._cell[0] = sample
+        self._place().cell[0] = sample
+
+    def begin_run(self, samples: NDArray[np.int64]) -> None:
+        """This thread loads (N,) int64 samples from now on, the first of them, until `reach` or C code says another."""
+        place = self._place()
+        place.run = np.ascontiguousarray(samples)
+        place.cell[0] = samples[0]
+
+    def reach(self, row: int) -> None:
+        """This thread loads the sample in this row of its run from now on."""
+        place = self._place()
+        if place.run is not None:
+            place.cell[0] = place.run[row]
+
+    def addresses(self) -> tuple[int, int]:
+        """Where this thread's run is, and where C code writes the sample that it has reached; 0 and 0 without a run."""
+        place = self._place()
+        return (0, 0) if place.run is None else (address(place.run), address(place.cell))
 
     def end(self) -> None:
         """This thread loads none any more."""
-        self._samples.pop(get_ident(), None)
-        if self._cell is not None:
-            self._cell[0] = NONE
+        place = self._place()
+        place.cell[0], place.run = NONE, None
 
     def of(self, threads: Iterable[int]) -> tuple[int, ...]:
         """The sample of each of these threads, or `NONE`."""
-        return tuple(self._samples.get(thread, NONE) for thread in threads)
+        found = (self._places.get(thread) for thread in threads)
+        return tuple(NONE if place is None else int(place.cell[0]) for place in found)
+
+    def _place(self) -> _Place:
+        try:
+            return self._places[get_ident()]
+        except KeyError:
+            place = self._places[get_ident()] = _Place(np.array([NONE], np.int64))
+            return place
 
 
 in_progress = InProgress()

@@ -16,6 +16,7 @@ from effloop.data.engine import Engine
 from effloop.data.ledger import Ledger
 from effloop.data.order import BatchRequest
 from effloop.data.plan import Plan
+from effloop.data.source import Kind
 from effloop.data.source.counts import targets_of
 from effloop.data.transfer import Transfer
 from effloop.errors import ConfigError
@@ -113,7 +114,11 @@ class Loader:
 
     def pictures(self, ids: Sequence[int], epoch: int = 0) -> NDArray[np.uint8]:
         """(N, H, W, 3) uint8 RGB of `samples`, to look at; same arguments, same errors."""
-        images = self.transfer.pixels(self.samples(ids, epoch).images)
+        return self.as_pictures(self.samples(ids, epoch))
+
+    def as_pictures(self, batch: Batch) -> NDArray[np.uint8]:
+        """The images of a batch on the device as (N, H, W, 3) uint8 RGB on the host, to look at."""
+        images = self.transfer.pixels(batch.images)
         return images.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).cpu().numpy()
 
     def preview(self, num_samples: int, num_epochs: int, most: Callable[[ImageSize], int] | None = None) -> Preview:
@@ -137,11 +142,17 @@ class Loader:
         ids = np.unique(np.linspace(0, len(source) - 1, count).astype(np.int64)).tolist()
         mix = self.transfer.mix
         others = [len(source) - 1] * (len(ids) == 1 and mix is not None and mix.on)  # the one shown is 0
-        columns = [self.pictures([*ids, *others], epoch)[: len(ids)] for epoch in range(num_epochs)]
+        columns, masks = [], []
+        for epoch in range(num_epochs):
+            batch = self.samples([*ids, *others], epoch)
+            columns.append(self.as_pictures(batch)[: len(ids)])
+            masks += [batch.targets.cpu().numpy()] if source.kind is Kind.masks else []
         return Preview(
             images=np.stack(columns, axis=1),
             rows=tuple(f"{source.target_name(sample)}\n{source.key(sample)}" for sample in ids),
             columns=tuple(f"epoch {epoch}" for epoch in range(num_epochs)),
+            masks=tuple(masks),
+            classes=source.classes if masks else (),
         )
 
     def close(self) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from effloop.native import library
+from effloop.native import address, library
+from effloop.system.cached import cached_property
 
 
 @dataclass(frozen=True)
@@ -74,17 +77,16 @@ class NormalizedOutput(Output):
         rows = self._memory(images)[start:stop]
         channels, size = images.shape[1], rows[:1].size
         assert channels == len(self.scale) == len(self.offset)
-        scale, offset = (np.array(values, np.float32) for values in (self.scale, self.offset))
-        _normalize()(
-            rows.ctypes.data,
-            len(rows),
-            size,
-            channels,
-            not self.channels_last,
-            self.fused,
-            scale.ctypes.data,
-            offset.ctypes.data,
-        )
+        _normalize()(address(rows), len(rows), size, channels, not self.channels_last, self.fused, *self._factors)
+
+    @cached_property
+    def _factors(self) -> tuple[ctypes.Array[ctypes.c_float], ctypes.Array[ctypes.c_float]]:
+        """Scale and offset, as C code takes them."""
+        kind = ctypes.c_float * len(self.scale)
+        return kind(*self.scale), kind(*self.offset)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), astuple(self)  # without what is cached, which holds pointers
 
     def _memory(self, images: Tensor) -> NDArray[np.float32]:
         """The images as they lie in memory."""
@@ -93,6 +95,7 @@ class NormalizedOutput(Output):
         return memory
 
 
+@functools.cache
 def _normalize() -> Callable[..., int]:
     function = library().effloop_normalize
     numbers, array = ctypes.c_size_t, ctypes.c_void_p

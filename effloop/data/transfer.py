@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from effloop.data.augment import Augment
 from effloop.data.augment.mix import Mix
 from effloop.data.order import SAMPLE
 from effloop.data.output import Output, normalized_like
+from effloop.system.cached import cached_property
 
 KeysOf = Callable[[NDArray[np.int64]], NDArray[np.uint64]]
 """(N,) ids of a request -> (N,) uint64 that their random numbers come from."""
@@ -89,7 +89,9 @@ class Transfer:
     def _process(self, batch: Batch, keys: NDArray[np.uint64]) -> Batch:
         """Augment, normalise and mix a batch on its device, without a sync."""
         images, targets = batch.images, batch.targets.to(self.target_dtype)
-        if self.augment is not None:
+        if self.augment is not None and targets.ndim == 3:  # masks
+            images, targets = self.augment.on_device_with_masks(images, targets, keys)
+        elif self.augment is not None:
             images = self.augment.on_device(images, keys)
         images = self.normalize(images)
         if self.mix is not None:

@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 from images import encode, photo
+from jpegs import belonging_to
 from runs import train
 
 from effloop.cli.main import main
+from effloop.convert import entropy
+from effloop.data.image.entropy import build_index
+from effloop.data.image.header import Encoded
 from effloop.data.source.storage.columns import ColumnFile
 
 
@@ -81,6 +85,36 @@ def test_verify_compares_the_column(photos: Path, to: str, capsys: pytest.Captur
     said = capsys.readouterr().out
     assert "a/0.jpg has an entropy index of other bytes; convert it again" in said
     assert f"its column '{column}' doesn't match the checksum" in said
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_an_index_that_gives_other_pixels(
+    number: int, photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The one of a brighter image: of the first of 16 it is refused, of the others `verify` finds it."""
+    pixels = photo(200, 180) // 2 + 60
+    image, brighter = (encode(each, "JPEG", quality=90) for each in (pixels, pixels + 3))
+    right, other = build_index(image), build_index(brighter)
+    assert right
+    assert other
+    wrong = belonging_to(image, right, other)
+    (photos / f"train/a/{number}.jpg").write_bytes(image)
+
+    def build(data: Encoded) -> bytes | None:
+        return wrong if data == image else build_index(data)
+
+    monkeypatch.setattr(entropy, "build_index", build)
+    out, found = photos.parent / "packed", {}
+    for words in (["index"], ["convert", "to=memmap", f"out={out}"]):
+        assert main([*words, f"data.root={photos}"]) == 0
+        found[words[0]] = capsys.readouterr().out
+    assert rows(found["index"])["train"][1] == ("7" if number == 0 else "8")
+    compared = "a crop was compared with the whole image, "
+    assert f"of 1 {compared}{1 - number} differed" in found["index"]
+    assert f"of 2 {compared}{1 - number} differed" in found["convert"]
+    for root in (photos, out):
+        assert main(["verify", f"data.root={root}"]) == number
+        assert ("a/1.jpg has an entropy index by which" in capsys.readouterr().out) == bool(number)
 
 
 def test_convert_without_indexes_writes_what_it_wrote_before(photos: Path) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from effloop.batch import ImageSize
+from effloop.data.image.nearest import Mask
 from effloop.errors import ConfigError
 from effloop.registry import PartConfig, Registry
 
@@ -161,6 +162,31 @@ class Augment(ABC):
             DataError: an operation fails on this image.
         """
 
+    def flips_of_resized(self, draws: Draws) -> NDArray[np.bool_] | None:
+        """(N,) bool, which images are flipped, if `apply` begins by `resize_into` to `size` and that flip; else None.
+
+        A decoder may then do both, for many images at once; `apply_rest` does the rest.
+        """
+        return None
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether `apply_rest` does anything."""
+        return True
+
+    def apply_rest(self, draws: Draws, row: int, out: NDArray[np.uint8]) -> None:
+        """What remains of `apply` after `flips_of_resized`.
+
+        Args:
+            draws: from `draw`.
+            row: the sample's index in `draws`.
+            out: (*size, C) uint8, contiguous: the region, resized and flipped; written.
+
+        Raises:
+            DataError: an operation fails on this image.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has flips_of_resized, and no apply_rest")
+
     def on_device(self, images: Tensor, keys: NDArray[np.uint64]) -> Tensor:
         """Apply the remaining operations to a batch on its device; none unless `augment.device=gpu`.
 
@@ -173,6 +199,55 @@ class Augment(ABC):
         """
         del keys
         return images
+
+    def with_masks(self) -> Augment:
+        """This augmentation, for images with masks: the methods below then do to a mask what is done to its image.
+
+        Raises:
+            ConfigError: an operation can't be applied to masks.
+        """
+        raise ConfigError(
+            f"augment: {type(self).__name__} can't be applied to masks; set augment=segmentation, or another of native"
+        )
+
+    def choose(self, draws: Draws, row: int, mask: Mask) -> None:  # noqa: B027  most draw without looking
+        """Look at a sample's mask before its image is decoded, and draw another box or not.
+
+        Args:
+            draws: from `draw`; what is the row's may be written.
+            row: the sample's index in it.
+            mask: (H, W) uint8, of the whole image.
+        """
+
+    def apply_with_mask(
+        self, region: NDArray[np.uint8], draws: Draws, row: int, out: NDArray[np.uint8], masks: tuple[Mask, Mask]
+    ) -> None:
+        """`apply`, and the same to the mask, by nearest neighbour; what lies outside of the image is `IGNORED`.
+
+        Args:
+            region: as for `apply`.
+            draws: as for `apply`.
+            row: as for `apply`.
+            out: as for `apply`, which writes the same.
+            masks: (H, W) uint8 of the whole image, and where the batch's is written: (*size) uint8, contiguous.
+
+        Raises:
+            DataError: an operation fails on this image.
+        """
+        raise NotImplementedError
+
+    def on_device_with_masks(self, images: Tensor, masks: Tensor, keys: NDArray[np.uint64]) -> tuple[Tensor, Tensor]:
+        """`on_device`, and the same to masks.
+
+        Args:
+            images: as for `on_device`.
+            masks: (N, *size) uint8; may be written.
+            keys: as for `on_device`.
+
+        Returns:
+            Images as `on_device` returns them, and (N, H, W) uint8 masks.
+        """
+        return self.on_device(images, keys), masks
 
     def five_crops(self) -> Sequence[Augment]:
         """For evaluation: this augmentation with its crop in the centre, and in each of the image's four corners.

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from effloop.data.image.nearest import IGNORED, nearest_places
 from effloop.data.image.resize import resize_into
 
 Sizes = NDArray[np.int64]
@@ -28,8 +29,8 @@ def to_device(array: NDArray[Any], images: Tensor) -> Tensor:
 
 def clip_boxes(boxes: NDArray[np.int64], sizes: Sizes) -> NDArray[np.int64]:
     """(N, 4) boxes, (N, 2) sizes of images -> (N, 4), the part of each box inside its image."""
-    corners = boxes[:, :2].clip(0, sizes - 1)
-    ends = (boxes[:, :2] + boxes[:, 2:]).clip(corners + 1, sizes)
+    corners = np.minimum(np.maximum(boxes[:, :2], 0), sizes - 1)  # half the time of `clip`
+    ends = np.minimum(np.maximum(boxes[:, :2] + boxes[:, 2:], corners + 1), sizes)
     return np.concatenate([corners, ends - corners], axis=1)
 
 
@@ -109,6 +110,28 @@ def crop_by_copy(pixels: Tensor, boxes: NDArray[np.int64], flips: NDArray[np.boo
         cut = image[top : top + height, left : left + width]
         target.copy_(cut.flip(1) if flip else cut)
     return out
+
+
+def crop_mask_batch(masks: Tensor, boxes: NDArray[np.int64], size: tuple[int, int]) -> Tensor:
+    """Crop each mask to a box, in another size by nearest neighbour: the pixels of `image.nearest.crop_mask`.
+
+    Args:
+        masks: (N, H, W) uint8.
+        boxes: (N, 4) top, left, height, width; beyond the masks the output is `IGNORED`.
+        size: height and width of the output.
+
+    Returns:
+        (N, *size) uint8.
+    """
+    rows = nearest_places(boxes[:, 0], boxes[:, 2], size[0])
+    columns = nearest_places(boxes[:, 1], boxes[:, 3], size[1])
+    height, width = masks.shape[1:]
+    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
+    places = (np.arange(len(boxes))[:, None, None], rows.clip(0, height - 1)[:, :, None])
+    found = masks[
+        to_device(places[0], masks), to_device(places[1], masks), to_device(columns.clip(0, width - 1)[:, None], masks)
+    ]
+    return found if inside.all() else found.masked_fill(to_device(~inside, masks), IGNORED)
 
 
 def resize_batch(images: Tensor, boxes: NDArray[np.int64], target: tuple[int, int]) -> Tensor:

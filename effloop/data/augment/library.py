@@ -17,6 +17,7 @@ from effloop.data.augment.operation import Keys
 from effloop.data.augment.outcomes import SizeMap, extreme_sizes, observed_sizes, probe_sizes
 from effloop.data.augment.recipe import Step
 from effloop.data.image.grey import to_grey, to_rgb
+from effloop.data.image.nearest import Mask
 from effloop.errors import ConfigError, DataError
 
 T = TypeVar("T")
@@ -84,6 +85,14 @@ class LibraryAugment(Augment, Generic[T]):
         """
 
     @abstractmethod
+    def resize_mask(self, op: T, mask: Mask) -> Mask:
+        """`resize` for the (h, w) box of a mask, as the library does it by nearest neighbour."""
+
+    @abstractmethod
+    def run_with_mask(self, op: T, key: int, image: Image, mask: Mask) -> tuple[Image, Mask]:
+        """`run` for an image, whose pixels are the same as without, and its (H, W) mask, which must not be written."""
+
+    @abstractmethod
     def sizes_after(self, op: T, sizes: Sizes) -> Sizes:
         """(N, 2) sizes of images -> (M, 2) sizes of an operation's outputs, found by trying it on black images.
 
@@ -119,13 +128,27 @@ class LibraryAugment(Augment, Generic[T]):
         return Draws(keys, boxes, np.zeros(len(keys), np.bool_), drawn)
 
     def apply(self, region: Image, draws: Draws, row: int, out: Image) -> None:
+        self._apply(region, draws, row, out, None)
+
+    def apply_with_mask(self, region: Image, draws: Draws, row: int, out: Image, masks: tuple[Mask, Mask]) -> None:
+        mask, target = masks
+        if (found := self._apply(region, draws, row, out, mask)) is not None:
+            np.copyto(target, found)
+
+    def _apply(self, region: Image, draws: Draws, row: int, out: Image, mask: Mask | None) -> Mask | None:
+        """`apply`; returns what becomes of a mask."""
         image = region if self.channels == 3 else to_rgb(region)
         for number, (step, keys) in enumerate(zip(self.host, draws.drawn, strict=True)):
             try:
                 if number == 0 and self.crops_first:
                     image = self.resize(step.op, image)
-                else:
+                    if mask is not None:
+                        top, left, height, width = draws.boxes[row].tolist()
+                        mask = self.resize_mask(step.op, mask[top : top + height, left : left + width])
+                elif mask is None:
                     image = self.run(step.op, keys[row], image)
+                else:
+                    image, mask = self.run_with_mask(step.op, keys[row], image, mask)
             except recipe.FAILURES as error:
                 raise DataError(f"can't be augmented: {_line(step, error)}") from error
         if image.shape[:2] != out.shape[:2]:
@@ -135,6 +158,7 @@ class LibraryAugment(Augment, Generic[T]):
                 "batch; end the recipe with a crop"
             )
         np.copyto(out, image if self.channels == 3 else to_grey(image))
+        return mask
 
     def check(self, sizes: Sizes) -> None:
         height, width = sizes.T

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -19,26 +16,26 @@ from effloop.data.augment.framing import (
     WriteCrop,
     clip_boxes,
     crop_and_flip_batch,
+    crop_mask_batch,
     to_device,
     write_crop,
 )
+from effloop.data.augment.parameters import (
+    MOST_FACTOR,
+    MOST_SIDE,
+    RATIOS,
+    BadParameterError,
+    check_number,
+    check_probability,
+    check_range,
+    check_size,
+    check_whole,
+)
 from effloop.data.image.grey import batch_to_grey, batch_to_rgb, to_grey, to_rgb
+from effloop.data.image.nearest import Mask, crop_mask
 from effloop.data.random import uniforms
 
 Keys = NDArray[np.uint64]
-
-MOST_FACTOR = 1e4
-"""The largest factor of colours or sharpness. 1e39 overflows float32, and made images black."""
-
-MOST_SIDE = 16_384
-"""The largest height or width of an operation's output, in pixels: 800 MB per image."""
-
-RATIOS = (1e-3, 1e3)
-"""The smallest and largest ratio of two lengths. Beyond, nothing is visible; at 1e-320 numbers overflow."""
-
-
-class BadParameterError(ValueError):
-    """A bad parameter of an operation: `NAME: got is not allowed; set ...`."""
 
 
 class Operation(ABC):
@@ -49,9 +46,12 @@ class Operation(ABC):
     Attributes:
         any_channels: whether it takes images of one channel, too. Else it is given grey in three, and what it makes of
             that becomes grey again: see `OnGrey`.
+        takes_masks: whether `apply_mask` and `apply_mask_batch` do to a mask what is done to its image. What they do by
+            default, nothing, is right for an operation on colours.
     """
 
     any_channels: ClassVar[bool] = False
+    takes_masks: bool = False
 
     @abstractmethod
     def draw(self, keys: Keys, sizes: Sizes) -> Any:
@@ -102,6 +102,33 @@ class Operation(ABC):
             (N, C, h, w) uint8.
         """
 
+    def apply_mask(self, mask: Mask, drawn: Any, row: int) -> Mask:
+        """Apply it to an image's mask on the host, by nearest neighbour; what lies outside of the image is `IGNORED`.
+
+        Args:
+            mask: (H, W) uint8; not written.
+            drawn: from `draw`, as for the image.
+            row: the image's index in it.
+
+        Returns:
+            (h, w) uint8, maybe a view.
+        """
+        del drawn, row
+        return mask
+
+    def apply_mask_batch(self, masks: Tensor, drawn: Any) -> Tensor:
+        """Apply it to a batch's masks on their device, without a sync: the pixels of `apply_mask`.
+
+        Args:
+            masks: (N, H, W) uint8; may be written.
+            drawn: from `draw`, for these N.
+
+        Returns:
+            (N, h, w) uint8.
+        """
+        del drawn
+        return masks
+
 
 class CropOperation(Operation):
     """Crops an image to a box and resizes it; the box is known before the image is decoded.
@@ -115,6 +142,7 @@ class CropOperation(Operation):
     """
 
     any_channels = True
+    takes_masks = True
     target: tuple[int, int]
     resizes: ClassVar[bool] = True
     pads: bool = False
@@ -128,14 +156,14 @@ class CropOperation(Operation):
         return np.concatenate([self.boxes(keys, sizes), self.out_sizes(sizes)], axis=1)
 
     def out_sizes(self, sizes: Sizes) -> Sizes:
-        return np.tile(self.target, (len(sizes), 1))
+        return np.full((len(sizes), 2), self.target)
 
     def apply_host(
         self, image: Image, drawn: NDArray[np.int64], row: int, out: Image | None, resize: ResizeInto
     ) -> Image:
         box = drawn[row].tolist()
         top, left, height, width = clip_boxes(drawn[row : row + 1, :4], np.array([image.shape[:2]]))[0].tolist()
-        target = np.empty((*box[4:], image.shape[2]), np.uint8) if out is None else out
+        target = np.empty((*box[4:6], image.shape[2]), np.uint8) if out is None else out
         self.write(image[top : top + height, left : left + width], box, target, resize)
         return target
 
@@ -144,6 +172,29 @@ class CropOperation(Operation):
 
     def apply_batch(self, images: Tensor, drawn: NDArray[np.int64]) -> Tensor:
         return crop_and_flip_batch(images, drawn, np.zeros(len(drawn), np.bool_))
+
+    def choose(self, drawn: NDArray[np.int64], row: int, mask: Mask) -> bool:
+        """Look at an image's mask before the image is decoded, and write another box into `drawn[row]` or not.
+
+        Args:
+            drawn: from `draw`; its row may be written.
+            row: the image's index in it.
+            mask: (H, W) uint8, of the whole image.
+
+        Returns:
+            Whether it is another.
+        """
+        del drawn, row, mask
+        return False
+
+    def apply_mask(self, mask: Mask, drawn: NDArray[np.int64], row: int) -> Mask:
+        box = drawn[row].tolist()
+        out = np.empty((box[4], box[5]), np.uint8)
+        crop_mask(mask, box, out)
+        return out
+
+    def apply_mask_batch(self, masks: Tensor, drawn: NDArray[np.int64]) -> Tensor:
+        return crop_mask_batch(masks, drawn[:, :4], (int(drawn[0, 4]), int(drawn[0, 5])))
 
 
 class OnGrey(Operation):
@@ -157,6 +208,7 @@ class OnGrey(Operation):
 
     def __init__(self, op: Operation) -> None:
         self.op = op
+        self.takes_masks = op.takes_masks
 
     def draw(self, keys: Keys, sizes: Sizes) -> Any:
         return self.op.draw(keys, sizes)
@@ -172,6 +224,12 @@ class OnGrey(Operation):
 
     def apply_batch(self, images: Tensor, drawn: Any) -> Tensor:
         return batch_to_grey(self.op.apply_batch(batch_to_rgb(images), drawn))
+
+    def apply_mask(self, mask: Mask, drawn: Any, row: int) -> Mask:
+        return self.op.apply_mask(mask, drawn, row)
+
+    def apply_mask_batch(self, masks: Tensor, drawn: Any) -> Tensor:
+        return self.op.apply_mask_batch(masks, drawn)
 
 
 class PixelOperation(Operation):
@@ -200,12 +258,21 @@ operations: dict[str, type[Operation]] = {}
 """The native operations by name."""
 
 __all__ = [
+    "MOST_FACTOR",
+    "MOST_SIDE",
+    "RATIOS",
+    "BadParameterError",
     "CropOperation",
     "Image",
     "Keys",
     "Operation",
     "PixelOperation",
     "Sizes",
+    "check_number",
+    "check_probability",
+    "check_range",
+    "check_size",
+    "check_whole",
     "operation",
     "operations",
     "to_device",
@@ -223,56 +290,3 @@ def operation(kind: Kind) -> Kind:
 def bernoulli(keys: Keys, p: float) -> NDArray[np.bool_]:
     """(N,) bool, True with probability p, from the first random number of each key."""
     return uniforms(keys, 1)[:, 0] < p
-
-
-def check_probability(name: str, value: object) -> float:
-    """Check and return a probability.
-
-    Raises:
-        BadParameterError: it is not a number from 0 to 1.
-    """
-    if not _is_number(value) or not 0 <= value <= 1:  # type: ignore[operator]
-        raise BadParameterError(f"{name}: {value} is not allowed; set a probability from 0 to 1")
-    return float(value)  # type: ignore[arg-type]
-
-
-def check_range(name: str, value: object, low: float, high: float, *, above: bool = False) -> tuple[float, float]:
-    """Check and return [smallest, largest], from `low` (exclusive with `above`) to `high`.
-
-    Raises:
-        BadParameterError: it is something else.
-    """
-    pair = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
-    fits = len(pair) == 2 and all(map(_is_number, pair)) and low <= pair[0] <= pair[1] <= high
-    if not fits or (above and pair[0] == low):
-        bounds = f"{'above' if above else 'at least'} {low:g}" + (f" and at most {high:g}" if high < math.inf else "")
-        raise BadParameterError(f"{name}: {value} is not allowed; set [smallest, largest], {bounds}")
-    return float(pair[0]), float(pair[1])
-
-
-def check_number(name: str, value: object, low: float, high: float) -> float:
-    """Check and return a number.
-
-    Raises:
-        BadParameterError: it is not a number from `low` to `high`.
-    """
-    if not _is_number(value) or not low <= value <= high:  # type: ignore[operator]
-        bound = f"from {low:g} to {high:g}" if high < math.inf else f"of at least {low:g}"
-        raise BadParameterError(f"{name}: {value} is not allowed; set a number {bound}")
-    return float(value)  # type: ignore[arg-type]
-
-
-def check_whole(name: str, value: object, low: int, high: int) -> int:
-    """Check and return a whole number.
-
-    Raises:
-        BadParameterError: it is not a whole number from `low` to `high`.
-    """
-    if type(value) is not int or not low <= value <= high:
-        raise BadParameterError(f"{name}: {value} is not allowed; set a whole number from {low} to {high}")
-    return value
-
-
-def _is_number(value: object) -> bool:
-    # Not isfinite, which fails on an int too large for a float.
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

@@ -105,6 +105,16 @@ class Engine(ABC):
 engines: Registry[Engine] = Registry("engine")
 
 
+def engine_class(config: EngineConfig) -> type[Engine]:
+    """The class of the engine that a config names; of one that a function builds, `Engine`, whose defaults then hold.
+
+    Raises:
+        ConfigError: no such engine.
+    """
+    factory = engines[config.name].factory
+    return factory if isinstance(factory, type) and issubclass(factory, Engine) else Engine
+
+
 def fill_inline(plan: Plan, epoch: int, samples_seen: int, *, pin_memory: bool) -> Iterator[Batch]:
     """Load each batch in the calling thread when it is requested."""
     ring = Ring(pin_memory=pin_memory)

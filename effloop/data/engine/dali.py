@@ -23,6 +23,7 @@ from effloop.data.image.header import Encoded, read_header
 from effloop.data.order import BatchRequest
 from effloop.data.plan import Plan
 from effloop.data.prepared import Prepared
+from effloop.data.source import Kind
 from effloop.errors import ConfigError, DataError, optional_package, warn
 
 
@@ -82,6 +83,8 @@ class DaliEngine(Engine):
         self.on_gpu = pin_memory
         self.ring = Ring(pin_memory=pin_memory)
         self._spare: list[_Pipeline] = []  # building one takes 12 ms, the first in a process 190
+        if plan.source.kind is Kind.masks:
+            raise ConfigError("engine: dali can't load masks with their images; set engine=threads")
         if not plan.augment.resizes_and_flips:
             raise ConfigError(
                 "engine: dali can only crop, resize and flip, and this augmentation does more or something else on "

@@ -79,7 +79,7 @@ class ProcessEngine(Engine):
         if self.pool is None or self.pool.ended or not self.pool.owned:
             self.close()
             config, plan = self.config, self.plan
-            slots = SharedSlots((plan.order.batch_per_rank, *plan.shape_of_slot))
+            slots = SharedSlots(plan.shape_of(plan.order.batch_per_rank))
             ring = SharedRing(slots, pin_memory=self.pin_memory)
             run_length = config.resolve_run_length(plan.order.batch_per_rank, self.num_workers)
             self.pool = Pool(plan, ring, self.num_workers, config.start_method.value, run_length)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Ring:
-    """Memory for images of batches, (B, H, W, bytes of a pixel) uint8, reused when the batch before is gone.
+    """Memory of batches, (B, H, W, bytes of a pixel) uint8, reused when the batch before is gone.
 
     A slot is free when no tensor refers to it any more, neither the batch nor a view of it. If batches are kept,
     the next ones get new memory, so nothing in use is ever overwritten.

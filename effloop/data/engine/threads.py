@@ -9,21 +9,19 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, chain
+from itertools import accumulate
 
 import numpy as np
 from torch import Tensor
 
 from effloop.batch import Batch, Skipped
 from effloop.data.bad import OnBad
-from effloop.data.decode.base import ImageInfo
 from effloop.data.engine.base import Engine, RunLengthConfig, engines, fill_inline
 from effloop.data.engine.daemons import DaemonThreads
 from effloop.data.engine.ring import Ring
-from effloop.data.image.header import Encoded
 from effloop.data.order import BatchRequest
 from effloop.data.plan import Plan
-from effloop.data.prepared import Prepared
+from effloop.data.prepared import Prepared, Read, joined
 from effloop.errors import DataError
 
 
@@ -128,7 +126,7 @@ class _PendingBatch:
         self.runs = [slice(start, start + run_length) for start in range(0, len(self.ids), run_length)]
         self.skipped: list[Skipped] = []
         self.done: Future[None] = Future()
-        self._read_runs: dict[int, tuple[list[Encoded], list[ImageInfo]]] = {}
+        self._read_runs: dict[int, Read] = {}
         self._failed: tuple[int, BaseException] | None = None  # the first run that failed, not the first in time
         self._left = 0
         self._lock = threading.Lock()
@@ -184,10 +182,9 @@ class _PendingBatch:
         prepared = None
         try:
             if runs:
-                encoded, infos = (list(chain.from_iterable(parts)) for parts in zip(*runs, strict=True))
                 ids = np.concatenate([self.ids[run] for run in read])
                 with self._bad_allowed():
-                    prepared = self.plan.draw(self.request.epoch, ids, encoded, infos)
+                    prepared = self.plan.draw(self.request.epoch, ids, *joined(runs))
         except BaseException as error:
             self.done.set_exception(error)
         else:

@@ -86,7 +86,7 @@ class Worker:
             if position != (epoch, batch) or request is None:
                 position, request = (epoch, batch), BatchRequest(epoch, *self.plan.order.batch(epoch, batch))
             if slot not in slots:
-                slots[slot] = self.plan.output.images(torch.from_numpy(self.slots.map(slot)))
+                slots[slot] = self.plan.images(torch.from_numpy(self.slots.map(slot)))
             outcome, text = self._fill(request, slots[slot], start, stop)
             self.answers.send_bytes(ANSWER.pack(slot, start, outcome) + text)
 

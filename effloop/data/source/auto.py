@@ -19,10 +19,17 @@ class AutoConfig(DataConfig):
 
     Attributes:
         targets: what the targets of a table are, as of `data=csv`.
+        classes: names of the classes, as of `data=csv` and `data=masks`.
+        mask: column with the paths of masks, as of `data=csv`.
+        reduce_zero, colors: how masks are read, as of `data=masks`.
     """
 
     root: str | None = None
     targets: str | None = None
+    classes: list[str] | None = None
+    mask: str | None = None
+    reduce_zero: bool = False
+    colors: str | None = None
 
 
 @sources.register("auto", AutoConfig)
@@ -42,6 +49,9 @@ def source_config(config: DataConfig) -> DataConfig:
     name = "embedded" if config.root is None else _format_of(config)
     of = sources[name].config
     known = {field.name for field in fields(of)}
+    for key in ("classes", "mask", "reduce_zero", "colors"):
+        if key not in known and (value := getattr(config, key)) not in (None, False):
+            raise ConfigError(f"data.{key}: {value} is for masks or tables, but the data is data={name}; leave it out")
     given = {field.name: getattr(config, field.name) for field in fields(config) if field.name in known}
     found = of(**{**given, "name": name})
     assert isinstance(found, DataConfig)

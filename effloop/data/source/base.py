@@ -12,9 +12,13 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded
+from effloop.data.image.mask import PLAIN, MaskFormat, decode_mask, mask_digest
+from effloop.data.in_progress import in_progress
 from effloop.errors import DataError
 from effloop.registry import Registry
+from effloop.system.cached import cached_property
 
 WHOLE = "."
 """The split of data that has no splits: all samples."""
@@ -34,6 +38,7 @@ class Kind(Enum):
     classes = "classes"  # (N,) one class for each sample, unsigned integers
     flags = "flags"  # (N, K) uint8, 0 or 1: which of K classes each sample has
     numbers = "numbers"  # (N, K) float32
+    masks = "masks"  # (N, 0) uint8: the class of each pixel, see `Source.read_mask`
 
 
 class Source(ABC):
@@ -46,10 +51,12 @@ class Source(ABC):
     Attributes:
         kind: what the targets are.
         any_kind: whether `kind` is known only when a split is open.
-        classes: class names, in the order of their labels or flags; empty if the targets are numbers.
+        classes: class names, in the order of their labels or flags, or of the values in masks; empty if the targets
+            are numbers.
         labels: (len,) class indices, in the smallest unsigned integer type; unset if `targets` are something else.
         note: a line for users about how the split was found, if there is something to say.
         columns: names of what else is known of each sample, such as the patient it is of; see `column`.
+        mask_format: how the stored values of masks become classes.
         stores_indexes: whether its files have entropy indexes; see `entropy_index`.
     """
 
@@ -57,6 +64,7 @@ class Source(ABC):
     any_kind: ClassVar[bool] = False
     note: str = ""
     columns: tuple[str, ...] = ()
+    mask_format: MaskFormat = PLAIN
     stores_indexes: bool = False
     classes: tuple[str, ...]
     labels: NDArray[Any]
@@ -76,6 +84,17 @@ class Source(ABC):
         return self.labels
 
     @property
+    def target_rows(self) -> NDArray[Any]:
+        """What tells targets apart, (len, ...): `targets`; of masks their `mask.mask_digest`, (len, 12) uint8."""
+        return self._mask_digests if self.kind is Kind.masks else self.targets
+
+    @cached_property
+    def _mask_digests(self) -> NDArray[Any]:
+        """Of all masks, decoded one by one: sources that keep an index know them without that."""
+        masks = (decode_mask(self.read_mask(index), self.mask_format) for index in range(len(self)))
+        return np.frombuffer(b"".join(map(mask_digest, masks)), np.uint8).reshape(len(self), -1)
+
+    @property
     def about_targets(self) -> str:
         """How it was found out what the targets are, for users; empty where the format says it."""
         return ""
@@ -87,6 +106,8 @@ class Source(ABC):
 
     def target_name(self, index: int) -> str:
         """The target of sample `index` in words: its class, all that it has, or its numbers."""
+        if self.kind is Kind.masks:
+            return self.mask_name(index)
         target = self.targets[index]
         if self.kind is Kind.flags:
             return ", ".join(self.classes[place] for place in np.flatnonzero(target).tolist()) or "none"
@@ -103,6 +124,30 @@ class Source(ABC):
             DataError: it can't be read. The message doesn't repeat the key.
         """
 
+    def read_run(self, samples: NDArray[np.int64]) -> EncodedImages:
+        """`read` of (N,) samples; overridden where all at once are faster.
+
+        Raises:
+            DataError: as `read`, of any of them; another exception may be of `read`, too.
+        """
+        images = []
+        for row, index in enumerate(samples.tolist()):
+            in_progress.reach(row)
+            images.append(self.read(index))
+        return EncodedImages.of(images)
+
+    def read_mask(self, index: int) -> Encoded:
+        """The encoded mask of sample `index`, where targets are masks; `mask.decode_mask` takes it with `mask_format`.
+
+        Raises:
+            DataError: it has none, or it can't be read. The message doesn't repeat the key.
+        """
+        raise DataError("has no mask")
+
+    def mask_name(self, index: int) -> str:
+        """What identifies the mask of sample `index` in messages."""
+        return f"the mask of {self.key(index)}"
+
     def entropy_index(self, index: int, data: Encoded) -> Encoded | None:
         """The entropy index (`image.entropy`) of sample `index`; None where there is none of these very bytes.
 
@@ -112,6 +157,11 @@ class Source(ABC):
         """
         return None
 
+    def entropy_indexes(self, samples: NDArray[np.int64], images: EncodedImages) -> EncodedImages | None:
+        """`entropy_index` of (N,) samples, empty for one without; None where none has one."""
+        found = [self.entropy_index(index, data) for index, data in zip(samples.tolist(), images, strict=True)]
+        return EncodedImages.of([index or b"" for index in found]) if any(found) else None
+
     @abstractmethod
     def raw_key(self, index: int) -> bytes:
         """The name of sample `index`: its path in the split, or a record's key."""
@@ -119,6 +169,10 @@ class Source(ABC):
     def raw_keys(self, start: int, stop: int) -> list[bytes]:
         """`raw_key` of the samples `start` to `stop`, for millions of them at once."""
         return [self.raw_key(index) for index in range(start, stop)]
+
+    def raw_keys_of(self, samples: NDArray[np.int64]) -> EncodedImages:
+        """`raw_key` of (N,) samples."""
+        return EncodedImages.of([self.raw_key(index) for index in samples.tolist()])
 
     def column(self, name: str, start: int, stop: int) -> Sequence[bytes]:
         """What one of `columns` has of the samples `start` to `stop`, as text."""
@@ -236,13 +290,13 @@ def fingerprint_of(source: Source) -> dict[str, Any]:
         for index, label in enumerate(source.labels):
             fingerprint.add(source.raw_key(index), int(label), source.size(index))
     else:
-        for index, target in enumerate(source.targets):
+        for index, target in enumerate(source.target_rows):
             fingerprint.add(source.raw_key(index), 0, source.size(index), target_bytes(target))
     return fingerprint.result()
 
 
 def target_bytes(target: NDArray[Any]) -> bytes:
-    """One sample's (K,) flags or numbers as bytes: uint8, or float32 little-endian."""
+    """One sample's (K,) flags or numbers, or (12,) mask's digest, as bytes: uint8, or float32 little-endian."""
     return target.astype(np.dtype(target.dtype).newbyteorder("<"), copy=False).tobytes()
 
 

@@ -1,13 +1,17 @@
-"""How many samples of each class there are, and what targets are."""
+"""How many samples, or pixels, of each class there are, and what targets are."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
+from effloop.data.image.mask import IGNORED, decode_mask
 from effloop.data.source.base import Kind, Source, at_most
+from effloop.errors import DataError
 
 _LABELS = 1 << 20  # samples counted at a time
+_MASKS = 1_000
+"""Masks whose pixels are counted."""
 
 
 def class_counts(source: Source) -> NDArray[np.int64]:
@@ -29,14 +33,36 @@ def class_counts(source: Source) -> NDArray[np.int64]:
     return counts[:-1]
 
 
+def pixel_counts(source: Source) -> NDArray[np.int64]:
+    """(K,) pixels of each class in a source's masks, in 1,000 of them, evenly spaced, where there are more.
+
+    Raises:
+        DataError: a mask can't be read; the message names it.
+    """
+    counts = np.zeros(IGNORED + 1, np.int64)
+    for index in np.unique(np.linspace(0, len(source) - 1, _MASKS).astype(np.int64)).tolist():
+        try:
+            mask = decode_mask(source.read_mask(index), source.mask_format)
+        except DataError as error:
+            raise DataError(f"{source.name(index)} {error}") from None
+        counts += np.bincount(mask.ravel(), minlength=len(counts))
+    return counts[: len(source.classes)]
+
+
 def classes_without_samples(source: Source) -> list[str]:
-    """Names of the classes that no sample has."""
+    """Names of the classes that no sample has; none of masks, which aren't looked at for that."""
+    if source.kind is Kind.masks:
+        return []
     return [name for name, count in zip(source.classes, class_counts(source), strict=True) if not count]
 
 
 def targets_of(source: Source) -> str:
     """How many classes, labels or numbers a source has, and how these were found, for `describe`."""
     count = len(source.target_names)
-    words = {Kind.classes: f" in {count} classes", Kind.flags: f" with {count} labels"}
+    words = {
+        Kind.classes: f" in {count} classes",
+        Kind.flags: f" with {count} labels",
+        Kind.masks: f" with masks of {count} classes",
+    }
     about = f" ({source.about_targets})" if source.about_targets else ""
     return words.get(source.kind, f" with {count} number{'s' * (count > 1)}") + about if count else ""

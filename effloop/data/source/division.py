@@ -104,9 +104,9 @@ def held_out(source: Source, config: DataConfig) -> NDArray[np.bool_]:
 
 def _strata(source: Source) -> NDArray[Any]:
     """(N,) what is divided alike: the class; of flags, the one that is rarest in the data; all, where targets are
-    neither.
+    numbers or masks.
     """
-    if not source.classes:
+    if not source.classes or source.kind is Kind.masks:
         return np.zeros(len(source), np.uint8)
     if source.kind is Kind.classes:
         return at_most(source.labels, len(source.classes))
@@ -249,7 +249,7 @@ def _write(path: Path, source: Source, found: NDArray[np.bool_]) -> None:
     prints = {"train": Fingerprint(), "val": Fingerprint()}
     for start in range(0, len(source), _CHUNK):
         stop = min(start + _CHUNK, len(source))
-        targets = source.targets[start:stop]
+        targets = source.target_rows[start:stop]
         plain = source.kind is Kind.classes
         labels = targets.tolist() if plain else [0] * (stop - start)
         names, sides = source.raw_keys(start, stop), found[start:stop].tolist()

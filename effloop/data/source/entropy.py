@@ -11,6 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.entropy import build_index
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import Source
@@ -56,15 +60,15 @@ def with_indexes(source: Source, config: DataConfig) -> Source:
     for samples in (len(source), None) if build else (None,):  # the second, if the cache folder is read-only
         with suppress(DataError, OSError):
             file = EntropyFile(path, samples)
-            return Indexed(source, file, build=samples is not None and _has_room(source, path))
+            return Indexed(source, file, build=samples is not None and _has_room(source, file))
     return source
 
 
-def _has_room(source: Source, path: Path) -> bool:
-    """Whether indexes of all images would take no more than a tenth of the free space."""
-    status = os.statvfs(path.parent)
-    needed: float = _COST * source.fingerprint()["bytes"]
-    return needed <= _FREE * status.f_bavail * status.f_frsize and os.access(path, os.W_OK)
+def _has_room(source: Source, file: EntropyFile) -> bool:
+    """Whether indexes of all images that have none yet would take no more than a tenth of the free space."""
+    status = os.statvfs(file.path.parent)
+    needed: float = _COST * source.fingerprint()["bytes"] - file.stored
+    return needed <= _FREE * status.f_bavail * status.f_frsize and os.access(file.path, os.W_OK)
 
 
 class Indexed(Wrapped):
@@ -87,14 +91,30 @@ class Indexed(Wrapped):
     def entropy_index(self, index: int, data: Encoded) -> Encoded | None:
         if data[:2] != _JPEG:
             return None
-        name, size = self.source.raw_key(index), len(data)
-        kept = self.file.get(name, size)
-        if kept is None and self.build and self._budget.left():
-            started = time.perf_counter()
-            kept = build_index(data)
-            self._put(name, size, kept)
-            self._budget.spend(time.perf_counter() - started)
-        return kept or None
+        name = self.source.raw_key(index)
+        kept = self.file.get(name, len(data))
+        return (self._built(name, data) if kept is None else kept) or None
+
+    def read_run(self, samples: NDArray[np.int64]) -> EncodedImages:
+        return self.source.read_run(samples)
+
+    def entropy_indexes(self, samples: NDArray[np.int64], images: EncodedImages) -> EncodedImages | None:
+        names = self.source.raw_keys_of(samples)
+        indexes, unknown = self.file.get_run(names, images)
+        if not (unknown and self.build and self._budget.left()):
+            return indexes
+        found = {row: self._built(bytes(names[row]), images[row]) for row in unknown}
+        return EncodedImages.of([found.get(row) or index for row, index in enumerate(indexes)])
+
+    def _built(self, name: bytes, data: Encoded) -> Encoded | None:
+        """A new index, if there is time for one."""
+        if not (self.build and self._budget.left()):
+            return None
+        started = time.perf_counter()
+        index = build_index(data)
+        self._put(name, len(data), index)
+        self._budget.spend(time.perf_counter() - started)
+        return index
 
     def _put(self, name: bytes, size: int, index: Encoded | None) -> None:
         try:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from effloop.data.image.header import Encoded
-from effloop.data.source.base import Source, fingerprint_of, printable
+from effloop.data.source.base import Kind, Source, fingerprint_of, printable
 from effloop.data.source.folder import ENDINGS, SOUGHT, entries, folders
 from effloop.data.source.storage.regular import read_file
 from effloop.data.source.wrapped import Wrapped
@@ -29,6 +29,7 @@ class Unlabelled(Wrapped):
     def __init__(self, source: Source) -> None:
         super().__init__(source)
         self.classes = ()
+        self.kind = Kind.classes if source.kind is Kind.masks else source.kind
 
     @property
     def labels(self) -> NDArray[Any]:  # type: ignore[override]

@@ -17,12 +17,13 @@ import numpy as np
 from effloop.data.image import other
 from effloop.data.source.base import NoSplitError, printable, sources
 from effloop.data.source.config import DataConfig
+from effloop.data.source.mask_layout import find_layout
 from effloop.data.source.root import root_folder
 from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
 from effloop.data.source.storage.kept import folder_times, folders_unchanged, open_kept, times_digest
 from effloop.data.source.storage.loose import LooseSource
 from effloop.data.source.storage.writing import SplitColumns
-from effloop.errors import DataError
+from effloop.errors import ConfigError, DataError
 
 EXTENSIONS = tuple(map(str.encode, other.EXTENSIONS))
 """Of the files that are read as images; their format is detected from their content."""
@@ -53,6 +54,10 @@ class FolderSource(LooseSource):
         self.root = root / split
         if not self.root.is_dir():
             raise NoSplitError(f"data.root: '{config.root}' has no folder '{split}'; {_listing(root, split, config)}")
+        if find_layout(root, split) is not None:
+            raise ConfigError(
+                f"data.root: '{config.root}' has images with masks, whose folders are no classes; set data=masks"
+            )
         self._open(_index(self.root, config))
         if not len(self.labels):
             raise DataError(f"{self.where} has no images in its class folders ({SOUGHT}); set data.root=PATH")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from effloop.data.source.base import WHOLE, NoSplitError, Source, sources
+from effloop.data.source.base import WHOLE, Kind, NoSplitError, Source, sources
 from effloop.data.source.config import DataConfig
 from effloop.data.source.division import part_of
 from effloop.data.source.storage.kept import looking_once
@@ -34,7 +34,7 @@ def open_split(config: DataConfig, split: str, classes: Sequence[str] | None = N
         ConfigError, DataError: it can't be opened.
     """
     source = open_part(config, split)
-    if not (config.allow_missing_classes and source.classes):
+    if not (config.allow_missing_classes and source.classes) or source.kind is Kind.masks:
         return source
     found = dict.fromkeys(classes or ())
     for name in () if classes else ("train", "val"):

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import Kind, Source, at_most, fingerprint_of
+from effloop.system.cached import cached_property
 
 
 class Wrapped(Source):
     """The samples of another source; a subclass changes something about them.
 
-    A subclass that leaves their bytes as they are hands on `entropy_index`; without that they have none.
+    A subclass that leaves their bytes as they are hands on `read_run`, `entropy_index` and `entropy_indexes`; without
+    that they are read one by one, and have no indexes.
 
     Args:
         source: whose samples these are.
@@ -28,6 +30,7 @@ class Wrapped(Source):
         self.classes = source.classes
         self.note, self.columns = source.note, source.columns
         self.stores_indexes = source.stores_indexes
+        self.mask_format = source.mask_format
         self.about = getattr(source, "about", None)
 
     @property
@@ -37,6 +40,10 @@ class Wrapped(Source):
     @property
     def targets(self) -> NDArray[Any]:
         return self.source.targets
+
+    @property
+    def target_rows(self) -> NDArray[Any]:
+        return self.source.target_rows if self.kind is Kind.masks else self.targets
 
     @property
     def about_targets(self) -> str:
@@ -49,11 +56,20 @@ class Wrapped(Source):
     def read(self, index: int) -> Encoded:
         return self.source.read(index)
 
+    def read_mask(self, index: int) -> Encoded:
+        return self.source.read_mask(index)
+
+    def mask_name(self, index: int) -> str:
+        return self.source.mask_name(index)
+
     def raw_key(self, index: int) -> bytes:
         return self.source.raw_key(index)
 
     def raw_keys(self, start: int, stop: int) -> list[bytes]:
         return self.source.raw_keys(start, stop)
+
+    def raw_keys_of(self, samples: NDArray[np.int64]) -> EncodedImages:
+        return self.source.raw_keys_of(samples)
 
     def column(self, name: str, start: int, stop: int) -> Sequence[bytes]:
         return self.source.column(name, start, stop)
@@ -115,8 +131,14 @@ class Relabelled(Wrapped):
         place = {name: number for number, name in enumerate(classes)}
         self._places = np.array([*(place[name] for name in source.classes), len(classes)])
 
+    def read_run(self, samples: NDArray[np.int64]) -> EncodedImages:
+        return self.source.read_run(samples)
+
     def entropy_index(self, index: int, data: Encoded) -> Encoded | None:
         return self.source.entropy_index(index, data)
+
+    def entropy_indexes(self, samples: NDArray[np.int64], images: EncodedImages) -> EncodedImages | None:
+        return self.source.entropy_indexes(samples, images)
 
     @cached_property
     def labels(self) -> NDArray[Any]:  # type: ignore[override]
@@ -185,20 +207,43 @@ class Subset(Wrapped):
     def targets(self) -> NDArray[Any]:
         return self.labels if self.kind is Kind.classes and self.classes else self._targets
 
+    @property
+    def target_rows(self) -> NDArray[Any]:
+        return self.source.target_rows[self.ids] if self.kind is Kind.masks else self.targets
+
     def __len__(self) -> int:
         return len(self.ids)
 
     def read(self, index: int) -> Encoded:
         return self.source.read(int(self.ids[index]))
 
+    def read_run(self, samples: NDArray[np.int64]) -> EncodedImages:
+        return self.source.read_run(self._of(samples))
+
+    def read_mask(self, index: int) -> Encoded:
+        return self.source.read_mask(int(self.ids[index]))
+
+    def mask_name(self, index: int) -> str:
+        return self.source.mask_name(int(self.ids[index]))
+
     def entropy_index(self, index: int, data: Encoded) -> Encoded | None:
         return self.source.entropy_index(int(self.ids[index]), data)
+
+    def entropy_indexes(self, samples: NDArray[np.int64], images: EncodedImages) -> EncodedImages | None:
+        return self.source.entropy_indexes(self._of(samples), images)
+
+    def _of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(N,) samples of this source -> their numbers in the other one."""
+        return self.ids[samples].astype(np.int64, copy=False)
 
     def raw_key(self, index: int) -> bytes:
         return self.source.raw_key(int(self.ids[index]))
 
     def raw_keys(self, start: int, stop: int) -> list[bytes]:
         return [self.source.raw_key(index) for index in self.ids[start:stop].tolist()]
+
+    def raw_keys_of(self, samples: NDArray[np.int64]) -> EncodedImages:
+        return self.source.raw_keys_of(self._of(samples))
 
     def column(self, name: str, start: int, stop: int) -> Sequence[bytes]:
         return [self.source.column(name, index, index + 1)[0] for index in self.ids[start:stop].tolist()]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from runs import composed
 
 import effloop
 from effloop.batch import Batch, ImageSize
@@ -24,7 +25,7 @@ def overrides(root: Path, *more: str) -> list[str]:
 
 
 def make_loader(root: Path, size: int, *more: str) -> Loader:
-    return effloop.build_loader(effloop.compose(overrides(root, f"image_size={size}", *more)))
+    return effloop.build_loader(composed(*overrides(root, f"image_size={size}", *more)))
 
 
 def make_stages(root: Path, sizes: list[int], epochs: int, *more: str) -> Stages:

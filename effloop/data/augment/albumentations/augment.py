@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from effloop.batch import ImageSize
 from effloop.data.augment import recipe
-from effloop.data.augment.albumentations.operations import CONTAINERS, KeyedTransform, operations
+from effloop.data.augment.albumentations.operations import (
+    CONTAINERS,
+    KeyedTransform,
+    operations,
+)
 from effloop.data.augment.base import Augment, Device, RecipeConfig, augments
 from effloop.data.augment.framing import Image, Sizes
 from effloop.data.augment.library import LibraryAugment
@@ -21,6 +26,7 @@ from effloop.data.augment.outcomes import (
     shuffled_sizes,
     some_of_sizes,
 )
+from effloop.data.image.nearest import Mask
 from effloop.errors import ConfigError
 
 
@@ -64,6 +70,25 @@ class AlbumentationsAugment(LibraryAugment[KeyedTransform]):
 
     def run(self, op: KeyedTransform, key: int, image: Image) -> Image:
         return op(key, image)
+
+    def with_masks(self) -> Augment:
+        for step in self.host:
+            if name := step.op.without_masks:
+                raise ConfigError(
+                    f"{step.where}: Albumentations' {name} can't be applied to masks; leave it out, or set "
+                    "augment=segmentation"
+                )
+        made = copy.copy(self)
+        made.host = [replace(step, op=step.op.with_masks()) for step in self.host]
+        return made
+
+    def resize_mask(self, op: KeyedTransform, mask: Mask) -> Mask:
+        height, width = mask.shape
+        resized: Mask = op.seeded(0).apply_to_mask(mask, crop_coords=(0, 0, width, height))
+        return resized
+
+    def run_with_mask(self, op: KeyedTransform, key: int, image: Image, mask: Mask) -> tuple[Image, Mask]:
+        return op.with_mask(key, image, mask)
 
     def sizes_after(self, op: KeyedTransform, sizes: Sizes) -> Sizes:
         chance = op.seeded(0).p

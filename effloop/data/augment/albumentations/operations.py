@@ -15,6 +15,7 @@ from effloop.data.augment import recipe
 from effloop.data.augment.albumentations.generators import Generators
 from effloop.data.augment.framing import Image
 from effloop.data.augment.operation import BadParameterError, check_probability
+from effloop.data.image.nearest import IGNORED, Mask
 from effloop.errors import ConfigError, optional_package
 from effloop.registry import choices
 
@@ -112,6 +113,26 @@ class KeyedTransform:
         generators.seed(key)
         return transform
 
+    @property
+    def without_masks(self) -> str:
+        """The name of what can't be applied to a mask: itself, or a transform in it; empty if all can."""
+        if self.name in CONTAINERS:
+            return next(filter(None, (each.without_masks for each in self.parameters["transforms"].values())), "")
+        made = self.seeded(0)
+        leaves_masks = isinstance(made, library().ImageOnlyTransform)
+        return "" if leaves_masks or "mask" in made.available_keys else self.name
+
+    def with_masks(self) -> KeyedTransform:
+        """The same; what it fills outside of an image is `IGNORED` in a mask, unless its parameters say otherwise."""
+        parameters = dict(self.parameters)
+        if self.name in CONTAINERS:
+            parameters["transforms"] = {label: each.with_masks() for label, each in parameters["transforms"].items()}
+        else:
+            fill = inspect.signature(getattr(library(), self.name)).parameters.get("fill_mask")
+            if fill is not None and fill.default is not None:  # None leaves masks as they are where images are filled
+                parameters.setdefault("fill_mask", IGNORED)
+        return KeyedTransform(self.name, parameters, always=self.always)
+
     def __call__(self, key: int, image: Image) -> Image:
         """Apply it to an image, with its probability.
 
@@ -125,15 +146,23 @@ class KeyedTransform:
         Raises:
             ValueError, TypeError, RuntimeError: the library fails.
         """
-        locked = image.view()
-        locked.flags.writeable = False
+        return self._called(key, image=image)["image"]  # type: ignore[no-any-return]
+
+    def with_mask(self, key: int, image: Image, mask: Mask) -> tuple[Image, Mask]:
+        """Apply it to an image, and to its (H, W) uint8 mask, which isn't written; as `__call__`."""
+        done = self._called(key, image=image, mask=mask)
+        return done["image"], done["mask"]
+
+    def _called(self, key: int, **arrays: Any) -> Any:
+        locked = {name: array.view() for name, array in arrays.items()}
+        for array in locked.values():
+            array.flags.writeable = False
         try:
-            result = self.seeded(key)(image=locked, force_apply=self.always)["image"]
+            return self.seeded(key)(**locked, force_apply=self.always)
         except (ValueError, TypeError, RuntimeError, MemoryError):
             raise
         except Exception as error:  # OpenCV's own derive from Exception
             raise ValueError(f"{type(error).__name__}: {error}") from error
-        return result  # type: ignore[no-any-return]
 
 
 def operations(size: ImageSize) -> Mapping[str, Callable[..., KeyedTransform]]:

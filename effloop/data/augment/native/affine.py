@@ -10,7 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from effloop.data.augment.native.geometry import Matrices, Sampling, inverse_matrices, warp, warp_one
+from effloop.data.augment.native.geometry import (
+    Matrices,
+    Sampling,
+    inverse_matrices,
+    warp,
+    warp_mask,
+    warp_masks,
+    warp_one,
+)
 from effloop.data.augment.operation import (
     RATIOS,
     BadParameterError,
@@ -22,12 +30,14 @@ from effloop.data.augment.operation import (
     check_range,
     operation,
 )
+from effloop.data.image.nearest import Mask
 from effloop.data.random import uniforms
 
 
 class _Warp(PixelOperation):
     """Draws one matrix for each image."""
 
+    takes_masks = True
     _sampling: Sampling
 
     @abstractmethod
@@ -39,6 +49,12 @@ class _Warp(PixelOperation):
 
     def apply_batch(self, images: Tensor, drawn: Matrices) -> Tensor:
         return warp(images, drawn, self._sampling)
+
+    def apply_mask(self, mask: Mask, drawn: Matrices, row: int) -> Mask:
+        return warp_mask(mask, drawn[row])
+
+    def apply_mask_batch(self, masks: Tensor, drawn: Matrices) -> Tensor:
+        return warp_masks(masks, drawn)
 
 
 @operation

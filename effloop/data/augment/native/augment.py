@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from effloop.batch import ImageSize
@@ -19,8 +20,10 @@ from effloop.data.augment.framing import Image, Sizes, clip_boxes, crop_and_flip
 from effloop.data.augment.native.flips import RandomHorizontalFlip
 from effloop.data.augment.native.frames import FIVE_PLACES, CenterCropResize, Letterbox, RandomResizedCrop, WholeImage
 from effloop.data.augment.native.frames import Resize as ResizeTo
+from effloop.data.augment.native.scale_crop import RandomScaleCrop
 from effloop.data.augment.operation import CropOperation, Keys, OnGrey, Operation, operations
 from effloop.data.augment.recipe import Step
+from effloop.data.image.nearest import Mask
 from effloop.data.image.resize import FastResize, resize_into
 from effloop.errors import ConfigError
 
@@ -72,6 +75,9 @@ class NativeAugment(Augment):
         second = type(self.host[1].op) if len(self.host) > 1 else None
         self._can_flip = second is RandomHorizontalFlip and self.first.write is write_crop
         self._last_frame = max(n for n, step in enumerate(self.host) if isinstance(step.op, CropOperation))
+        exact = self.resize is resize_into and self.first.write is write_crop and not self.first.pads
+        self._begins_with_resize = exact and self._last_frame == 0 and type(self).apply is NativeAugment.apply
+        self._rest = 1 + self._can_flip  # the first of the operations that `apply_rest` does
 
     @property
     def first(self) -> CropOperation:
@@ -107,21 +113,66 @@ class NativeAugment(Augment):
 
     def apply(self, region: Image, draws: Draws, row: int, out: Image) -> None:
         box = draws.drawn[0][row].tolist()
-        image = out if self._last_frame == 0 else np.empty((*box[4:], region.shape[2]), np.uint8)
+        image = out if self._last_frame == 0 else np.empty((*box[4:6], region.shape[2]), np.uint8)
         # The flip in the same pass: it takes nothing there, and 7 µs of its own.
         flipped = self._can_flip and box[2:4] != box[4:] and bool(draws.drawn[1][row])
         self._write(region, box, image, self._resize_flipped if flipped else self.resize)
-        for number in range(2 if flipped else 1, len(self.host)):
+        self._apply_from(2 if flipped else 1, image, draws, row, out)
+
+    def flips_of_resized(self, draws: Draws) -> NDArray[np.bool_] | None:
+        if not self._begins_with_resize:
+            return None
+        flips: NDArray[np.bool_] = draws.drawn[1] if self._can_flip else np.zeros(len(draws.keys), np.bool_)
+        return flips
+
+    @property
+    def has_rest(self) -> bool:
+        return self._rest < len(self.host)
+
+    def apply_rest(self, draws: Draws, row: int, out: Image) -> None:
+        self._apply_from(self._rest, out, draws, row, out)
+
+    def _apply_from(self, first: int, image: Image, draws: Draws, row: int, out: Image) -> None:
+        for number in range(first, len(self.host)):
             target = out if number == self._last_frame else None
             image = self.host[number].op.apply_host(image, draws.drawn[number], row, target, self.resize)
 
+    def with_masks(self) -> Augment:
+        for number, step in enumerate([*self.host, *self.device]):
+            if not _takes_masks(step.op) or (number and isinstance(step.op, RandomScaleCrop) and step.op.looks):
+                raise ConfigError(_without_masks(step))
+        return self
+
+    def choose(self, draws: Draws, row: int, mask: Mask) -> None:
+        if self.first.choose(draws.drawn[0], row, mask):
+            draws.boxes[row] = clip_boxes(draws.drawn[0][row : row + 1, :4], np.array([mask.shape]))[0]
+
+    def apply_with_mask(self, region: Image, draws: Draws, row: int, out: Image, masks: tuple[Mask, Mask]) -> None:
+        self.apply(region, draws, row, out)
+        mask, target = masks
+        for step, drawn in zip(self.host, draws.drawn, strict=True):
+            mask = step.op.apply_mask(mask, drawn, row)
+        np.copyto(target, mask)
+
     def on_device(self, images: Tensor, keys: Keys) -> Tensor:
-        drawn = _drawn(self.device, keys, np.tile(self.size, (len(keys), 1)))
+        return self._on_device(images, self._drawn_on_device(keys))
+
+    def on_device_with_masks(self, images: Tensor, masks: Tensor, keys: Keys) -> tuple[Tensor, Tensor]:
+        drawn = self._drawn_on_device(keys)
+        for step, found in zip(self.device, drawn, strict=True):
+            masks = step.op.apply_mask_batch(masks, found)
+        return self._on_device(images, drawn), masks
+
+    def _drawn_on_device(self, keys: Keys) -> tuple[Any, ...]:
+        return _drawn(self.device, keys, np.tile(self.size, (len(keys), 1)))
+
+    def _on_device(self, images: Tensor, drawn: tuple[Any, ...]) -> Tensor:
         made = [step.op for step in self.device]
         number = 0
         while number < len(made):
             now, after = made[number], made[number + 1 : number + 2]
-            if isinstance(now, CropOperation) and after and isinstance(after[0], RandomHorizontalFlip):
+            plain = isinstance(now, CropOperation) and now.write is write_crop
+            if plain and after and isinstance(after[0], RandomHorizontalFlip):
                 images = crop_and_flip_batch(images, drawn[number], drawn[number + 1])  # both in one kernel
                 number += 2
             else:
@@ -170,6 +221,23 @@ def _steps(config: NativeConfig, size: ImageSize, *, train: bool) -> Steps:
     steps = recipe.build_steps(config, operations, size)
     whole = Step[Operation]("whole", "WholeImage", WholeImage(), 0)
     return steps if isinstance(steps[0].op, CropOperation) else [whole, *steps]
+
+
+def _takes_masks(op: Operation) -> bool:
+    """Whether it does to a mask what it does to its image, as far as it says."""
+    own_write = isinstance(op, CropOperation) and op.write is not write_crop
+    return op.takes_masks and not (own_write and type(op).apply_mask is CropOperation.apply_mask)
+
+
+def _without_masks(step: Step[Operation]) -> str:
+    """Why an operation can't be in a recipe for images with masks."""
+    if isinstance(step.op, RandomScaleCrop):
+        return (
+            f"{step.where}: {step.name} looks at the stored mask for cat_max_ratio, and so has to be the first "
+            f"operation; set {step.where}.cat_max_ratio=1, or move it to the front"
+        )
+    able = sorted(name for name, kind in operations.items() if kind.takes_masks)
+    return f"{step.where}: {step.name} can't be applied to masks; leave it out, or use one of {', '.join(able)}"
 
 
 def _drawn(steps: Steps, keys: Keys, sizes: Sizes) -> tuple[Any, ...]:

@@ -57,6 +57,8 @@ class GaussianBlur(PixelOperation):
         sigma: in pixels, 0.001 to 10,000, or [smallest, largest] of a uniform distribution.
     """
 
+    takes_masks = True
+
     def __init__(self, kernel_size: int | Sequence[int], sigma: float | Sequence[float] = (0.1, 2.0)) -> None:
         self.across, self.down = _kernel_size(kernel_size)
         pair = [sigma, sigma] if isinstance(sigma, int | float) else sigma

@@ -63,6 +63,8 @@ class ColorJitter(PixelOperation):
         p: how probable it is that any of this is done.
     """
 
+    takes_masks = True
+
     def __init__(
         self, brightness: Range = 0, contrast: Range = 0, saturation: Range = 0, hue: Range = 0, p: float = 1
     ) -> None:
@@ -119,6 +121,8 @@ def _range(name: str, value: object, center: float, low: float, high: float) -> 
 
 class _RandomlyApplied(PixelOperation):
     """The same change to each image, with probability `p`."""
+
+    takes_masks = True
 
     _change: ClassVar[Callable[..., None]]
     """(image, *self._values) on the host, in place."""

@@ -56,6 +56,8 @@ class RandomErasing(PixelOperation):
             uniform in 0 to 255, as in the paper. (torchvision's is normal, for images already normalised.)
     """
 
+    takes_masks = True
+
     def __init__(
         self,
         p: float = 0.5,

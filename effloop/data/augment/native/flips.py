@@ -18,6 +18,7 @@ from effloop.data.augment.operation import (
     operation,
     to_device,
 )
+from effloop.data.image.nearest import Mask
 from effloop.data.image.resize import hflip, vflip
 
 
@@ -29,6 +30,7 @@ class _RandomFlip(PixelOperation):
     """
 
     any_channels = True
+    takes_masks = True
     _dim: ClassVar[int]  # of (N, 3, H, W)
 
     def __init__(self, p: float = 0.5) -> None:
@@ -44,6 +46,14 @@ class _RandomFlip(PixelOperation):
 
     def apply_batch(self, images: Tensor, drawn: NDArray[np.bool_]) -> Tensor:
         return images.flip(self._dim).where(to_device(drawn, images).view(-1, 1, 1, 1), images)
+
+    def apply_mask(self, mask: Mask, drawn: NDArray[np.bool_], row: int) -> Mask:
+        if not drawn[row]:
+            return mask
+        return mask[:, ::-1] if self._dim == 3 else mask[::-1]
+
+    def apply_mask_batch(self, masks: Tensor, drawn: NDArray[np.bool_]) -> Tensor:
+        return masks.flip(self._dim - 1).where(to_device(drawn, masks).view(-1, 1, 1), masks)
 
 
 @operation

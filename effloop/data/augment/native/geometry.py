@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from effloop.data.augment.operation import BadParameterError, Image, to_device
+from effloop.data.image.nearest import IGNORED, Mask
 from effloop.data.image.resize import opencv
 
 Floats = NDArray[np.float64]
@@ -34,12 +35,12 @@ class Sampling:
 
     Attributes:
         bilinear: else nearest.
-        fill: red, green, blue. As in torchvision, `bilinear` darkens border pixels twice with a fill, even 0, and once
-            without.
+        fill: of each channel: red, green, blue. As in torchvision, `bilinear` darkens border pixels twice with a fill,
+            even 0, and once without.
     """
 
     bilinear: bool = False
-    fill: tuple[float, float, float] | None = None
+    fill: tuple[float, ...] | None = None
 
     @classmethod
     def of(cls, interpolation: object, fill: object) -> Sampling:
@@ -51,6 +52,9 @@ class Sampling:
         if interpolation not in ("nearest", "bilinear"):
             raise BadParameterError(f"interpolation: {interpolation} is not allowed; set nearest or bilinear")
         return cls(interpolation == "bilinear", _colour(fill))
+
+
+_MASKS = Sampling(fill=(float(IGNORED),))
 
 
 def inverse_matrices(
@@ -89,12 +93,12 @@ def warp(images: Tensor, matrices: Matrices, sampling: Sampling) -> Tensor:
     """Warp each image by its own matrix, without a sync.
 
     Args:
-        images: (N, 3, H, W) uint8, channels_last.
+        images: (N, C, H, W) uint8, channels_last.
         matrices: (N, 2, 3) of `inverse_matrices`.
-        sampling: how.
+        sampling: how; with C numbers to fill with.
 
     Returns:
-        (N, 3, H, W) uint8, channels_last.
+        (N, C, H, W) uint8, channels_last.
     """
     height, width = images.shape[-2:]
     terms = to_device(_relative(matrices, height, width), images)
@@ -119,12 +123,30 @@ def warp_one(image: Image, matrix: Matrices, sampling: Sampling) -> None:
         batch = torch.from_numpy(image)[None].permute(0, 3, 1, 2)
         batch.copy_(warp(batch, matrix[None], sampling))
         return
-    height, width = image.shape[:2]
-    horizontal, vertical = _relative(matrix, height, width).tolist()
-    x = _places(horizontal, height, width, width)
-    y = _places(vertical, height, width, height)
+    x, y = _maps(matrix, *image.shape[:2])
     border = sampling.fill or (0.0, 0.0, 0.0)
     image[...] = cv2.remap(image, x, y, cv2.INTER_NEAREST, borderValue=[round(value) for value in border])
+
+
+def warp_masks(masks: Tensor, matrices: Matrices) -> Tensor:
+    """`warp` for (N, H, W) uint8 masks, by nearest neighbour; what was outside is `IGNORED`."""
+    return warp(masks[:, None], matrices, _MASKS)[:, 0]
+
+
+def warp_mask(mask: Mask, matrix: Matrices) -> Mask:
+    """`warp_masks` for one (H, W) uint8 mask, which isn't written, on the host; matrix: (2, 3)."""
+    cv2 = opencv()
+    if cv2 is None:
+        return warp_masks(torch.from_numpy(np.ascontiguousarray(mask))[None], matrix[None])[0].numpy()
+    x, y = _maps(matrix, *mask.shape)
+    warped: Mask = cv2.remap(np.ascontiguousarray(mask), x, y, cv2.INTER_NEAREST, borderValue=IGNORED)
+    return warped
+
+
+def _maps(matrix: Matrices, height: int, width: int) -> tuple[Matrices, Matrices]:
+    """(2, 3) -> (H, W) each: the source's column and row by pixel."""
+    horizontal, vertical = _relative(matrix, height, width).tolist()
+    return _places(horizontal, height, width, width), _places(vertical, height, width, height)
 
 
 def _relative(matrices: Matrices, height: int, width: int) -> Matrices:
@@ -147,9 +169,9 @@ def _grid(terms: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
 
 
 def _nearest(images: Tensor, x: Tensor, y: Tensor, fill: Tensor | None) -> Tensor:
-    count, _, height, width = images.shape
+    count, channels, height, width = images.shape
     # All pixels from outside are in a border of one pixel: masks took twice the time of the rest.
-    framed = torch.empty((count, height + 2, width + 2, 3), dtype=torch.uint8, device=images.device)
+    framed = torch.empty((count, height + 2, width + 2, channels), dtype=torch.uint8, device=images.device)
     framed[:, :: height + 1] = framed[:, :, :: width + 1] = 0 if fill is None else fill.round().to(torch.uint8)
     framed[:, 1:-1, 1:-1] = images.permute(0, 2, 3, 1)
     # add, mul, sub, round: grid_sample's own steps.
@@ -157,8 +179,8 @@ def _nearest(images: Tensor, x: Tensor, y: Tensor, fill: Tensor | None) -> Tenso
     index = y.add_(1).mul_(0.5 * height).sub_(0.5).round_().clamp_(-1, height).int().mul_(width + 2).add_(column)
     first = torch.arange(count, device=images.device) * ((height + 2) * (width + 2)) + (width + 3)
     index += first[:, None, None]
-    pixels = framed.view(-1, 3).index_select(0, index.view(-1))
-    return pixels.view(count, height, width, 3).permute(0, 3, 1, 2)
+    pixels = framed.view(-1, channels).index_select(0, index.view(-1))
+    return pixels.view(count, height, width, channels).permute(0, 3, 1, 2)
 
 
 def _bilinear(images: Tensor, x: Tensor, y: Tensor, fill: Tensor | None) -> Tensor:

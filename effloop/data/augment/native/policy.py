@@ -17,8 +17,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from effloop.data.augment.native import host, kernels
-from effloop.data.augment.native.geometry import Matrices, Sampling, inverse_matrices, warp, warp_one
+from effloop.data.augment.native.geometry import (
+    Matrices,
+    Sampling,
+    inverse_matrices,
+    warp,
+    warp_mask,
+    warp_masks,
+    warp_one,
+)
 from effloop.data.augment.operation import Image, Keys, PixelOperation, Sizes, check_whole, operation, to_device
+from effloop.data.image.nearest import Mask
 from effloop.data.random import uniforms
 
 Ints = NDArray[np.int64]
@@ -92,6 +101,7 @@ class PolicyDraws:
 class _Policy(PixelOperation):
     """Applies random operations of random magnitude; subclasses draw them."""
 
+    takes_masks = True
     _sampling: Sampling
 
     @abstractmethod
@@ -123,9 +133,21 @@ class _Policy(PixelOperation):
             images = self._step(images, drawn.choice[:, step], drawn.matrix[:, step], drawn.level[:, step])
         return images
 
+    def apply_mask(self, mask: Mask, drawn: PolicyDraws, row: int) -> Mask:
+        for step in np.flatnonzero(_warps(drawn.choice[row])).tolist():
+            mask = warp_mask(mask, drawn.matrix[row, step])
+        return mask
+
+    def apply_mask_batch(self, masks: Tensor, drawn: PolicyDraws) -> Tensor:
+        for step in range(drawn.choice.shape[1]):
+            if len(some := np.flatnonzero(_warps(drawn.choice[:, step]))):
+                rows = to_device(some, masks)
+                masks = masks.index_copy(0, rows, warp_masks(masks.index_select(0, rows), drawn.matrix[some, step]))
+        return masks
+
     def _step(self, images: Tensor, choice: Ints, matrix: Matrices, level: Floats) -> Tensor:
         """Apply one operation to each image: sort images by operation, apply each to its slice, restore the order."""
-        kind = np.where((choice >= _SHEAR_X) & (choice <= _ROTATE), _SHEAR_X, choice)
+        kind = np.where(_warps(choice), _SHEAR_X, choice)
         order = np.argsort(kind, kind="stable")
         # By two gathers: on a CPU index_copy_ takes 140 µs per image, a gather 10.
         there, back = to_device(np.stack([order, np.argsort(order)]), images)
@@ -205,6 +227,12 @@ class TrivialAugmentWide(_Policy):
 
     def _magnitudes(self, choice: Ints, bins: Ints, sizes: Sizes) -> Floats:
         return _table(self._bins, 0.99, 32.0, 135.0, 0.99, 6)[choice, bins]
+
+
+def _warps(choice: Ints) -> NDArray[np.bool_]:
+    """Which operations move pixels."""
+    found: NDArray[np.bool_] = (choice >= _SHEAR_X) & (choice <= _ROTATE)
+    return found
 
 
 def _uniform_index(count: int, numbers: Floats) -> Ints:

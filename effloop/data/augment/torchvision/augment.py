@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,10 +21,20 @@ from effloop.data.augment.library import LibraryAugment
 from effloop.data.augment.native.augment import for_evaluation
 from effloop.data.augment.operation import Keys
 from effloop.data.augment.outcomes import choice_sizes, observed_sizes, sequential_sizes, shuffled_sizes
-from effloop.data.augment.torchvision.operations import always, operations
+from effloop.data.augment.torchvision.operations import (
+    IMAGES_ALONE,
+    LEAVES_MASKS,
+    always,
+    as_mask,
+    from_mask,
+    names_in,
+    operations,
+)
 from effloop.data.augment.torchvision.seeded import seeded
 from effloop.data.image.grey import batch_to_grey, batch_to_rgb
+from effloop.data.image.nearest import Mask
 from effloop.data.image.resize import readable
+from effloop.errors import ConfigError
 
 
 @dataclass
@@ -63,23 +73,56 @@ class TorchvisionAugment(LibraryAugment[Any]):
         with seeded(key):
             return _image(op(_tensor(image)))
 
+    def with_masks(self) -> Augment:
+        for step in [*self.host, *self.device]:
+            if name := next((each for each in names_in(step.op) if each in IMAGES_ALONE), None):
+                raise ConfigError(
+                    f"{step.where}: torchvision's {name} can't be applied to masks; leave it out, or set "
+                    "augment=native_rand"
+                )
+        return self
+
+    def resize_mask(self, op: Any, mask: Mask) -> Mask:
+        height, width = mask.shape
+        with seeded(0):
+            return _values(op.transform(as_mask(mask), {"top": 0, "left": 0, "height": height, "width": width}))
+
+    def run_with_mask(self, op: Any, key: int, image: Image, mask: Mask) -> tuple[Image, Mask]:
+        if type(op).__name__ in LEAVES_MASKS:  # some warn of masks
+            return self.run(op, key, image), mask
+        with seeded(key):
+            done, cut = op(_tensor(image), as_mask(mask))
+        return _image(done), _values(cut)
+
     def on_device(self, images: Tensor, keys: Keys) -> Tensor:
         if not self.device:
             return images
-        if self.channels == 1:
-            return batch_to_grey(self._on_device(batch_to_rgb(images), keys))
-        return self._on_device(images, keys)
+        return self._on_device(images, keys, [None] * len(images))[0]
 
-    def _on_device(self, images: Tensor, keys: Keys) -> Tensor:
+    def on_device_with_masks(self, images: Tensor, masks: Tensor, keys: Keys) -> tuple[Tensor, Tensor]:
+        if not self.device:
+            return images, masks
+        done, cut = self._on_device(images, keys, [as_mask(mask) for mask in masks])
+        return done, torch.stack([from_mask(each) for each in cut])
+
+    def _on_device(self, images: Tensor, keys: Keys, masks: Sequence[Any]) -> tuple[Tensor, list[Any]]:
+        if self.channels == 1:
+            images = batch_to_rgb(images)
         steps = [(step.op, step.keys(keys).tolist()) for step in self.device]
         done: list[Tensor] = []
+        cut: list[Any] = []
         with _exact_matmul(images.device):
-            for row, image in enumerate(images):
+            for row, (image, mask) in enumerate(zip(images, masks, strict=True)):
                 for op, own in steps:
                     with seeded(own[row]):
-                        image = op(image)
+                        if mask is None or type(op).__name__ in LEAVES_MASKS:
+                            image = op(image)
+                        else:
+                            image, mask = op(image, mask)
                 done.append(image)
-        return _batch(done)
+                cut.append(mask)
+        batch = _batch(done)
+        return batch_to_grey(batch) if self.channels == 1 else batch, cut
 
     def sizes_after(self, op: Any, sizes: Sizes) -> Sizes:
         chance = getattr(op, "p", None)
@@ -132,6 +175,12 @@ def _batch(images: list[Tensor]) -> Tensor:
 def _tensor(image: Image) -> Tensor:
     """(h, w, 3) -> (3, h, w) view, to be read only."""
     return torch.from_numpy(readable(image)).permute(2, 0, 1)
+
+
+def _values(mask: Any) -> Mask:
+    """A mask of torchvision's -> (h, w)."""
+    values: Mask = from_mask(mask).contiguous().numpy()
+    return values
 
 
 def _image(tensor: Tensor) -> Image:

@@ -7,18 +7,21 @@ only what neither of them refuses is checked here.
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from numbers import Number
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
+import torch
+from torch import Tensor
+
 from effloop.batch import ImageSize
 from effloop.data.augment import recipe
-from effloop.data.augment.native.frames import check_size
 from effloop.data.augment.operation import (
     MOST_SIDE,
     RATIOS,
@@ -26,8 +29,10 @@ from effloop.data.augment.operation import (
     check_number,
     check_probability,
     check_range,
+    check_size,
     check_whole,
 )
+from effloop.data.image.resize import readable
 from effloop.errors import ConfigError
 from effloop.registry import choices
 
@@ -44,6 +49,12 @@ _COLOURS = (
 _OTHERS = "GaussianBlur GaussianNoise RandomErasing"
 _POLICIES = "AugMix AutoAugment RandAugment TrivialAugmentWide"
 _CONTAINERS = "RandomApply RandomChoice RandomOrder"
+
+LEAVES_MASKS = frozenset(f"{_COLOURS} {_OTHERS}".split())
+"""Operations on an image alone: its mask stays as it is. Erasing, too: what is under the box has to be guessed."""
+
+IMAGES_ALONE = frozenset(_POLICIES.split())
+"""Operations that refuse a mask, though they move pixels."""
 
 NAMES = tuple(sorted(" ".join([_RESIZING, _WARPS, _COLOURS, _OTHERS, _POLICIES, _CONTAINERS]).split()))
 """Classes of torchvision.transforms.v2 that map a (3, h, w) uint8 image to another. Not JPEG, which is deprecated since
@@ -99,6 +110,9 @@ class OperationFactory:
         if self.name == "Grayscale":
             parameters = {"num_output_channels": 3, **parameters}
         values = {name: self._checked(name, value) for name, value in parameters.items()}
+        fill = self.__signature__.parameters.get("fill")
+        if fill is not None:
+            values["fill"] = {"others": values.get("fill", fill.default), mask_type(): 0}  # `as_mask` inverts
         return getattr(self.library, self.name)(**values)
 
     def _checked(self, name: str, value: Any) -> Any:
@@ -134,6 +148,32 @@ class OperationFactory:
             return [recipe.build_operation(*entry, self.siblings, where, self.size) for where, entry in named.items()]
         except ConfigError as error:  # the container's own location is put in front
             raise BadParameterError(str(error)) from error
+
+
+def mask_type() -> Any:
+    """Torchvision's class of masks."""
+    return importlib.import_module("torchvision.tv_tensors").Mask
+
+
+def as_mask(mask: Any) -> Any:
+    """(h, w) uint8, a tensor or an array -> a mask of torchvision's, 255 less each value.
+
+    What lies outside of an image, which torchvision makes 0, is `IGNORED` so: some operations have no other fill.
+    """
+    return mask_type()(~(mask if isinstance(mask, Tensor) else torch.from_numpy(readable(mask))))
+
+
+def from_mask(mask: Any) -> Tensor:
+    """A mask of torchvision's, as `as_mask` made it -> (h, w) uint8."""
+    found: Tensor = ~mask.as_subclass(Tensor)
+    return found
+
+
+def names_in(op: Any) -> Iterator[str]:
+    """Names of an operation and of those inside of it."""
+    yield type(op).__name__
+    for each in getattr(op, "transforms", ()):
+        yield from names_in(each)
 
 
 def always(op: Any) -> Any:

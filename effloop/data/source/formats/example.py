@@ -207,7 +207,11 @@ def example_before(record: Record, classes: Sequence[str], targets: Targets = CL
 
 
 def _learned(record: Record, classes: Sequence[str], targets: Targets) -> bytes:
-    """`image/class/label` and `image/class/text`: the class, or all that a sample has; or its numbers."""
+    """`image/class/label` and `image/class/text`: the class, or all that a sample has; or its numbers; nothing where
+    there are masks.
+    """
+    if targets.kind is Kind.masks:
+        return b""
     if targets.kind is Kind.numbers:
         return _small(b"image/class/label", _FLOATS, record.target)
     labels = np.flatnonzero(targets.values(record.target)).tolist() if targets else [record.label]

@@ -13,8 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from effloop.data.image.header import Encoded, extension
-from effloop.data.source.base import Source, at_most, printable
+from effloop.data.image.mask import decode_mask
+from effloop.data.image.png import png_bytes
+from effloop.data.source.base import Kind, Source, at_most, printable
 from effloop.data.source.folder import EXTENSIONS
+from effloop.data.source.storage.index import NAMES
 from effloop.data.source.storage.targets import Targets, write_targets
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Records, register_writer
 from effloop.errors import DataError
@@ -29,13 +32,19 @@ def write_folder(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -
 
     Classes are read as the sorted names of the folders, which must give every sample the label it had. Targets that
     aren't classes are in ROOT/SPLIT/metadata.csv, as `data=csv` and Hugging Face's `imagefolder` read it; which of its
-    columns, ROOT/targets.json says.
+    columns, ROOT/targets.json says. Masks are PNGs, in ROOT/SPLIT/masks beside ROOT/SPLIT/images, and the names of
+    their classes in ROOT/classes.txt.
 
     Raises:
         DataError: a class name that can't be a folder's or is out of order, a class without samples in a split, a
             label without a class, a name that can't be a column's, or two samples with the same path.
     """
     del shard_bytes  # one file per sample
+    if dataset.targets.kind is Kind.masks:
+        for split, records in dataset.splits.items():
+            _write_masks(path / split, records)
+        (path / NAMES).write_text("".join(f"{name}\n" for name in dataset.classes), encoding="utf-8")
+        return
     if dataset.targets:
         for split, records in dataset.splits.items():
             _write_table(path / split, records, dataset.targets)
@@ -68,6 +77,15 @@ def _write_image(folder: Path, name: bytes, data: Encoded) -> None:
             opened.write(data)
     except FileExistsError:
         raise DataError(f"{printable(file)} would be written twice; its key is another sample's") from None
+
+
+def _write_masks(folder: Path, records: Records) -> None:
+    """The images of a split, and the masks, whose paths differ in their extension."""
+    for number, record in enumerate(records):
+        name = _plain(record.key, number, record.data)
+        _write_image(folder / "images", name, record.data)
+        mask = png_bytes(decode_mask(record.mask))
+        _write_image(folder / "masks", name[: name.rfind(b".")] + b".png", mask)
 
 
 def _write_table(folder: Path, records: Records, targets: Targets) -> None:

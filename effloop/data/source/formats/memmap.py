@@ -37,6 +37,8 @@ class MemmapSource(PackedSource):
             payload=payload,
             checksums=file.unsigned(column("crc32c")),
             indexes=file.blobs(column("entropy")) if column("entropy") in file else None,
+            masks=file.blobs(column("mask")) if column("mask") in file else None,
+            mask_checksums=file.unsigned(column("mask_crc32c")) if column("mask") in file else None,
         )
 
     @classmethod

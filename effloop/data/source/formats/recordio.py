@@ -15,8 +15,12 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
+from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded
-from effloop.data.source.base import printable, sources
+from effloop.data.source.base import Kind, printable, sources
 from effloop.data.source.formats.recordio_lists import Keys, Offsets, list_files
 from effloop.data.source.root import begins_with
 from effloop.data.source.storage.checksum import crc32c
@@ -97,6 +101,11 @@ class _FramedPayload(ScatteredPayload):
             )
         return record[len(record) - size :]
 
+    def run(self, samples: NDArray[np.int64]) -> EncodedImages:
+        if (self._offset[samples] % 2).any():
+            return Payload.run(self, samples)
+        return super().run(samples)
+
 
 @register_writer("recordio")
 def write_recordio(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
@@ -131,8 +140,10 @@ def _label_of(record: Record) -> int:
 
 
 def _labels_of(record: Record, targets: Targets) -> bytes:
-    """What follows the header: float32 labels, where targets aren't classes."""
-    return targets.values(record.target).astype("<f4").tobytes() if targets else b""
+    """What follows the header: float32 labels, where targets are neither classes nor masks."""
+    if not targets or targets.kind is Kind.masks:
+        return b""
+    return targets.values(record.target).astype("<f4").tobytes()
 
 
 def _text(record: Record, labels: bytes) -> bytes:

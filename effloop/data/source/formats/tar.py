@@ -7,27 +7,38 @@ import json
 import mmap
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
-from effloop.data.source.base import printable, sources
+from effloop.data.image.mask import PLAIN
+from effloop.data.source.base import Kind, printable, sources
 from effloop.data.source.folder import EXTENSIONS, SOUGHT
 from effloop.data.source.formats import ustar
+from effloop.data.source.masks.scan import Looked, in_parallel, look
 from effloop.data.source.storage.index import Entry
 from effloop.data.source.storage.indexed import IndexedConfig, IndexedSource
 from effloop.data.source.storage.mapped import MappedFiles
-from effloop.data.source.storage.targets import Targets, row_of
+from effloop.data.source.storage.targets import CLASSES, MASKS, Targets, row_of
 from effloop.errors import ConfigError, DataError
 
 _COMPRESSED = ("*.tar.gz", "*.tgz", "*.tar.bz2", "*.tar.xz", "*.tar.zst", "*.tar.lz4")
 _META = re.compile(rb"__[^/]*__($|/)")  # webdataset skips these: metadata of the archive
 _LONGEST_LABEL = 32  # bytes
+_LOOKED_AT = 64  # members that may be of the first sample
 _Learned = tuple[int, bytes]  # label and target, as of `Record`
+_Sample = tuple[ustar.Member, ustar.Member]  # image, and what is learned about it
 
 LISTS = "json"
-"""Extension of targets that aren't classes: lists of numbers, as WebDataset decodes them."""
+"""Extension of targets that are flags or numbers: lists, as WebDataset decodes them."""
+
+MASK = "mask.png"
+"""Extension of a mask that EffLoop writes."""
+
+_MASKS = (f".{MASK}".encode(), b".seg.png")
+"""Endings of masks, whoever wrote them."""
 
 
 @dataclass
@@ -57,6 +68,7 @@ class TarSource(IndexedSource):
     """Tar shards in WebDataset's naming, KEY.jpg and KEY.cls, read at random places."""
 
     config: TarConfig
+    scans_masks = True
 
     @classmethod
     def claims(cls, root: Path) -> bool:
@@ -79,23 +91,40 @@ class TarSource(IndexedSource):
 
     def scan(self, files: Sequence[Path], targets: Targets) -> Iterator[Entry]:
         for number, path in enumerate(files):
-            for (name, offset, size), (label, target) in self._samples(path, targets):
+            data, where = MappedFiles([path])[0], str(path)
+            samples = self._samples(path, data, targets)
+            if targets.kind is Kind.masks:
+                yield from _with_masks(data, where, samples, number)
+                continue
+            parse = _parse_target if targets else _parse_label
+            for (name, offset, size), member in samples:
+                label, target = parse(data, member, where, targets)
                 yield Entry(name, label, number, offset, size, target=target)
+
+    def learned_in(self, files: Sequence[Path]) -> Targets:
+        """Masks where the first sample has one and no label."""
+        data, key, masked = MappedFiles([files[0]])[0], b"", False
+        for name, _, _ in islice(ustar.members(data, str(files[0])), _LOOKED_AT):
+            stem = self.key_identity(name)
+            key = key or stem
+            if stem != key or name[len(stem) :].lower() == f".{self.config.label}".lower().encode():
+                return MASKS if masked and stem != key else CLASSES
+            masked = masked or name[len(stem) :].lower() in _MASKS
+        return MASKS if masked else CLASSES
 
     @staticmethod
     def key_identity(key: bytes) -> bytes:
         """Two images of one name, e.g. `a.jpg` and `a.png`, are refused too."""
         return key[: key.find(b".", key.rfind(b"/") + 1)]
 
-    def _samples(self, path: Path, targets: Targets) -> Iterator[tuple[ustar.Member, _Learned]]:
-        """(image, (label, target)) of every sample of one archive, by WebDataset's rule.
+    def _samples(self, path: Path, data: mmap.mmap, targets: Targets) -> Iterator[_Sample]:
+        """(image, label) of every sample of one archive, by WebDataset's rule.
 
         A key is a path up to the first dot in its base name, and the members of a sample are adjacent. Other members
         of a sample are skipped, and so are base names without a dot or that start with one.
         """
-        data, where, image_ends = MappedFiles([path])[0], str(path), self._image_ends()
-        extension = self._label(targets)
-        label_end = f".{extension}".lower().encode()
+        where, image_ends, extension = str(path), self._image_ends(), self._label(targets)
+        label_ends = _MASKS if targets.kind is Kind.masks else (f".{extension}".lower().encode(),)
         key, image, label = b"", None, None
         for member in ustar.members(data, where):
             name = member[0]
@@ -108,10 +137,10 @@ class TarSource(IndexedSource):
                     yield self._complete(key, image, label, where, extension)
                 key, image, label = name[:dot], None, None
             ending = name[dot:].lower()
-            if ending == label_end:
+            if ending in label_ends:
                 if label is not None:
                     raise _duplicate(name, name, where)
-                label = _parse_target(data, member, where, targets) if targets else _parse_label(data, member, where)
+                label = member
             elif ending.endswith(image_ends) if self.config.image is None else ending in image_ends:
                 if image is not None:
                     raise _duplicate(image[0], name, where)
@@ -124,11 +153,13 @@ class TarSource(IndexedSource):
 
     def _label(self, targets: Targets) -> str:
         """Extension of what is learned about an image."""
+        if targets.kind is Kind.masks:
+            return MASK
         return LISTS if targets and self.config.label == TarConfig.label else self.config.label
 
     def _complete(
-        self, key: bytes, image: ustar.Member | None, label: _Learned | None, where: str, extension: str
-    ) -> tuple[ustar.Member, _Learned]:
+        self, key: bytes, image: ustar.Member | None, label: ustar.Member | None, where: str, extension: str
+    ) -> _Sample:
         """A sample's image and label, both of which must be there."""
         if image is not None and label is not None:
             return image, label
@@ -148,7 +179,25 @@ def _duplicate(first: bytes, second: bytes, where: str) -> DataError:
     )
 
 
-def _parse_label(data: mmap.mmap, label: ustar.Member, where: str) -> _Learned:
+def _with_masks(data: mmap.mmap, where: str, samples: Iterable[_Sample], file: int) -> Iterator[Entry]:
+    """The entries of samples with masks, which are decoded by all cores."""
+
+    def seen(sample: _Sample) -> Looked | str:
+        _, offset, size = sample[1]
+        try:
+            return look(data[offset : offset + size], PLAIN)
+        except DataError as error:
+            return str(error)
+
+    for ((name, offset, size), (mask, start, length)), found in in_parallel(samples, seen):
+        if isinstance(found, str):
+            raise DataError(f"{where}: '{printable(mask)}' {found.removeprefix('has a mask that ')}")
+        digest, largest = found
+        held = memoryview(data)[start : start + length]
+        yield Entry(name, 0, file, offset, size, None, digest, mask=held, mask_offset=start, largest=largest)
+
+
+def _parse_label(data: mmap.mmap, label: ustar.Member, where: str, _: Targets) -> _Learned:
     """A label from its decimal digits."""
     name, offset, size = label
     text = data[offset : offset + min(size, _LONGEST_LABEL)].strip()

@@ -11,10 +11,12 @@ from typing import BinaryIO
 
 from effloop.data.image import other
 from effloop.data.image.header import Encoded, extension
-from effloop.data.source.base import printable
+from effloop.data.image.mask import decode_mask
+from effloop.data.image.png import png_bytes
+from effloop.data.source.base import Kind, printable
 from effloop.data.source.folder import EXTENSIONS
 from effloop.data.source.formats import ustar
-from effloop.data.source.formats.tar import LISTS
+from effloop.data.source.formats.tar import LISTS, MASK
 from effloop.data.source.storage.index import Entry, IndexWriter, write_index, write_names
 from effloop.data.source.storage.targets import Targets
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, Records, register_writer
@@ -44,11 +46,15 @@ def _write_records(records: Records, shards: _ShardWriter, targets: Targets) -> 
             raise DataError(f"'{printable(record.key)}' has {size:,} bytes; a tar holds members below 8 GiB")
         stem = names(record.key, number)
         offset = shards.add(stem + _extension(record), record.data)
-        yield Entry.of(record, len(shards.files) - 1, offset)
-        ending, learned = ("cls", b"%d" % record.label)
-        if targets:
-            ending, learned = LISTS, json.dumps(targets.values(record.target).tolist()).encode()
-        shards.add(stem + f".{ending}".encode(), learned)
+        entry = Entry.of(record, len(shards.files) - 1, offset)
+        if targets.kind is Kind.masks:
+            mask = png_bytes(decode_mask(record.mask))  # which any reader can decode
+            entry = entry._replace(mask=mask, mask_offset=shards.add(stem + f".{MASK}".encode(), mask))
+        elif targets:
+            shards.add(stem + f".{LISTS}".encode(), json.dumps(targets.values(record.target).tolist()).encode())
+        else:
+            shards.add(stem + b".cls", b"%d" % record.label)
+        yield entry
         shards.close_if_full()
 
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from effloop.data.source.base import WHOLE, Kind, printable
-from effloop.data.source.manifest.layout import LABEL, CsvConfig, Part, find_image, lacking, split_of
-from effloop.data.source.manifest.tables import encoded, shown
+from effloop.data.source.manifest.config import CsvConfig
+from effloop.data.source.manifest.layout import LABEL, MASK, Part, find_image, lacking, split_of
+from effloop.data.source.manifest.masked import MaskParser
+from effloop.data.source.manifest.tables import Row, encoded, shown
 from effloop.data.source.manifest.targets import Parser, infer
 from effloop.data.source.manifest.values import Column
+from effloop.data.source.masks.layout import format_of
+from effloop.data.source.masks.scan import MaskColumns
 from effloop.data.source.storage.columns import ColumnWriter
 from effloop.data.source.storage.kept import folder_times
 from effloop.data.source.storage.spool import BlobSpool, Spool
@@ -37,6 +41,7 @@ class _Split(SplitColumns):
         num_classes = len(parser.names) if parser.kind is Kind.classes else None
         super().__init__(num_classes, folder, lambda key: os.path.join(part.folder, key), parser.targets)
         self.part, self.lines, self.kept = part, Spool("I", folder), [BlobSpool(folder) for _ in part.kept]
+        self.masked = MaskColumns(folder)
         self.files = Spool("q", folder)  # a hash of each row's file, the same under any of its names
 
     def place(self, index: int) -> tuple[bytes, str]:
@@ -85,16 +90,39 @@ class IndexWriter:
         self.folders: dict[bytes, tuple[int, int]] = {}
         self._missing: list[str] = []
         self._count = self._num_missing = 0
-        wanted = None if config.targets is None else Kind(config.targets)
-        self.parser = infer(look(parts), wanted, config.classes)
-        for part in parts:
-            self._read(part)
+        self.masks: MaskParser | None = None
+        self.parser: Parser
+        if any(part.masked for part in parts):
+            self._read_masks(parts)
+        else:
+            wanted = None if config.targets is None else Kind(config.targets)
+            self.parser = infer(look(parts), wanted, config.classes)
+            for part in parts:
+                self._read(part, part.rows(*self._places(part)))
         self._check(parts)
 
-    def _read(self, part: Part) -> None:
-        labels = slice(1, 1 + len(part.labels))
+    def _places(self, part: Part) -> list[int]:
         by = () if part.by is None else (part.by,)
-        for number, texts in part.rows(part.image, *part.labels, *by, *part.kept.values()):
+        return [part.image, *part.labels, *by, *part.kept.values()]
+
+    def _read_masks(self, parts: Sequence[Part]) -> None:
+        """`_read` of rows with masks: all are decoded, by all cores, and the index has what is in them.
+
+        Raises:
+            DataError: a table has no column of masks or no rows, or masks can't be read.
+        """
+        form, _ = format_of(self.config)
+        for part in parts:
+            if not part.masked:
+                raise lacking(part.table, "paths of masks", "mask", MASK)
+            self.masks = self.parser = MaskParser(part, form)
+            self._read(part, self.masks.rows(self._places(part)))
+        if not self._count:
+            raise parts[0].table.wrong("has no rows; write a row for each image")
+
+    def _read(self, part: Part, rows: Iterable[Row]) -> None:
+        labels = slice(1, 1 + len(part.labels))
+        for number, texts in rows:
             try:
                 label, target = self.parser(texts[labels])
                 name = self._split_of(part, texts)
@@ -117,6 +145,8 @@ class IndexWriter:
             # some file systems have no inodes
             split.files.append(hash((status.st_dev, status.st_ino or split.identity(key))))
             split.lines.append(number)
+            if self.masks is not None:
+                self.masks.add_to(split.masked, texts[1])
             for column, text in zip(split.kept, texts[len(texts) - len(part.kept) :], strict=True):
                 column.append(encoded(text.strip()))
             self._add_folder(os.path.dirname(split.identity(key)))
@@ -173,6 +203,7 @@ class IndexWriter:
                 "fingerprint": split.fingerprint(),
                 "lacking": self._lacking(split),
                 "columns": split.part.others(),
+                **(split.masked.meta() if self.masks else {}),
             }
             for name, split in self.splits.items()
         }
@@ -181,6 +212,8 @@ class IndexWriter:
             for number, split in enumerate(self.splits.values()):
                 for name, column in split.columns().items():
                     writer.add(f"{number}/{name}", column.reshape(-1))
+                if self.masks:
+                    split.masked.write(writer, f"{number}/")
                 for name, blobs in zip(split.part.kept, split.kept, strict=True):
                     writer.add(f"{number}/column/{name}", blobs.data.array())
                     writer.add(f"{number}/column/{name}_end", blobs.ends.array())

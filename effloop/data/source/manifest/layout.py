@@ -8,12 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
-from effloop.data.source.base import WHOLE, ScanError
-from effloop.data.source.config import DataConfig
+from effloop.data.source.base import WHOLE, Kind, ScanError
 from effloop.data.source.folder import ENDINGS, EXTENSIONS
 from effloop.data.source.manifest import tables
+from effloop.data.source.manifest.config import CsvConfig
 from effloop.data.source.manifest.tables import Row, Table, shown
 from effloop.data.source.root import expand_root
 from effloop.data.source.splits import USUAL
@@ -22,6 +21,7 @@ from effloop.registry import choices
 
 IMAGE = ("file_name", "path", "image", "filename", "id")
 LABEL = ("label", "labels", "class", "target")
+MASK = ("mask", "masks", "mask_path", "segmentation")
 IS_VALID = "is_valid"
 SPLIT = ("split", IS_VALID)
 """Names of columns, in any case; of several the first here is taken."""
@@ -34,49 +34,6 @@ METADATA = "metadata"
 
 _SPLITS = {"0": "train", "false": "train", "1": "val", "true": "val"}
 """What a column like `is_valid` says."""
-
-
-@dataclass
-class CsvConfig(DataConfig):
-    """Fields of `data=csv`.
-
-    Attributes:
-        images: the folder that paths are relative to; null is that of the table.
-        image: the column with the paths of the images; null is file_name, path, image, filename or id.
-        label: the column with the targets, or a list of several; null is label, labels, class or target.
-        classes: names of the classes, in the order of their labels; null sorts them.
-        split: the column that says which split a row is of; null is split or is_valid, if there is one.
-        val_root: a second table, of the validation split; `root` is then the training split's.
-        targets: what the targets are: classes, flags or numbers; null is what `task` takes if it is set, or else what
-            the values look like.
-        index_dir: where the index is kept; null is $XDG_CACHE_HOME/effloop or ~/.cache/effloop.
-    """
-
-    images: str | None = None
-    image: str | None = None
-    label: Any = None
-    classes: list[str] | None = None
-    split: str | None = None
-    val_root: str | None = None
-    targets: str | None = None
-    index_dir: str | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        labels = self.label if isinstance(self.label, list) else [self.label]
-        if self.label is not None and (not labels or any(type(name) not in (str, int) for name in labels)):
-            raise ConfigError(f"data.label: {self.label!r} is not allowed; set the name of a column, or [NAME,NAME]")
-        if self.classes == []:
-            raise ConfigError("data.classes: [] is not allowed; set [NAME,NAME], or null to sort those of the table")
-        for key, names in (("label", self.labels() or []), ("classes", self.classes or [])):
-            if twice := {name for name in names if names.count(name) > 1}:
-                raise ConfigError(f"data.{key}: '{min(twice)}' comes twice; name each once")
-        if self.targets not in (None, "classes", "flags", "numbers"):
-            raise ConfigError(f"data.targets: {self.targets!r} is not allowed; set classes, flags, numbers or null")
-
-    def labels(self) -> list[str] | None:
-        """`label` as a list."""
-        return None if self.label is None else [*map(str, self.label if isinstance(self.label, list) else [self.label])]
 
 
 class NoTargetsError(ScanError):
@@ -95,6 +52,7 @@ class Part:
         by: place of the column that says the split; None if there is none.
         kept: name -> place of the columns that the index has, too: what `data.group` names, and `fold`.
         sure: whether the columns of the targets were named, by the user or as usual.
+        masked: whether the targets are paths of masks.
     """
 
     table: Table
@@ -105,6 +63,7 @@ class Part:
     by: int | None
     kept: Mapping[str, int]
     sure: bool
+    masked: bool = False
 
     def rows(self, *places: int) -> Iterator[Row]:
         """The table's."""
@@ -196,12 +155,30 @@ def open_part(config: CsvConfig, split: str | None, path: Path) -> Part:
         by = columns.named("split", config.split) if config.split else columns.first(SPLIT)
     asked = [name for name in (FOLD, config.group) if name]
     kept = {name: place for name in asked if (place := columns.first([name.casefold()])) is not None}
-    label = columns.first(LABEL)
+    label, mask = columns.first(LABEL), _mask(config, columns)
+    if mask is not None and (config.targets or label is None):
+        return Part(table, split, base, image, (mask,), by, kept, sure=True, masked=True)
     if (labels := config.labels()) is not None:
         found = tuple(columns.named("label", name) for name in labels)
     else:
         found = (label,) if label is not None else columns.rest({image, by, *kept.values()})
     return Part(table, split, base, image, found, by, kept, sure=labels is not None or label is not None)
+
+
+def _mask(config: CsvConfig, columns: Columns) -> int | None:
+    """The place of the column with the paths of masks, if targets may be masks and there is one.
+
+    Raises:
+        DataError: there is none, and they are to be masks.
+    """
+    if config.mask is not None:
+        return columns.named("mask", config.mask)
+    if config.labels() is not None or config.targets not in (None, Kind.masks.value):
+        return None
+    found = columns.first(MASK)
+    if found is None and config.targets is not None:
+        raise lacking(columns.table, "paths of masks", "mask", MASK)
+    return found
 
 
 def open_paths(config: CsvConfig, path: Path) -> tuple[Table, Columns, bytes, int]:

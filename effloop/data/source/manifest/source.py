@@ -8,16 +8,19 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
+from effloop.data.image.header import Encoded
+from effloop.data.image.mask import PLAIN, MaskFormat
 from effloop.data.source.base import WHOLE, Kind, NoSplitError, ScanError, printable, sources
 from effloop.data.source.config import DataConfig
 from effloop.data.source.files import ImageFiles
 from effloop.data.source.manifest import tables
+from effloop.data.source.manifest.config import CsvConfig
 from effloop.data.source.manifest.indexing import IndexWriter
 from effloop.data.source.manifest.layout import (
     SPLIT,
-    CsvConfig,
     NoTargetsError,
     find_image,
     find_tables,
@@ -25,11 +28,14 @@ from effloop.data.source.manifest.layout import (
     open_paths,
     table_of,
 )
+from effloop.data.source.masks.layout import format_of, names_of, numbered, refuse_larger
+from effloop.data.source.masks.scan import masks_unchanged
 from effloop.data.source.root import expand_root
 from effloop.data.source.storage.columns import ColumnFile
 from effloop.data.source.storage.indexed import file_state
 from effloop.data.source.storage.kept import folders_unchanged, open_kept, times_digest
-from effloop.data.source.storage.loose import LooseSource
+from effloop.data.source.storage.loose import LooseSource, modified_ns
+from effloop.data.source.storage.regular import read_file
 from effloop.data.source.storage.targets import NAME as TARGETS
 from effloop.data.source.storage.targets import Targets, read_targets
 from effloop.errors import DataError
@@ -49,24 +55,54 @@ class CsvSource(LooseSource):
         splits = index.meta["splits"]
         if split not in splits:
             raise NoSplitError(_no_split(config, split, [*splits]))
-        self._open(index, split)
+        self._open(index, split, *self._mask_classes(config, index))
         if (lacking := splits[split]["lacking"]) and not config.allow_missing_classes:
             raise DataError(
                 f"{self.where} has no rows of {len(lacking):,} of {len(self.classes):,} classes: "
                 f"{', '.join(lacking[:8])}; add some, or set data.allow_missing_classes=true"
             )
 
-    def _open(self, index: ColumnFile, split: str) -> None:
+    @staticmethod
+    def _mask_classes(config: CsvConfig, index: ColumnFile) -> tuple[MaskFormat, tuple[str, ...], str]:
+        """How masks are read, names of their classes, and what says so; nothing of that where targets aren't masks.
+
+        Raises:
+            DataError: a mask has a value of no class.
+        """
+        if index.meta["kind"] != Kind.masks.value:
+            return PLAIN, (), ""
+        form, colour_names = format_of(config)
+        splits = [*index.meta["splits"].values()]
+        at = max(range(len(splits)), key=lambda number: splits[number]["largest"])
+        root = expand_root(config).absolute()
+        names, told_by = names_of(config, root if root.is_dir() else root.parent, (), colour_names)
+        names, told_by = numbered(names, told_by, splits[at]["largest"])
+        folder, path = os.fsencode(splits[at]["root"]), index.blobs(f"{at}/mask")[splits[at]["largest_at"]]
+        refuse_larger(splits[at]["largest"], names, told_by, os.path.join(folder, bytes(path)))
+        return form, names, told_by
+
+    def _open(
+        self,
+        index: ColumnFile,
+        split: str,
+        mask_format: MaskFormat = PLAIN,
+        mask_classes: tuple[str, ...] = (),
+        told_by: str = "",
+    ) -> None:
+        self.mask_format, self._mask_names, self._told_by = mask_format, mask_classes, told_by
         self._index, self._split = index, split
         self._said = index.meta["splits"][split]
         number = self._number = [*index.meta["splits"]].index(split)
         self.kind = Kind(index.meta["kind"])
-        names = tuple(index.meta["names"])
+        names = mask_classes or tuple(index.meta["names"])
         self.classes = () if self.kind is Kind.numbers else names
         if self.kind is Kind.classes:
             self._targets = self.labels = index[f"{number}/label"]
         else:
-            self._targets = Targets(self.kind, names).rows(index[f"{number}/target"])
+            self._targets = self._rows = Targets(self.kind, names).rows(index[f"{number}/target"])
+        if self.kind is Kind.masks:
+            self._targets = np.empty((len(self._rows), 0), np.uint8)
+            self._masks = index.blobs(f"{number}/mask")
         self._keys = index.blobs(f"{number}/key")
         self._ends = index[f"{number}/end"]
         self._folder = os.fsencode(self._said["root"])
@@ -88,13 +124,35 @@ class CsvSource(LooseSource):
         return self._targets
 
     @property
+    def target_rows(self) -> NDArray[Any]:
+        return self._rows if self.kind is Kind.masks else self._targets
+
+    @property
     def about_targets(self) -> str:
-        told_by: str = self._index.meta["told_by"]
+        told_by: str = self._told_by or self._index.meta["told_by"]
         return told_by
 
     @property
     def target_names(self) -> tuple[str, ...]:
-        return tuple(self._index.meta["names"])
+        return self._mask_names or tuple(self._index.meta["names"])
+
+    def read_mask(self, index: int) -> Encoded:
+        if self.kind is not Kind.masks:
+            return super().read_mask(index)
+        try:
+            return read_file(self._mask_path(index))
+        except DataError as error:
+            raise DataError(f"has a mask that {error}") from None
+
+    def _mask_path(self, index: int) -> bytes:
+        return os.path.join(self._folder, bytes(self._masks[index]))
+
+    def mask_name(self, index: int) -> str:
+        return printable(self._mask_path(index))
+
+    def modified_ns(self, index: int) -> int | None:
+        found = super().modified_ns(index)
+        return max(found or 0, modified_ns(self._mask_path(index))) if self.kind is Kind.masks else found
 
     def column(self, name: str, start: int, stop: int) -> Sequence[bytes]:
         return self._index.blobs(f"{self._number}/column/{name}").items(start, stop)
@@ -120,12 +178,13 @@ class CsvSource(LooseSource):
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"index": self._index, "split": self._split, "fingerprint": self.fingerprint()}
+        masks = (self.mask_format, self._mask_names, self._told_by)
+        return {"index": self._index, "split": self._split, "masks": masks, "fingerprint": self.fingerprint()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if state["split"] not in state["index"].meta["splits"]:
             raise DataError(f"the split '{state['split']}' is gone since this run opened it; start the run again")
-        self._open(state["index"], state["split"])
+        self._open(state["index"], state["split"], *state["masks"])
         self.check_unchanged(state["fingerprint"])
 
 
@@ -156,10 +215,17 @@ def _index(config: CsvConfig, split: str) -> ColumnFile:
         raise DataError(f"{error.filename} can't be read: {error.strerror}") from None
     # Each choice of columns and tables is an index of its own.
     own = [getattr(config, field.name) for field in fields(config)[len(fields(DataConfig)) :]]
-    identity = f"{[*map(str, found.values())]}\0{[*found]}\0{config.group}\0{own}".encode(errors="surrogateescape")
+    read_as = f"\0{format_of(config)[0]}" if config.colors else ""
+    identity = f"{[*map(str, found.values())]}\0{[*found]}\0{config.group}\0{own}{read_as}".encode(
+        errors="surrogateescape"
+    )
 
     def is_current(index: ColumnFile) -> bool:
-        return index.meta.get("tables") == states and "told_by" in index.meta and folders_unchanged(index)
+        same = index.meta.get("tables") == states and "told_by" in index.meta and folders_unchanged(index)
+        if not same or index.meta["kind"] != Kind.masks.value:
+            return same
+        roots = [os.fsencode(said["root"]) for said in index.meta["splits"].values()]
+        return all(masks_unchanged(index, root, f"{number}/") for number, root in enumerate(roots))
 
     def write(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from effloop.data.image.header import Encoded
-from effloop.data.source.base import NoSplitError
+from effloop.data.source.base import Kind, NoSplitError
 from effloop.data.source.storage.checksum import crc32c, crc32c_of_values
 from effloop.data.source.storage.columns import Blobs
 from effloop.data.source.storage.comparing import is_compared
@@ -31,11 +31,17 @@ DTYPES = {
     "payload": (np.uint8,),
     "entropy": (np.uint8,),
     "entropy_end": (np.uint64,),
+    "mask": (np.uint8,),
+    "mask_end": (np.uint64,),
+    "mask_crc32c": (np.uint32,),
 }
 """The arrays of a split, as `SplitColumns.columns` returns them, and the payload; in either byte order."""
 
 INDEXES = ("entropy", "entropy_end")
 """Those that a split may lack."""
+
+MASKS = ("mask", "mask_end", "mask_crc32c")
+"""Those of masks: end to end, where each ends, and its checksum."""
 
 DIMENSIONS = {"target": 2}
 """Of those that have more than one."""
@@ -78,7 +84,8 @@ def pack(
     form = targets_in(header)
     learned = "target" if form else "label"
     absent = set() if "entropy" in arrays else {*INDEXES}
-    needed = [name for name in DTYPES if name not in {"label", "target", *absent} - {learned}]
+    left_out = absent if form.kind is Kind.masks else {*absent, *MASKS}
+    needed = [name for name in DTYPES if name not in {"label", "target", *left_out} - {learned}]
     for name in needed:
         _check(name, arrays.get(name), where)
     if extents is None:
@@ -92,7 +99,7 @@ def pack(
     targets, key, key_end, end = (columns[name] for name in (learned, "key", "key_end", "end"))
     found = (len(key), sum(extent.length for extent in extents))
     expected = (_last(key_end), _last(end))
-    if len(end) * max(1, len(form.names)) != len(targets) or found != expected:
+    if len(end) * max(1, form.columns) != len(targets) or found != expected:
         raise DataError(
             f"{where} is damaged: {len(targets):,} {learned}s and {len(end):,} images with {expected[0]:,} bytes of "
             f"keys and {expected[1]:,} of images should be there; the keys have {found[0]:,}, the images {found[1]:,}: "
@@ -100,7 +107,10 @@ def pack(
         )
     keys, images = Blobs(key.data, key_end), ContiguousPayload(files, extents, end)
     indexes = None if absent else Blobs(columns["entropy"].data, columns["entropy_end"])
-    return Split(header, targets, keys, images, columns["crc32c"], indexes)
+    if form.kind is not Kind.masks:
+        return Split(header, targets, keys, images, columns["crc32c"], indexes)
+    masks = Blobs(columns["mask"].data, columns["mask_end"])
+    return Split(header, targets, keys, images, columns["crc32c"], indexes, masks, columns["mask_crc32c"])
 
 
 def _last(ends: NDArray[Any]) -> int:

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded
 from effloop.data.source.storage.checksum import crc32c_of_values, extended
 from effloop.data.source.storage.comparing import Comparing, comparing, is_compared
@@ -278,6 +279,12 @@ def span(ends: NDArray[Any], index: int) -> tuple[int, int]:
     return int(ends[index - 1]) if index else 0, int(ends[index])
 
 
+def spans(ends: NDArray[Any], samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """`span` of (N,) items: their starts and their ends."""
+    starts = np.where(samples == 0, 0, ends[samples - 1])
+    return starts.astype(np.int64), ends[samples].astype(np.int64)
+
+
 class Blobs:
     """Byte strings stored end to end: item i is `data[ends[i-1]:ends[i]]`, without a copy.
 
@@ -295,6 +302,13 @@ class Blobs:
     def __getitem__(self, index: int) -> memoryview:
         start, end = span(self._ends, index)
         return self._data[start:end]
+
+    def run(self, samples: NDArray[np.int64]) -> EncodedImages:
+        """(N,) items."""
+        starts, ends = spans(self._ends, samples)
+        if len(samples) and not (starts.min() >= 0 and (starts <= ends).all() and ends.max() <= len(self._data)):
+            return EncodedImages.of([self[index] for index in samples.tolist()])  # of a damaged file
+        return EncodedImages([self._data], np.zeros_like(starts), starts, ends - starts)
 
     def items(self, first: int, stop: int) -> list[bytes]:
         """Copies of the items `first` to `stop`: 0.1 µs each, instead of 0.5 one by one."""

@@ -15,8 +15,9 @@ would notice."""
 LEARNED = ("label", "target")
 
 
-INDEXES = ("entropy", "entropy_end")
-"""Only when all are: each entropy index is compared with the image when it is used, and an image is decoded without."""
+INDEXES = ("entropy", "entropy_end", "mask")
+"""Only when all are: each entropy index is compared with the image when it is used, and an image is decoded without;
+each mask has a checksum of its own."""
 
 
 class Comparing(Enum):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from effloop.data.image.header import Encoded
-from effloop.data.source.base import printable
+from effloop.data.source.base import Kind, printable
 from effloop.data.source.storage.checksum import crc32c, crc32c_of_ends, crc32c_of_file
 from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
 from effloop.data.source.storage.packed import check_header, is_count
@@ -24,7 +24,11 @@ NAMES = "classes.txt"
 
 
 class Entry(NamedTuple):
-    """Where one sample is: index of the file, offset and size in bytes; `target` and `entropy` as of `Record`."""
+    """Where one sample is: index of the file, offset and size in bytes; `target`, `entropy` and `mask` as of `Record`.
+
+    With a `mask_offset` its mask is in the same file, in any form, and not in the index; `largest` is the largest value
+    in it.
+    """
 
     key: bytes
     label: int
@@ -34,12 +38,17 @@ class Entry(NamedTuple):
     crc32c: int | None = None
     target: bytes = b""
     entropy: Encoded = b""
+    mask: Encoded = b""
+    mask_offset: int = 0
+    largest: int = -1
 
     @classmethod
     def of(cls, record: Record, file: int, offset: int) -> Entry:
         """That of a record which was written there."""
         data = record.data
-        return cls(record.key, record.label, file, offset, len(data), crc32c(data), record.target, record.entropy)
+        return cls(
+            record.key, record.label, file, offset, len(data), crc32c(data), record.target, record.entropy, record.mask
+        )
 
 
 class IndexWriter(SplitColumns):
@@ -48,6 +57,7 @@ class IndexWriter(SplitColumns):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._file, self._offset, self._size = (Spool(typecode, self.folder) for typecode in "IQQ")
+        self._mask_offset, self._mask_size = (Spool("Q", self.folder) for _ in range(2))
 
     def add_entry(self, entry: Entry) -> None:
         """Add one sample.
@@ -59,6 +69,13 @@ class IndexWriter(SplitColumns):
         self._file.append(entry.file)
         self._offset.append(entry.offset)
         self._size.append(entry.size)
+        self.max_label = max(self.max_label, entry.largest)
+        if entry.mask_offset:
+            self._mask_offset.append(entry.mask_offset)
+            self._mask_size.append(len(entry.mask))
+            self._mask_crc32c.append(crc32c(entry.mask))
+        elif self.targets.kind is Kind.masks:
+            self.add_mask(entry.mask)
 
     def check_unique(self, paths: Sequence[Path], fix: str) -> None:
         """Refuse two samples with the same key; `fix` says what to do about them.
@@ -79,6 +96,10 @@ class IndexWriter(SplitColumns):
                 if name != "end":
                     writer.add(name, values)
             writer.add("file", self._file.array().astype(np.uint16 if len(meta["files"]) < 65536 else np.uint32))
+            if len(offsets := self._mask_offset.array()):
+                writer.add("mask_offset", offsets)
+                writer.add("mask_size", self._mask_size.array())
+                writer.add("mask_crc32c", self._mask_crc32c.array())
             writer.add("offset", self._offset.array())
             size = self._size.array()
             writer.add("size", size.astype(np.uint32) if not len(size) or size.max() < 1 << 32 else size)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any, ClassVar, Self
 
-from effloop.data.source.base import NoSplitError, printable
+from effloop.data.source.base import Kind, NoSplitError, printable
 from effloop.data.source.root import root_folder
 from effloop.data.source.storage.checksum import crc32c_of_ends
 from effloop.data.source.storage.columns import Blobs, ColumnFile
@@ -20,8 +20,8 @@ from effloop.data.source.storage.loose import modified_ns
 from effloop.data.source.storage.mapped import MappedFiles, Payload, ScatteredPayload
 from effloop.data.source.storage.packed import PackedConfig, PackedSource, Split, targets_in
 from effloop.data.source.storage.shards import find_shards
+from effloop.data.source.storage.targets import CLASSES, Targets, read_targets
 from effloop.data.source.storage.targets import NAME as TARGETS
-from effloop.data.source.storage.targets import Targets, read_targets
 from effloop.errors import DataError
 
 
@@ -46,6 +46,8 @@ class IndexedSource(PackedSource):
     config: IndexedConfig
     duplicate_fix: ClassVar[str] = "remove one of the two"
     """What to do about two samples with the same key."""
+    scans_masks: ClassVar[bool] = False
+    """Whether `scan` finds masks, too."""
 
     @abstractmethod
     def shards(self, root: Path) -> list[Path]:
@@ -71,6 +73,10 @@ class IndexedSource(PackedSource):
         """
         return None
 
+    def learned_in(self, files: Sequence[Path]) -> Targets:
+        """What the targets in these files are, where no `targets.json` says it."""
+        return CLASSES
+
     @staticmethod
     def key_identity(key: bytes) -> bytes:
         """The part of a key that must be unique in a split."""
@@ -94,7 +100,9 @@ class IndexedSource(PackedSource):
         index, files = open_index(root, self.split) or self._kept_index(root)
         header = index.meta["header"]
         if header["classes"] is None:
-            header = {**header, "classes": self._class_names(root, index)}
+            names = self._class_names(root, index)
+            masks = Targets(Kind.masks, tuple(names)).header() if "targets" in header else None
+            header = {**header, "classes": names, **({"targets": masks} if masks else {})}
         self._files, self._file_of = files, index.unsigned("file")
         return Split(
             header=header,
@@ -103,7 +111,20 @@ class IndexedSource(PackedSource):
             payload=self.payload(MappedFiles(files), index),
             checksums=None if index.get("crc32c") is None else index.unsigned("crc32c"),
             indexes=index.blobs("entropy") if "entropy" in index else None,
+            **self._masks_in(index, header),
         )
+
+    def _masks_in(self, index: ColumnFile, header: Mapping[str, Any]) -> dict[str, Any]:
+        """Where the masks are, for `Split`: in the files beside their images, or in the index."""
+        if targets_in(header).kind is not Kind.masks:
+            return {}
+        masks: Blobs | Payload
+        if "mask_offset" in index:
+            places = [index.unsigned(name) for name in ("file", "mask_offset", "mask_size")]
+            masks = ScatteredPayload(MappedFiles(self._files), *places)
+        else:
+            masks = index.blobs("mask")
+        return {"masks": masks, "mask_checksums": index.unsigned("mask_crc32c")}
 
     def _kept_index(self, root: Path) -> tuple[ColumnFile, list[Path]]:
         """The index of files that have none beside them: kept from an earlier scan, or from a new one."""
@@ -122,7 +143,7 @@ class IndexedSource(PackedSource):
             return index.meta.get("files") == states and isinstance(index.meta.get("header"), dict)
 
         def write(path: Path) -> None:
-            self._write_scan(path, files, states, read_targets(root))
+            self._write_scan(path, files, states, read_targets(root) or self.learned_in(files))
 
         return open_kept(self.config.name, self.config.index_dir, identity, is_current, write), files
 
@@ -139,6 +160,11 @@ class IndexedSource(PackedSource):
         path.parent.mkdir(parents=True, exist_ok=True)
         own = self.embedded_header(files)
         targets = targets_in(own) if own else targets
+        if targets.kind is Kind.masks and not self.scans_masks:
+            raise DataError(
+                f"{self.where} has masks, which are in {self.split}.index beside its files, and that is not there: put "
+                "it back, or convert again"
+            )
         writer = IndexWriter(len(own["classes"]) if own else None, path.parent, self.key_identity, targets)
         for entry in self._scanned(files, targets):
             try:
@@ -201,6 +227,8 @@ class IndexedSource(PackedSource):
 
 def _unnamed(targets: Targets) -> dict[str, Any]:
     """What a header says of targets where no class is named yet."""
+    if targets.kind is Kind.masks:
+        return {"classes": None, "targets": targets.header()}  # named as classes are
     return {"classes": list(targets.classes), "targets": targets.header()} if targets else {"classes": None}
 
 

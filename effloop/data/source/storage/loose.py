@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import Source
-from effloop.data.source.storage.columns import Blobs, span
-from effloop.data.source.storage.regular import read_file, unreadable
+from effloop.data.source.storage.columns import Blobs, span, spans
+from effloop.data.source.storage.regular import read_file, read_files, unreadable
 
 
 def modified_ns(path: bytes | Path) -> int:
@@ -48,11 +49,18 @@ class LooseSource(Source):
     def read(self, index: int) -> Encoded:
         return read_file(self.path(index))
 
+    def read_run(self, samples: NDArray[np.int64]) -> EncodedImages:
+        starts, ends = spans(self._ends, samples)
+        return read_files(self._folder, self._keys.run(samples), ends - starts)
+
     def modified_ns(self, index: int) -> int | None:
         return modified_ns(self.path(index))
 
     def raw_key(self, index: int) -> bytes:
         return bytes(self._keys[index])
+
+    def raw_keys_of(self, samples: NDArray[np.int64]) -> EncodedImages:
+        return self._keys.run(samples)
 
     def raw_keys(self, start: int, stop: int) -> list[bytes]:
         return self._keys.items(start, stop)

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
+from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded
-from effloop.data.source.storage.columns import span
+from effloop.data.source.storage.columns import span, spans
 from effloop.errors import DataError
 from effloop.system.hardware import allow_open_files
 
@@ -34,11 +36,17 @@ class MappedFiles:
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = paths
         self._maps: dict[int, mmap.mmap] = {}
+        self._views: dict[int, memoryview] = {}
         allow_open_files(len(paths))
 
     def __getitem__(self, number: int) -> mmap.mmap:
         found = self._maps.get(number)
         return found if found is not None else self._open(number)
+
+    def view(self, number: int) -> memoryview:
+        """A view of all of a file."""
+        found = self._views.get(number)
+        return found if found is not None else self._views.setdefault(number, memoryview(self[number]))
 
     def _open(self, number: int) -> mmap.mmap:
         if not 0 <= number < len(self.paths):
@@ -86,6 +94,20 @@ class Payload(ABC):
             return memoryview(file)[offset : offset + size]
         return b"".join(file[offset : offset + size] for file, offset, size in parts)
 
+    def run(self, samples: NDArray[np.int64]) -> EncodedImages:
+        """The bytes of (N,) samples; raises as `parts`."""
+        return EncodedImages.of([self[index] for index in samples.tolist()])
+
+    def _ranges(self, file: NDArray[Any], offset: NDArray[Any], size: NDArray[Any]) -> EncodedImages | None:
+        """(N,) ranges of files; None if one isn't inside of its file."""
+        numbers, owners = np.unique(file, return_inverse=True)
+        views = [self._files.view(number) for number in numbers.tolist()]
+        starts, sizes = offset.astype(np.int64), size.astype(np.int64)
+        lengths = np.array([len(view) for view in views])[owners]
+        if (starts < 0).any() or (sizes < 0).any() or (starts > lengths - sizes).any():
+            return None
+        return EncodedImages([*views], owners, starts, sizes)
+
     def will_need(self, index: int) -> None:
         """Ask the kernel to fetch sample `index`."""
         for file, offset, size in self.parts(index):
@@ -120,6 +142,10 @@ class ScatteredPayload(Payload):
     def parts(self, index: int) -> list[tuple[mmap.mmap, int, int]]:
         return [self._part(int(self._file[index]), int(self._offset[index]), int(self._size[index]))]
 
+    def run(self, samples: NDArray[np.int64]) -> EncodedImages:
+        found = self._ranges(self._file[samples], self._offset[samples], self._size[samples])
+        return super().run(samples) if found is None else found
+
 
 @dataclass(frozen=True)
 class Extent:
@@ -145,6 +171,8 @@ class ContiguousPayload(Payload):
         self._starts = [0]
         for extent in extents:
             self._starts.append(self._starts[-1] + extent.length)
+        columns = [(extent.file, extent.offset, start) for extent, start in zip(extents, self._starts, strict=False)]
+        self._columns = np.array([*columns, (0, 0, self._starts[-1])], np.int64).T
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -164,6 +192,16 @@ class ContiguousPayload(Payload):
             parts.append(self._part(extent.file, extent.offset + start - first, stop - start))
             start, number = stop, number + 1
         return parts
+
+    def run(self, samples: NDArray[np.int64]) -> EncodedImages:
+        starts, ends = spans(self._ends, samples)
+        files, offsets, first = self._columns
+        number = np.searchsorted(first, starts, "right") - 1
+        inside = (starts <= ends) & (number < len(self._extents))
+        if not inside.all() or (ends > first[number + 1]).any():  # or in several extents
+            return super().run(samples)
+        found = self._ranges(files[number], offsets[number] + starts - first[number], ends - starts)
+        return super().run(samples) if found is None else found
 
 
 def _outside(offset: int, size: int, length: int) -> DataError:

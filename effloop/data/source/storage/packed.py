@@ -9,13 +9,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
+from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import Kind, Source, fingerprint_of
 from effloop.data.source.config import DataConfig
 from effloop.data.source.root import expand_root, file_states, files_in
-from effloop.data.source.storage.checksum import crc32c
+from effloop.data.source.storage.checksum import crc32c, differs
 from effloop.data.source.storage.columns import Blobs
 from effloop.data.source.storage.comparing import Comparing, comparing
 from effloop.data.source.storage.mapped import DiskWaits, Payload
@@ -48,6 +50,8 @@ class Split:
         payload: the encoded images.
         checksums: (N,) CRC-32C of the encoded images; None if the format stores none.
         indexes: entropy indexes of the N images, empty for one without; None if the split has none.
+        masks: of the N images, where targets are masks.
+        mask_checksums: (N,) CRC-32C of the masks.
     """
 
     header: Mapping[str, Any]
@@ -56,6 +60,8 @@ class Split:
     payload: Payload
     checksums: NDArray[Any] | None
     indexes: Blobs | None = None
+    masks: Blobs | Payload | None = None
+    mask_checksums: NDArray[Any] | None = None
 
 
 class PackedSource(Source):
@@ -84,18 +90,26 @@ class PackedSource(Source):
         self.classes = tuple(split.header["classes"])
         self._form = targets_in(split.header)
         self.kind = self._form.kind
-        self._targets = self._rows(split.targets)
+        self._targets = self._rows_of(split.targets)
         if self.kind is Kind.classes:
             self.labels = split.targets
         self.about: Mapping[str, Any] = split.header.get("about", {})
         self._keys, self._payload, self._checksums = split.keys, split.payload, split.checksums
         self._indexes, self.stores_indexes = split.indexes, split.indexes is not None
+        self._open_masks(split)
         self._waits = DiskWaits()
         self._compare = self.config.checksums and self.has_checksums and self.about.get("payload") != "raw"
         self._fingerprint: dict[str, Any] = split.header["fingerprint"]
         self._check_counts()
 
-    def _rows(self, targets: NDArray[Any]) -> NDArray[Any]:
+    def _open_masks(self, split: Split) -> None:
+        self._masks, self._mask_checksums, self._mask_rows = split.masks, split.mask_checksums, self._targets
+        if self.kind is Kind.masks:
+            if self._masks is None or self._mask_checksums is None:
+                raise DataError(f"{self.where} is damaged: it has no masks; convert it again")
+            self._targets = np.empty((len(self._mask_rows), 0), np.uint8)
+
+    def _rows_of(self, targets: NDArray[Any]) -> NDArray[Any]:
         """A view of the targets, one row for each sample."""
         try:
             return self._form.rows(targets) if self._form else targets
@@ -109,12 +123,16 @@ class PackedSource(Source):
         return self._targets
 
     @property
+    def target_rows(self) -> NDArray[Any]:
+        return self._mask_rows
+
+    @property
     def target_names(self) -> tuple[str, ...]:
         return self._form.names if self._form else self.classes
 
     def _check_counts(self) -> None:
         count = self._fingerprint["samples"]
-        found = (self._targets, self._keys, self._checksums, self._indexes)
+        found = (self._targets, self._keys, self._checksums, self._indexes, self._masks, self._mask_checksums)
         columns = [len(column) for column in found if column is not None]
         says = f"{self.where} is damaged: its header says {count:,} samples"
         if any(length != count for length in columns):
@@ -131,13 +149,40 @@ class PackedSource(Source):
         self._check(index, data)
         return data
 
+    def read_run(self, samples: NDArray[np.int64]) -> EncodedImages:
+        images = self._payload.run(samples)
+        if self._compare and self._checksums is not None and differs(images, self._checksums[samples]):
+            raise DataError("is damaged: its bytes don't match their checksum")
+        return images
+
+    def read_mask(self, index: int) -> Encoded:
+        if self._masks is None:
+            return super().read_mask(index)
+        return self._mask(index, compare=self.config.checksums)
+
+    def _mask(self, index: int, *, compare: bool) -> Encoded:
+        assert self._masks is not None
+        assert self._mask_checksums is not None
+        try:
+            data = self._masks[index]
+        except DataError as error:
+            raise DataError(f"has a mask that {error}") from None
+        if compare and crc32c(data) != self._mask_checksums[index]:
+            raise DataError("has a mask that is damaged: its bytes don't match their checksum")
+        return data
+
     def entropy_index(self, index: int, data: Encoded) -> Encoded | None:
         del data  # the decoder compares
         return (self._indexes[index] or None) if self._indexes is not None else None
 
+    def entropy_indexes(self, samples: NDArray[np.int64], images: EncodedImages) -> EncodedImages | None:
+        return None if self._indexes is None else self._indexes.run(samples)
+
     def verify(self, index: int) -> None:
         if self._checksums is not None:
             self._check(index, self._payload[index])
+        if self._masks is not None:
+            self._mask(index, compare=True)
 
     @property
     def has_checksums(self) -> bool:
@@ -160,6 +205,9 @@ class PackedSource(Source):
 
     def raw_key(self, index: int) -> bytes:
         return bytes(self._keys[index])
+
+    def raw_keys_of(self, samples: NDArray[np.int64]) -> EncodedImages:
+        return self._keys.run(samples)
 
     def raw_keys(self, start: int, stop: int) -> list[bytes]:
         return self._keys.items(start, stop)

@@ -1,4 +1,4 @@
-"""Targets that aren't classes, as they are stored: K flags or numbers for each sample."""
+"""Targets that aren't classes, as they are stored: K flags or numbers for each sample, or what identifies its mask."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from effloop.data.image.mask import DIGEST_BYTES
 from effloop.data.source.base import Kind, Source
 from effloop.errors import DataError
 
@@ -23,8 +24,8 @@ class Targets:
     """What the targets of a split are.
 
     Attributes:
-        kind: classes have no more to say; the other two have K values for each sample.
-        names: of these K.
+        kind: classes have no more to say; flags and numbers have K values for each sample, masks a digest.
+        names: of these K; of the classes of masks.
     """
 
     kind: Kind = Kind.classes
@@ -42,22 +43,27 @@ class Targets:
     @property
     def dtype(self) -> np.dtype[Any]:
         """Of one value as it is stored: uint8, or float32 little-endian."""
-        return np.dtype(np.uint8 if self.kind is Kind.flags else "<f4")
+        return np.dtype("<f4" if self.kind is Kind.numbers else np.uint8)
+
+    @property
+    def columns(self) -> int:
+        """Values that each sample has; of masks the bytes of a digest."""
+        return DIGEST_BYTES if self.kind is Kind.masks else len(self.names)
 
     @property
     def row_bytes(self) -> int:
         """Of one sample; 0 for classes, which are stored as labels."""
-        return len(self.names) * self.dtype.itemsize
+        return self.columns * self.dtype.itemsize
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of flags; numbers are of no class."""
-        return self.names if self.kind is Kind.flags else ()
+        """The names of flags or masks' classes; numbers are of no class."""
+        return () if self.kind is Kind.numbers else self.names
 
     def rows(self, values: NDArray[Any]) -> NDArray[Any]:
         """(N, K) view of N * K values, or of their bytes; a `ValueError` if these are no whole rows."""
         stored = values if values.dtype.newbyteorder("=") == self.dtype.newbyteorder("=") else values.view(self.dtype)
-        return stored.reshape(-1, len(self.names))
+        return stored.reshape(-1, self.columns)
 
     def values(self, target: bytes) -> NDArray[Any]:
         """(K,) one sample's."""
@@ -65,6 +71,8 @@ class Targets:
 
     def wrong(self, values: NDArray[Any]) -> str | None:
         """What is wrong with one sample's (K,) values; None if nothing is."""
+        if self.kind is Kind.masks:
+            return None
         right = (values == 0) | (values == 1) if self.kind is Kind.flags else np.isfinite(values)
         if right.all():
             return None
@@ -80,10 +88,16 @@ class Targets:
 CLASSES = Targets()
 """Targets that are classes."""
 
+MASKS = Targets(Kind.masks)
+"""Targets that are masks, whose classes aren't named yet."""
+
+
+_STORED = tuple(kind.value for kind in (Kind.flags, Kind.numbers, Kind.masks))
+
 
 def parse_targets(found: Any) -> Targets | None:
     """What `Targets.header` gave; None if it is anything else."""
-    if not isinstance(found, Mapping) or found.get("kind") not in (Kind.flags.value, Kind.numbers.value):
+    if not isinstance(found, Mapping) or found.get("kind") not in _STORED:
         return None
     names = found.get("names")
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from effloop.data.image.header import Encoded
-from effloop.data.source.base import Fingerprint, printable
+from effloop.data.source.base import Fingerprint, Kind, printable
 from effloop.data.source.storage import checksum
 from effloop.data.source.storage.columns import Blobs
 from effloop.data.source.storage.spool import BlobSpool, Spool
@@ -35,6 +35,7 @@ class Record(NamedTuple):
         data: the encoded image.
         target: where targets aren't classes: the sample's, as `target_bytes` gives it.
         entropy: its entropy index (`image.entropy`); empty where it has none.
+        mask: where targets are masks: the sample's, of classes, as `mask.encode_mask` gives it.
     """
 
     key: bytes
@@ -42,6 +43,7 @@ class Record(NamedTuple):
     data: Encoded
     target: bytes = b""
     entropy: Encoded = b""
+    mask: Encoded = b""
 
 
 class Records(Protocol):
@@ -142,6 +144,7 @@ class SplitColumns:
         self._keys, self._label, self._hash = BlobSpool(self.folder), spool("I"), spool("q")
         self._end, self._crc32c = spool("Q"), spool("I")
         self._entropy: BlobSpool | None = None  # few datasets have any
+        self._mask, self._mask_crc32c = BlobSpool(self.folder), spool("I")
         self.num_bytes = self._checksums = 0
         self.max_label = -1
         self._fingerprint = Fingerprint()
@@ -191,6 +194,15 @@ class SplitColumns:
         if self._entropy is not None:
             self._entropy.append(index)
 
+    def add_mask(self, mask: Encoded) -> None:
+        """Add the mask of the record that was added last."""
+        self._mask.append(mask)
+        self._mask_crc32c.append(checksum.crc32c(mask))
+
+    def masks(self) -> Blobs:
+        """The mask of each record so far, where targets are masks."""
+        return self._mask.blobs()
+
     def entropy(self) -> Blobs | None:
         """The entropy index of each record so far, empty where it has none; None if none has one."""
         return None if self._entropy is None else self._entropy.blobs()
@@ -199,6 +211,8 @@ class SplitColumns:
         """Add one record with its checksum, which is returned."""
         crc32c = checksum.crc32c(record.data)
         self.add(record.key, record.label, len(record.data), crc32c, record.target, record.entropy)
+        if self.targets.kind is Kind.masks:
+            self.add_mask(record.mask)
         return crc32c
 
     def fingerprint(self) -> dict[str, Any]:
@@ -207,7 +221,8 @@ class SplitColumns:
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """`label`, or `target`, (N, K), where targets aren't classes, `key` (bytes, end to end), `key_end`, `end` (of
-        the images), `crc32c`, if all records have one, and `entropy` (end to end) and `entropy_end`, if any has one.
+        the images), `crc32c`, if all records have one, `entropy` (end to end) and `entropy_end`, if any has one, and
+        `mask` (end to end), `mask_end` and `mask_crc32c`, where targets are masks.
 
         They are mapped from temporary files.
         """
@@ -226,6 +241,9 @@ class SplitColumns:
             columns["crc32c"] = self._crc32c.array()
         if self._entropy is not None:
             columns |= {"entropy": self._entropy.data.array(), "entropy_end": self._entropy.ends.array()}
+        if len(masks := self._mask.ends.array()):
+            columns |= {"mask": self._mask.data.array(), "mask_end": masks}
+            columns["mask_crc32c"] = self._mask_crc32c.array()
         return columns
 
     def checksums(self) -> dict[str, int]:

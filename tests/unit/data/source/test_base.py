@@ -5,10 +5,15 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from plans import line, open_source
 
-from effloop.data.source import DataConfig, Tail, printable
+from effloop.data.image.header import pnm_header
+from effloop.data.image.mask import mask_digest
+from effloop.data.source import DataConfig, Kind, Source, Tail, printable
+from effloop.data.source.base import fingerprint_of
+from effloop.data.source.wrapped import Subset
 from effloop.errors import ConfigError
 
 
@@ -70,3 +75,35 @@ def test_a_fifo_is_no_dataset(tmp_path: Path, name: str) -> None:
     wanted = f"data.root: '{tmp_path}/fifo' is neither a file nor a folder; set data.root=PATH"
     with pytest.raises(ConfigError, match=line(wanted)):
         open_source(name, tmp_path / "fifo")
+
+
+class _Masked(Source):
+    """Three images of a pixel; the class of it is their number."""
+
+    kind = Kind.masks
+    classes = ("a", "b", "c")
+    targets = np.empty((3, 0), np.uint8)
+    where = "nowhere"
+
+    def read(self, index: int) -> bytes:
+        return pnm_header(1, 1, 3) + bytes(3)
+
+    def read_mask(self, index: int) -> bytes:
+        return pnm_header(1, 1, 1) + bytes([index])
+
+    def raw_key(self, index: int) -> bytes:
+        return b"%d" % index
+
+    def size(self, index: int) -> int:
+        return len(self.read(index))
+
+    def fingerprint(self) -> dict[str, Any]:
+        return fingerprint_of(self)
+
+
+def test_masks_of_a_source_without_an_index_are_told_apart() -> None:
+    source = _Masked()
+    rows = [mask_digest(np.full((1, 1), index, np.uint8)) for index in range(3)]
+    assert [row.tobytes() for row in source.target_rows] == rows
+    assert [row.tobytes() for row in Subset(source, np.array([2, 0])).target_rows] == [rows[2], rows[0]]
+    assert Subset(source, np.array([2, 0])).fingerprint() != Subset(source, np.array([1, 0])).fingerprint()

@@ -24,7 +24,35 @@ def flipping(p: float) -> NativeConfig:
 
 
 def boxes(size: tuple[int, int], count: int, scale: list[float] = SCALE, ratio: list[float] = RATIO) -> np.ndarray:
-    return random_resized_boxes(uniforms(keys(count), 22), np.tile(size, (count, 1)), scale, ratio)
+    return random_resized_boxes(keys(count), np.tile(size, (count, 1)), scale, ratio)
+
+
+def boxes_by_numpy(keys: np.ndarray, sizes: np.ndarray, scale: list[float], ratio: list[float]) -> np.ndarray:
+    """What `random_resized_boxes` was, before it was C."""
+    numbers = uniforms(keys, 23)[:, 1:]
+    height, width = sizes.T
+    area = (height * width)[:, None] * (scale[0] + (scale[1] - scale[0]) * numbers[:, :10])
+    low, high = np.log(ratio)
+    aspect = np.exp(low + (high - low) * numbers[:, 10:20])
+    w, h = np.rint(np.sqrt(area * aspect)), np.rint(np.sqrt(area / aspect))
+    fits = (w > 0) & (w <= width[:, None]) & (h > 0) & (h <= height[:, None])
+    rows, first = np.arange(len(sizes)), fits.argmax(axis=1)
+    found = fits[rows, first]
+    w = np.where(found, w[rows, first], np.minimum(width, np.maximum(np.rint(height * ratio[1]), 1)))
+    h = np.where(found, h[rows, first], np.minimum(height, np.maximum(np.rint(width / ratio[0]), 1)))
+    top = np.where(found, numbers[:, -2] * (height - h + 1), (height - h) // 2)
+    left = np.where(found, numbers[:, -1] * (width - w + 1), (width - w) // 2)
+    return np.stack([top, left, h, w], axis=1).astype(np.int64)
+
+
+@pytest.mark.parametrize("scale", [SCALE, [0.9, 1.0], [50.0, 50.0], [1e-9, 1e-9]])
+@pytest.mark.parametrize("ratio", [RATIO, [1.0, 1.0], [1e-3, 1e3], [2.0, 3.0]])
+def test_boxes_are_numpys_to_the_bit(scale: list[float], ratio: list[float]) -> None:
+    sides = np.random.default_rng(0).integers(1, [700, 20, 30_000], (2000, 3))
+    for sizes in (sides[:, :2], sides[:, 1:], sides[:, ::2]):
+        np.testing.assert_array_equal(
+            random_resized_boxes(keys(2000), sizes, scale, ratio), boxes_by_numpy(keys(2000), sizes, scale, ratio)
+        )
 
 
 def torchvision_boxes(size: tuple[int, int], count: int, scale: list[float], ratio: list[float]) -> np.ndarray:

@@ -1,0 +1,138 @@
+"""Loading images with masks: a mask rides with its image from the source into the batch's memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from effloop.batch import Batch
+from effloop.data.decode.base import ImageInfo
+from effloop.data.image.header import Encoded
+from effloop.data.image.mask import check_size, check_values, decode_mask, largest_value
+from effloop.data.image.nearest import IGNORED, Mask
+from effloop.data.in_progress import in_progress
+from effloop.data.order import BatchRequest, without_repeats
+from effloop.data.plan import Plan
+from effloop.data.prepared import Prepared, Read
+from effloop.system.hardware import set_own_threads
+
+
+@dataclass(slots=True)
+class MaskedInfo:
+    """What a decoder has read from an image's header, and the image's mask.
+
+    Attributes:
+        image: the decoder's.
+        mask: encoded; dropped once it is decoded.
+    """
+
+    image: ImageInfo
+    mask: Encoded
+
+    @property
+    def height(self) -> int:
+        """Rows of the stored image."""
+        return self.image.height
+
+    @property
+    def width(self) -> int:
+        """Columns of the stored image."""
+        return self.image.width
+
+
+class MaskPlan(Plan):
+    """A plan of images with masks. Targets of its batches are the masks, (B, H, W) uint8, `IGNORED` in padding.
+
+    They lie behind the images, in the same memory: in as many more images' places as they need. So an engine has one
+    slot for both, which workers share and a GPU's copies are started from.
+    """
+
+    def shape_of(self, count: int) -> tuple[int, int, int, int]:
+        places, height, width, depth = super().shape_of(count)
+        return places + -(-places // depth), height, width, depth
+
+    def images(self, memory: Tensor) -> Tensor:
+        places, depth = memory.shape[0], memory.shape[3]
+        return super().images(memory[: places * depth // (depth + 1)])
+
+    def new_targets(self, request: BatchRequest, images: Tensor) -> Tensor:
+        del request
+        return masks_of(images)
+
+    def replace_target(self, batch: Batch, row: int, sample: int) -> None:
+        """Nothing: `decode` has written it with the image."""
+
+    def leave_out(self, images: Tensor, start: int, stop: int) -> None:
+        super().leave_out(images, start, stop)
+        masks_of(images).numpy()[start:stop] = IGNORED
+
+    def read(self, ids: NDArray[np.int64]) -> Read:
+        encoded, infos = super().read(ids)
+        masked = []
+        try:
+            for sample, info in zip(without_repeats(ids).tolist(), infos, strict=True):
+                in_progress.begin(sample)
+                masked.append(MaskedInfo(info, self.source.read_mask(sample)))
+        except Exception as error:
+            self._reraise(sample, error)
+        finally:
+            in_progress.end()
+        return encoded, masked
+
+    def decode(self, prepared: Prepared, images: Tensor, start: int, stop: int, *, at: int = 0) -> None:
+        rows, masks = self.output.pixels(images), masks_of(images).numpy()
+        number = start
+        threads = set_own_threads(1)
+        try:
+            for number in range(start, stop):
+                in_progress.begin(int(prepared.ids[number]))
+                self._load_one(prepared, number, rows[at + number], masks[at + number])
+            prepared.encoded.drop(start, stop)
+            self.output.finish(images, at + start, at + stop)
+        except Exception as error:
+            self._reraise(int(prepared.ids[number]), error)
+        finally:
+            in_progress.end()
+            set_own_threads(threads)
+
+    def _load_one(self, prepared: Prepared, number: int, out: NDArray[np.uint8], out_mask: Mask) -> None:
+        info, draws, data = prepared.infos[number], prepared.draws, prepared.encoded[number]
+        assert isinstance(info, MaskedInfo)
+        prepared.encoded.drop(number, number + 1)
+        mask = self.decode_mask(info.mask, info)
+        info.mask = b""
+        self.augment.choose(draws, number, mask)
+        box: Any = tuple(draws.boxes[number].tolist())
+        region = self.decoder.decode_with_info(data, info.image, box, self.augment.at_least)
+        self.augment.apply_with_mask(region, draws, number, out, (mask, out_mask))
+
+    def decode_mask(self, data: Encoded, image: ImageInfo) -> Mask:
+        """(H, W) uint8, an image's mask as class indices and `IGNORED`.
+
+        Raises:
+            DataError: it can't be decoded, isn't of the image's size, or has a value that is no class.
+        """
+        mask = decode_mask(data, self.source.mask_format)
+        check_size(mask.shape, image.height, image.width)
+        count = len(self.source.classes)
+        if int((mask + np.uint8(1)).max()) > count:  # one more, as IGNORED becomes 0: 10 times as fast as counting
+            check_values(largest_value(mask), count)
+        return mask
+
+
+def masks_of(images: Tensor) -> Tensor:
+    """(B, H, W) uint8: the masks behind the images of a batch, in the same memory.
+
+    Args:
+        images: (B, C, H, W), as `MaskPlan.images` makes them.
+    """
+    count, _, height, width = images.shape
+    begin = images.storage_offset() * images.element_size() + images.nbytes
+    empty = torch.empty(0, dtype=torch.uint8)
+    size = (count, height, width)
+    return empty.set_(images.untyped_storage(), begin, size)  # type: ignore[call-overload, no-any-return]

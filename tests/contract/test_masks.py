@@ -1,0 +1,113 @@
+"""What every format that can be written has to do with masks: keep them to the bit."""
+
+from __future__ import annotations
+
+import pickle
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from masked import KEYS, NAMES, make_masks, mask_of
+from plans import READ_BY, open_source
+
+from effloop.cli.main import main
+from effloop.data.image.header import read_header
+from effloop.data.image.mask import decode_mask, resize_mask
+from effloop.data.source import Kind, Source
+from effloop.data.source.storage.writing import writers
+from effloop.errors import DataError
+
+FORMATS = sorted(writers)
+SCANNED = ("lmdb", "recordio", "tfrecord")
+"""Formats whose files don't hold masks themselves."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_masks(tmp_path_factory.mktemp("masks") / "set")
+
+
+def opened(name: str, root: Path, split: str = "train") -> Source:
+    return open_source("masks" if name == "folder" else READ_BY.get(name, name), root, split)
+
+
+def masks_of(source: Source) -> dict[str, bytes]:
+    """{key without its extension: the mask's classes}."""
+    return {
+        source.key(index).rpartition(".")[0]: decode_mask(source.read_mask(index), source.mask_format).tobytes()
+        for index in range(len(source))
+    }
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_there_and_back(name: str, folder: Path, tmp_path: Path) -> None:
+    there, back = tmp_path / "there", tmp_path / "back"
+    assert main(["convert", f"data.root={folder}", f"to={name}", f"out={there}"]) == 0
+    original, source = opened("folder", folder), opened(name, there)
+    assert source.kind is Kind.masks
+    assert source.classes == original.classes == NAMES
+    assert source.targets.shape == (4, 0)
+    assert masks_of(source) == masks_of(original)
+    assert source.fingerprint() == original.fingerprint()
+    assert [source.raw_key(index) for index in range(4)] == [original.raw_key(index) for index in range(4)]
+    assert masks_of(opened(name, there, "val")) == masks_of(opened("folder", folder, "val"))
+    assert type(open_source("auto", there)) is type(source)
+    source.verify_index()
+    copy = pickle.loads(pickle.dumps(source))
+    assert masks_of(copy) == masks_of(source)
+    assert main(["verify", f"data.root={there}"]) == 0
+    if name == "memmap":
+        assert main(["convert", f"data.root={there}", "to=memmap", f"out={back}"]) == 0
+        assert back.read_bytes() == there.read_bytes()
+
+
+@pytest.mark.parametrize("name", SCANNED)
+def test_without_the_index(name: str, folder: Path, tmp_path: Path) -> None:
+    assert main(["convert", f"data.root={folder}", f"to={name}", f"out={tmp_path / 'set'}"]) == 0
+    (tmp_path / "set/train.index").unlink()
+    with pytest.raises(DataError, match=r"has masks, which are in train\.index beside its files"):
+        opened(name, tmp_path / "set")
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_tar_files(own: bool, folder: Path, tmp_path: Path) -> None:
+    """Their masks are members, which are found without EffLoop's index, whoever wrote them."""
+    assert main(["convert", f"data.root={folder}", "to=tar", f"out={tmp_path / 'set'}"]) == 0
+    wanted = opened("tar", tmp_path / "set")
+    before = [*masks_of(wanted).values()]
+    for path in (tmp_path / "set").glob("*.index"):
+        path.unlink()
+    if not own:
+        (tmp_path / "set/targets.json").unlink()
+        (tmp_path / "set/classes.txt").unlink()
+        for path in (tmp_path / "set").glob("*.tar"):
+            rename_masks(path)
+    source = open_source("tar", tmp_path / "set", index_dir=str(tmp_path / "cache"))
+    assert [*masks_of(source).values()] == before
+    assert source.classes == (NAMES if own else ("0", "1", "2"))
+    np.testing.assert_array_equal(source.target_rows, wanted.target_rows)
+    source.verify_index()
+
+
+def rename_masks(path: Path) -> None:
+    """Write an archive again, its masks with another extension."""
+    with tarfile.open(path) as archive, tarfile.open(path.with_suffix(".new"), "w") as new:
+        for member in archive:
+            member.name = member.name.replace(".mask.png", ".seg.png")
+            new.addfile(member, archive.extractfile(member))
+    path.with_suffix(".new").rename(path)
+
+
+def test_re_encoded(folder: Path, tmp_path: Path) -> None:
+    """Masks are resized as their images are, each pixel to the nearest."""
+    assert main(["convert", f"data.root={folder}", "to=lmdb", f"out={tmp_path / 'set'}", "max_side=20"]) == 0
+    source = opened("lmdb", tmp_path / "set")
+    for index in range(len(KEYS)):
+        header = read_header(source.read(index))
+        mask = decode_mask(source.read_mask(index))
+        assert mask.shape == (header.height, header.width)
+        assert max(mask.shape) == 20
+        number = [key.encode() for key in KEYS].index(source.raw_key(index))
+        np.testing.assert_array_equal(mask, resize_mask(mask_of(30 + number, 40, number), *mask.shape))
+    assert main(["verify", f"data.root={tmp_path / 'set'}"]) == 0

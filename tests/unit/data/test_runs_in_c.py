@@ -1,0 +1,164 @@
+"""Samples that a plan loads many at once, by C code: the pixels and the errors that it has one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from images import encode, photo
+from jpegs import by_opencv
+from numpy.typing import NDArray
+from plans import make_plan, native_config, open_source
+
+from effloop.batch import ImageSize
+from effloop.data.augment.base import Draws
+from effloop.data.augment.native.augment import NativeAugment
+from effloop.data.decode import decoders
+from effloop.data.image.header import pnm_header
+from effloop.data.image.libjpeg import use_libjpeg
+from effloop.data.in_progress import NONE, in_progress
+from effloop.data.plan import Plan
+from effloop.errors import DataError
+
+if not use_libjpeg():
+    pytest.skip("Pillow brings no libjpeg-turbo", allow_module_level=True)
+
+Pixels = NDArray[np.uint8]
+
+
+class OneByOne(NativeAugment):
+    """The same, which leaves nothing to C code."""
+
+    def flips_of_resized(self, draws: Draws) -> None:
+        return None
+
+
+def raw(pixels: Pixels) -> bytes:
+    return pnm_header(*pixels.shape) + pixels.tobytes()
+
+
+KINDS: tuple[tuple[str, Callable[[Pixels], bytes]], ...] = (
+    ("jpg", lambda pixels: by_opencv(pixels, quality=92)),
+    ("jpg", lambda pixels: by_opencv(pixels, "4:4:4", quality=95)),
+    ("jpg", lambda pixels: encode(pixels, "JPEG", progressive=True)),
+    ("jpg", lambda pixels: encode(pixels, "JPEG", restart_marker_blocks=1)),
+    ("jpg", lambda pixels: encode(pixels, "JPEG", "L")),
+    ("jpg", lambda pixels: encode(pixels, "JPEG", "CMYK")),
+    ("png", lambda pixels: encode(pixels, "PNG")),
+    ("ppm", raw),
+    ("pgm", lambda pixels: raw(pixels[:, :, :1])),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every kind several times, of sizes that some crops shrink to a third, and some to less than a quarter."""
+    root = tmp_path_factory.mktemp("photos")
+    for number in range(45):
+        ending, write = KINDS[number % len(KINDS)]
+        path = root / "train" / "ab"[number % 2] / f"{number:02}.{ending}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(write(photo(90 + 7 * number, 380 - 5 * number, number)))
+    return root
+
+
+RECIPES = {
+    "crop": {"crop": {"op": "RandomResizedCrop"}},
+    "crop, flip": {"crop": {"op": "RandomResizedCrop", "scale": [0.02, 1]}, "flip": {"op": "RandomHorizontalFlip"}},
+    "colours": {
+        "crop": {"op": "RandomResizedCrop"},
+        "flip": {"op": "RandomHorizontalFlip"},
+        "jitter": {"op": "ColorJitter", "brightness": 0.4},
+    },
+    "colours between": {
+        "crop": {"op": "RandomResizedCrop"},
+        "jitter": {"op": "ColorJitter", "brightness": 0.4},
+        "flip": {"op": "RandomHorizontalFlip"},
+    },
+    "as it is": {"crop": {"op": "RandomCrop"}, "flip": {"op": "RandomHorizontalFlip"}},
+    "padded": {"crop": {"op": "RandomCrop", "padding": 4}},
+    "two frames": {"crop": {"op": "RandomResizedCrop", "size": 70}, "end": {"op": "CenterCrop"}},
+}
+
+
+def plans(root: Path, recipe: str, *, channels: int = 3, train: bool = True, scaled: bool = False) -> tuple[Plan, Plan]:
+    """The plan as it is, and one that loads samples one by one, and JPEGs by simplejpeg."""
+    config = native_config(ops=RECIPES[recipe])
+    made = []
+    for augment in (NativeAugment, OneByOne):
+        decoder = decoders.build(decoders["auto"].config(name="auto", dct_scaling=scaled), channels)
+        decoder.has_libjpeg = augment is NativeAugment  # type: ignore[attr-defined]
+        plan = make_plan(open_source("folder", root), decoder, batch=45)
+        made.append(replace(plan, augment=augment(config, size=ImageSize.of(64), train=train, channels=channels)))
+    return made[0], made[1]
+
+
+def loaded(plan: Plan, *, epoch: int = 0) -> Pixels:
+    """(45, 64, 64, C), in one run."""
+    (request,) = plan.requests(epoch)
+    batch = plan.empty_batch(request)
+    assert not plan.fill(request, batch.images, 0, 45)
+    return batch.images.permute(0, 2, 3, 1).numpy()
+
+
+@pytest.mark.parametrize("channels", [3, 1])
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_many_at_once_are_the_same(folder: Path, recipe: str, scaled: bool, channels: int) -> None:
+    for train in (True, False):
+        both = plans(folder, recipe, channels=channels, train=train, scaled=scaled)
+        for epoch in (0, 1):
+            at_once, each = (loaded(plan, epoch=epoch) for plan in both)
+            np.testing.assert_array_equal(at_once, each)
+
+
+@pytest.mark.parametrize("name", decoders.names())
+def test_most_are_done_at_once(folder: Path, name: str) -> None:
+    """Else the test above would compare nothing."""
+    plan = replace(plans(folder, "crop, flip")[0], decoder=decoders.build(decoders[name].config(name=name)))
+    (request,) = plan.requests(0)
+    prepared = plan.prepare(0, request.ids)
+    done = plan._decode_run(prepared, plan.output.pixels(plan.empty_batch(request).images), 0, 45)
+    assert done.sum() >= (20 if name in ("auto", "turbojpeg") else 4)  # raw pixels alone
+
+
+def test_the_sample_is_named_while_it_is_loaded(folder: Path) -> None:
+    cell = np.array([NONE], np.int64)
+    in_progress.share(cell)
+    plan, _ = plans(folder, "crop")
+    (request,) = plan.requests(0)
+    prepared = plan.prepare(0, request.ids)
+    plan._decode_run(prepared, plan.output.pixels(plan.empty_batch(request).images), 0, 45)
+    assert cell[0] == prepared.ids[-1]
+    in_progress.end()
+    assert cell[0] == NONE
+
+
+def test_damaged_files_have_the_same_outcome(folder: Path, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for path in sorted(folder.rglob("*.*")):
+        data = bytearray(path.read_bytes())
+        for at in rng.integers(0, len(data), rng.integers(1, 6)).tolist():
+            data[at] ^= 1 << int(rng.integers(8))
+        target = tmp_path / path.relative_to(folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data[: rng.integers(len(data) // 2, 2 * len(data))])
+    found = [outcomes(plan) for plan in plans(tmp_path, "crop, flip")]
+    assert found[0] == found[1]
+    assert {type(each) for each in found[0]} == {bytes, str}
+
+
+def outcomes(plan: Plan) -> list[bytes | str]:
+    """Each sample's pixels, or what is wrong with it."""
+    (request,) = plan.requests(0)
+    batch, found = plan.empty_batch(request), list[bytes | str]()
+    for row in range(45):
+        try:
+            plan.fill(request, batch.images, row, row + 1)
+            found.append(batch.images[row].numpy().tobytes())
+        except DataError as error:
+            found.append(str(error))
+    return found
