@@ -1,4 +1,4 @@
-"""EffLoop trains image classifiers on PyTorch as fast as the machine allows.
+"""EffLoop trains image models on PyTorch as fast as the machine allows.
 
 import effloop
 cfg = effloop.compose(["data.root=/data/in1k"])

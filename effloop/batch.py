@@ -70,7 +70,8 @@ class Batch:
         images: (N, C, H, W). RGB, or grey with C = 1, channels_last unless switched off; uint8 on the host, and
             normalised float32 on the device once `transfer` has passed it on.
         targets: (N,) class indices; the smallest unsigned integer type on the host, int64 after. Where
-            images are mixed, on the device: (N, K) float32, the classes' shares of each image.
+            images are mixed, on the device: (N, K) float32, the classes' shares of each image. Of images with masks:
+            (N, H, W) uint8 class indices, 255 where a pixel isn't counted, on the host and on the device.
         ids: (N,) int64 on the host, the samples' numbers in their source; until `transfer`, those of the request,
             which also say how often a sample came before.
         valid: (N,) bool; False marks padding, and what an evaluation leaves out, which must not be counted.
@@ -95,11 +96,16 @@ class Preview:
         images: (R, C, H, W, 3) uint8 RGB, a row for each sample, a column for each epoch.
         rows: R names; a name may have several lines.
         columns: C names.
+        masks: where targets are masks, of each column (R, H, W) uint8 class indices that its images are shown with, or
+            None for the images alone.
+        classes: names of the masks' values.
     """
 
     images: NDArray[np.uint8]
     rows: tuple[str, ...]
     columns: tuple[str, ...]
+    masks: tuple[NDArray[np.uint8] | None, ...] = ()
+    classes: tuple[str, ...] = ()
 
 
 Previews = Callable[[int, int, Callable[[ImageSize], int]], Preview]

@@ -158,7 +158,7 @@ def compile_now(
             precision.backward(train_step.train()(*_batch(config, size, task, num_outputs, precision.device))[0])
         images, _, _ = _batch(config, config.size, task, num_outputs, precision.device)
         with torch.no_grad(), precision.autocast():
-            averaged.eval()(images)
+            task.finished(averaged).eval()(images)
 
     try:
         with state_preserved(train_step):
@@ -175,5 +175,5 @@ def _batch(
     layout = torch.channels_last if config.channels_last else torch.contiguous_format
     shape = (config.batch_size, config.data.channels, *size)
     images = torch.randn(shape, device=device).contiguous(memory_format=layout)
-    targets = task.example_targets(config.batch_size, num_outputs, device)
+    targets = task.for_size(*size).example_targets(config.batch_size, num_outputs, device)
     return images, targets, torch.ones(shape[:1], dtype=torch.bool, device=device)

@@ -15,7 +15,7 @@ from effloop.optim import OptimConfig
 from effloop.runs import compare
 from effloop.task import Labelled
 
-_NOT_THE_NETWORK = {"num_classes", "weights", "freeze", "checkpointing"}
+_NOT_THE_NETWORK = {"num_classes", "weights", "backbone_weights", "freeze", "checkpointing"}
 """Fields of a model's config that change neither the names nor the shapes of its parameters."""
 
 

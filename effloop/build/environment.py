@@ -10,8 +10,8 @@ from effloop.build.limits import check_limits
 from effloop.build.resolve import Resolved, tuned_workers
 from effloop.checkpoint import rng
 from effloop.config import Config
-from effloop.data.source import Source
-from effloop.data.source.counts import class_counts
+from effloop.data.source import Kind, Source
+from effloop.data.source.counts import class_counts, pixel_counts
 from effloop.errors import ConfigError
 from effloop.parallel import Parallel, own_slice, parallels
 from effloop.precision import Precision, precisions
@@ -57,7 +57,8 @@ class Environment:
         Raises:
             ConfigError, DataError: its targets don't allow what the config says.
         """
-        return replace(self, task=self.task.fitted(source, partial(class_counts, source)).to(self.parallel.device))
+        counts = pixel_counts if source.kind is Kind.masks else class_counts
+        return replace(self, task=self.task.fitted(source, partial(counts, source)).to(self.parallel.device))
 
 
 def build_environment(config: Config) -> Environment:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ from effloop.build.checks import (
     check_trained_on,
     fitting,
 )
+from effloop.build.data import Data
 from effloop.build.environment import Environment
-from effloop.build.loader import Data
 from effloop.build.model import build_model
 from effloop.build.probe import build_probe, check_probe
 from effloop.build.resolve import Resolved
@@ -29,11 +30,23 @@ from effloop.checkpoint import files, rng
 from effloop.config import Config
 from effloop.data.loader import Loader
 from effloop.errors import ConfigError
-from effloop.model import Layer, Probe, find_head, load_weights, parameter_groups, probe, rates_by_layer, with_head
+from effloop.model import (
+    Layer,
+    Probe,
+    find_head,
+    load_backbone,
+    load_weights,
+    modules_above_backbone,
+    parameter_groups,
+    probe,
+    rates_by_layer,
+    with_head,
+)
 from effloop.optim import EMA, NoEMA, optimizers, scaled_lr, schedules
 from effloop.parallel import Parallel
 from effloop.precision import Precision
 from effloop.system.hardware import determinism_explained
+from effloop.task import is_spatial
 from effloop.train.step import Step
 from effloop.train.trainer import BatchStream
 
@@ -186,6 +199,10 @@ def _load(model: nn.Module, environment: Environment, data: Data, start: Start) 
     elif config.model.weights:
         normalisation = tuple(config.data.mean or ()), tuple(config.data.std or ())
         notes.append(load_weights(model, config.model.weights, config.model.zoo, config.image_size, normalisation))
+    elif backbone := getattr(config.model, "backbone_weights", None):
+        normalisation = tuple(config.data.mean or ()), tuple(config.data.std or ())
+        zoo = getattr(config.model, "backbone_zoo", None)
+        notes.append(load_backbone(model, backbone, zoo, config.image_size, normalisation))
     if config.model.weights and config.resume:
         notes.append(f"weights: those of {start.checkpoint}; model.weights is not read")
     return notes
@@ -225,26 +242,41 @@ def _rates(config: Resolved, images: int, model: nn.Module) -> tuple[list[Layer]
     the same rate.
 
     Raises:
-        ConfigError: `optim.head_lr` is set, and the model's head isn't a linear layer.
+        ConfigError: `optim.head_lr` is set, and the model has no head that can be told.
     """
     optim = config.optim
     if optim.layer_decay is None and optim.head_lr is None:
         return [], []
     layers = rates_by_layer(model, scaled_lr(optim, images), optim.layer_decay)
     if optim.head_lr is not None:
-        training = model.training
-        try:
-            head = find_head(model.eval(), config.size, config.data.channels)
-        except ConfigError:
-            raise ConfigError(
-                f"optim.head_lr: {optim.head_lr:g}, but this model doesn't end with a linear layer; set "
-                "optim.head_lr=null, optim.layer_decay decreases the rate layer by layer"
-            ) from None
-        model.train(training)
-        layers = with_head(layers, head, scaled_lr(replace(optim, lr=optim.head_lr), images))
+        layers = with_head(layers, _head(config, model), scaled_lr(replace(optim, lr=optim.head_lr), images))
     rates = [f"{layer.lr:.2g} {layer.name}" for layer in layers if _is_trained(model, layer)]
     shown = rates if len(rates) < _SHOWN else [*rates[: _SHOWN // 2], "...", *rates[-_SHOWN // 2 :]]
     return layers, [f"lr     {', '.join(shown)}"]
+
+
+def _head(config: Resolved, model: nn.Module) -> list[str]:
+    """The modules that have the rate of `optim.head_lr`: the last layer, or of a model of pixels all above its
+    backbone.
+
+    Raises:
+        ConfigError: the model has no such.
+    """
+    what = "doesn't end with a linear layer"
+    if is_spatial(config.task.name):
+        if modules := modules_above_backbone(model):
+            return modules
+        what = "has neither a backbone nor an encoder"
+    else:
+        training = model.training
+        with suppress(ConfigError):
+            head = find_head(model.eval(), config.size, config.data.channels)
+            model.train(training)
+            return [head]
+    raise ConfigError(
+        f"optim.head_lr: {config.optim.head_lr:g}, but this model {what}; set optim.head_lr=null, optim.layer_decay "
+        "decreases the rate layer by layer"
+    )
 
 
 def _is_trained(model: nn.Module, layer: Layer) -> bool:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
-from effloop.build.environment import Environment
 from effloop.build.limits import check_limits
 from effloop.build.resolve import Resolved, resolved
 from effloop.config import Config
@@ -22,25 +19,24 @@ from effloop.data.cache.cached import cached
 from effloop.data.check import check_samples
 from effloop.data.decode import decoders
 from effloop.data.engine import engines
+from effloop.data.engine.base import engine_class
 from effloop.data.engine.threads import ThreadsConfig
 from effloop.data.five_crops import five_crops
 from effloop.data.ledger import Ledger
 from effloop.data.loader import Loader
+from effloop.data.masks import MaskPlan
 from effloop.data.order import Order
 from effloop.data.plan import Plan
-from effloop.data.progressive import Stages
-from effloop.data.source import Cache, DataConfig, Source, Tail
+from effloop.data.source import Cache, DataConfig, Kind, Source, Tail
 from effloop.data.source.config import Index
 from effloop.data.source.counts import classes_without_samples
 from effloop.data.source.entropy import with_indexes
-from effloop.data.source.splits import check_same_classes, open_part, open_split
-from effloop.data.source.storage.kept import looking_once
+from effloop.data.source.splits import open_part, open_split
 from effloop.data.transfer import Transfer
 from effloop.errors import ConfigError, EffLoopError, warn
 from effloop.parallel import OwnSlice, Slice, own_slice
 from effloop.system.hardware import find_device, keep_freed_memory
 from effloop.task import Task, tasks
-from effloop.train.trainer import BatchStream
 from effloop.train.views import ONE_VIEW, Views
 
 
@@ -83,8 +79,8 @@ def build_loader(
     parallel = parallel or own_slice(find_device(config.device))
     check_limits(config, parallel, on_host=parallel.device.type == "cpu")
     train, found = split == "train" and not evaluate, resolved(config, parallel)
-    source = _source(found, split, parallel, classes)
-    return _loader(found, tasks.build(config.task), source, parallel, _Use(split, train, views))
+    source = source_of(found, split, parallel, classes)
+    return loader_for(found, tasks.build(config.task), source, parallel, Use(split, train, views))
 
 
 def loader_of(config: Config, source: Source, plan: type[Plan] = Plan, views: Views = ONE_VIEW) -> Loader:
@@ -114,7 +110,7 @@ def loader_of(config: Config, source: Source, plan: type[Plan] = Plan, views: Vi
 
 
 @dataclass(frozen=True)
-class _Use:
+class Use:
     """What a split is loaded for: its name, and whether it is trained on, or seen in several views."""
 
     split: str
@@ -122,7 +118,8 @@ class _Use:
     views: Views = ONE_VIEW
 
 
-def _loader(config: Resolved, task: Task, source: Source, parallel: Slice, use: _Use) -> Loader:
+def loader_for(config: Resolved, task: Task, source: Source, parallel: Slice, use: Use) -> Loader:
+    """The batches of an opened split, for a use of them; raises as `build_loader`."""
     train, views = use.train, use.views
     plan, device = _plan(config, source, parallel, train=train), parallel.device
     if device.type == "cpu" and plan.augment.has_device_part:
@@ -154,11 +151,11 @@ def _loader_of(config: Resolved, task: Task, plan: Plan, device: torch.device, *
         config.data.mean,
         config.data.std,
         channels_last=config.channels_last,
-        target_dtype=task.target.dtype,
+        target_dtype=torch.uint8 if plan.source.kind is Kind.masks else task.target.dtype,
         augment=plan.augment,
         mix=_mix(config, task, plan.source) if train else None,
     )
-    if getattr(engines[config.engine.name].factory, "fills_by_plan", False):
+    if engine_class(config.engine).fills_by_plan:
         plan = replace(plan, output=transfer.host_output())
     engine = engines.build(config.engine, plan, num_workers=config.num_workers, pin_memory=device.type == "cuda")
     return Loader(plan, engine, transfer)
@@ -181,7 +178,7 @@ def _mix(config: Resolved, task: Task, source: Source) -> Mix | None:
     return None
 
 
-def _source(config: Resolved, split: str, parallel: Slice, classes: Sequence[str] | None = None) -> Source:
+def source_of(config: Resolved, split: str, parallel: Slice, classes: Sequence[str] | None = None) -> Source:
     """The samples of a split."""
     source = open_split(config.data, split, classes)
     if config.data.allow_missing_classes and not parallel.rank and (lacking := classes_without_samples(source)):
@@ -210,13 +207,16 @@ def _plan(config: Resolved, source: Source, parallel: Slice, *, train: bool, kin
         )
     decoder = decoders.build_for(config.data.channels, config.decode)
     limit = None if config.data.cache_gb is None else config.data.cache_gb * 1e9
-    own_pixels = getattr(engines[config.engine.name].factory, "exact", True)  # DALI decodes by itself
-    if own_pixels and decoder.uses_indexes and config.data.cache is not Cache.pixels:
+    exact = engine_class(config.engine).exact  # DALI decodes by itself
+    if exact and decoder.uses_indexes and config.data.cache is not Cache.pixels:
         source = with_indexes(source, config.data)
+    augment = augments.build_for(config.data.channels, config.augment, size=config.size, train=train)
+    if source.kind is Kind.masks:
+        kind, augment = MaskPlan, augment.with_masks()
     return kind(
         source=cached(source, config.data.cache, decoder, limit, share=_share(config, source, train=train)),
         decoder=decoder,
-        augment=augments.build_for(config.data.channels, config.augment, size=config.size, train=train),
+        augment=augment,
         order=order,
         seed=config.seed,
     )
@@ -232,83 +232,3 @@ def _share(config: Config, source: Source, *, train: bool) -> float:
         return 1.0
     mine, others = (part.fingerprint()["bytes"] for part in (source, other))
     return float(mine / (mine + others))
-
-
-@dataclass(frozen=True)
-class Data:
-    """Both splits of a run.
-
-    Attributes:
-        train: the training split at `image_size`.
-        batches: what the loop asks for batches: `train`, or loaders of several sizes that take turns.
-        largest: the loader of the training split whose batches take most memory.
-        val: the validation split.
-        fingerprints: {split: its fingerprint}.
-        notes: lines for users.
-    """
-
-    train: Loader
-    batches: BatchStream
-    largest: Loader
-    val: Loader
-    fingerprints: dict[str, Any]
-    notes: Sequence[str] = ()
-
-    @property
-    def classes(self) -> list[str]:
-        """Names of the classes, in the order of their labels; empty where targets are no classes."""
-        return list(self.train.classes)
-
-    @property
-    def target_names(self) -> list[str]:
-        """Names of the outputs: the classes, or of each of the numbers."""
-        return list(self.train.plan.source.target_names)
-
-
-@looking_once()
-def build_data(environment: Environment) -> Data:
-    """Open both splits, and start what loads them.
-
-    Raises:
-        ConfigError, DataError: they can't be, or ranks have different data.
-    """
-    config, task, parallel = environment.config, environment.task, environment.parallel
-    train = _loader(config, task, _source(config, "train", parallel), parallel, _Use("train", True))
-    batches, largest = _stages(environment, train)
-    val = _loader(config, task, _source(config, "val", parallel), parallel, _Use("val", False))
-    fingerprints = {"train": train.plan.source.fingerprint(), "val": val.plan.source.fingerprint()}
-    check_same_classes(train.plan.source, val.plan.source)
-    parallel.assert_equal("the data", json.dumps(fingerprints, sort_keys=True))
-    notes = [*dict.fromkeys(split.plan.source.note for split in (train, val) if split.plan.source.note)]
-    if line := train.plan.order.describe():
-        notes.append(line)
-    if fingerprints["train"] == fingerprints["val"]:
-        notes.append(
-            f"validation uses the training images ({val.plan.source.where}): its scores say nothing about other "
-            "images; set data.val_split to a split of images that aren't trained on"
-        )
-        parallel.on_rank0(lambda: warn(notes[-1]))
-    return Data(train, batches, largest, val, fingerprints, notes)
-
-
-def _stages(environment: Environment, train: Loader) -> tuple[BatchStream, Loader]:
-    """What the loop asks for batches, and the loader whose batches take most memory.
-
-    Raises:
-        ConfigError: a recipe can't make images of a size.
-    """
-    config = environment.config
-    if not config.progressive:
-        return train, train
-    loaders, sizes = {config.size: train}, config.train_sizes
-    for size in sizes:
-        if size not in loaders:
-            try:
-                sized = replace(config, image_size=list(size))
-                source = _source(sized, "train", environment.parallel)
-                loaders[size] = _loader(sized, environment.task, source, environment.parallel, _Use("train", True))
-                loaders[size].ledger = train.ledger
-            except ConfigError as error:
-                raise ConfigError(f"progressive: at {size} pixels {error}") from error
-    stages = Stages(sizes, [loaders[size] for size in sizes], config.epochs)
-    return stages, loaders[max(sizes, key=lambda size: size.pixels)]

@@ -8,6 +8,7 @@ from torch import nn
 from effloop.build.resolve import Resolved
 from effloop.errors import ConfigError, EffLoopError
 from effloop.model import checkpoint_blocks, freeze, models
+from effloop.task import is_spatial
 
 
 def build_model(config: Resolved, num_outputs: int, device: torch.device) -> nn.Module:
@@ -37,9 +38,10 @@ def _tried(config: Resolved, num_outputs: int) -> nn.Module:
     """The model as it is built, once it has taken an image of each size: many can't take a small one.
 
     Raises:
-        ConfigError: it can't.
+        ConfigError: it can't, or it has outputs for images where the task learns pixels, or the reverse.
     """
-    size = config.size
+    size, spatial = config.size, is_spatial(config.task.name)
+    name = getattr(config.model, "arch", config.model.name)
     try:
         built: nn.Module = models.build(
             config.model, num_classes=num_outputs, image_size=config.image_size, channels=config.data.channels
@@ -47,15 +49,28 @@ def _tried(config: Resolved, num_outputs: int) -> nn.Module:
         for size in dict.fromkeys([config.size, *config.train_sizes]):
             with torch.no_grad():
                 outputs = built.eval()(torch.zeros(1, config.data.channels, *size))
-            if outputs.shape != (1, num_outputs):
-                raise ValueError(f"it gives {tuple(outputs.shape)} for one image, not (1, {num_outputs}) outputs")
+            if (outputs.ndim == 4) != spatial:
+                raise ConfigError(_of_another_task(config, name))
+            if outputs.shape != (wanted := (1, num_outputs, *(size if spatial else ()))):
+                raise ValueError(f"it gives {tuple(outputs.shape)} for one image, not {wanted} outputs")
     except EffLoopError:
         raise
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         key = "image_size" if size == config.size else "progressive"
-        name = getattr(config.model, "arch", config.model.name)
         raise ConfigError(
             f"model: {name} can't be built for {key}={size.word}: {reason}; set another {key} or model"
         ) from error
     return built
+
+
+def _of_another_task(config: Resolved, name: str) -> str:
+    if is_spatial(config.task.name):
+        return (
+            f"model: {name} has one output for each image, and task={config.task.name} learns one for each pixel; set "
+            "model=unet, deeplabv3_resnet50 or another model of pixels"
+        )
+    return (
+        f"model: {name} has an output for each pixel, and task={config.task.name} learns one for each image; set "
+        "model=resnet50 or another model of images, or task=segmentation for masks"
+    )

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from effloop import config as configs
+from effloop.build.data import Data
 from effloop.build.environment import Environment
-from effloop.build.loader import Data, build_loader
+from effloop.build.loader import build_loader
 from effloop.build.resolve import Resolved
 from effloop.convert.progress import Meter
 from effloop.data.bad import OnError

@@ -11,8 +11,8 @@ from torch import nn
 
 from effloop import config as configs
 from effloop.build.checks import check_same_tensors, fitting, trained_names
+from effloop.build.data import Data
 from effloop.build.environment import Environment
-from effloop.build.loader import Data
 from effloop.build.model import build_model
 from effloop.build.race import state_preserved
 from effloop.build.resolve import resolved

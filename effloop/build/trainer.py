@@ -10,9 +10,9 @@ from pathlib import Path
 
 from effloop import config as configs
 from effloop.build.checks import fitting
+from effloop.build.data import Data, build_data
 from effloop.build.environment import Environment, build_environment
 from effloop.build.learner import Advise, Learner, Start, build_learner
-from effloop.build.loader import Data, build_data
 from effloop.build.room import check_room
 from effloop.checkpoint import Checkpoints, checkpointers
 from effloop.config import Config
@@ -37,6 +37,7 @@ from effloop.system.command import seconds_of_command
 from effloop.system.files import keep_rows, remove_stale
 from effloop.train.nan import POLICIES, NanPolicy
 from effloop.train.nan_list import LIST, NanContext
+from effloop.train.pictures import compare_some
 from effloop.train.state import Progress
 from effloop.train.stopping import EarlyStop, StopConfig
 from effloop.train.trainer import LoopConfig, Trainer
@@ -153,6 +154,7 @@ def _trainer(
         profiler=profilers.build(config.profile, run_dir, parallel.device, parallel.rank),
         train=learner.train,
         val=learner.val,
+        compare=partial(compare_some, data.val, environment.precision) if environment.task.spatial else None,
         recorded=nullcontext if parallel.rank else partial(state_recorded, run_dir),
         stop=EarlyStop(config.stop, checkpoints.meter) if config.stop != StopConfig() else None,
         notes=[*environment.notes, *data.notes, *learner.notes],

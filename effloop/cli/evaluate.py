@@ -59,12 +59,10 @@ def evaluate(options: EvalOptions, overrides: list[str]) -> int:
     found = trained.evaluate_views(loader, views, facts)
     speed = len(source) / (time.perf_counter() - started)
     print(f"{trained.describe()}, on {loader.describe()}, {speed:,.0f} images/s")
-    collected = facts.collected()
-    scored = len(collected.ids)
+    details, scored = facts.details(source.target_names)
     _print_scores(options, trained, found, scored)
     if left_out := len(source) - scored:
         print(f"{left_out:,} left out: on_error=skip, of images that can't be loaded")
-    details = trained.task.details(collected.outputs, collected.targets, source.target_names)
     if details:
         _print_details(details, source.target_names)
         told = {
@@ -77,7 +75,7 @@ def evaluate(options: EvalOptions, overrides: list[str]) -> int:
             "skipped": left_out,
             "scores": found[-1],
         }
-        _write(options, Evaluation(told, source.target_names, details), loader)
+        _write(options, Evaluation(told, source.target_names, details), trained, loader)
     return 0
 
 
@@ -98,9 +96,9 @@ def _print_scores(options: EvalOptions, trained: Trained, found: Sequence[dict[s
 def _print_details(details: Details, names: Sequence[str]) -> None:
     """The worst classes or outputs, which classes are confused most often, and the calibration error."""
     _print_rows(details.rows, details.percent)
-    counts = {row.get("class"): row.get("samples") for row in details.rows}
+    counts = {row.get("class"): row.get(details.unit) for row in details.rows}
     mistakes = [
-        {"class": names[label], "taken_for": names[other], "samples": count, "share": count / counts[names[label]]}
+        {"class": names[label], "taken_for": names[other], details.unit: count, "share": count / counts[names[label]]}
         for label, other, count in details.mistakes[:_MAX_MISTAKES].tolist()
     ]
     if len(names) > 2 and mistakes:  # of two classes the table above says it all
@@ -144,12 +142,13 @@ def _check_writable(out: Path) -> None:
         raise ConfigError(f"out: '{out}' can't be written: {error.strerror}; set out=FOLDER") from None
 
 
-def _write(options: EvalOptions, found: Evaluation, loader: Loader) -> None:
+def _write(options: EvalOptions, found: Evaluation, trained: Trained, loader: Loader) -> None:
     """Write the files and say where they are, or why they can't be."""
     worst, folder = [row["id"] for row in found.details.worst], _folder(options)
     keys = [loader.plan.source.key(sample) for sample in worst]
     try:
-        names = write_evaluation(folder, found, keys, loader.pictures(worst))
+        pictures = trained.compare(loader, worst) if trained.task.spatial else loader.pictures(worst)
+        names = write_evaluation(folder, found, keys, pictures)
     except OSError as error:
         warn(f"'{error.filename or folder}' can't be written: {error.strerror}; set out=FOLDER for tables and pictures")
         return

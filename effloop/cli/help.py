@@ -27,9 +27,8 @@ def overview(commands: Iterable[Command]) -> str:
         problem = ["", f"effloop: {error}"]
     keys = ", ".join(setting for setting, _ in islice(_keys(), 8))
     lines = [
-        "EffLoop trains image classifiers on PyTorch as fast as the machine allows.",
+        "EffLoop trains image models on PyTorch as fast as the machine allows.",
         "  effloop [COMMAND] [OPTION=VALUE ...] [OVERRIDE ...]",
-        "",
         "Commands, of which COMMAND --help shows the options; train if there is none:",
         *in_columns((each.name, each.summary) for each in _ordered(commands)),
         "",

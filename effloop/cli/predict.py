@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from effloop.cli.command import RunOptions, command
+from effloop.cli.predict_masks import check_options, mask_columns
 from effloop.config.typed import key_of
 from effloop.convert.progress import Meter as Progress
 from effloop.data.check import listed
@@ -26,10 +29,14 @@ from effloop.data.source.files import Unlabelled, find_images
 from effloop.data.source.manifest.layout import NoTargetsError
 from effloop.data.source.manifest.source import listed_images
 from effloop.errors import ConfigError, DataError
+from effloop.inference.masks import PredictedMasks
 from effloop.inference.predict import Predictions
 from effloop.inference.trained import Trained
 from effloop.inference.writers import Columns, check_writable, rows_of, writing
 from effloop.train.views import ViewName, Views
+
+Batches = Iterator[tuple[NDArray[np.int64], Columns]]
+"""Ids of samples, and columns of a table that they are the rows of."""
 
 _OWN = ("path", "target", "error")
 """Columns beside the task's."""
@@ -50,6 +57,8 @@ class PredictOptions(RunOptions):
         out: a table with a row for each image: .csv, .tsv, .jsonl or .parquet; without it the first 20 are shown.
         top: how many classes for each image; of a task that ranks them.
         scores: add the score of each class.
+        masks: of task=segmentation: the folder for a PNG file for each image, of its size, with its pixels' classes.
+        overlays: the folder for a JPEG file for each image, with its classes in colours.
         tta: test-time augmentation, as of eval.
     """
 
@@ -58,33 +67,49 @@ class PredictOptions(RunOptions):
     out: Path | None = None
     top: Annotated[int, range(1, 1001)] = 1
     scores: bool = False
+    masks: Path | None = None
+    overlays: Path | None = None
     tta: tuple[ViewName, ...] = ()
 
 
 @command("predict", PredictOptions, "outputs/first photos/ out=scores.csv")
 def predict(options: PredictOptions, overrides: list[str]) -> int:
-    """What a run's model says of images: classes and scores, as a table.
+    """What a run's model says of images: classes and scores, or masks.
 
-    Images are prepared as for the run's validation. Those that can't be read are listed, and have a row without scores.
+    Images are prepared as for the run's validation, but for masks always whole. Those that can't be read are listed,
+    and have a row without scores.
     """
     if options.out:
         check_writable(options.out)
     trained = Trained.open(options.run, overrides, command="predict")
     if options.top > 1 and not trained.task.ranks:
         raise ConfigError(f"top: {options.top}, but task={trained.config.task.name} ranks no classes; leave top out")
+    check_options(trained, options.masks, options.overlays, scores=options.scores)
     source, has_targets = _source(options, overrides, trained)
-    predictions = Predictions.of(trained, Unlabelled(source), Views.of(options.tta))
+    predictions, columns = _predicted(options, trained, Unlabelled(source))
     print(f"{trained.describe()}, on {predictions.loader.describe()}", flush=True)
     started = time.perf_counter()
-    shown = _write(options, predictions, source if has_targets else None)
+    shown = _write(options, predictions, columns, source if has_targets and not trained.task.spatial else None)
     seconds = time.perf_counter() - started
     if shown:
         _show(shown, len(predictions), ".4f" if trained.task.digits else ".6g")
     _warn(predictions)
-    to = f" -> {options.out}" if options.out else ""
+    places = [str(place) for place in (options.out, options.masks, options.overlays) if place]
+    to = f" -> {', '.join(places)}" if places else ""
     what = f"{len(predictions):,} image{'s' * (len(predictions) != 1)}"
     print(f"{what} in {seconds:.1f} s, {len(predictions) / seconds:,.0f} images/s{to}")
     return 0
+
+
+def _predicted(options: PredictOptions, trained: Trained, source: Source) -> tuple[Predictions, Batches]:
+    """What is predicted, and the columns of the table, batch by batch; they take what is wrong with samples along."""
+    views = Views.of(options.tta)
+    if trained.task.spatial:
+        found = PredictedMasks.of(trained, source, views)
+        on_screen = options.out is None
+        return found.predictions, mask_columns(found, options.masks, options.overlays, on_screen=on_screen)
+    predictions = Predictions.of(trained, source, views)
+    return predictions, predictions.columns(options.top, every=options.scores)
 
 
 def _source(options: PredictOptions, overrides: Sequence[str], trained: Trained) -> tuple[Source, bool]:
@@ -123,12 +148,15 @@ def _is_dataset(path: Path) -> bool:
     return known and format_of(path) not in (None, "folder")
 
 
-def _write(options: PredictOptions, predictions: Predictions, source: Source | None) -> list[dict[str, Any]]:
+def _write(
+    options: PredictOptions, predictions: Predictions, found: Batches, source: Source | None
+) -> list[dict[str, Any]]:
     """Write the table.
 
     Args:
-        options: where to, and which columns.
+        options: where to.
         predictions: what is written.
+        found: the columns, batch by batch.
         source: has the targets that are written, too; None writes none.
 
     Returns:
@@ -141,7 +169,6 @@ def _write(options: PredictOptions, predictions: Predictions, source: Source | N
     rows: list[dict[str, Any]] = []
     digits = predictions.trained.task.digits
     with writing(options.out, digits) if options.out else nullcontext() as writer, Progress() as progress:
-        found = predictions.columns(options.top, every=options.scores)
         progress.begin("predicted", len(predictions))
         for ids, columns in found:
             table = _table(predictions, ids.tolist(), columns, source)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from effloop import config as configs
@@ -12,6 +12,8 @@ from effloop.cli.splits import open_splits
 from effloop.convert.options import Splits, split_names
 from effloop.convert.verify import Problems, show, verify
 from effloop.data.decode import decoders
+from effloop.data.source.config import Index
+from effloop.data.source.entropy import with_indexes
 from effloop.data.source.storage.comparing import Comparing, comparing
 from effloop.data.source.storage.kept import kept_folder
 
@@ -41,6 +43,8 @@ def verify_data(options: VerifyOptions, overrides: list[str]) -> int:
         kept = kept_folder(getattr(config.data, "index_dir", None))
         with comparing(Comparing.kept):  # a damaged column is a problem among others
             opened = open_splits(config, split_names(options.split), problems.add)
+        kept_indexes = replace(config.data, index=Index.read)
+        opened = {name: with_indexes(source, kept_indexes) for name, source in opened.items()}
         reports = verify(opened, decoders.build(config.decode), num_workers(config), problems, kept)
     show(reports, problems)
     return 1 if problems.count else 0

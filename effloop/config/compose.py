@@ -16,7 +16,7 @@ from effloop import registry
 from effloop.config import guard, messages, typed
 from effloop.config.hydra_setup import compose_tree
 from effloop.config.schema import Config, word
-from effloop.config.task_of_data import follow_data
+from effloop.config.task_of_data import follow_data, with_task
 from effloop.errors import ConfigError
 from effloop.parallel.rank_env import detect_launcher
 from effloop.precision import PrecisionConfig, precisions
@@ -41,7 +41,7 @@ def compose(overrides: Sequence[str] = ()) -> Config:
         ConfigError: an override, a YAML file or a value is invalid; one line says why.
         DataError: the task is left to the data, a table that was read in vain.
     """
-    overrides = typed.with_paths(for_ranks(overrides))
+    overrides = with_task(typed.with_paths(for_ranks(overrides)))
     with messages.in_one_line(Config, overrides):
         tree = compose_tree(Config, list(overrides))
     return finish(tree, [*overrides, *follow_data(tree, overrides)])
@@ -125,9 +125,10 @@ def to_dict(config: Config) -> dict[str, Any]:
         plain["resume"] = os.path.abspath(os.path.expanduser(plain["resume"]))
     if plain["distill"]["teacher"]:
         plain["distill"]["teacher"] = os.path.abspath(os.path.expanduser(plain["distill"]["teacher"]))
-    weights = os.path.expanduser(plain["model"]["weights"] or "")
-    if os.path.exists(weights):  # else it is the name of pretrained weights
-        plain["model"]["weights"] = os.path.abspath(weights)
+    for key in ("weights", "backbone_weights"):
+        weights = os.path.expanduser(plain["model"].get(key) or "")
+        if os.path.exists(weights):  # else it is the name of pretrained weights
+            plain["model"][key] = os.path.abspath(weights)
     return {str(key): value for key, value in plain.items()}
 
 

@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from effloop.config import hydra_setup, messages
 from effloop.config.compose import finish
 from effloop.config.schema import Config
-from effloop.config.task_of_data import follow_data
+from effloop.config.task_of_data import follow_data, with_task
 from effloop.config.typed import quoted
 from effloop.errors import ConfigError
 from effloop.spelling.flags import is_sweep, only_shows, parse
@@ -57,6 +57,7 @@ def compose_run(flags: Sequence[str], overrides: Sequence[str]) -> Composed:
     Raises:
         ConfigError: they are invalid, or the run folder can't be made.
     """
+    overrides = with_task(overrides)
     return _compose(flags, overrides, overrides, "run.dir")
 
 
@@ -67,6 +68,7 @@ def compose_runs(args: list[str]) -> Iterator[Composed]:
         ConfigError: as `compose_run`.
     """
     flags, overrides = parse(args)
+    overrides = with_task(overrides)
     if only_shows(flags):
         show(flags, overrides)
     elif not is_sweep(flags):
@@ -198,6 +200,7 @@ def show(flags: Sequence[str], overrides: Sequence[str]) -> None:
     """
     with messages.in_one_line(Config, overrides):
         hydra_setup.prepare(Config, overrides)
+        overrides = with_task(overrides)
         call_hydra(lambda tree: None, flags, overrides)
 
 

@@ -1,4 +1,4 @@
-"""The task that suits the data, where the user has chosen none."""
+"""The task that suits the data, model and augmentation that suit the task, where the user has chosen none."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
@@ -14,11 +16,16 @@ from effloop.config.schema import Config
 from effloop.config.typed import key_of
 from effloop.data.source import DataConfig, Kind, ScanError, kind_of, source_config
 from effloop.errors import EffLoopError
+from effloop.task import is_spatial
 from effloop.task.kinds import TASK_OF
+
+_SPATIAL = {"model": "unet", "augment": "segmentation"}
+"""For tasks with outputs for each pixel: a model that gives them, and operations that are applied to masks, too."""
 
 
 def follow_data(tree: DictConfig, overrides: Sequence[str]) -> list[str]:
-    """Choose the task by what the targets of the data are, or tell the data what a chosen task takes.
+    """Choose the task by what the targets of the data are, or tell the data what a chosen task takes; choose a model of
+    pixels and an augmentation of masks for a task of pixels.
 
     Only data is opened whose format leaves open what its targets are. What is wrong with it is reported by building, or
     now where that has taken a scan of it.
@@ -28,11 +35,31 @@ def follow_data(tree: DictConfig, overrides: Sequence[str]) -> list[str]:
         overrides: that it is composed of.
 
     Returns:
-        `task=NAME`, as if it had been typed; nothing where the task is chosen, or the targets are classes.
+        `task=NAME`, `model=NAME` and `augment=NAME`, as if they had been typed; nothing where they are chosen, or the
+        targets are classes.
 
     Raises:
         ScanError: no split of the data can be opened.
     """
+    words = _follow_targets(tree, overrides)
+    if is_spatial(tree.task.name):
+        for group, name in _SPATIAL.items():
+            words += _chosen(tree, overrides, group, name)
+    return words
+
+
+def _chosen(tree: DictConfig, overrides: Sequence[str], group: str, name: str) -> list[str]:
+    """`GROUP=NAME`, with the group's keys that are typed, unless a name is."""
+    if chosen_names(group, overrides):
+        return []
+    word = f"{group}={name}"
+    own = [each for each in overrides if key_of(each).startswith(f"{group}.")]
+    with flag_override(tree, ["readonly", "struct"], False):
+        tree[group] = compose_tree(Config, [word, *own])[group]
+    return [word]
+
+
+def _follow_targets(tree: DictConfig, overrides: Sequence[str]) -> list[str]:
     chosen = chosen_names("task", overrides) or any(key_of(each).partition(".")[0] == "task" for each in overrides)
     with _left_to_building(), flag_override(tree, ["readonly", "struct"], False):
         data: Any = OmegaConf.to_object(tree.data)
@@ -46,6 +73,29 @@ def follow_data(tree: DictConfig, overrides: Sequence[str]) -> list[str]:
         if chosen and taken and getattr(source_config(data), "targets", "") is None:
             tree.data.targets = taken
     return []
+
+
+def with_task(overrides: Sequence[str]) -> list[str]:
+    """The overrides, and the task of the data where none is chosen and a key is typed that the default task hasn't.
+
+    Such as `task.loss=huber`, which composes only with the task that has it.
+
+    Args:
+        overrides: as typed, some of them maybe a sweep.
+
+    Raises:
+        ScanError: as `follow_data`.
+    """
+    keys = [key.split(".")[1] for key in map(key_of, overrides) if key.startswith("task.")]
+    if not keys or chosen_names("task", overrides):
+        return list(overrides)
+    try:
+        parsed = OverridesParser.create().parse_overrides([each for each in overrides if key_of(each)[:5] != "task."])
+        rest = [str(each.input_line) for each in parsed if not each.is_sweep_override()]
+        tree = compose_tree(Config, rest)
+    except (EffLoopError, HydraException, OmegaConfBaseException):  # said when all are composed
+        return list(overrides)
+    return list(overrides) if {*keys} <= {*tree.task} else [*overrides, *follow_data(tree, rest)]
 
 
 @contextmanager

@@ -22,7 +22,17 @@ _REPLACES = {"optim.lr": "lr", "amp": "precision", "precision": "amp"}
 """Key -> the one that would override it, or contradict it, if an experiment or a saved config has set that."""
 
 _PATHS = frozenset(
-    {"data.root", "data.val_root", "data.images", "data.index_dir", "model.weights", "distill.teacher", "resume", "out"}
+    {
+        "data.root",
+        "data.val_root",
+        "data.images",
+        "data.index_dir",
+        "model.weights",
+        "model.backbone_weights",
+        "distill.teacher",
+        "resume",
+        "out",
+    }
 )
 _AS_IT_IS = re.compile(r"""['"]|(choice|glob|range|sort|shuffle|interval|tag)\(|.*\$\{""")
 """The beginning of values that Hydra reads: quoted, a function of its grammar, an interpolation."""

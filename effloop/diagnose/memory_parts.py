@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich.filesize import decimal
 from torch import nn
 
 from effloop.batch import Batch, ImageSize
@@ -21,7 +22,7 @@ from effloop.config import Config
 from effloop.data.cache.cached import CachedSource
 from effloop.data.cache.shared_memory import FOLDER
 from effloop.data.loader import Loader
-from effloop.data.source import Cache
+from effloop.data.source import Cache, Kind
 from effloop.diagnose.memory import Memory, Part, Place, Tensors
 from effloop.errors import DataError
 from effloop.model import Probe
@@ -174,6 +175,9 @@ def _memory(
         Part("average", place, weights * (config.optim.ema > 0), "of the weights (optim.ema)"),
         Part("activations", place, step.activations, "of one batch, and the step's buffers", by_batch=True),
         Part("inputs", place, 2 * on_device, "2 batches on the device", by_batch=True),
+        Part(
+            "classes", place, _cast(batch["device"], loaders[0]), "masks as the loss reads them, int64", by_batch=True
+        ),
     ]
     return Memory(
         parts=[part for part in parts if part.bytes],
@@ -188,13 +192,18 @@ def host_batch(loader: Loader) -> list[Tensors]:
     """A batch as engines load it."""
     count, targets = loader.plan.order.batch_per_rank, loader.plan.source.targets
     height, width, channels = loader.plan.shape_of_image
-    dtype = targets.dtype.newbyteorder("=").name
+    shape, dtype = targets.shape[1:], targets.dtype.newbyteorder("=").name
     return [
         Tensors.of("images", (count, channels, height, width), _dtype(loader)),
-        Tensors.of("targets", (count, *targets.shape[1:]), dtype),
+        Tensors.of("targets", (count, *((height, width) if has_masks(loader) else shape)), dtype),
         Tensors.of("ids", (count,), "int64"),
         Tensors.of("valid", (count,), "bool"),
     ]
+
+
+def has_masks(loader: Loader) -> bool:
+    """Whether targets are masks."""
+    return loader.plan.source.kind is Kind.masks
 
 
 def _dtype(loader: Loader) -> str:
@@ -208,6 +217,11 @@ def _is_loaded_so(tensor: Tensors, loader: Loader) -> bool:
     return tensor.name == "images" and tensor.dtype == _dtype(loader) and not mixes
 
 
+def _cast(batch: Sequence[Tensors], loader: Loader) -> int:
+    """Bytes of a batch's masks as int64, which the loss makes of them on the device."""
+    return 8 * batch[1].bytes if has_masks(loader) else 0
+
+
 def _largest(config: Config) -> ImageSize:
     """The largest images that a run's model is given."""
     return max([config.size, *config.train_sizes], key=lambda size: size.pixels)
@@ -218,7 +232,9 @@ def device_batch(config: Config, loader: Loader) -> list[Tensors]:
     images, targets, *_ = host_batch(loader)
     count, size = images.shape[0], _largest(config)
     shape, dtype = targets.shape, str(loader.transfer.target_dtype).removeprefix("torch.")
-    if loader.transfer.mix is not None and loader.transfer.mix.on and len(shape) == 1:
+    if has_masks(loader):
+        shape, dtype = [count, *size], targets.dtype
+    elif loader.transfer.mix is not None and loader.transfer.mix.on and len(shape) == 1:
         shape, dtype = [count, len(loader.classes)], "float32"
     return [Tensors.of("images", (count, config.data.channels, *size), "float32"), Tensors.of("targets", shape, dtype)]
 
@@ -230,11 +246,14 @@ def _loading(config: Config, split: str, loader: Loader, parallel: Parallel) -> 
     slots = config.engine.host_batches(parallel.device.type) if workers else alone
     images = _image_bytes(loader)
     own = 2 * count * max(kept for kept, _ in images) + max(1, workers) * max(decoded for _, decoded in images)
-    size = sum(each.bytes for each in host_batch(loader))
+    batch = {each.name: each.bytes for each in host_batch(loader)}
+    masks = batch.pop("targets") if has_masks(loader) else 0
     form = f"{slots} x {count} images of {loader.plan.augment.size} pixels, {_dtype(loader)}"
+    mask_form = f"{slots} x {count} of uint8, {decimal(masks)} a batch; int64 would be {decimal(8 * masks)}"
     parts = [
-        Part(f"{split} batches", "host", slots * size, form, by_batch=True),
-        Part(f"{split} images", "host", own, "encoded and decoded"),
+        Part(f"{split} batches", "host", slots * sum(batch.values()), form, by_batch=True),
+        Part(f"{split} masks", "host", slots * masks, mask_form, by_batch=True),
+        Part(f"{split} images", "host", own, "encoded and decoded" + ", with masks" * bool(masks)),
     ]
     if isinstance(source, CachedSource):
         parts.append(_cache(split, source, [decoded for _, decoded in images]))
@@ -258,14 +277,18 @@ def _cache(split: str, source: CachedSource, decoded: Sequence[int]) -> Part:
 
 
 def _image_bytes(loader: Loader) -> list[tuple[int, int]]:
-    """What each of a few images takes: encoded, which is 0 where files are mapped, and decoded."""
+    """What each of a few images, with its mask, takes: encoded, which is 0 where files are mapped, and decoded."""
     source, decoder = loader.plan.source, loader.plan.decoder
     found = []
     for sample in np.unique(np.linspace(0, len(source) - 1, _SAMPLES).astype(np.int64)).tolist():
         with suppress(DataError):  # loading it will say so
             data = source.read(sample)
             height, width = decoder.size(data)
-            found.append((len(data) if isinstance(data, bytes) else 0, decoder.channels * height * width))
+            encoded, planes = [data], decoder.channels
+            if has_masks(loader):
+                encoded, planes = [data, source.read_mask(sample)], planes + 1
+            kept = sum(len(each) for each in encoded if isinstance(each, bytes))
+            found.append((kept, planes * height * width))
     return found or [(0, 0)]
 
 

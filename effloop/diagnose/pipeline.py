@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from effloop.batch import Batch
 from effloop.build.race import seconds_of
 from effloop.data.decode import Decoder
+from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded
 from effloop.data.loader import Loader
 from effloop.data.order import BatchRequest
@@ -60,8 +61,17 @@ class Touched(Wrapped):
         np.frombuffer(data, np.uint8)[::_PAGE].max(initial=0)
         return data
 
+    def read_run(self, samples: NDArray[np.int64]) -> EncodedImages:
+        images = self.source.read_run(samples)
+        for data in images:
+            np.frombuffer(data, np.uint8)[::_PAGE].max(initial=0)
+        return images
+
     def entropy_index(self, index: int, data: Encoded) -> Encoded | None:
         return self.source.entropy_index(index, data)
+
+    def entropy_indexes(self, samples: NDArray[np.int64], images: EncodedImages) -> EncodedImages | None:
+        return self.source.entropy_indexes(samples, images)
 
 
 def loading_costs(plan: Plan, seconds: float, *, most: int = 512, at_once: int = _RUN) -> LoadingCosts:
@@ -76,8 +86,8 @@ def loading_costs(plan: Plan, seconds: float, *, most: int = 512, at_once: int =
     Raises:
         DataError: a sample can't be read or decoded.
     """
-    source = Timed(Touched(plan.source), "read", "entropy_index")
-    decoder = Timed(plan.decoder, "read_info", "decode_with_info")
+    source = Timed(Touched(plan.source), "read_run", "entropy_indexes")
+    decoder = Timed(plan.decoder, "read_infos", "decode_with_info")
     augment = Timed(plan.augment, "draw", "apply")
     timed: Any = {"source": source, "decoder": decoder, "augment": augment}
     measured = replace(plan, **timed)

@@ -45,7 +45,7 @@ def describe(
         "input": {"name": INPUT, "shape": shape, "dtype": "float32"},
         "output": {
             "name": OUTPUT,
-            "shape": [shape[0], trained.num_outputs],
+            "shape": [shape[0], trained.num_outputs, *(shape[2:] if trained.task.spatial else ())],
             "dtype": "float32",
             "meaning": trained.task.outputs,
         },

@@ -26,6 +26,10 @@ MOST_LOST = 0.01
 """How much of the task's first score int8 may cost: a percentage point, 0.01 of R², or 1 % of a score in units."""
 
 
+_AT_ONCE = 1 << 22
+"""Outputs that are summed in float64 at a time: those of pixels are many."""
+
+
 @dataclass(frozen=True)
 class Parity:
     """An exported model beside the trained one.
@@ -105,8 +109,11 @@ def compare(expected: nn.Module, exported: nn.Module, loader: Loader, task: Task
             difference = torch.maximum(difference, (ours - others).abs().nan_to_num(torch.inf).max())
             finite = others.flatten(1).isfinite().all(dim=1)
             agree = (task.agreement(others, ours) & finite).sum()
-            wide = ours.double()
-            facts += torch.stack([agree, torch.tensor(wide.numel(), device=device), wide.sum(), wide.square().sum()])
+            facts[0] += agree
+            facts[1] += ours.numel()
+            for part in ours.split(max(1, _AT_ONCE * len(ours) // max(1, ours.numel()))):
+                wide = part.double()
+                facts[2:] += torch.stack([wide.sum(), wide.square().sum()])
     agreeing, numbers, total, squares = facts.tolist()
     before, after = (scorer.scores() for scorer in scorers)
     spread = max(squares / numbers - (total / numbers) ** 2, 0.0) ** 0.5

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from effloop.build.loader import loader_of
 from effloop.data.decode.base import ImageInfo
+from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded, pnm_header
 from effloop.data.loader import Loader
 from effloop.data.plan import Plan
-from effloop.data.prepared import Prepared
+from effloop.data.prepared import Prepared, Read
 from effloop.data.source import Source
 from effloop.errors import DataError
 from effloop.inference.trained import Trained
@@ -34,8 +35,10 @@ class TolerantPlan(Plan):
 
     problems: dict[int, str] = field(default_factory=dict)
 
-    def read(self, ids: NDArray[np.int64]) -> tuple[list[Encoded], list[ImageInfo]]:
-        samples, encoded, infos = ids.tolist(), [], []
+    def read(self, ids: NDArray[np.int64]) -> Read:
+        samples = ids.tolist()
+        encoded: list[Encoded] = []
+        infos: list[ImageInfo] = []
         self.source.will_need(samples)
         for sample in samples:
             try:
@@ -49,7 +52,7 @@ class TolerantPlan(Plan):
                 self._reraise(sample, error)
             encoded.append(data)
             infos.append(info)
-        return encoded, infos
+        return EncodedImages.of(encoded), infos
 
     def decode(self, prepared: Prepared, images: Tensor, start: int, stop: int, *, at: int = 0) -> None:
         for number in range(start, stop):
@@ -83,14 +86,16 @@ class Predictions:
     views: Views = ONE_VIEW
 
     @classmethod
-    def of(cls, trained: Trained, source: Source, views: Views = ONE_VIEW) -> Predictions:
-        """Of all samples of a source.
+    def of(
+        cls, trained: Trained, source: Source, views: Views = ONE_VIEW, plan: type[TolerantPlan] = TolerantPlan
+    ) -> Predictions:
+        """Of all samples of a source; `plan` is the class of the loader's.
 
         Raises:
             ConfigError: the task or the images don't allow the views.
         """
         views.check(trained.task, trained.config.task.name)
-        loader = loader_of(trained.config, source, TolerantPlan, views)
+        loader = loader_of(trained.config, source, plan, views)
         assert isinstance(loader.plan, TolerantPlan)
         return cls(trained, loader, loader.plan.problems, views)
 
@@ -103,13 +108,13 @@ class Predictions:
         Samples with a problem have empty texts and NaN.
         """
         task, names = self.trained.task, self.trained.target_names
-        for ids, outputs in self._outputs():
+        for ids, outputs in self.outputs():
             found = task.predictions(outputs, names, top, every=every)
             bad = [row for row, sample in enumerate(ids.tolist()) if sample in self.problems]
             yield ids, {name: _without(values, bad) for name, values in found.items()}
 
     @torch.inference_mode()
-    def _outputs(self) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
+    def outputs(self) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
         """Ids and (n, K) outputs without the padding, one batch late: reading them waits for the device."""
         before: list[tuple[NDArray[np.int64], Tensor]] = []
         with closing(self.loader):

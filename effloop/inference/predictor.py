@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from effloop.build.loader import loader_of
 from effloop.config import Config
-from effloop.data.decode.common import to_pixels
+from effloop.data.decode.by_pillow import to_pixels
 from effloop.data.image.header import Encoded, pnm_header
 from effloop.data.source.files import ImagesInMemory
 from effloop.errors import ConfigError, DataError
+from effloop.inference.masks import PredictedMasks, share_columns
 from effloop.inference.trained import Trained
 from effloop.inference.writers import rows_of
 
@@ -85,19 +86,44 @@ class Predictor(nn.Module):
 
         Returns:
             A dict for each image: `class`, `score`, then `class_2`, `score_2` and so on; of other tasks their own keys.
+            Of segmentation `mask`, (height, width) uint8 classes at the image's own size, and `share_NAME`, each
+            class's share of it.
 
         Raises:
             DataError, ConfigError: as `preprocess` does.
         """
         task = self._trained.task
+        if task.spatial:
+            return self._masks(images)
         found: list[dict[str, Any]] = []
         for batch in self._batches(images):
             columns = task.predictions(self(batch), self._trained.target_names, top, every=every)
             found += rows_of(columns, task.digits)
         return found
 
+    def _masks(self, images: Iterable[ImageLike] | ImageLike) -> list[dict[str, Any]]:
+        """`predict` where each pixel has a class; images are whole, see `showing_all`."""
+        source, config = self._given(images)
+        found = PredictedMasks.of(replace(self._trained, config=config), source)
+        rows: list[dict[str, Any]] = []
+        for _, masks in found.batches():
+            columns = rows_of(share_columns(masks, self._trained.target_names))
+            rows += [{"mask": mask, **row} for mask, row in zip(masks, columns, strict=True)]
+        for sample, problem in found.predictions.problems.items():
+            raise DataError(f"{source.name(sample)} {problem}")
+        return rows
+
     def _batches(self, images: Iterable[ImageLike] | ImageLike) -> Iterator[Tensor]:
         """(n, 3, H, W) float32 on the device, batch by batch, loaded ahead by threads."""
+        source, config = self._given(images)
+        with closing(loader_of(config, source)) as loader:
+            left = len(source)
+            for batch in loader.epoch(0):
+                yield batch.images[:left]
+                left -= len(batch)
+
+    def _given(self, images: Iterable[ImageLike] | ImageLike) -> tuple[ImagesInMemory, Config]:
+        """What images are loaded from, and by which config."""
         given: Any = images
         single = isinstance(given, _SINGLE) or (isinstance(given, np.ndarray) and given.ndim == 3)
         each: list[Any] = [given] if single else list(given)
@@ -108,11 +134,7 @@ class Predictor(nn.Module):
         config = replace(config, device=str(self.device))
         if len(each) == 1:
             config.num_workers = 0  # threads take longer to start than an image to load
-        with closing(loader_of(config, source)) as loader:
-            left = len(each)
-            for batch in loader.epoch(0):
-                yield batch.images[:left]
-                left -= len(batch)
+        return source, config
 
 
 def _names(images: Sequence[ImageLike]) -> list[str]:

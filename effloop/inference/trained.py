@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from effloop import config as configs
-from effloop.batch import ImageSize
+from effloop.batch import ImageSize, Preview
 from effloop.build.checks import check_same_model, check_same_tensors, check_trained_on, fitting, trained_names
 from effloop.build.loader import build_loader
 from effloop.build.model import build_model
@@ -35,6 +35,7 @@ from effloop.record import Metrics
 from effloop.system.hardware import find_device, set_reproducible, set_threads
 from effloop.task import Task, tasks
 from effloop.train.evaluation import Collector, Scorer, evaluate
+from effloop.train.pictures import compare
 from effloop.train.views import ONE_VIEW, Views, evaluate_views
 
 Opened = TypeVar("Opened", Loader, Source)
@@ -243,6 +244,10 @@ class Trained:
             return [self.evaluate(loader, collector)]
         with closing(loader):
             return evaluate_views(self.model, loader.epoch(0), self.task, self.precision, views, collector)
+
+    def compare(self, loader: Loader, samples: Sequence[int]) -> Preview:
+        """Samples of a loader, with their masks and those that the model predicts; see `train.pictures.compare`."""
+        return compare(self.model, loader, self.precision, samples)
 
 
 def prepare_process(config: Config) -> None:

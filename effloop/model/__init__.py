@@ -1,13 +1,14 @@
 """Models: images in, logits out."""
 
-from effloop.model import cnn, packaged, small_resnet, zoo
+from effloop.model import cnn, packaged, small_resnet, smp, unet, zoo
+from effloop.model.backbone import load_backbone
 from effloop.model.base import ModelConfig, models
 from effloop.model.checkpointing import checkpoint_blocks
 from effloop.model.freezing import freeze
 from effloop.model.groups import parameter_groups
 from effloop.model.head import find_head
 from effloop.model.probe import Probe, probe
-from effloop.model.rates import Layer, rates_by_layer, with_head
+from effloop.model.rates import Layer, modules_above_backbone, rates_by_layer, with_head
 from effloop.model.weights import load_weights, weights_file
 
 __all__ = [
@@ -18,13 +19,17 @@ __all__ = [
     "cnn",
     "find_head",
     "freeze",
+    "load_backbone",
     "load_weights",
     "models",
+    "modules_above_backbone",
     "packaged",
     "parameter_groups",
     "probe",
     "rates_by_layer",
     "small_resnet",
+    "smp",
+    "unet",
     "weights_file",
     "with_head",
     "zoo",

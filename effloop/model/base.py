@@ -1,4 +1,8 @@
-"""Interface of models: (N, 3, H, W) float images in, (N, K) logits out."""
+"""Interface of models: (N, C, H, W) float images in, (N, K) logits out, or (N, K, H, W) for each pixel.
+
+A model of pixels may have auxiliary heads: in training it then gives a dict of logits of the same shape, `out` first.
+Its class has `has_auxiliary_heads` set.
+"""
 
 from __future__ import annotations
 

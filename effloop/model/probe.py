@@ -48,8 +48,8 @@ class Probe:
 def probe(model: nn.Module, size: ImageSize, channels: int = 3, *, channels_last: bool) -> Probe:
     """Run one black image through a model, forward and backward, and record what is found.
 
-    The model is in eval mode meanwhile, without dropout, and unchanged afterwards: modes, buffers, gradients and random
-    numbers. It isn't compiled for this.
+    Auxiliary heads count. The model is in eval mode meanwhile, without dropout, and unchanged afterwards: modes,
+    buffers, gradients and random numbers. It isn't compiled for this.
 
     Args:
         model: on its device.
@@ -68,13 +68,16 @@ def probe(model: nn.Module, size: ImageSize, channels: int = 3, *, channels_last
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.enable_grad(), _in_eval_mode(model), _watched(model) as calls:
         with SavedForBackward(chain(model.parameters(), model.buffers(), [image])) as saved:
-            logits: Tensor = model.forward(image)  # a call would compile a model that is to be compiled
+            found: Any = model.forward(image)  # a call would compile a model that is to be compiled
+        heads: list[Tensor] = [found] if isinstance(found, Tensor) else [*found.values()]
+        logits = heads[0]
         if not logits.requires_grad:
             raise ConfigError(
                 "model.freeze: nothing that the logits depend on is left to train; freeze fewer parameters"
             )
         # Not backward(), which would leave gradients in the parameters.
-        gradients = torch.autograd.grad(logits.sum(), list(trained.values()), allow_unused=True)
+        total = torch.stack([head.sum() for head in heads]).sum() if len(heads) > 1 else logits.sum()
+        gradients = torch.autograd.grad(total, list(trained.values()), allow_unused=True)
     return Probe(
         biases_before_norm=calls.biases_before_norm,
         unused=[name for name, gradient in zip(trained, gradients, strict=True) if gradient is None],
@@ -147,6 +150,7 @@ def _in_eval_mode(model: nn.Module) -> Iterator[None]:
     before = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
+        model.training = getattr(model, "has_auxiliary_heads", False)  # its own outputs, not its layers' mode
         yield
     finally:
         for module, training in before:

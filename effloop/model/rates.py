@@ -46,11 +46,20 @@ def rates_by_layer(model: nn.Module, lr: float, layer_decay: float | None) -> li
     return [Layer(_name(layer), lr * layer_decay**depth, tuple(layer)) for depth, layer in enumerate(layers)]
 
 
-def with_head(layers: Sequence[Layer], head: str, lr: float) -> list[Layer]:
-    """The same with a rate of its own for the module `head`, which comes last."""
-    own = [name for layer in layers for name in layer.parameters if name.startswith(f"{head}.")]
+def with_head(layers: Sequence[Layer], head: Sequence[str], lr: float) -> list[Layer]:
+    """The same with a rate of its own for the modules `head`, which come last."""
+    prefixes = tuple(f"{name}." for name in head)
+    own = [name for layer in layers for name in layer.parameters if name.startswith(prefixes)]
     kept = [(layer, [name for name in layer.parameters if name not in own]) for layer in layers]
-    return [*(Layer(layer.name, layer.lr, tuple(names)) for layer, names in kept if names), Layer(head, lr, tuple(own))]
+    last = Layer(", ".join(head), lr, tuple(own))
+    return [*(Layer(layer.name, layer.lr, tuple(names)) for layer, names in kept if names), last]
+
+
+def modules_above_backbone(model: nn.Module) -> list[str]:
+    """The modules of a model of pixels that aren't its `backbone`, or `encoder`; none where it has neither."""
+    names = [name for name, _ in model.named_children()]
+    backbone = next((name for name in ("backbone", "encoder") if name in names), None)
+    return [name for name in names if name != backbone] if backbone else []
 
 
 def layers_of(model: nn.Module) -> dict[str, int]:

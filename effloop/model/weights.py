@@ -5,7 +5,8 @@ from __future__ import annotations
 import pickle
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,33 @@ def load_weights(
     Raises:
         ConfigError: there are no such weights, they can't be downloaded or read, or they are of another model.
     """
+    found = find_weights(weights, zoo, image_size, normalisation)
+    tensors = _renamed(found.tensors, model)
+    summed = "".join(f"; {name} summed over R, G, B" for name in sum_over_rgb(model.state_dict(), tensors))
+    left = _load(model, tensors, found.where)
+    head = f"; {', '.join(left)} not loaded: another number of classes" if left else ""
+    return f"weights: {len(model.state_dict()) - len(left)} tensors from {found.where}{summed}{head}{found.expects}"
+
+
+@dataclass(frozen=True)
+class FoundWeights:
+    """Weights by their names where they are from, and for users where that is and which other mean and std they
+    expect.
+    """
+
+    tensors: Mapping[str, Tensor]
+    where: str
+    expects: str
+
+
+def find_weights(
+    weights: str, zoo: Zoo | None, image_size: Any, normalisation: Normalisation, key: str = "model.weights"
+) -> FoundWeights:
+    """Weights, not loaded into a model yet; arguments as of `load_weights`, and the `key` that they are set by.
+
+    Raises:
+        ConfigError: there are no such weights, or they can't be downloaded or read.
+    """
     path = weights_file(weights)
     names = zoo.names() if zoo and path is None else []
     if zoo and weights in names:
@@ -69,15 +97,10 @@ def load_weights(
         where, found, expected = str(path), _tensors(content, path), _normalisation(content) or normalisation
     else:
         known = f"; or a name that {zoo.package} has for {zoo.arch}: {choices(weights, names)}" if zoo and names else ""
-        raise ConfigError(f"model.weights: '{weights}' is not there; name a run folder or a file{known}")
+        raise ConfigError(f"{key}: '{weights}' is not there; name a run folder or a file{known}")
     if len(normalisation[0]) == 1:
         expected = _averaged(expected)
-    tensors = _renamed(found, model)
-    summed = "".join(f"; {name} summed over R, G, B" for name in _sum_over_rgb(model.state_dict(), tensors))
-    left = _load(model, tensors, where)
-    head = f"; {', '.join(left)} not loaded: another number of classes" if left else ""
-    expects = "" if expected == normalisation else f"; they expect {_as_typed(expected)}"
-    return f"weights: {len(model.state_dict()) - len(left)} tensors from {where}{summed}{head}{expects}"
+    return FoundWeights(found, where, "" if expected == normalisation else f"; they expect {_as_typed(expected)}")
 
 
 def _normalisation(content: Any) -> Normalisation | None:
@@ -139,7 +162,7 @@ def _load(model: nn.Module, found: dict[str, Tensor], where: str) -> list[str]:
     return head
 
 
-def _sum_over_rgb(own: Mapping[str, Tensor], found: dict[str, Tensor]) -> list[str]:
+def sum_over_rgb(own: Mapping[str, Tensor], found: dict[str, Tensor]) -> list[str]:
     """Make a convolution of RGB one of grey where the model has that, as `take_grey` does; returns its name."""
     summed = []
     for name, tensor in own.items():
@@ -152,12 +175,25 @@ def _sum_over_rgb(own: Mapping[str, Tensor], found: dict[str, Tensor]) -> list[s
 
 
 def _head(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
-    """The tensors of the last layers, if they differ only in the first dimension; else none."""
+    """The tensors of the last layers, of the network or of each of its heads, if they differ only in the first
+    dimension; else none.
+    """
     differ = [name for name in own if name in found and found[name].shape != own[name].shape]
-    is_tail = differ == list(own)[len(own) - len(differ) :]
+    is_tail = all(_ends(own, [name for name in differ if _child(name) == child]) for child in {*map(_child, differ)})
     fits = all(found[name].shape[1:] == own[name].shape[1:] and own[name].ndim for name in differ)
     classes = {(found[name].shape[:1], own[name].shape[:1]) for name in differ}
     return differ if is_tail and fits and len(classes) == 1 else []
+
+
+def _child(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _ends(own: Mapping[str, Tensor], names: Sequence[str]) -> bool:
+    """Whether these tensors are the last ones of the child of the network that they are of, or of the network."""
+    everything = list(own)
+    of_child = [name for name in everything if _child(name) == _child(names[0])]
+    return names in (of_child[len(of_child) - len(names) :], everything[len(everything) - len(names) :])
 
 
 def _renamed(found: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:

@@ -16,10 +16,44 @@ from torch import Tensor, nn
 from effloop.batch import ImageSize
 from effloop.errors import ConfigError, optional_package
 from effloop.model.base import ModelConfig, Zoo, models
+from effloop.model.pixels import pixel_model
 from effloop.registry import PartConfig, choices
 
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
 """Auxiliary outputs of torchvision's GoogLeNet and Inception v3, which EffLoop builds without."""
+
+_BACKBONES = ("resnet50", "resnet101", "mobilenet_v3_large")
+"""What torchvision's models of pixels are built on, and named for."""
+
+
+@dataclass
+class BackboneConfig(ModelConfig):
+    """Fields of models of pixels that are built on a model of images.
+
+    Attributes:
+        backbone_weights: of models of pixels: initial weights of the network below their heads, as `weights`, of its
+            model of images, e.g. DEFAULT, those of ImageNet; null starts untrained.
+    """
+
+    backbone_weights: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.backbone_weights is not None:
+            if not self.backbone_weights.strip():
+                raise ConfigError(
+                    "model.backbone_weights: '' is not allowed; set a file, a run folder, a name, or null"
+                )
+            if self.weights:
+                raise ConfigError(
+                    f"model.backbone_weights: {self.backbone_weights} contradicts model.weights={self.weights}, which "
+                    "has a backbone; drop one of them"
+                )
+
+    @property
+    def backbone_zoo(self) -> Zoo | None:
+        """The package that has weights of the backbone, if one has."""
+        return None
 
 
 @dataclass
@@ -43,12 +77,17 @@ class ArchConfig(ModelConfig):
 
 
 @dataclass
-class TorchvisionConfig(ArchConfig):
+class TorchvisionConfig(ArchConfig, BackboneConfig):
     """Fields of `model=torchvision`; `model=resnet50` is short for it with `arch` set."""
 
     @property
     def zoo(self) -> Zoo:
         return TorchvisionZoo(self.arch)
+
+    @property
+    def backbone_zoo(self) -> Zoo | None:
+        name = next((each for each in _BACKBONES if self.arch.endswith(each)), None)
+        return TorchvisionZoo(name) if name and name != self.arch else None
 
 
 @dataclass
@@ -68,7 +107,7 @@ class TorchvisionZoo(Zoo):
     def names(self) -> list[str]:
         import torchvision.models as zoo
 
-        return [*zoo.get_model_weights(self.arch).__members__] if self.arch in zoo.list_models(module=zoo) else []
+        return [*zoo.get_model_weights(self.arch).__members__] if self.arch in torchvision_archs() else []
 
     def tensors(self, name: str, image_size: Any) -> Mapping[str, Tensor]:
         del image_size
@@ -150,22 +189,27 @@ def _reason(error: BaseException) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
 
 
-@models.lazy_names
-def torchvision_names() -> Mapping[str, PartConfig]:
-    """{name: config} of every classification model of torchvision."""
+def torchvision_archs() -> list[str]:
+    """Names of torchvision's models of images and of pixels."""
     import torchvision.models as zoo
 
-    return {arch: TorchvisionConfig(name="torchvision", arch=arch) for arch in zoo.list_models(module=zoo)}
+    return [*zoo.list_models(module=zoo), *zoo.list_models(module=zoo.segmentation)]
+
+
+@models.lazy_names
+def torchvision_names() -> Mapping[str, PartConfig]:
+    """{name: config} of every classification and segmentation model of torchvision."""
+    return {arch: TorchvisionConfig(name="torchvision", arch=arch) for arch in torchvision_archs()}
 
 
 @models.register("torchvision", TorchvisionConfig)
 def torchvision_model(config: TorchvisionConfig, *, num_classes: int, image_size: Any) -> nn.Module:
-    """Any classification model of torchvision, by model.arch or as model=NAME; untrained, unless
+    """Any classification or segmentation model of torchvision, by model.arch or as model=NAME; untrained, unless
     model.weights=DEFAULT.
     """
     import torchvision.models as zoo
 
-    names = zoo.list_models(module=zoo)
+    names = torchvision_archs()
     if config.arch not in names:
         raise ConfigError(f"model.arch: no model '{config.arch}' in torchvision; {choices(config.arch, names)}")
     options: dict[str, Any] = {}
@@ -180,6 +224,8 @@ def torchvision_model(config: TorchvisionConfig, *, num_classes: int, image_size
     if config.arch in ("googlenet", "inception_v3"):
         options |= {"aux_logits": False, "init_weights": True}  # one output, like every other model
         options["transform_input"] = True  # to -1..1, which torchvision's weights of these two expect
+    if config.arch in zoo.list_models(module=zoo.segmentation):
+        return pixel_model(config.arch, num_classes)
     model: nn.Module = zoo.get_model(config.arch, weights=None, num_classes=num_classes, **options)
     return model
 

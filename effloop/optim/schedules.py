@@ -105,6 +105,28 @@ def linear(config: LinearConfig, optimizer: torch.optim.Optimizer, *, updates: i
 
 
 @dataclass
+class PolyConfig(DecayConfig):
+    """Fields of `schedule=poly`.
+
+    Attributes:
+        power: of the share of the training that is left.
+    """
+
+    power: float = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.power < math.inf:
+            raise ConfigError(f"schedule.power: {self.power} is not allowed; set a finite number above 0")
+
+
+@schedules.register("poly", PolyConfig)
+def poly(config: PolyConfig, optimizer: torch.optim.Optimizer, *, updates: int) -> LRScheduler:
+    """A power of the share that is left, from the peak rate down to `final` (Chen et al. 2018, "DeepLab")."""
+    return _decaying(optimizer, config, updates, lambda done: (1 - done) ** config.power)
+
+
+@dataclass
 class StepConfig(ScheduleConfig):
     """Fields of `schedule=step`.
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from effloop.batch import Batch, Previews
+from effloop.batch import Batch, Preview, Previews
 from effloop.errors import ConfigError
 from effloop.record.metrics import Metrics
 from effloop.registry import PartConfig, Registry
@@ -74,6 +74,11 @@ class Recorder:
 
     def images(self, name: str, preview: Previews) -> None:
         """Show samples; `preview` loads them, and is called only if they are shown."""
+
+    def predictions(self, position: Position, preview: Callable[[int], Preview]) -> None:
+        """Show what an evaluated model predicts; `preview` takes how many samples, and is called only if they are
+        shown.
+        """
 
     def wait(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the same batches, and measure the time spent waiting for each."""

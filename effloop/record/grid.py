@@ -6,7 +6,7 @@ import io
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from effloop.batch import ImageSize, Preview
+from effloop.record.masks import PALETTE, class_name, classes_in, overlay
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,6 +28,8 @@ _BACKGROUND, _INK = "#181818", "#e0e0e0"
 _STYLE: dict[str, Any] = {"color": _INK, "size": _FONT_SIZE, "family": "DejaVu Sans Mono", "parse_math": False}
 _CHARACTER, _LINE = 6.63, 14  # width and height of this font, in pixels
 _SHOWN = (96, 224)  # least and most pixels of the longer side of a gallery's pictures
+_SWATCH, _LEGEND_LINE = 14, 20  # pixels of a class's colour, and of a line with its name
+_MAX_CLASSES = 64  # named in a legend
 _COLUMNS, _CELL = 8, 150  # pictures in a gallery's row, and the least width of one, for the caption
 
 
@@ -78,7 +81,7 @@ def rows_within(pixels: int, tile: ImageSize, columns: int) -> int:
 
 
 def draw(preview: Preview) -> NDArray[np.uint8]:
-    """Draw a row for each sample, a column for each epoch, and their names.
+    """Draw a row for each sample, a column for each epoch, and their names; below them the classes of masks.
 
     Returns:
         (H, W, 3) uint8 RGB; the images are not scaled.
@@ -98,23 +101,71 @@ def draw(preview: Preview) -> NDArray[np.uint8]:
     picture = _rendered(figure)
     for row, column in np.ndindex(rows, columns):  # matplotlib would take 0.15 µs a pixel, 1.2 s for 8 million
         y, x = layout.corner(row, column)
-        picture[y : y + tile.height, x : x + tile.width] = preview.images[row, column]
+        picture[y : y + tile.height, x : x + tile.width] = _tile(preview, row, column)
+    return np.concatenate([picture, _classes_of(preview, width)]) if preview.masks else picture
+
+
+def _tile(preview: Preview, row: int, column: int) -> NDArray[np.uint8]:
+    """An image, with its mask if there is one."""
+    image, mask = preview.images[row, column], preview.masks[column] if preview.masks else None
+    return image if mask is None else overlay(image, mask[row])
+
+
+def reduced(preview: Preview, side: int) -> Preview:
+    """A preview in which no image has more pixels than `side` across or down: every second of them, or fewer."""
+    every = math.ceil(max(preview.images.shape[2:4]) / side)
+    masks = tuple(mask if mask is None else mask[:, ::every, ::every] for mask in preview.masks)
+    return replace(preview, images=preview.images[:, :, ::every, ::every], masks=masks)
+
+
+def legend(values: Sequence[int], classes: Sequence[str], width: int) -> NDArray[np.uint8]:
+    """Draw the colours of classes with their names, as many in a row as there is room for.
+
+    Args:
+        values: the classes; of more than 64 the first ones.
+        classes: names of the values from 0 on.
+        width: of the picture, in pixels.
+
+    Returns:
+        (H, width, 3) uint8 RGB.
+    """
+    names = [_shortened(class_name(value, classes), _MAX_CHARACTERS, 1) for value in values[:_MAX_CLASSES]]
+    colours = [PALETTE[value] for value in values[:_MAX_CLASSES]]
+    if len(values) > _MAX_CLASSES:
+        names.append(f"… {len(values) - _MAX_CLASSES} more")
+    cell = int(max(map(len, names), default=0) * _CHARACTER) + 2 * _SWATCH + 4 * _GAP
+    columns = max(1, (width - 2 * _GAP) // cell)
+    height = math.ceil(len(names) / columns) * _LEGEND_LINE + 4 * _GAP
+    figure = _figure(height, width)
+    corners = [
+        (number // columns * _LEGEND_LINE + 2 * _GAP, number % columns * cell + 3 * _GAP)
+        for number in range(len(names))
+    ]
+    for (y, x), name in zip(corners, names, strict=True):
+        at = (x + _SWATCH + 2 * _GAP) / width, 1 - (y + _LEGEND_LINE / 2) / height
+        figure.text(*at, name, ha="left", va="center", **_STYLE)
+    picture = _rendered(figure)
+    for (y, x), colour in zip(corners, colours, strict=False):
+        top = y + (_LEGEND_LINE - _SWATCH) // 2
+        picture[top : top + _SWATCH, x : x + _SWATCH] = 96  # a frame: black is a class's colour, too
+        picture[top + 1 : top + _SWATCH - 1, x + 1 : x + _SWATCH - 1] = colour
     return picture
 
 
-def gallery(images: NDArray[np.uint8], captions: Sequence[str]) -> NDArray[np.uint8]:
+def gallery(images: NDArray[np.uint8], captions: Sequence[str], parts: int = 1) -> NDArray[np.uint8]:
     """Draw pictures in rows of eight, with a caption of up to three lines below each.
 
     Args:
         images: (N, h, w, 3) uint8 RGB, at least one; small ones are magnified, large ones reduced.
         captions: N of them.
+        parts: pictures that each of them consists of, side by side; there are fewer in a row then.
 
     Returns:
         (H, W, 3) uint8 RGB.
     """
-    tiles = [_fitted(image) for image in images]
+    tiles = [_fitted(image, parts) for image in images]
     tile_height, tile_width = tiles[0].shape[:2]
-    columns = min(_COLUMNS, len(tiles))
+    columns = min(_COLUMNS // parts, len(tiles))
     cell_height, cell_width = tile_height + 3 * _LINE + 8 * _GAP, max(tile_width, _CELL) + 4 * _GAP
     rows = math.ceil(len(tiles) / columns)
     height, width = rows * cell_height, columns * cell_width
@@ -131,9 +182,31 @@ def gallery(images: NDArray[np.uint8], captions: Sequence[str]) -> NDArray[np.ui
     return picture
 
 
-def _fitted(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def rows_gallery(preview: Preview, captions: Sequence[str]) -> NDArray[np.uint8]:
+    """`gallery` of a preview's rows, each with its columns side by side, and below them the classes of its masks.
+
+    Args:
+        preview: at least one row.
+        captions: of each row.
+
+    Returns:
+        (H, W, 3) uint8 RGB.
+    """
+    rows, columns = preview.images.shape[:2]
+    tiles = [np.concatenate([_tile(preview, row, place) for place in range(columns)], axis=1) for row in range(rows)]
+    picture = gallery(np.stack(tiles), captions, parts=columns)
+    return np.concatenate([picture, _classes_of(preview, picture.shape[1])])
+
+
+def _classes_of(preview: Preview, width: int) -> NDArray[np.uint8]:
+    """The legend of a preview's masks; nothing, of no height, where it has none."""
+    shown = [mask for mask in preview.masks if mask is not None]
+    return legend(classes_in(shown), preview.classes, width) if shown else np.empty((0, width, 3), np.uint8)
+
+
+def _fitted(image: NDArray[np.uint8], parts: int) -> NDArray[np.uint8]:
     """An image of a size to look at: pixels that are shown several times, or fewer of them."""
-    longest = max(image.shape[:2])
+    longest = max(image.shape[0], image.shape[1] // parts)
     if longest <= _SHOWN[1]:
         times = math.ceil(_SHOWN[0] / longest)
         return image.repeat(times, axis=0).repeat(times, axis=1)

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from effloop.batch import Batch, ImageSize, Previews
+from effloop.batch import Batch, ImageSize, Preview, Previews
 from effloop.errors import ConfigError
 from effloop.record import grid
 from effloop.record.base import Position, RecordConfig, Recorder, recorders
@@ -61,6 +61,8 @@ class RunConfig(RecordConfig):
 
 
 _PREVIEW_EPOCHS = 4
+_PICTURES = 10  # parts of a run, with a picture of predictions each: TensorBoard shows as many
+_PREDICTED_SIDE = 256  # pixels; larger images are reduced
 _PREVIEW_PIXELS = 8_000_000  # 100 images of 256 pixels; more take seconds, and TensorBoard keeps them in memory
 
 
@@ -107,6 +109,8 @@ class RunRecorder(Recorder):
         self._intervals: list[Span] = []
         self._other_s: dict[str, float] = defaultdict(float)
         self._evaluated = False
+        self._pictured = -1
+        """Of `_PICTURES` parts of the run the one that the last picture of predictions is of."""
         self._sinks = Sinks()
         if self._writes:
             self._sinks.open(f"{run_dir / 'log.txt'}", lambda: LogFile(run_dir / "log.txt"))
@@ -164,7 +168,7 @@ class RunRecorder(Recorder):
                 self.note(f"stopped by {kind.__name__}: {error}".removesuffix(": "))
         finally:
             self._sinks.for_each(lambda sink: sink.end(error))
-            self._sinks.for_each(lambda sink: sink.close())
+            self._sinks.close()
 
     def note(self, line: str) -> None:
         self._sinks.for_each(lambda sink: sink.note(line))
@@ -173,13 +177,23 @@ class RunRecorder(Recorder):
         if not (self._writes and self.config.samples and self.config.tensorboard):
             return
         samples = preview(self.config.samples, _PREVIEW_EPOCHS, _preview_rows)
-        if not samples.rows:
-            return
+        if samples.rows:
+            self._show(name, samples, 0)
+
+    def predictions(self, position: Position, preview: Callable[[int], Preview]) -> None:
+        shown = self._writes and self.config.samples and self.config.tensorboard
+        part = position.epoch * _PICTURES // position.epochs
+        if shown and (part != self._pictured or position.epoch == position.epochs - 1):
+            self._pictured = part
+            self._show("predictions", grid.reduced(preview(self.config.samples), _PREDICTED_SIDE), position.step)
+
+    def _show(self, name: str, samples: Preview, step: int) -> None:
+        """Write a picture of samples."""
         picture = grid.draw(samples)
 
         def show(sink: Sink) -> None:
             try:
-                sink.images(name, picture)
+                sink.images(name, picture, step)
             except OSError as error:  # keep the sink: curves are smaller, and may still fit on the disk
                 reason = error.strerror or error
                 self.note(f"{name}: the picture can't be written: {reason}; the run continues without it")

@@ -119,8 +119,8 @@ class Sink:
     def warning(self, line: str) -> None:
         """Write a warning that another sink failed, which standard error already has."""
 
-    def images(self, name: str, picture: NDArray[np.uint8]) -> None:
-        """Write a picture of training samples: (H, W, 3) uint8 RGB.
+    def images(self, name: str, picture: NDArray[np.uint8], step: int = 0) -> None:
+        """Write a picture of samples at an update: (H, W, 3) uint8 RGB.
 
         Raises:
             OSError: it can't be written; the sink is kept.
@@ -176,6 +176,11 @@ class Sinks:
                 if sink.is_output and isinstance(error, BrokenPipeError):
                     raise
                 self._warn(name, error)
+
+    def close(self) -> None:
+        """Close and drop all: nothing is written later, as by a span that ends when its generator is collected."""
+        self.for_each(lambda sink: sink.close())
+        self._named.clear()
 
     def _warn(self, name: str, error: Exception) -> None:
         reason = error.strerror if isinstance(error, OSError) else str(error) if isinstance(error, EffLoopError) else ""

@@ -37,12 +37,12 @@ class TensorBoardSink(Sink):
             self._write(hidden, session_log=SessionLog(status=SessionLog.START))
         self._begin_session(hyperparameters)
 
-    def images(self, name: str, picture: NDArray[np.uint8]) -> None:
+    def images(self, name: str, picture: NDArray[np.uint8], step: int = 0) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         height, width, _ = picture.shape
         image = Summary.Image(width=width, height=height, colorspace=3, encoded_image_string=png(picture))
-        self._write(0, summary=Summary(value=[Summary.Value(tag=name, image=image)]))
+        self._write(step, summary=Summary(value=[Summary.Value(tag=name, image=image)]))
 
     def train(self, report: StepReport) -> None:
         self._curves(report.curves(), report.position.step)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from effloop.batch import Preview
 from effloop.data.source import printable
 from effloop.record import grid
 from effloop.record.rows import finite
@@ -49,14 +50,16 @@ class Evaluation:
     details: Details
 
 
-def write_evaluation(folder: Path, found: Evaluation, keys: Sequence[str], pictures: NDArray[np.uint8]) -> list[str]:
+def write_evaluation(
+    folder: Path, found: Evaluation, keys: Sequence[str], pictures: NDArray[np.uint8] | Preview
+) -> list[str]:
     """Write scores.json, tables and plots; files of these names are replaced.
 
     Args:
         folder: created if necessary.
         found: what is written.
         keys: names of the worst samples.
-        pictures: (n, H, W, 3) uint8 RGB of them, as the model sees them.
+        pictures: (n, H, W, 3) uint8 RGB of them, as the model sees them; or of each a row of pictures, with masks.
 
     Returns:
         The names of the files.
@@ -75,16 +78,23 @@ def write_evaluation(folder: Path, found: Evaluation, keys: Sequence[str], pictu
             with replacing(folder / f"{name}.png") as file:
                 charts.save_png(figure, file)
     with replacing(folder / WORST) as file:
-        file.write(grid.png(grid.gallery(pictures, [_caption(row) for row in worst])))
+        file.write(grid.png(_drawn(pictures, [_caption(row) for row in worst])))
     write_text(folder / SCORES, _to_json(found))  # the last: what it is read by is there
     return [SCORES, *(f"{name}.csv" for name in tables), *(f"{name}.png" for name in figures), WORST]
+
+
+def _drawn(pictures: NDArray[np.uint8] | Preview, captions: Sequence[str]) -> NDArray[np.uint8]:
+    """(H, W, 3) uint8 RGB, all in one picture."""
+    return grid.rows_gallery(pictures, captions) if isinstance(pictures, Preview) else grid.gallery(pictures, captions)
 
 
 def plots(found: Evaluation) -> dict[str, Any]:
     """{name: figure}, to be drawn and saved in `charts.style`."""
     details, figures = found.details, {}
     if details.confusion is not None and len(found.names) <= MAX_CLASSES:
-        figures["confusion"] = plot_confusion(confusion_matrix(details.confusion, len(found.names)), found.names)
+        figures["confusion"] = plot_confusion(
+            confusion_matrix(details.confusion, len(found.names)), found.names, details.unit
+        )
     if details.calibration is not None:
         figures["calibration"] = plot_calibration(details)
     if details.points is not None:
@@ -118,11 +128,12 @@ def _write_table(path: Path, rows: Iterable[Iterable[Any]]) -> None:
 def _caption(row: Mapping[str, Any]) -> str:
     """The path, the target, and what it is taken for."""
     probability = f" {row['probability']:.0%}" if "probability" in row else ""
+    path = f"{row['path']}: IoU {row['iou']:.0%}" if "iou" in row else row["path"]
     target, predicted = (
         one_line(value) if isinstance(value, str) else ", ".join(f"{as_number(number):.4g}" for number in value)
         for value in (row["target"], row["predicted"])
     )
-    return "\n".join([row["path"], target, f"→ {predicted}{probability}"])
+    return "\n".join([path, target, f"→ {predicted}{probability}"])
 
 
 def one_line(text: str) -> str:
@@ -164,6 +175,7 @@ def _to_json(found: Evaluation) -> str:
         **found.told,
         "calibration_error": details.calibration_error,
         "percent": details.percent,
+        "unit": details.unit,
         "names": found.names,
         "rows": details.rows,
         "worst": details.worst,
@@ -214,4 +226,5 @@ def _parse(tree: Mapping[str, Any]) -> Evaluation:
     }
     if "skipped" in tree:  # older ones haven't it
         told["skipped"] = int(tree["skipped"])
-    return Evaluation(told, names, Details(rows, worst, bool(tree["percent"]), confusion, calibration, points))
+    unit = str(tree.get("unit", "samples"))  # older ones haven't it
+    return Evaluation(told, names, Details(rows, worst, bool(tree["percent"]), confusion, calibration, points, unit))

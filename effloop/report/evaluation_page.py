@@ -100,7 +100,7 @@ def _jpeg(path: Path) -> str:
 
     with suppress(Exception), Image.open(path) as picture:  # a damaged file can make Pillow raise nearly anything
         small, file = picture.convert("RGB"), io.BytesIO()
-        small.thumbnail((_MAX_SIDE, _MAX_SIDE))
+        small.thumbnail((_MAX_SIDE, 3 * _MAX_SIDE))  # of masks there are two in a row
         small.save(file, "JPEG", quality=_QUALITY)
         return base64.b64encode(file.getvalue()).decode()
     return ""

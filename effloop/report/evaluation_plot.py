@@ -34,12 +34,13 @@ def confusion_matrix(confusion: NDArray[np.int64], num_classes: int) -> NDArray[
     return matrix
 
 
-def plot_confusion(matrix: NDArray[np.int64], names: Sequence[str]) -> Figure:
+def plot_confusion(matrix: NDArray[np.int64], names: Sequence[str], unit: str = "samples") -> Figure:
     """Draw a confusion matrix: of each class's samples the shares that are right, blue, and those that are not, red.
 
     Args:
         matrix: (K, K) samples, by `confusion_matrix`.
         names: K of them; with up to 50 classes they are beside the rows, with up to 20 the cells have their counts.
+        unit: what is counted; of pixels, whose counts are long, the cells have the shares in percent.
     """
     from matplotlib.figure import Figure
 
@@ -52,7 +53,8 @@ def plot_confusion(matrix: NDArray[np.int64], names: Sequence[str]) -> Figure:
     cells = _pooled(_cells(matrix), -(-count // _MAX_DRAWN))
     axes.imshow(cells, interpolation="none", extent=(-0.5, count - 0.5, count - 0.5, -0.5))
     axes.grid(visible=False)
-    axes.set(xlabel="taken for", ylabel="class", title="Confusion matrix")
+    percent = ", % of a class's pixels" * (unit == "pixels" and count <= _MAX_COUNTS)
+    axes.set(xlabel="taken for", ylabel="class", title=f"Confusion matrix{percent}")
     if labelled:
         short, size = [shorten(to_text(name), _MAX_NAME) for name in names], 8 if count <= _MAX_COUNTS else 6
         axes.set_xticks(range(count), short, rotation=90, fontsize=size)
@@ -60,7 +62,8 @@ def plot_confusion(matrix: NDArray[np.int64], names: Sequence[str]) -> Figure:
     if count <= _MAX_COUNTS:
         for (row, column), samples in np.ndenumerate(matrix):
             if samples:
-                axes.text(column, row, f"{samples:,}", ha="center", va="center", fontsize=7)
+                text = f"{samples:,}" if unit == "samples" else f"{100 * samples / matrix[row].sum():.1f}"
+                axes.text(column, row, text, ha="center", va="center", fontsize=7)
     return figure
 
 

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from effloop.config import Config, finish, hydra_app, hydra_setup, messages
 from effloop.config.hydra_setup import run_folder
-from effloop.config.task_of_data import follow_data
+from effloop.config.task_of_data import follow_data, with_task
 from effloop.config.typed import quoted
 from effloop.data.source import ScanError
 from effloop.errors import PROGRAM, ConfigError, EffLoopError, InterruptedRunError, PreemptedRunError
@@ -49,6 +49,7 @@ def sweep(flags: list[str], overrides: list[str], *, debug: bool = False) -> Non
     """
     with messages.in_one_line(Config, overrides):
         hydra_setup.prepare(Config, overrides)
+        overrides = with_task(overrides)
         parsed = OverridesParser.create().parse_overrides(overrides)
         shared = _shared(parsed)
         hydra, config = compose_shared(flags, parsed)

@@ -23,8 +23,8 @@ class TargetSpec:
     """What a sample's target is.
 
     Attributes:
-        shape: of one sample's target: () for a class or a number, (K,) for several flags or numbers.
-        dtype: on the device; a class is int64 there, as torch's losses want it.
+        shape: of one sample's target: () for a class or a number, (K,) for several flags or numbers, (H, W) for a mask.
+        dtype: on the device; a class is int64 there, as torch's losses want it, and a mask uint8.
     """
 
     shape: tuple[int, ...] = ()
@@ -35,10 +35,11 @@ class Labelled(Protocol):
     """What a task asks of a data source.
 
     Attributes:
-        kind: an Enum: its value is classes, flags or numbers.
+        kind: an Enum: its value is classes, flags, numbers or masks.
         classes: names of the classes, in the order of their labels or flags; empty where targets are numbers.
         target_names: names of the K outputs: the classes, or of each of the numbers.
-        targets: (N, ...) one target for each sample: (N,) classes, (N, K) uint8 flags, (N, K) float32 numbers.
+        targets: (N, ...) one target for each sample: (N,) classes, (N, K) uint8 flags, (N, K) float32 numbers; of
+            masks, which are read with the images, (N, 0).
     """
 
     @property
@@ -70,6 +71,7 @@ class Task(ABC):
     Attributes:
         meters: the scores, most important first; the first is the default objective.
         outputs: what a model's outputs are, in words.
+        spatial: whether a model gives outputs for each pixel, (N, K, H, W) at the size of its images.
         mixes: whether targets may be those of two images by their shares, (N, K) float32, as MixUp makes them.
         cuts: whether also by areas, as CutMix makes them.
         distils: whether it has a `distillation_loss`.
@@ -82,6 +84,7 @@ class Task(ABC):
     """
 
     meters: tuple[Meter, ...]
+    spatial: ClassVar[bool] = False
     mixes: ClassVar[bool] = False
     cuts: ClassVar[bool] = True
     distils: ClassVar[bool] = False
@@ -107,6 +110,11 @@ class Task(ABC):
         task.meters = suiting(self.meters, num_outputs)
         return task
 
+    def for_size(self, height: int, width: int) -> Self:
+        """This task for images of this size, in pixels; the same where its targets don't depend on it."""
+        del height, width
+        return self
+
     def fitted(self, source: Labelled, counts: Callable[[], NDArray[np.int64]]) -> Self:
         """This task with what it has to know of the data; called on all ranks, when a run begins.
 
@@ -128,8 +136,12 @@ class Task(ABC):
                 setattr(task, name, value.to(device))
         return task
 
+    def heads(self, outputs: Any) -> list[Tensor]:
+        """What a model gives in training -> its outputs, and those of its auxiliary heads, if it has any."""
+        return [outputs]
+
     @abstractmethod
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def loss(self, outputs: Any, targets: Tensor) -> Tensor:
         """(N, K) outputs of the model that is trained, (N, ...) targets -> () mean loss of a training batch."""
 
     def distillation_loss(self, outputs: Tensor, taught: Tensor, temperature: float) -> Tensor:
@@ -261,15 +273,18 @@ class Task(ABC):
         del targets
         return outputs if self.collects else outputs[:, :0]
 
-    def details(self, facts: NDArray[np.float32], targets: NDArray[Any], names: Sequence[str]) -> Details | None:
+    def details(
+        self, facts: NDArray[np.float32], targets: NDArray[Any], names: Sequence[str], sums: Sequence[float] = ()
+    ) -> Details | None:
         """Where an evaluation's scores come from; by default nothing is known.
 
         Args:
             facts: (N, F), by `facts`.
-            targets: (N, ...), as the source has them.
+            targets: (N, ...), as the source has them; of masks (N, 0).
             names: of the K outputs.
+            sums: M of them, of all samples; none of tasks with `collects`.
         """
-        del facts, targets, names
+        del facts, targets, names, sums
         return None
 
     @abstractmethod
@@ -289,3 +304,8 @@ def meters_of(name: str, num_outputs: int | None = None) -> tuple[Meter, ...]:
     """
     meters = getattr(tasks[name].factory, "meters", (LOSS,)) if name in tasks else (LOSS,)
     return meters if num_outputs is None else suiting(meters, num_outputs)
+
+
+def is_spatial(name: str) -> bool:
+    """Whether the task that is registered as `name` has outputs for each pixel."""
+    return name in tasks and getattr(tasks[name].factory, "spatial", False)

@@ -155,7 +155,10 @@ class Classification(Task):
         losses = F.nll_loss(logs, targets, reduction="none")
         return torch.cat([losses[:, None], best.float(), logs.gather(1, best).exp()], dim=1)
 
-    def details(self, facts: NDArray[np.float32], targets: NDArray[Any], names: Sequence[str]) -> Details:
+    def details(
+        self, facts: NDArray[np.float32], targets: NDArray[Any], names: Sequence[str], sums: Sequence[float] = ()
+    ) -> Details:
+        del sums
         losses, predicted, probabilities = facts.T
         return of_classes(losses, targets, predicted, probabilities, names)
 

@@ -33,8 +33,9 @@ class Details:
         worst: the samples with the largest loss, that first: `id`, what they are and what they are taken for, in
             words or as a list of numbers, and `loss` or `error`.
         percent: whether the fractions in `rows` are shares from 0 to 1.
-        confusion: (M, 3) int64: class, class that it is taken for, samples; of the pairs that there are. Only where
-            each sample has one class.
+        unit: what `confusion` counts: samples, or pixels.
+        confusion: (M, 3) int64: class, class that it is taken for, samples or pixels; of the pairs that there are. Only
+            where each of them has one class.
         points: (n, k, 2) float64: target and prediction, of samples spread evenly and of the first outputs. Only where
             targets are numbers.
         calibration: (NUM_BINS, 3) float64: samples, mean probability of the class that is predicted, share in which it
@@ -47,6 +48,7 @@ class Details:
     confusion: NDArray[np.int64] | None = None
     calibration: NDArray[np.float64] | None = None
     points: NDArray[np.float64] | None = None
+    unit: str = "samples"
 
     @property
     def mistakes(self) -> NDArray[np.int64]:

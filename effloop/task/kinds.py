@@ -9,10 +9,11 @@ _KINDS = {  # kind -> what it is, and the task that learns it
     "classes": ("one class for each image", "classification"),
     "flags": ("several labels for each image", "multilabel"),
     "numbers": ("numbers for each image", "regression"),
+    "masks": ("a class for each pixel", "segmentation"),
 }
 
 TASK_OF = {kind: task for kind, (_, task) in _KINDS.items()}
-"""What targets are: classes, flags or numbers -> the task that learns them."""
+"""What targets are: classes, flags, numbers or masks -> the task that learns them."""
 
 
 def check_kind(source: Labelled, kind: str) -> None:
@@ -20,7 +21,7 @@ def check_kind(source: Labelled, kind: str) -> None:
 
     Args:
         source: of a split.
-        kind: that the task learns: classes, flags or numbers.
+        kind: that the task learns: classes, flags, numbers or masks.
 
     Raises:
         DataError: with the task that fits.

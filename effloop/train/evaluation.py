@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from effloop.batch import Batch
 from effloop.precision import Precision
 from effloop.record import Metrics
 from effloop.task import Task
+from effloop.task.details import Details
 
 Gather = Callable[[Any], list[Any]]
 """Every rank's value, by rank, on every rank: `Parallel.gather`."""
@@ -33,7 +34,7 @@ class Collected:
 
     Attributes:
         outputs: (N, K) float32.
-        targets: (N, ...) as the task has them, e.g. (N,) int64 classes.
+        targets: (N, ...) as the task has them, e.g. (N,) int64 classes; of masks nothing, (N, 0).
         ids: (N,) int64, the samples' numbers in their source.
     """
 
@@ -43,9 +44,14 @@ class Collected:
 
 
 class Collector:
-    """Keeps all outputs and targets of an evaluation, without padding."""
+    """Keeps all outputs and targets of an evaluation, without padding.
+
+    Attributes:
+        sums: of the task, once there are scores; empty of tasks that collect.
+    """
 
     def __init__(self) -> None:
+        self.sums: list[float] = []
         self._host: list[tuple[Tensor, ...]] = []
         self._device: list[tuple[Tensor, ...]] = []
         self._numbers = 0
@@ -57,8 +63,10 @@ class Collector:
             outputs: (N, K), on any device.
             batch: that they are of; its images aren't kept.
         """
-        kept = outputs.detach().float()
-        self._device.append((kept, batch.targets.clone(), batch.ids.clone(), batch.valid.clone()))
+        kept, targets = outputs.detach().float(), batch.targets
+        if targets.ndim > 2:  # masks are as large as the images
+            targets = targets.flatten(1)[:, :0]
+        self._device.append((kept, targets.clone(), batch.ids.clone(), batch.valid.clone()))
         self._numbers += kept.numel()
         if self._numbers >= _ON_DEVICE:
             self._move()
@@ -91,6 +99,11 @@ class Facts(Collector):
 
     def add(self, outputs: Tensor, batch: Batch) -> None:
         super().add(self.task.facts(outputs, batch.targets), batch)
+
+    def details(self, names: Sequence[str]) -> tuple[Details | None, int]:
+        """The details of what was added, once it is scored, and of how many samples; `names` are the outputs'."""
+        found = self.collected()
+        return self.task.details(found.outputs, found.targets, names, self.sums), len(found.ids)
 
 
 class Scorer:
@@ -125,7 +138,10 @@ class Scorer:
             tune: let the task choose what it chooses by an evaluation, before it is scored.
         """
         if not self.task.collects:
-            return self.task.scores(self.metrics.read())
+            sums = self.metrics.read()
+            if self.collector is not None:
+                self.collector.sums = sums
+            return self.task.scores(sums)
         assert self.collector is not None
         found = self.collector.collected(self.gather)
         if tune:

@@ -16,7 +16,7 @@ class Step(nn.Module):
     strategy runs copies of it on several devices.
 
     Args:
-        model: (N, 3, H, W) -> (N, K) outputs.
+        model: (N, 3, H, W) -> (N, K) outputs, or what the task's `heads` takes.
         task: its sums are returned.
         precision: autocast of the forward pass.
         loss: what is minimised; None is the task's loss.
@@ -43,4 +43,5 @@ class Step(nn.Module):
         with self.precision.autocast():
             outputs = self.model(images)
             loss = self.loss(outputs, targets, images)
-        return loss, self.task.sums(self.task.finish(outputs.detach()), targets, valid, loss.detach())
+        own = self.task.heads(outputs)[0].detach()
+        return loss, self.task.sums(self.task.finish(own), targets, valid, loss.detach())

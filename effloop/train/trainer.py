@@ -79,6 +79,7 @@ class Trainer:
         train, val: the two splits' batches, on the device.
         metrics: of the current training epoch and of the validation; both on the device.
         notes: lines for the log, written when training begins.
+        compare: (model, number of samples) -> what it predicts of some samples, to look at; None where nothing is.
         stop: when the run ends before its last epoch; None never.
         prunes: (epochs done, epochs) -> whether the run ends early; the same on all ranks.
         nan: what happens where a loss or a gradient isn't finite.
@@ -104,6 +105,7 @@ class Trainer:
     val: BatchStream
     loop: LoopConfig
     notes: Sequence[str] = ()
+    compare: Callable[[nn.Module, int], Preview] | None = None
     stop: EarlyStop | None = None
     prunes: Callable[[int, int], bool] = lambda done, epochs: False
     recorded: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -223,7 +225,10 @@ class Trainer:
             self.average_buffers()  # a run that is resumed here has those of rank 0 on all ranks
             return {}
         with self.recorder.span("evaluation", position):
-            return self.evaluate(self.saving.evaluating(self.recorder.validation(self.val.epoch(0))))
+            scores = self.evaluate(self.saving.evaluating(self.recorder.validation(self.val.epoch(0))))
+            if self.compare:
+                self.recorder.predictions(position, partial(self.compare, self.task.finished(self.average.model)))
+        return scores
 
     def forward_backward(self, batch: Batch, *, sync: bool) -> None:
         """Add one batch's gradients; loss and scores stay on the device."""

@@ -55,6 +55,10 @@ class Views:
         Raises:
             ConfigError: it can't.
         """
+        if self.fivecrop and task.spatial:
+            raise ConfigError(
+                f"tta: fivecrop shows other pixels, and task={name} scores each; drop it, flip is allowed"
+            )
         if len(self) > 1 and not task.ensembles:
             raise ConfigError(f"tta: task={name} has no average of outputs for several views of an image; drop tta")
 
@@ -67,7 +71,7 @@ class Views:
                 task.ensemble(outputs) if len(views) > 1 else outputs[0]
 
         Args:
-            forward: (N, 3, H, W) images -> (N, K) outputs.
+            forward: (N, 3, H, W) images -> (N, K) outputs, or (N, K, H, W).
             batches: of an epoch.
 
         Yields:
@@ -79,7 +83,8 @@ class Views:
             valid = batch.valid = batch.valid & valid if found and valid is not None else batch.valid
             found.append(forward(batch.images))
             if self.flip:
-                found.append(forward(batch.images.flip(3)))
+                mirrored = forward(batch.images.flip(3))
+                found.append(mirrored.flip(3) if mirrored.ndim == 4 else mirrored)  # those of pixels, back in place
             if number % self.num_crops == 0:
                 yield batch, found
                 found = []

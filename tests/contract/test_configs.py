@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from ranks import environment, free_port
-from runs import composed
 from torch import nn
 
 import effloop
 from effloop.batch import ImageSize
-from effloop.config import Config
+from effloop.config import Config, finish
 from effloop.config import hydra_setup as search
 from effloop.data.augment import augments
 from effloop.data.decode import decoders
@@ -21,7 +20,9 @@ from effloop.optim import optimizers, schedules
 from effloop.parallel import parallels
 from effloop.precision import precisions
 from effloop.registry import groups
+from effloop.spelling.known import Known
 
+KNOWN = Known.read()
 ROOT = search.config_root()
 FILES = sorted(path.relative_to(ROOT).with_suffix("").as_posix() for path in ROOT.glob("*/*.yaml"))
 PARTS = sorted(f"{group}/{name}" for group, parts in groups.items() for name in parts)
@@ -33,6 +34,7 @@ NEEDS = {
     "data/dali": ["data.root=."],
     "data/lmdb": ["data.root=."],
     "data/hdf5": ["data.root=."],
+    "data/masks": ["data.root=."],
     "data/memmap": ["data.root=."],
     "data/pth": ["data.root=."],
     "data/recordio": ["data.root=."],
@@ -44,14 +46,25 @@ NEEDS = {
 
 
 @pytest.mark.parametrize("name", sorted({*FILES, *PARTS}))
-def test_composes(name: str) -> None:
+def test_composes_and_builds(name: str) -> None:
     group, _, choice = name.partition("/")
-    config = composed(f"{group}={choice}", *NEEDS.get(name, []))
+    words = [f"{group}={choice}", *NEEDS.get(name, [])]
+    tree = search.compose_tree(Config, words)
+    parts = {each: str(tree[each].name) for each in groups if tree[each] is not None}
+    changed = {each: part for each, part in parts.items() if KNOWN.chosen.get(each) != part}
+    assert KNOWN.choices[group][choice] == changed, "run python docs/keys.py"
+    config = finish(tree, words)
     if group == search.EXPERIMENT:
         return
     part = getattr(config, group)
     assert part.name in groups[group]
     assert part.name == choice or name not in PARTS
+    if name in PARTS and group in ("optim", "schedule", "augment"):
+        optimizer = optimizers.build(config.optim, [nn.Parameter(torch.zeros(1))])
+        schedules.build(config.schedule, optimizer, updates=10)
+        augments.build(config.augment, size=ImageSize.of(16), train=True)
+    if group == "decode":
+        decoders.build(config.decode)
 
 
 def test_groups_and_folders_are_the_same() -> None:
@@ -70,20 +83,6 @@ def test_files_and_parts_say_what_they_are() -> None:
         entry = groups[group][choice]
         assert 10 < len(entry.summary) <= 110, name
         assert entry.config.__doc__, name
-
-
-@pytest.mark.parametrize("name", [name for name in PARTS if name.split("/")[0] in ("optim", "schedule", "augment")])
-def test_builds(name: str) -> None:
-    group, _, choice = name.partition("/")
-    config = composed(f"{group}={choice}")
-    optimizer = optimizers.build(config.optim, [nn.Parameter(torch.zeros(1))])
-    schedules.build(config.schedule, optimizer, updates=10)
-    augments.build(config.augment, size=ImageSize.of(16), train=True)
-
-
-@pytest.mark.parametrize("name", decoders.names())
-def test_decoder_builds(name: str) -> None:
-    decoders.build(composed(f"decode={name}").decode)
 
 
 @pytest.mark.parametrize("name", parallels.names())
@@ -118,9 +117,9 @@ def test_every_model_of_torchvision_composes_by_name() -> None:
     import torchvision.models as zoo
 
     lazy = models.named_lazily()
-    assert set(lazy) == set(zoo.list_models(module=zoo))
+    assert set(lazy) == {*zoo.list_models(module=zoo), *zoo.list_models(module=zoo.segmentation)}
     assert all(config.name == "torchvision" and config.arch == arch for arch, config in lazy.items())
-    for arch in ("mobilenet_v3_small", "vit_b_16"):
+    for arch in ("mobilenet_v3_small", "fcn_resnet50"):
         assert effloop.compose([f"model={arch}"]).model == lazy[arch]
 
 

@@ -125,9 +125,7 @@ def test_workers_that_were_not_forked_fill_the_same(train_plan: Plan, method: st
 
 
 @pytest.mark.parametrize("channels_last", [True, False])
-@pytest.mark.parametrize(
-    ("name", "num_workers"), [case for case in CASES if getattr(engines[case[0]].factory, "fills_by_plan", False)]
-)
+@pytest.mark.parametrize(("name", "num_workers"), [case for case in CASES if engines[case[0]].factory.fills_by_plan])
 def test_normalised_where_a_batch_is_filled(plan: Plan, name: str, num_workers: int, channels_last: bool) -> None:
     """As the transfer to a CPU does it, to the bit; a kept batch stays what it is."""
     mean_std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]

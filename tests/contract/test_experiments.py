@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from masked import make_masks
 from plans import line
 from runs import call, make_photos, rows
 
@@ -29,6 +30,7 @@ NARROW = {
     "cifar10_fast": [],
     "finetune": ["model=cnn", "model.width=4", "image_size=16"],
     "probe": ["model=cnn", "model.width=4", "image_size=16", "probe=1"],
+    "nuclei": ["model.width=4", "model.depth=2", "image_size=16"],
     "imagenet_resnet50": ["image_size=32"],
     "imagenet_resnet50_8gpu": ["model=resnet18", "image_size=48", "progressive=[32,48]", "parallel.processes=2"],
 }
@@ -61,6 +63,8 @@ def given(name: str, weights: Path | None = None) -> list[str]:
 
 
 def tiny(name: str, root: Path, weights: Path) -> list[str]:
+    if name == "nuclei":
+        root = make_masks(root / "masks", {"train": 8, "val": 3})
     few = ["batch_size=4", "num_workers=0", "device=cpu", "record.tensorboard=false", "run=run", f"data.root={root}"]
     return [*given(name, weights), *few, *NARROW[name]]
 
@@ -120,7 +124,8 @@ def test_fine_tuning_has_weights_of_its_own_and_their_normalisation() -> None:
 def test_embedded_is_the_default_run() -> None:
     recipe, default = (configs.to_dict(effloop.compose([*words, "run=run"])) for words in ([given("embedded")[0]], []))
     assert (recipe["data"].pop("name"), default["data"].pop("name")) == ("embedded", "auto")
-    assert default["data"].pop("targets") is None  # of tables alone
+    of_others = {"targets": None, "classes": None, "mask": None, "reduce_zero": False, "colors": None}
+    assert {key: default["data"].pop(key) for key in of_others} == of_others  # of tables and masks alone
     assert recipe == default
     one, other = (effloop.build_loader(effloop.compose(words), "val") for words in (given("embedded"), []))
     assert one.plan.source.fingerprint() == other.plan.source.fingerprint()

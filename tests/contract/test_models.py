@@ -1,4 +1,4 @@
-"""Every model: float images in, one row of logits per image out."""
+"""Every model: float images in, one row of logits per image out, or one for each pixel."""
 
 from __future__ import annotations
 
@@ -26,6 +26,10 @@ CASES = {
     "efficientnet_lite0": (["model=efficientnet_lite0"], 32),
     "timm": (["model=timm", "model.arch=resnet10t"], 32),
     "timm-vit": (["model=timm", "model.arch=vit_tiny_patch16_224"], 32),
+    "unet": (["task=segmentation", "model=unet", "model.width=4"], 20),
+    "smp": (["task=segmentation", "model=smp", "model.arch=FPN", "model.encoder=resnet18"], 33),
+    "lraspp": (["task=segmentation", "model=lraspp_mobilenet_v3_large"], 33),
+    "deeplabv3": (["task=segmentation", "model=torchvision", "model.arch=deeplabv3_mobilenet_v3_large"], 33),
 }
 
 
@@ -36,14 +40,20 @@ def test_no_model_is_left_out() -> None:
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("channels_last", [True, False])
 def test_logits(name: str, channels_last: bool) -> None:
+    if name == "smp":
+        pytest.importorskip("segmentation_models_pytorch", reason="pip install 'effloop[smp]'")
     overrides, size = CASES[name]
     config = replace(composed(*overrides, f"image_size={size}"), channels_last=channels_last)
     model = build_model(resolved(config), 7, torch.device("cpu"))
     layout = torch.channels_last if channels_last else torch.contiguous_format
-    logits = model(torch.randn(2, 3, size, size).contiguous(memory_format=layout))
-    assert logits.shape == (2, 7)
-    assert logits.dtype == torch.float32
-    logits.sum().backward()
+    model.train()
+    outputs = model(torch.randn(2, 3, size, size).contiguous(memory_format=layout))
+    heads = [outputs] if isinstance(outputs, torch.Tensor) else [*outputs.values()]
+    for logits in heads:
+        assert logits.shape == (2, 7, *((size, size) if config.task.name == "segmentation" else ()))
+        assert logits.dtype == torch.float32
+    sum(logits.sum() for logits in heads).backward()
+    assert (len(heads) > 1) == getattr(model, "has_auxiliary_heads", False)
     assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
 
 

@@ -9,21 +9,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from effloop.task import LOSS, Task, meters_of, score_names, tasks
+from effloop.task import LOSS, Task, is_spatial, meters_of, score_names, tasks
 
 CPU = torch.device("cpu")
 NUM_OUTPUTS = 7
 
 
 def make(name: str, num_outputs: int = NUM_OUTPUTS) -> Task:
-    return tasks.build(tasks[name].config(name=name)).for_outputs(num_outputs)
+    return tasks.build(tasks[name].config(name=name)).for_outputs(num_outputs).for_size(6, 5)
+
+
+def random_outputs(task: Task, count: int, num_outputs: int = NUM_OUTPUTS) -> Tensor:
+    return torch.randn(count, num_outputs, *((6, 5) if task.spatial else ()))
 
 
 def example(task: Task, count: int = 40) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs, targets and `valid` of a batch."""
     torch.manual_seed(0)
     targets = task.example_targets(count, NUM_OUTPUTS, CPU)
-    return torch.randn(count, NUM_OUTPUTS), targets, torch.rand(count) < 0.7
+    return random_outputs(task, count), targets, torch.rand(count) < 0.7
 
 
 @pytest.mark.parametrize("name", tasks.names())
@@ -39,6 +43,7 @@ class TestTask:
         targets = task.example_targets(5, NUM_OUTPUTS, CPU)
         assert targets.dtype == task.target.dtype
         assert targets.shape == (5, *task.target.shape)
+        assert task.spatial == is_spatial(name) == (len(task.target.shape) > 1)
 
     def test_loss(self, name: str) -> None:
         task = make(name)
@@ -132,7 +137,9 @@ class TestTask:
         parts = [task.facts(*part) for part in zip(outputs.split(8), targets.split(8), strict=True)]
         torch.testing.assert_close(torch.cat(parts), facts)
         assert task.facts(outputs.to("meta"), targets.to("meta")).shape == facts.shape
-        found = task.details(facts.numpy(), targets.numpy(), names)
+        sums = [] if task.collects else task.sums(outputs, targets, torch.ones(40, dtype=torch.bool)).tolist()
+        kept = targets[:, :0, 0] if task.spatial else targets
+        found = task.details(facts.numpy(), kept.numpy(), names, sums)
         if found is None:
             pytest.skip("it has none")
         assert json.dumps([found.rows, found.worst])
@@ -141,11 +148,12 @@ class TestTask:
         assert all({"id", "target", "predicted"} <= {*row} for row in found.worst)
         assert len({row["id"] for row in found.worst}) == 32
         diverged = task.facts(torch.full_like(outputs, math.nan), targets)
-        assert task.details(diverged.numpy(), targets.numpy(), names) is not None
+        assert task.details(diverged.numpy(), kept.numpy(), names, sums) is not None
 
     @pytest.mark.parametrize("num_outputs", [1, NUM_OUTPUTS])
     def test_predictions_are_a_value_for_each_image(self, name: str, num_outputs: int) -> None:
         classes = [f"c{number}" for number in range(num_outputs)]
-        columns = make(name, num_outputs).predictions(torch.randn(5, num_outputs), classes, 3, every=True)
+        task = make(name, num_outputs)
+        columns = task.predictions(random_outputs(task, 5, num_outputs), classes, 3, every=True)
         assert columns
         assert {len(values) for values in columns.values()} == {5}

@@ -97,7 +97,8 @@ def test_list_shows_the_users_configs(here: Path, capsys: pytest.CaptureFixture[
     assert main(["list", "experiment"]) == 0
     lines = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
     assert ["experiment", "night", "Twelve hours."] in lines
-    recipes = ["cifar10_fast", "digits", "embedded", "finetune", "imagenet_resnet50", "imagenet_resnet50_8gpu", "probe"]
+    recipes = ["cifar10_fast", "digits", "embedded", "finetune", "imagenet_resnet50", "imagenet_resnet50_8gpu"]
+    recipes += ["nuclei", "probe"]
     assert [name for _, name, _ in lines if name != "night"] == recipes
 
 

@@ -23,6 +23,7 @@ import pytest
 from folders import make_sweep
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from masked import make_masks
 from PIL import Image
 from ranks import environment, free_port
 from runs import TINY, once
@@ -36,7 +37,7 @@ from effloop.data.source.storage.writing import writers
 from effloop.diagnose import tuned_loop
 from effloop.errors import ConfigError
 from effloop.registry import groups, use_plugin_files
-from effloop.spelling.known import FILE
+from effloop.spelling.known import Known
 
 registered = {name: command_named(name) for name in MODULES}
 
@@ -109,6 +110,8 @@ def scratch(here: Path, photos: Path, finished: Path, monkeypatch: pytest.Monkey
     (here / "data").mkdir()
     for name in ("pets", "in1k", "digits", "ages"):
         (here / "data" / name).symlink_to(photos)
+    make_masks(here / "data" / "nuclei", {"train": 19, "val": 5})
+    (here / "data" / "colors.txt").write_text("0 0 0 background\n255 255 255 nucleus\n")
     (here / "data" / "photos").symlink_to(photos / "train")  # classes, and no splits
     names = sorted(path.relative_to(photos) for path in photos.glob("*/*/*.jpg"))
     rows = [f"pets/{name},{name.parts[1]},{name.parts[0]}" for name in names]
@@ -225,7 +228,7 @@ def placed(word: str, scratch: Path) -> str:
 
 def tiny(args: list[str], scratch: Path) -> list[str]:
     """The same command with less to do."""
-    if not args or "=" in args[0] or args[0] in ("train", "show", "tune", "diagnose"):
+    if not args or "=" in args[0] or args[0] in ("train", "show", "tune", "diagnose", "lr"):
         small = [word for word in TINY if not word.startswith(("model.width", "image_size"))]
         own = ("samples", "split", "minutes", "batch=", "again", "seconds", "verify", "top")  # options
         config = effloop.compose([word for word in args if "=" in word and not word.startswith(own)])
@@ -271,6 +274,7 @@ NEEDS = {
     "data=folder": "data.root=.",
     "data=csv": "data.root=.",
     "data.classes": "data=csv data.root=.",
+    "data=masks": "data.root=.",
     "data.val_split=null": "data.val=0.2",
     "checkpoint.best_by=mae": "task=regression",
     "data.targets": "data=csv data.root=.",
@@ -279,6 +283,9 @@ NEEDS = {
     "model.depth": "model=small_resnet",
     "optim.momentum": "optim=sgd",
     "task.loss=asl": "task=multilabel",
+    "task.loss=huber": "task=regression",
+    "task.loss={": "task=segmentation",
+    "task.window": "task=segmentation",
     "task.standardise": "task=regression",
 }
 """Beginning of an override -> what has to be chosen for it."""
@@ -382,9 +389,14 @@ def test_recipes_and_root_keys_are_mentioned() -> None:
 
 
 def test_keys_are_those_of_the_dataclasses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for what each choice chooses beside itself: contract/test_configs.py composes each."""
     monkeypatch.syspath_prepend(ROOT / "docs")
-    assert TEXTS[ROOT / "docs/keys.md"] == importlib.import_module("keys").page(), "run python docs/keys.py"
-    assert FILE.read_text("utf-8") == importlib.import_module("keys").known().text(), "run python docs/keys.py"
+    keys = importlib.import_module("keys")
+    assert TEXTS[ROOT / "docs/keys.md"] == keys.page(), "run python docs/keys.py"
+    known = Known.read()
+    changes = {f"{group}={name}": each for group, choices in known.choices.items() for name, each in choices.items()}
+    monkeypatch.setattr(keys, "_changes", lambda override, _: changes.get(override))
+    assert known.text() == keys.known().text(), "run python docs/keys.py"
     assert [key.name for key in keys_of(Config).values() if not key.meaning] == []
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from plans import line, write_as
+from runs import composed
 
 import effloop
 from effloop.checkpoint import rng
@@ -24,7 +25,7 @@ SMALL = ("image_size=16", "batch_size=8", "num_workers=2", "device=cpu")
 
 
 def loader(photos: Path, *overrides: str, split: str = "train") -> Loader:
-    return effloop.build_loader(effloop.compose([f"data.root={photos}", *SMALL, *overrides]), split=split)
+    return effloop.build_loader(composed(f"data.root={photos}", *SMALL, *overrides), split=split)
 
 
 def pixels(loader: Loader, epoch: int = 0) -> torch.Tensor:

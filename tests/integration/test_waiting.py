@@ -145,7 +145,10 @@ def hanging(path):
         time.sleep(10**6)
     return read(path)
 
-loose.read_file = hanging
+def read_files(*_):
+    raise OSError  # a run is read sample by sample then
+
+loose.read_file, loose.read_files = hanging, read_files
 """
 
 

@@ -4,11 +4,31 @@ import json
 from pathlib import Path
 
 import pytest
+from masked import make_masks
 from runs import TINY, once
 
 import effloop
 from effloop.bench.baselines import Workload, check_comparable
 from effloop.cli.main import main
+
+
+@pytest.mark.slow
+def test_masks_side_by_side(tmp_path: Path, here: Path) -> None:
+    root = make_masks(tmp_path / "masks", {"train": 8, "val": 2})
+    words = [
+        "augment=native",
+        "data=masks",
+        f"data.root={root}",
+        "repeats=1",
+        "out=result.json",
+        *TINY,
+        "num_workers=1",
+    ]
+    assert main(once("bench", "what=loader", "vs=torchvision,pillow,albumentations", *words)) == 0
+    loaders = json.loads((here / "result.json").read_text())["loaders"]
+    assert list(loaders) == ["effloop", "torchvision", "pillow", "albumentations"]
+    assert all(min(figures["per_s"]) > 0 for figures in loaders.values())
+    assert main(["bench", "what=loader", "vs=dali", *words]) == 2
 
 
 @pytest.mark.slow

@@ -31,27 +31,32 @@ def refused(words: list[str]) -> bool:
     "words",
     [
         "optim.momentm=1",
-        "optim=sgd optim.momentm=1",
-        "experiment=imagenet_resnet50 optim.momentm=1",
         "experiment=digits optim=sgd optim.momentm=1",
         "data=dali engine.num_thread=2",
         "model=resnet18 batchsize=3",
-        "precision=bf16 precison.nme=1",
         "batchsize=3",
         "optimizer=sgd",
-        "pretrained=true",
-        "max_steps=3",
-        "data.skip_broken=1",
         "-m optim.momentm=1,2",
         "verify data.rot=x",
-        "verify splt=val",
         "convert to=lmdb out=x data.rot=x",
-        "show smples=3",
         "--batch-size 64",
-        "--foo",
         "--cfg jobs",
         "seed = 1",
-        "-m --cfg job",
+        *[
+            pytest.param(words, marks=pytest.mark.slow)
+            for words in (
+                "optim=sgd optim.momentm=1",
+                "experiment=imagenet_resnet50 optim.momentm=1",
+                "precision=bf16 precison.nme=1",
+                "pretrained=true",
+                "max_steps=3",
+                "data.skip_broken=1",
+                "verify splt=val",
+                "show smples=3",
+                "--foo",
+                "-m --cfg job",
+            )
+        ],
     ],
 )
 def test_by_the_same_line(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
+from hydra.core.config_store import ConfigStore
 from plans import line
 
 import effloop
@@ -70,6 +72,17 @@ def test_what_is_typed_replaces_what_a_file_says(tmp_path: Path, monkeypatch: py
     assert (again.lr, again.optim.lr, again.precision.name) == (0.2, 0.2, "amp")
 
 
+def test_a_config_changes_no_other() -> None:
+    """Hydra's store is taken as it is while one is composed, and is copied as ever afterwards."""
+    changed = effloop.compose(["optim=sgd", "optim.lr=5", "augment.ops.flip.p=0.1", "augment.ops.crop=null"])
+    assert changed.optim.lr == 5
+    default = effloop.compose(["optim=sgd"])
+    assert default.optim.lr != 5
+    assert "crop" in default.augment.ops
+    assert default.augment.ops["flip"] != changed.augment.ops["flip"]
+    assert copy.deepcopy(ConfigStore.instance()) is not ConfigStore.instance()
+
+
 PATHS = ["my photos (1)", "Größe, b", "a'b", "it's \\ x\\", "1e3", "12", "[x]", "a=b;c&d", "true", "#1", "{a}"]
 
 
@@ -81,12 +94,12 @@ def test_paths_as_a_shell_hands_them_over(path: str, tmp_path: Path, monkeypatch
         words = with_paths([f"data.root=~/{path}", f"model.weights={tmp_path}/{path}", "lr=1,2"], sweep=sweep)
         assert with_paths(words, sweep=sweep) == words
         assert words[2] == "lr=1,2"
-    config = effloop.compose([f"data.root=~/{path}", f"model.weights={tmp_path}/{path}"])
-    assert config.data.root == config.model.weights == str(tmp_path / path)
+    monkeypatch.chdir(tmp_path)
+    config = effloop.compose([f"data.root=~/{path}", f"model.weights={path}"])
+    assert config.data.root == str(tmp_path / path)
+    assert config.model.weights == path
     save(config, tmp_path / "config.yaml")
     assert load(tmp_path / "config.yaml", [f"data.root=~/{path}/x"]).data.root == str(tmp_path / path / "x")
-    monkeypatch.chdir(tmp_path)
-    assert effloop.compose([f"data.root={path}"]).data.root == path
 
 
 @pytest.mark.parametrize(

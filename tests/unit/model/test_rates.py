@@ -73,7 +73,7 @@ def test_rates_and_groups() -> None:
     ]
     assert [each.lr for each in found] == [0.1 * 0.5**depth for depth in range(10)]
     assert sorted(name for each in found for name in each.parameters) == sorted(dict(model.named_parameters()))
-    apart = with_head(found, "fc", 3.0)
+    apart = with_head(found, ["fc"], 3.0)
     assert [each.name for each in apart] == [*(each.name for each in found[1:]), "fc"]
     groups = parameter_groups(model, decay_norm_and_bias=False, weight_decay=0.2, layers=apart)
     assert [(group["lr"], group["weight_decay"]) for group in groups] == [
@@ -93,7 +93,7 @@ def test_rates_and_groups() -> None:
 
 def test_a_head_alone() -> None:
     model = zoo.resnet18()
-    rest, head = with_head(rates_by_layer(model, 0.1, None), "fc", 0.5)
+    rest, head = with_head(rates_by_layer(model, 0.1, None), ["fc"], 0.5)
     assert (rest.lr, head.lr, head.parameters) == (0.1, 0.5, ("fc.weight", "fc.bias"))
     freeze(model, ["conv1", "bn1", "layer*"])
     (group,) = parameter_groups(model, decay_norm_and_bias=True, weight_decay=0.0, layers=[rest, head])

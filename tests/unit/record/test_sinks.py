@@ -152,3 +152,13 @@ def test_a_validations_line_has_its_own_times() -> None:
     scores = {"train": {"loss": 1.0}, "val": {"loss": 0.5}}
     line = EpochReport(Position(0, 1, 5, 5, 5), 0.1, (LOSS,), **scores, **spans).line()
     assert line == "Epoch: [0] validation  Loss 0.5000  Data 25.0  Wait 50.0%"
+
+
+def test_nothing_is_written_after_closing(capsys: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C may leave a span's generator to be collected when the files are closed."""
+    sinks, sink = Sinks(), Heard()
+    sinks.open("log.txt", lambda: sink)
+    sinks.close()
+    tell(sinks, "late")
+    assert (sink.lines, sink.closed) == ([], 1)
+    assert capsys.readouterr() == ("", "")

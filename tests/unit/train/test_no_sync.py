@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from runs import TINY, rows
+from runs import TINY, composed, rows
 from tabled import Tabled
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -105,7 +105,7 @@ def train_watched(trainer: Trainer) -> list[int]:
 def build(photos: Path, *overrides: str) -> Trainer:
     args = [each for each in TINY if not each.startswith("model.") or "model=small_resnet" not in overrides]
     quiet = [] if "record=none" in overrides else ["record.console=false", "record.tensorboard=false"]
-    config = effloop.compose([f"data.root={photos}", "checkpoint=none", *args, *quiet, *overrides])
+    config = composed(f"data.root={photos}", "checkpoint=none", *args, *quiet, *overrides)
     trainer = effloop.build_trainer(config)
     trainer.nan = NanPolicy()  # which looks at each update of a CPU; on a GPU two updates later
     return trainer
@@ -185,7 +185,7 @@ def test_what_a_read_is(photos: Path, here: Path, read: Callable[[Tensor], objec
 def bodiless(overrides: Sequence[str], device: torch.device) -> Trainer:
     """The step's parts on a device that no config can name, with two epochs' worth of nothing to train on."""
     small = [] if "model=small_resnet" in overrides else ["model.width=4"]
-    config = effloop.compose([*small, "image_size=16", "batch_size=8", *overrides])
+    config = composed(*small, "image_size=16", "batch_size=8", *overrides)
     model = models.build(config.model, num_classes=3, image_size=16).to(device)
     freeze(model, config.model.freeze)
     if config.model.checkpointing:
