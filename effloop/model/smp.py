@@ -1,0 +1,145 @@
+"""Models of segmentation_models_pytorch, by their names there: a decoder on the encoder of a model of images."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from effloop.errors import ConfigError, optional_package
+from effloop.model.base import Zoo, models
+from effloop.model.zoo import BackboneConfig
+from effloop.registry import choices
+
+_OF_TIMM = "tu-"
+"""Before the names of encoders that are timm's."""
+
+
+@dataclass
+class SmpConfig(BackboneConfig):
+    """Fields of `model=smp`.
+
+    Attributes:
+        arch: the decoder: Unet, UnetPlusPlus, MAnet, Linknet, FPN, PSPNet, DeepLabV3, DeepLabV3Plus, PAN, UPerNet,
+            Segformer or DPT.
+        encoder: the network below it, such as resnet34, or any of timm's that has features, as tu-convnext_tiny.
+    """
+
+    arch: str = "Unet"
+    encoder: str = "resnet34"
+
+    @property
+    def backbone_zoo(self) -> Zoo:
+        return EncoderZoo(self.encoder)
+
+
+class EncoderZoo(Zoo):
+    """Weights of encoders, by their names in segmentation_models_pytorch, or timm's tags of them."""
+
+    package = "segmentation_models_pytorch"
+
+    def names(self) -> list[str]:
+        smp = _package()
+        if self.arch.startswith(_OF_TIMM):
+            import timm
+
+            return ["DEFAULT"] if timm.is_model_pretrained(self.arch.removeprefix(_OF_TIMM)) else []
+        settings = smp.encoders.encoders.get(self.arch, {}).get("pretrained_settings", {})
+        return ["DEFAULT", *settings] if settings else []
+
+    def tensors(self, name: str, image_size: Any) -> Mapping[str, Tensor]:
+        del image_size
+        try:
+            encoder: nn.Module = _package().encoders.get_encoder(self.arch, weights=self._weights(name))
+        except Exception as error:  # of several packages for downloading
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise ConfigError(
+                f"model.backbone_weights: {name} of {self.arch} could not be downloaded from huggingface.co: {reason}; "
+                "download it where there is a network, or set model.backbone_weights=FILE"
+            ) from None
+        return encoder.state_dict()
+
+    def normalisation(self, name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        found = _package().encoders.get_preprocessing_params(self.arch, self._weights(name))
+        return tuple(found["mean"]), tuple(found["std"])
+
+    def _weights(self, name: str) -> Any:
+        """What the package calls these; of timm's encoders, their names have the tag."""
+        if self.arch.startswith(_OF_TIMM):
+            return True
+        known = self.names()
+        return known[1] if name == "DEFAULT" else name
+
+
+@models.register("smp", SmpConfig)
+def smp_model(config: SmpConfig, *, num_classes: int, channels: int) -> nn.Module:
+    """Any model of segmentation_models_pytorch, by model.arch and model.encoder; untrained, unless
+    model.backbone_weights=DEFAULT.
+
+    Its names in the state dict are the package's. (N, C, H, W) of any size -> (N, K, H, W) logits: where a network
+    takes only multiples of its stride, images are padded at the right and the bottom with 0, the mean colour.
+
+    Raises:
+        ConfigError: the package has no such decoder or encoder, or they don't go together.
+    """
+    smp = _package()
+    kinds = {kind.__name__: kind for kind in smp.MODEL_ARCHITECTURES_MAPPING.values()}
+    if config.arch not in kinds:
+        have = choices(config.arch, [*kinds])
+        raise ConfigError(f"model.arch: no model '{config.arch}' in segmentation_models_pytorch; {have}")
+    _check_encoder(config.encoder)
+    options = {"dynamic_img_size": True} if config.arch == "DPT" else {}  # images of any size
+    try:
+        model: nn.Module = kinds[config.arch](
+            encoder_name=config.encoder, encoder_weights=None, in_channels=channels, classes=num_classes, **options
+        )
+    except Exception as error:  # of each encoder's own
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise ConfigError(
+            f"model.encoder: {config.arch} can't be built on {config.encoder}: {reason}; set another encoder or arch"
+        ) from error
+    kind: Any = type(model)
+    model.__class__ = _of_any_size(kind)
+    return model
+
+
+def _check_encoder(name: str) -> None:
+    encoders = _package().encoders.encoders
+    if name.startswith(_OF_TIMM):
+        import timm
+
+        arch = name.removeprefix(_OF_TIMM)
+        if not timm.is_model(arch):
+            have = choices(arch, timm.list_models())
+            raise ConfigError(f"model.encoder: no model '{arch}' in timm; {have}, after '{_OF_TIMM}'")
+    elif name not in encoders:
+        have = choices(name, [*encoders])
+        raise ConfigError(
+            f"model.encoder: no encoder '{name}' in segmentation_models_pytorch; {have}; or one of timm's as tu-NAME"
+        )
+
+
+@functools.cache
+def _of_any_size(kind: Any) -> type[nn.Module]:
+    """A subclass that pads; the class is changed, so that names stay as they are."""
+    halves_below = kind.__name__ == "DPT"  # its decoder halves the encoder's features once more
+
+    class OfAnySize(kind):  # type: ignore[misc]
+        def forward(self, images: Tensor) -> Tensor:
+            """(N, C, H, W) -> (N, K, H, W) logits."""
+            height, width = images.shape[2:]
+            stride = self.encoder.output_stride if self.requires_divisible_input_shape else 1
+            stride *= 2 if halves_below else 1
+            logits: Tensor = super().forward(F.pad(images, (0, -width % stride, 0, -height % stride)))
+            return logits[:, :, :height, :width]
+
+    OfAnySize.__name__, OfAnySize.__qualname__ = kind.__name__, kind.__qualname__
+    return OfAnySize
+
+
+def _package() -> Any:
+    return optional_package("segmentation_models_pytorch", "model=smp", "effloop[smp]")

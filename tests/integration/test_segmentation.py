@@ -1,0 +1,140 @@
+"""Whole runs of masks: trained, resumed to the bit, scored, in windows and on ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from masked import make_masks
+from ranks import run_script
+from runs import once, rows, stopping_at
+
+import effloop
+from effloop.checkpoint import files
+from effloop.cli.main import main
+from effloop.task.confusion import accuracy_of, iou_of
+
+SMALL = ("image_size=16", "epochs=2", "batch_size=4", "model=unet", "model.width=4", "model.depth=2", "num_workers=0")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_masks(tmp_path_factory.mktemp("masks"), {"train": 12, "val": 7})
+
+
+def words(root: Path, *more: str) -> list[str]:
+    quiet = ("record.samples=0", "record.tensorboard=false", "device=cpu")
+    return once(f"data.root={root}", *SMALL, *quiet, *more)
+
+
+@pytest.fixture(scope="module")
+def run(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With averaged weights and accumulated gradients, in 16 bit, with several losses and weights."""
+    out = tmp_path_factory.mktemp("runs")
+    more = ("optim.ema=0.5", "accumulate=2", "precision=bf16", "task.class_weights=balanced", "schedule=poly")
+    assert main(["train", *words(root, f"out={out}", "run=run", "task=segmentation", *more)]) == 0
+    return out / "run"
+
+
+def test_task_and_model_follow_the_data(root: Path) -> None:
+    config = effloop.compose([f"data.root={root}", "model.width=4"])
+    assert (config.task.name, config.model.name, config.model.width) == ("segmentation", "unet", 4)  # type: ignore[attr-defined]
+
+
+def test_eval_has_the_runs_scores_and_writes_its_confusion_matrix(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", str(run), "record.samples=0"]) == 0
+    assert "iou" in capsys.readouterr().out
+    found = json.loads((run / "eval" / "val" / "scores.json").read_text())
+    best = max((row for row in rows(run) if row["split"] == "val"), key=lambda row: row["miou"])
+    assert {key: best[key] for key in found["scores"]} == pytest.approx(found["scores"], rel=1e-6)
+    matrix = torch.zeros(3, 3, dtype=torch.float64)
+    for row, column, pixels in found["confusion"]:
+        matrix[row, column] = pixels
+    ious, accuracies = iou_of(matrix.numpy()), accuracy_of(matrix.numpy())
+    assert found["scores"]["miou"] == pytest.approx(ious[ious == ious].mean())
+    by_name = {row["class"]: row for row in found["rows"]}
+    for place, name in enumerate(found["names"]):
+        assert (by_name[name]["accuracy"] or 0) == pytest.approx(accuracies[place])
+        assert by_name[name]["pixels"] == matrix[place].sum()
+    assert {"confusion.csv", "confusion.png", "per_class.csv", "worst.csv"} <= {
+        path.name for path in (run / "eval" / "val").iterdir()
+    }
+
+
+def test_eval_of_mirror_images_and_of_windows(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Windows of the size that was trained at, on larger images; five crops would be other pixels."""
+    assert main(["eval", str(run), "tta=flip"]) == 0
+    assert main(["eval", str(run), "image_size=24", "task.window=16"]) == 0
+    assert main(["eval", str(run), "tta=fivecrop"]) == 2
+    assert "tta: fivecrop shows other pixels" in capsys.readouterr().err
+
+
+def test_resumed_to_the_bit(root: Path, run: Path, tmp_path: Path) -> None:
+    config = files.read(run / "checkpoints" / "last.ckpt")["config"]
+    more = ("optim.ema=0.5", "accumulate=2", "precision=bf16", "task.class_weights=balanced", "schedule=poly")
+    with stopping_at(1):
+        main(["train", *words(root, f"out={tmp_path}", "run=x", "task=segmentation", *more)])
+    assert main(["resume", str(tmp_path / "x")]) == 0
+    ours, theirs = (files.read(each / "checkpoints" / "last.ckpt") for each in (tmp_path / "x", run))
+    assert config["task"] == ours["config"]["task"]
+    assert ours["last"] == theirs["last"]
+    assert all(torch.equal(ours["model"][name], tensor) for name, tensor in theirs["model"].items())
+
+
+def test_auxiliary_heads_are_trained(root: Path, tmp_path: Path) -> None:
+    """And left out of evaluation; nothing is unused, so that DDP need not search."""
+    model = ("model=deeplabv3_mobilenet_v3_large", "optim.head_lr=0.01", "epochs=1", "image_size=33")
+    small = [word for word in words(root, *model, f"out={tmp_path}", "run=x") if not word.startswith("model.")]
+    trainer = effloop.build_trainer(effloop.compose(small))
+    before = trainer.model.aux_classifier[4].weight.detach().clone()  # type: ignore[index,union-attr]
+    trainer.fit()
+    assert not torch.equal(before, trainer.model.aux_classifier[4].weight)  # type: ignore[index,union-attr]
+    log = (tmp_path / "x" / "log.txt").read_text()
+    assert "not used by the model" not in log
+    assert "0.01 classifier, aux_classifier" in log
+
+
+SCRIPT = """
+    import json, torch, effloop
+    trainer = effloop.build_trainer(effloop.compose({overrides}))
+    trainer.model.load_state_dict(torch.load({checkpoint!r}, weights_only=True)["model"])
+    print(json.dumps(trainer.evaluate(trainer.val.epoch(0))))
+    trainer.parallel.close()
+"""
+
+
+def test_any_ranks_have_the_same_scores(root: Path, run: Path, tmp_path: Path) -> None:
+    """To the digit, as they are of whole numbers; the loss but for the last of 16 digits."""
+    checkpoint = str(run / "checkpoints" / "best.ckpt")
+    more = ("batch_size=2", f"out={tmp_path}", "task=segmentation")
+    alone = effloop.build_trainer(effloop.compose(words(root, *more)))
+    alone.model.load_state_dict(files.read(Path(checkpoint))["model"])
+    scores = alone.evaluate(alone.val.epoch(0))
+    loss = scores.pop("loss")
+    overrides = words(root, *more, "parallel=ddp")
+    for code, out, err in run_script(SCRIPT.format(overrides=overrides, checkpoint=checkpoint), tmp_path, 2):
+        assert code == 0, err
+        found = json.loads(out.splitlines()[-1])
+        assert found.pop("loss") == pytest.approx(loss, rel=1e-6)
+        assert found == scores
+
+
+@pytest.mark.parametrize(
+    ("words_", "message"),
+    [
+        (["augment.mixup=0.4"], "augment.mixup: 0.4 mixes targets as task=segmentation can't learn them"),
+        (["optim.head_lr=0.1", "model=cnn"], "model: cnn has one output for each image"),
+        (["task.class_weights=[1,2]"], "task.class_weights: 2 numbers for 3 classes"),
+    ],
+)
+def test_what_is_refused(
+    root: Path, words_: list[str], message: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = words(root, "task=segmentation", *words_)
+    few = [word for word in few if "model=cnn" not in words_ or word[:6] != "model."]
+    assert main(["train", *few]) == 2
+    assert message in capsys.readouterr().err
