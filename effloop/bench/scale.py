@@ -25,7 +25,6 @@ from effloop.bench.storage import data_config_for, run_in_fresh_process
 from effloop.bench.tables import print_table
 from effloop.build.loader import build_loader
 from effloop.config import Config
-from effloop.convert.progress import Meter
 from effloop.convert.records import Originals
 from effloop.data.source import sources
 from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
@@ -33,6 +32,7 @@ from effloop.data.source.storage.index import index_path
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, writers
 from effloop.errors import ConfigError
 from effloop.system.memory import drop_from_cache, growth, memory_of
+from effloop.system.progress import Meter
 
 _FORMAT, _SPLIT = "tar", "train"
 _DIGITS = 9  # of a key

@@ -24,7 +24,6 @@ from effloop.bench.tables import print_table
 from effloop.build.loader import build_loader
 from effloop.build.race import seconds_of
 from effloop.config import Config
-from effloop.convert.progress import Meter
 from effloop.convert.readback import READ_BY
 from effloop.convert.records import Originals
 from effloop.data.random import Permutation
@@ -35,6 +34,7 @@ from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, writers
 from effloop.errors import ConfigError
 from effloop.registry import choices
 from effloop.system.memory import drop_from_cache, files_in, growth, memory_of, share_in_cache
+from effloop.system.progress import Meter
 
 _MAX_READS = 10_000  # samples in a measurement of reading
 _MAX_BATCHES = 100  # batches in a measurement of loading

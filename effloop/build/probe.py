@@ -19,7 +19,6 @@ from effloop.build.data import Data
 from effloop.build.environment import Environment
 from effloop.build.loader import build_loader
 from effloop.build.resolve import Resolved
-from effloop.convert.progress import Meter
 from effloop.data.bad import OnError
 from effloop.data.cache.cached import decoder_identity
 from effloop.data.features import FeatureStream
@@ -30,6 +29,7 @@ from effloop.model.head import Features, find_head, train_head_only
 from effloop.parallel import Parallel
 from effloop.precision import Precision
 from effloop.system.files import replacing
+from effloop.system.progress import Meter
 
 
 def check_probe(config: Resolved, parallel: Parallel) -> None:

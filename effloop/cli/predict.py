@@ -20,7 +20,6 @@ from rich.text import Text
 from effloop.cli.command import RunOptions, command
 from effloop.cli.predict_masks import check_options, mask_columns
 from effloop.config.typed import key_of
-from effloop.convert.progress import Meter as Progress
 from effloop.data.check import listed
 from effloop.data.image.other import EXTENSIONS
 from effloop.data.source import Source
@@ -33,6 +32,7 @@ from effloop.inference.masks import PredictedMasks
 from effloop.inference.predict import Predictions
 from effloop.inference.trained import Trained
 from effloop.inference.writers import Columns, check_writable, rows_of, writing
+from effloop.system.progress import Meter as Progress
 from effloop.train.views import ViewName, Views
 
 Batches = Iterator[tuple[NDArray[np.int64], Columns]]

@@ -18,7 +18,6 @@ from rich.table import Table
 from effloop.convert.entropy import compared_line
 from effloop.convert.inspect import Inspector
 from effloop.convert.options import ConvertOptions
-from effloop.convert.progress import Meter, duration
 from effloop.convert.readback import compare
 from effloop.convert.records import FirstOfEachClass, Originals, Recoded, mean_size
 from effloop.convert.reencode import Recode
@@ -30,6 +29,7 @@ from effloop.data.source.splits import check_same_classes
 from effloop.data.source.storage.targets import Targets
 from effloop.data.source.storage.writing import Dataset, Records, writers
 from effloop.errors import PROGRAM, ConfigError, DataError, EffLoopError, InterruptedRunError
+from effloop.system.progress import Meter, duration
 
 _PIXEL_PACKAGES = ("torch", "pillow", "simplejpeg", "opencv-python", "opencv-python-headless")
 """Packages whose versions may change the bytes of a re-encoded image."""

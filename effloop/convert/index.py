@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.table import Table
 
 from effloop.convert.entropy import EVERY, build_compared, compared_line, crop_differs
-from effloop.convert.progress import Meter, in_order
 from effloop.convert.workfolder import size
 from effloop.data.image.entropy import matches
 from effloop.data.image.header import Encoded
@@ -20,6 +19,7 @@ from effloop.data.source.base import Source
 from effloop.data.source.entropy import can_have_indexes, index_path
 from effloop.data.source.storage.entropy_file import EntropyFile
 from effloop.errors import PROGRAM, ConfigError, DataError
+from effloop.system.progress import Meter, in_order
 
 _RUN = 32  # samples that a thread takes at a time
 _AHEAD = 4  # runs per thread that are queued

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from effloop.convert.progress import Meter, in_order
 from effloop.convert.records import read
 from effloop.data.check import check_image, check_mask, listed
 from effloop.data.decode import Decoder
@@ -15,6 +14,7 @@ from effloop.data.image.header import Encoded
 from effloop.data.source.base import Source
 from effloop.data.source.wrapped import Subset
 from effloop.errors import DataError, warn
+from effloop.system.progress import Meter, in_order
 
 _RUN = 256  # samples that a thread takes at a time
 Bad = tuple[str, int, str]

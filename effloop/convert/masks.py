@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from effloop.convert.progress import in_order
 from effloop.convert.reencode import shrunk
 from effloop.data.image.header import read_header
 from effloop.data.image.mask import check_size, decode_mask, encode_mask, mask_digest, resize_mask
 from effloop.data.source.base import Kind, Source, target_bytes
 from effloop.data.source.storage.writing import Record
 from effloop.errors import DataError
+from effloop.system.progress import in_order
 
 
 def with_masks(

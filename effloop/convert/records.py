@@ -12,12 +12,12 @@ import numpy as np
 
 from effloop.convert.entropy import Built, build_compared
 from effloop.convert.masks import with_mask, with_masks
-from effloop.convert.progress import Meter, in_order
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import Fingerprint, Kind, Source, target_bytes
 from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
 from effloop.data.source.storage.writing import Record
 from effloop.errors import DataError
+from effloop.system.progress import Meter, in_order
 
 CHUNK = 256
 """Images in a file of the spool: the most that a thread loses by a kill."""

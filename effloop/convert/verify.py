@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.table import Table
 
 from effloop.convert.entropy import differs_from
-from effloop.convert.progress import Meter, in_order
 from effloop.data.check import check_mask
 from effloop.data.decode import Decoder
 from effloop.data.image.entropy import matches
@@ -23,6 +22,7 @@ from effloop.data.source.storage.checksum import crc32c, extended
 from effloop.data.source.storage.recorded import Findings, Recorder, day
 from effloop.data.source.storage.targets import Targets
 from effloop.errors import ConfigError, DataError
+from effloop.system.progress import Meter, in_order
 
 _RUN = 32  # samples that a thread takes at a time
 _AHEAD = 4  # runs per thread that are queued, so that memory stays bounded

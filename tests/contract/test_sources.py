@@ -17,6 +17,7 @@ import pytest
 from masked import make_masks
 from plans import open_source, read_bytes, write_as, write_table
 from runs import make_photos
+from stores import make_splits, write_beton, write_idx, write_npz
 
 from effloop.data.image.header import read_header
 from effloop.data.image.headers import read_headers
@@ -26,13 +27,16 @@ Open = Callable[[str], Source]
 
 SAMPLES: dict[str, Callable[[Path, Path], Path | None]] = {
     "auto": lambda photos, folder: photos,
+    "beton": lambda photos, folder: write_beton(folder / "set", make_splits(train=400, val=3)),
     "csv": lambda photos, folder: write_table("csv", photos, folder),
     "embedded": lambda photos, folder: None,
     "folder": lambda photos, folder: photos,
     "hdf5": lambda photos, folder: write_as("hdf5", photos, folder / "photos.h5"),
+    "idx": lambda photos, folder: write_idx(folder / "set", make_splits(train=400, val=3)),
     "lmdb": lambda photos, folder: write_as("lmdb", photos, folder / "photos.lmdb"),
     "masks": lambda photos, folder: make_masks(folder, {"train": 400, "val": 3}),
     "memmap": lambda photos, folder: write_as("memmap", photos, folder / "photos.effloop"),
+    "npz": lambda photos, folder: write_npz(folder / "set.npz", make_splits(train=400, val=3)),
     "pth": lambda photos, folder: write_as("pth", photos, folder / "photos.pth"),
     "recordio": lambda photos, folder: write_as("recordio", photos, folder / "photos"),
     "tfrecord": lambda photos, folder: write_as("tfrecord", photos, folder / "photos", 100_000),

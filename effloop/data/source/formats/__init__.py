@@ -1,10 +1,13 @@
 """One module per storage format: its source, its writer, or both."""
 
 from effloop.data.source.formats import (  # noqa: F401
+    beton,
     folder_writer,
     hdf5,
+    idx,
     lmdb,
     memmap,
+    npz,
     pth,
     recordio,
     tar,

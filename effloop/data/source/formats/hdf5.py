@@ -1,4 +1,5 @@
-"""HDF5: one file with a group per split. h5py locates the arrays, then the file is mapped.
+"""HDF5: one file with a group per split. h5py locates the arrays, then the file is mapped. Of other programs' files
+the arrays are copied (`hdf5_arrays`).
 
 h5py serves one thread at a time and must not be open across a fork (pytorch#11929, h5py#2584); here it is closed
 again before the first image is read.
@@ -10,8 +11,7 @@ import ctypes
 import errno
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,9 @@ import numpy as np
 
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import sources
-from effloop.data.source.root import begins_with, root_file
+from effloop.data.source.formats.array_names import ArraysConfig, named_after_splits
+from effloop.data.source.formats.hdf5_arrays import arrays_in, reading
+from effloop.data.source.root import begins_with, expand_root
 from effloop.data.source.storage.arrays import (
     DIMENSIONS,
     DTYPES,
@@ -31,10 +33,11 @@ from effloop.data.source.storage.arrays import (
     pack,
     write_payload,
 )
+from effloop.data.source.storage.imported import Contents, ImportedSource
 from effloop.data.source.storage.mapped import MappedFiles
-from effloop.data.source.storage.packed import PackedConfig, PackedSource, Split
+from effloop.data.source.storage.packed import Split
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Records, SplitColumns, register_writer
-from effloop.errors import DataError, optional_package
+from effloop.errors import ConfigError, DataError, optional_package
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 HEADER, CHECKSUM = "effloop", "effloop_crc32c"
@@ -45,44 +48,56 @@ _LIBVER = ("v108", "v108")
 
 _BLOCK = 1 << 22  # 4 MiB: 1,856 images of 24 KB took 0.06 s, given to h5py one by one 0.44
 _LISTED = 64
+_ENDINGS = (".h5", ".hdf5", ".hdf", ".he5")
 _SLACK = 1 << 16  # bytes for what HDF5 itself writes about a group
 _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
 
 
-@sources.register("hdf5", PackedConfig)
-class Hdf5Source(PackedSource):
-    """One HDF5 file with a group per split, mapped: h5py only opens it."""
+@sources.register("hdf5", ArraysConfig)
+class Hdf5Source(ImportedSource):
+    """HDF5: EffLoop's file with a group per split is mapped, arrays of other programs are copied once."""
+
+    config: ArraysConfig
 
     def open_split(self) -> Split:
-        path = root_file(self.config)
+        path = expand_root(self.config)
         where = f"{path}:{self.split}"
-        with _reading(path) as file:
+        if path.is_dir():
+            return super().open_split()
+        with reading(path, "convert it again") as file:
             group = _group(file, self.split, path)
-            header = _header(group, where)
-            arrays = {name: _array(group, name, path, where) for name in DTYPES if name in group}
+            if group is not None:
+                header = _header(group, where)
+                arrays = {name: _array(group, name, path, where) for name in DTYPES if name in group}
+        if group is None:
+            return super().open_split()
         return pack(header, where, MappedFiles([path]), arrays)
+
+    def originals(self) -> Sequence[Path]:
+        root = expand_root(self.config)
+        if files := [root] if root.is_file() else _files(root):
+            return files
+        raise ConfigError(f"data.root: '{self.config.root}' has no HDF5 files, such as train.h5; set data.root=PATH")
+
+    def contents(self, files: Sequence[Path]) -> Contents:
+        return arrays_in(files, self.split, self.config)
 
     @classmethod
     def claims(cls, root: Path) -> bool:
-        return begins_with(root, MAGIC)
+        return named_after_splits(_files(root)) if root.is_dir() else begins_with(root, MAGIC)
 
 
-@contextmanager
-def _reading(path: Path) -> Iterator[Any]:
-    """The file opened by h5py, whose errors about a damaged one become a `DataError`."""
-    h5py = optional_package("h5py", "data=hdf5", "effloop[hdf5]")
-    try:
-        with h5py.File(path, "r", locking=False) as file:  # never written to, and NFS may have no locks
-            yield file
-    except (OSError, KeyError, RuntimeError, ValueError, TypeError, OverflowError) as error:
-        text = " ".join(str(error.args[0] if isinstance(error, KeyError) else error).split())
-        raise DataError(f"{path} is damaged, or no HDF5 file: {text}; convert it again") from None
+def _files(root: Path) -> list[Path]:
+    return sorted(file for file in root.iterdir() if file.suffix in _ENDINGS and begins_with(file, MAGIC))
 
 
 def _group(file: Any, split: str, path: Path) -> Any:
+    """The group of a split that EffLoop wrote; None if it wrote none of the file."""
     if split in file and _is_split(group := file[split]):
         return group
-    raise no_split(path, split, [name for name in islice(file, _LISTED) if _is_split(file.get(name))])
+    if there := [name for name in islice(file, _LISTED) if _is_split(file.get(name))]:
+        raise no_split(path, split, there)
+    return None
 
 
 def _is_split(found: Any) -> bool:

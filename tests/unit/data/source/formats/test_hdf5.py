@@ -128,10 +128,12 @@ def test_foreign_file(tmp_path: Path) -> None:
         file["test"] = np.zeros(3)
         file["test"].attrs["effloop"] = "{}"
         file["nowhere"] = h5py.SoftLink("/gone")
-    wanted = f"{path} is not a dataset written by EffLoop: it has no header; convert the images again"
-    for split in ("train", "test", "val"):
-        with pytest.raises(DataError, match=line(wanted)):
-            open_source("hdf5", path, split)
+    wanted = f"{path} has no array that looks like labels; it has test, train/images: set data.label=NAME"
+    with pytest.raises(DataError, match=line(wanted)):
+        open_source("hdf5", path)
+    wanted = f"{path} has no split 'val'; it has train: set data.train_split or data.val_split"
+    with pytest.raises(DataError, match=line(wanted)):
+        open_source("hdf5", path, "val")
 
 
 def test_other_version(path: Path) -> None:
@@ -247,7 +249,7 @@ def test_split_without_samples(tmp_path: Path) -> None:
 
 
 def test_folder_instead_of_a_file(tmp_path: Path) -> None:
-    wanted = f"data.root: '{tmp_path}' is a folder; data=hdf5 reads one file: set data.root=FILE"
+    wanted = f"data.root: '{tmp_path}' has no HDF5 files, such as train.h5; set data.root=PATH"
     with pytest.raises(ConfigError, match=line(wanted)):
         open_source("hdf5", tmp_path)
 

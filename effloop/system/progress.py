@@ -32,10 +32,13 @@ class Meter:
     with Meter() as meter:
         meter.begin("train", total=1000)
         meter.advance(32)
+
+    Args:
+        stderr: show it there, and not among what a command prints.
     """
 
-    def __init__(self) -> None:
-        console = Console()
+    def __init__(self, *, stderr: bool = False) -> None:
+        self._console = console = Console(stderr=stderr)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Speed(), TimeRemainingColumn())
         self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._plain = not console.is_terminal
@@ -64,7 +67,7 @@ class Meter:
             now = time.monotonic()
             if self._plain and now - self._said >= _LINE_EVERY_S:
                 self._said = now
-                print(self._line(now), flush=True)
+                print(self._line(now), file=self._console.file, flush=True)
 
     def _line(self, now: float) -> str:
         speed = (self._done - self._first) / (now - self._started)

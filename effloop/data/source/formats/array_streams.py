@@ -1,0 +1,119 @@
+"""Arrays in streams: files of numpy, members of `.npz`, and IDX files, compressed or not."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from effloop.data.source.formats.array_records import StoredArray
+from effloop.errors import DataError
+
+DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, gzip.BadGzipFile, NotImplementedError, RuntimeError)
+"""What reading damaged archives raises."""
+
+_IDX_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_PIECE = 1 << 20  # bytes read at a time: a header may claim any number of them
+
+
+class StreamedArray(StoredArray):
+    """An array that is read from its first byte on.
+
+    Args:
+        name: for messages.
+        open_stream: opens the file.
+        read_header: reads up to the first value; returns shape and dtype.
+
+    Raises:
+        DataError: the header can't be read; the message has the name.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        open_stream: Callable[[], BinaryIO],
+        read_header: Callable[[BinaryIO], tuple[tuple[int, ...], np.dtype[np.generic]]],
+    ) -> None:
+        self.name, self._open, self._read_header = name, open_stream, read_header
+        try:
+            with open_stream() as stream:
+                self.shape, self.dtype = read_header(stream)
+        except DAMAGED as error:
+            raise self._damaged(error) from None
+        except ValueError as error:
+            raise DataError(f"{name} can't be read: {' '.join(str(error).split())[:200]}") from None
+        if self.dtype.hasobject:
+            raise DataError(
+                f"{name} holds Python objects, which only unpickling reads, and that could run code: save it anew "
+                "without dtype=object"
+            )
+
+    def blocks(self, rows: int) -> Iterator[NDArray[np.generic]]:
+        row, shape = math.prod(self.shape[1:]), self.shape[1:]
+        try:
+            with self._open() as stream:
+                self._read_header(stream)
+                for start in range(0, len(self), rows):
+                    count = min(rows, len(self) - start)
+                    data = self._read(stream, count * row * self.dtype.itemsize)
+                    values = np.frombuffer(data, self.dtype, count * row).reshape(count, *shape)
+                    yield values.astype(self.dtype.newbyteorder("="), copy=False)
+                stream.read(1)  # of an archive: compares its checksum
+        except DAMAGED as error:
+            raise self._damaged(error) from None
+
+    def _read(self, stream: BinaryIO, count: int) -> bytearray:
+        data = bytearray()
+        while len(data) < count:
+            piece = stream.read(min(_PIECE, count - len(data)))
+            if not piece:
+                raise EOFError(f"it ends {count - len(data):,} bytes or more before the end of its values")
+            data += piece
+        return data
+
+    def _damaged(self, error: Exception) -> DataError:
+        return DataError(f"{self.name} is damaged or cut short: {error}; get it again")
+
+
+def npy_header(stream: BinaryIO) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
+    """Shape and dtype of a `.npy`.
+
+    Raises:
+        ValueError: it isn't one, or in an order of values that can't be streamed.
+    """
+    version = npy.read_magic(stream)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, fortran, dtype = read(stream)
+    if fortran and len(shape) > 1:
+        raise ValueError("its values are in Fortran's order; save numpy.ascontiguousarray of it")
+    return shape, dtype
+
+
+def idx_header(stream: BinaryIO) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
+    """Shape and dtype of an IDX file.
+
+    Raises:
+        ValueError: it isn't one.
+    """
+    start = stream.read(4)
+    if len(start) < 4 or start[:2] != b"\0\0" or start[2] not in _IDX_DTYPES or not start[3]:
+        raise ValueError(f"it begins with {start!r}, which no IDX file does; get it again")
+    sizes = stream.read(4 * start[3])
+    if len(sizes) < 4 * start[3]:
+        raise ValueError("it ends within its header; get it again")
+    return tuple(np.frombuffer(sizes, ">u4").tolist()), np.dtype(_IDX_DTYPES[start[2]])
+
+
+def plain_or_gzip(path: Path) -> BinaryIO:
+    """A file, decompressed if its content is gzip."""
+    with path.open("rb") as file:
+        compressed = file.read(2) == b"\x1f\x8b"
+    return gzip.open(path) if compressed else path.open("rb")  # type: ignore[return-value]

@@ -1,0 +1,242 @@
+"""Sources whose samples can't be read in place: all are copied once, and read from the copy.
+
+The copy is a file as `data=memmap` reads it, in `data.index_dir`, and is made again when the originals change.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shlex
+import sys
+import time
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.filesize import decimal
+
+from effloop.data.image.header import Encoded, pnm_header
+from effloop.data.source.base import printable
+from effloop.data.source.root import expand_root
+from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
+from effloop.data.source.storage.indexed import file_state
+from effloop.data.source.storage.kept import open_kept
+from effloop.data.source.storage.packed import PackedConfig, PackedSource, Split
+from effloop.data.source.storage.stored_split import open_stored, write_columns, write_images
+from effloop.data.source.storage.targets import CLASSES, Targets
+from effloop.data.source.storage.writing import Dataset, Record, SplitColumns
+from effloop.errors import PROGRAM, ConfigError, DataError, printable_lines
+from effloop.system.files import remove_stale, try_lock
+from effloop.system.progress import Meter, duration
+
+_VERSION = 1  # of what is copied: another number gives other files
+_PER_SAMPLE = 64  # bytes of a sample's columns, about
+_MOST_ENDS = 256  # files of which the ends are compared, too; each takes 20 µs
+
+RAW: Mapping[str, Any] = {"payload": "raw"}
+"""`Contents.about` of images from `raw_image`."""
+ORIGINAL: Mapping[str, Any] = {"payload": "original"}
+"""`Contents.about` of encoded images."""
+
+
+@dataclass
+class ImportedConfig(PackedConfig):
+    """Fields of every source whose samples are copied.
+
+    Attributes:
+        index_dir: where the copies are kept; null is $XDG_CACHE_HOME/effloop or ~/.cache/effloop.
+    """
+
+    index_dir: str | None = None
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What is to be copied of a split.
+
+    Attributes:
+        records: its samples, in order, in bounded memory; iterated once. Their keys are unique.
+        count: how many these are, for the progress.
+        num_bytes: of their images together, about; compared with the free disk.
+        classes: class names, in the order of their labels; looked at when all records were read.
+        targets: what the samples' targets are, where they aren't classes.
+        about: how the images are encoded: `ORIGINAL` or `RAW`.
+    """
+
+    records: Iterable[Record]
+    count: int
+    num_bytes: int
+    classes: Sequence[str] = ()
+    targets: Targets = CLASSES
+    about: Mapping[str, Any] = field(default_factory=lambda: ORIGINAL)
+
+
+def raw_image(pixels: NDArray[np.uint8]) -> bytes:
+    """(H, W), (H, W, 1) or (H, W, 3) uint8, grey or RGB, as a `Record` holds it: as `convert payload=raw` writes it."""
+    height, width, *channels = pixels.shape
+    return pnm_header(height, width, channels[0] if channels else 1) + pixels.tobytes()
+
+
+class ImportedSource(PackedSource):
+    """A split that is copied when it is opened first; a format names its files and reads them."""
+
+    config: ImportedConfig
+    _copied: Path | None = None
+
+    @abstractmethod
+    def originals(self) -> Sequence[Path]:
+        """The files that `self.split` is made from: if one of them changes, it is copied again.
+
+        Raises:
+            ConfigError: `data.root` doesn't exist or isn't in this format.
+            NoSplitError: there is no such split, as far as the files' names tell.
+        """
+
+    @abstractmethod
+    def contents(self, files: Sequence[Path]) -> Contents:
+        """What is to be copied of these files; called only when there is no copy yet.
+
+        Raises:
+            ConfigError, DataError: damaged or unsupported; the message has the file.
+            NoSplitError: they don't have `self.split`.
+        """
+
+    def open_split(self) -> Split:
+        copy = self._copy()
+        self._copied = copy.path
+        return open_stored(copy, self.split)
+
+    def _check(self, index: int, data: Encoded) -> None:
+        try:
+            super()._check(index, data)
+        except DataError as error:
+            if self._copied is None:
+                raise
+            raise DataError(f"{error}: remove {self._copied}, and it is copied again") from None
+
+    def _copy(self) -> ColumnFile:
+        """The copy: kept from an earlier run, or made now."""
+        files = [Path(os.path.abspath(file)) for file in self.originals()]
+        states = [_state(file, ends=len(files) <= _MOST_ENDS) for file in files]
+        # A format's own fields choose what is read from the files: another choice is another copy.
+        own = [getattr(self.config, each.name) for each in fields(self.config)[len(fields(ImportedConfig)) :]]
+        root = expand_root(self.config).resolve()
+        identity = f"copy {_VERSION}\0{self.config.name}\0{root}\0{self.split}\0{own}"
+
+        def is_current(copy: ColumnFile) -> bool:
+            return copy.meta.get("files") == states and isinstance(copy.meta.get("splits"), dict)
+
+        def write(path: Path) -> None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with _alone(path, self.where):
+                if not _is_there(path, is_current):  # another process has made it meanwhile
+                    self._write(path, files, states)
+
+        encoded = identity.encode(errors="surrogateescape")
+        return open_kept(self.config.name, self.config.index_dir, encoded, is_current, write)
+
+    def _write(self, path: Path, files: Sequence[Path], states: list[Any]) -> None:
+        """Make the copy, and say so.
+
+        Raises:
+            ConfigError, DataError: the originals can't be copied, or the disk can't take it.
+            OSError: the copy can't be written.
+        """
+        started = time.monotonic()
+        try:
+            found = self.contents(files)
+        except OSError as error:
+            raise self._unreadable(error) from None
+        remove_stale(path.parent)  # of processes that were killed
+        path.unlink(missing_ok=True)  # of what the originals were before
+        self._check_free(path.parent, found)
+        splits: dict[str, Any] = {}
+        columns = SplitColumns(folder=path.parent, targets=found.targets)
+        with ColumnWriter(path, {"splits": splits, "files": states}) as writer:
+            with Meter(stderr=True) as meter:
+                records = meter.track(self._reading(found.records), f"{self.where}: copying", found.count)
+                write_images(writer, self.split, records, columns)
+            self._check_columns(columns, found)
+            write_columns(writer, self.split, columns)
+            classes = found.targets.classes if found.targets else found.classes
+            dataset = Dataset(classes, {}, found.about, found.targets)
+            splits[self.split] = dataset.header(columns.fingerprint())
+        self._say(path, len(columns), time.monotonic() - started)
+
+    def _reading(self, records: Iterable[Record]) -> Iterator[Record]:
+        """The records; their OSErrors aren't those of writing the copy."""
+        try:
+            yield from records
+        except OSError as error:
+            raise self._unreadable(error) from None
+
+    def _unreadable(self, error: OSError) -> DataError:
+        return DataError(f"{error.filename or self.config.root} can't be read: {error.strerror or error}")
+
+    def _check_free(self, folder: Path, found: Contents) -> None:
+        status = os.statvfs(folder)
+        needed, free = found.num_bytes + found.count * _PER_SAMPLE, status.f_bavail * status.f_frsize
+        if needed > free:
+            raise ConfigError(
+                f"data.index_dir: {self.where} can't be read in place, and a copy takes {decimal(needed)}, but "
+                f"{folder} has {decimal(free)} free; make room, or set data={self.config.name} data.index_dir=PATH"
+            )
+
+    def _check_columns(self, columns: SplitColumns, found: Contents) -> None:
+        """Refuse keys that come twice, and labels without a class."""
+        if again := columns.duplicate():
+            raise DataError(f"{self.where}: the key '{printable(again[0])}' comes twice; remove one of the two")
+        if not found.targets:
+            columns.num_classes = len(found.classes)
+            if columns.max_label >= len(found.classes):
+                raise DataError(
+                    f"{self.where} has the label {columns.max_label}, but {len(found.classes)} classes; correct it, or "
+                    "name all classes"
+                )
+
+    def _say(self, path: Path, count: int, seconds: float) -> None:
+        root = shlex.quote(f"data.root={self.config.root}")
+        _print(
+            f"{self.where} can't be read in place: {count:,} samples were copied to {path} "
+            f"({decimal(path.stat().st_size)}, {duration(seconds)}); {PROGRAM} convert {root} to=memmap out=PATH makes "
+            "a dataset that needs no copy"
+        )
+
+
+def _state(file: Path, *, ends: bool) -> dict[str, Any]:
+    """`file_state`, or without reading the file."""
+    if ends:
+        return file_state(file)
+    status = file.stat()
+    return {"name": str(file), "state": [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]}
+
+
+def _is_there(path: Path, is_current: Any) -> bool:
+    try:
+        return bool(is_current(ColumnFile(path)))
+    except DataError:
+        return False
+
+
+@contextmanager
+def _alone(path: Path, what: str) -> Iterator[None]:
+    """Within it no other process makes this copy; where the file system has no locks, several do, and one remains."""
+    fd = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        with suppress(OSError):
+            if not try_lock(fd):
+                _print(f"{what} is being copied by another process, which is waited for")
+                fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _print(line: str) -> None:
+    print(f"effloop: {printable_lines(line)}", file=sys.stderr, flush=True)

@@ -1,0 +1,251 @@
+"""Arrays of other programs: `.npz`, IDX, HDF5, zarr and `.beton`."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import zarr
+from images import encode
+from plans import line, make_decoder, open_source, read_bytes
+from runs import train
+from stores import (
+    Splits,
+    jpeg_of,
+    make_splits,
+    write_beton,
+    write_hdf5,
+    write_hdf5_files,
+    write_idx,
+    write_npy,
+    write_npz,
+    write_zarr,
+    write_zarr2,
+)
+
+from effloop.cli.main import main
+from effloop.data.image.header import pnm_header
+from effloop.data.source import Kind, NoSplitError
+from effloop.data.source.splits import find_split
+from effloop.errors import DataError, EffLoopError
+
+SPLITS = make_splits(train=16, test=8)
+STORES: dict[str, tuple[str, Callable[[Path, Splits], Path]]] = {
+    "set.npz": ("npz", write_npz),
+    "npy": ("npz", write_npy),
+    "mnist": ("idx", write_idx),
+    "set.h5": ("hdf5", write_hdf5),
+    "files": ("hdf5", write_hdf5_files),
+    "set.zarr": ("zarr", write_zarr),
+    "set2.zarr": ("zarr", write_zarr2),
+    "beton": ("beton", write_beton),
+}
+CLASSES = {"set.h5": ("a", "b", "c")}
+
+
+def wanted(name: str, split: str, number: int) -> bytes:
+    """The bytes of a sample."""
+    image = SPLITS[split][0][number]
+    if name == "files":
+        return encode(image, "PNG")
+    if name == "beton" and number % 3 == 0:
+        return jpeg_of(number)
+    if name == "mnist":
+        return pnm_header(9, 8, 1) + image[:, :, 0].tobytes()
+    return pnm_header(9, 8, 3) + image.tobytes()
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_is_read_to_the_bit_trained_on_and_converted(name: str, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    data, write = STORES[name]
+    root = write(here / name, SPLITS)
+    for split, (images, labels) in SPLITS.items():
+        source = open_source("auto", root, split)
+        assert type(source) is type(open_source(data, root, split))
+        assert source.classes == CLASSES.get(name, ("0", "1", "2"))
+        assert source.labels.tolist() == labels.tolist()
+        assert [read_bytes(source, i) for i in range(len(source))] == [
+            wanted(name, split, i) for i in range(len(images))
+        ]
+        source.verify_index()
+    pixels = make_decoder().decode(open_source("auto", root).read(1))
+    of = SPLITS["train"][0][1]
+    np.testing.assert_array_equal(pixels, of[:, :, :1].repeat(3, 2) if name == "mnist" else of)
+    if name not in ("npy", "files", "set2.zarr"):
+        assert train(root, "epochs=1") == 0
+        assert "there is no 'val', so 'test' is used" in capfd.readouterr().out
+    assert main(["convert", f"data.root={root}", "to=memmap", f"out={here / 'packed'}"]) == 0
+    assert open_source("memmap", here / "packed", "val").fingerprint() == source.fingerprint()
+
+
+def test_without_a_validation_split(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = write_idx(here / "set", make_splits(train=16))
+    assert train(root, "epochs=1") == 2
+    assert "has no split 'val'; it has train: set data.train_split or data.val_split, or data.val=0.2" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    assert train(root, "epochs=1", "data.val=0.25") == 0
+    np.savez(here / "whole.npz", x=SPLITS["train"][0], y=SPLITS["train"][1])
+    assert train(here / "whole.npz", "epochs=1", "data.val=0.25") == 0
+
+
+def save(path: Path, **arrays: Any) -> Path:
+    np.savez(path, **arrays)
+    return path
+
+
+IMAGES, LABELS = SPLITS["train"]
+
+
+def test_names_that_are_given(tmp_path: Path) -> None:
+    path = save(
+        tmp_path / "set.npz", train_fine=LABELS, train_coarse=LABELS // 2, train_pictures=IMAGES, train_x=IMAGES[::-1]
+    )
+    several = f"{path} has several arrays that may be images, train_pictures, train_x: set data.image=NAME"
+    with pytest.raises(DataError, match=line(several)):
+        open_source("npz", path)
+    source = open_source("npz", path, image="pictures", label="coarse", classes=["near", "far"])
+    assert source.classes == ("near", "far")
+    assert source.labels.tolist() == (LABELS // 2).tolist()
+    assert read_bytes(source, 0).endswith(IMAGES[0].tobytes())
+
+
+def test_targets_that_are_not_classes(tmp_path: Path) -> None:
+    flags = np.eye(3, dtype=np.uint8)[LABELS]
+    flags[0] = 1
+    source = open_source("npz", save(tmp_path / "flags.npz", train_images=IMAGES, train_labels=flags))
+    assert source.kind is Kind.flags
+    np.testing.assert_array_equal(source.targets, flags)
+    numbers = LABELS + 0.5
+    source = open_source("npz", save(tmp_path / "numbers.npz", x_train=IMAGES, y_train=numbers))
+    assert source.kind is Kind.numbers
+    np.testing.assert_array_equal(source.targets[:, 0], numbers.astype(np.float32))
+
+
+def cut(path: Path) -> Path:
+    path.write_bytes(path.read_bytes()[: -path.stat().st_size // 3])
+    return path
+
+
+def cut_gzip(root: Path) -> Path:
+    file = cut(write_idx(root, SPLITS) / "train-images-idx3-ubyte.gz")
+    return file.parent
+
+
+def short_idx(root: Path) -> Path:
+    file = write_idx(root, SPLITS) / "train-images-idx3-ubyte.gz"
+    file.write_bytes(gzip.compress(gzip.decompress(file.read_bytes())[:-5]))
+    return root
+
+
+def pickled_zarr(root: Path) -> Path:
+    """Its codec would run what is in the chunk."""
+    group = zarr.open_group(str(root), mode="w", zarr_format=2)
+    group.create_array("x_train", data=IMAGES)
+    group.create_array("y_train", data=LABELS, compressors=None)
+    meta = root / "y_train" / ".zarray"
+    meta.write_text(json.dumps({**json.loads(meta.read_text()), "compressor": {"id": "pickle", "protocol": 5}}))
+    (root / "y_train" / "0").write_bytes(pickle.dumps(_Bomb()))
+    return root
+
+
+class _Bomb:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return pytest.fail, ("unpickled",)
+
+
+def elsewhere(root: Path) -> Path:
+    with h5py.File(root, "w") as file:
+        file["x_train"] = IMAGES
+        file.create_dataset("y_train", data=LABELS, external=[(str(root) + ".raw", 0, 16)])
+    return root
+
+
+BAD: dict[str, tuple[str, Callable[[Path], Path], str]] = {
+    "floats": (
+        "npz",
+        lambda at: save(at / "a.npz", x_train=IMAGES / 255, y_train=LABELS),
+        "{root}:x_train is float64, (16, 9, 8, 3); images are read as uint8 from 0 to 255: write them anew as uint8, "
+        "e.g. (255 * images).round().astype('uint8') if they are from 0 to 1",
+    ),
+    "flat": (
+        "npz",
+        lambda at: save(at / "a.npz", x_train=IMAGES.reshape(16, -1), y_train=LABELS),
+        "{root}:x_train is uint8, (16, 216); images are read of shape (N, H, W), (N, H, W, 3) or (N, 3, H, W): reshape "
+        "them",
+    ),
+    "fewer labels": (
+        "npz",
+        lambda at: save(at / "a.npz", x_train=IMAGES, y_train=LABELS[1:]),
+        "{root}:x_train has 16 images, {root}:y_train 15 labels; correct either",
+    ),
+    "no labels": (
+        "npz",
+        lambda at: save(at / "a.npz", x_train=IMAGES, other=LABELS),
+        "{root} has no array that looks like labels; it has x_train, other: set data.label=NAME",
+    ),
+    "neither": (
+        "npz",
+        lambda at: save(at / "a.npz", a=IMAGES, b=LABELS),
+        "{root} has no array that looks like images; it has a, b: set data.image=NAME",
+    ),
+    "a negative label": (
+        "npz",
+        lambda at: save(at / "a.npz", x_train=IMAGES, y_train=LABELS.astype(int) - 1),
+        "{root}:y_train has the label -1; allowed are 0 to 1",
+    ),
+    "objects": (
+        "npz",
+        lambda at: save(at / "a.npz", x_train=IMAGES, y_train=LABELS.astype(object)),
+        "{root}:y_train holds Python objects, which only unpickling reads, and that could run code: save it anew "
+        "without dtype=object",
+    ),
+    "half an npz": ("npz", lambda at: cut(write_npz(at / "a.npz", SPLITS)), "{root} is damaged or cut short"),
+    "half a gz": ("idx", lambda at: cut_gzip(at / "a"), "{root}/train-images-idx3-ubyte.gz is damaged or cut short: "),
+    "a short idx": (
+        "idx",
+        lambda at: short_idx(at / "a"),
+        "{root}/train-images-idx3-ubyte.gz is damaged or cut short: it ",
+    ),
+    "half an h5": ("hdf5", lambda at: cut(write_hdf5(at / "a.h5", SPLITS)), "{root} is damaged, or no HDF5 file: "),
+    "half a beton": (
+        "beton",
+        lambda at: cut(write_beton(at / "a", SPLITS) / "train.beton").parent,
+        "{root}/train.beton is damaged or cut short: ",
+    ),
+    "a pickle in zarr": (
+        "zarr",
+        lambda at: pickled_zarr(at / "a"),
+        "{root}",
+    ),
+    "values elsewhere": (
+        "hdf5",
+        lambda at: elsewhere(at / "a.h5"),
+        "{root}:y_train has its values in another file; copy them into this one",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_input_is_one_line(what: str, tmp_path: Path) -> None:
+    data, make, message = BAD[what]
+    root = make(tmp_path)
+    with pytest.raises(EffLoopError) as caught:
+        open_source(data, root)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(message.format(root=root))
+
+
+def test_splits_that_are_missing_are_listed(tmp_path: Path) -> None:
+    root = write_npz(tmp_path / "set.npz", SPLITS)
+    listed = f"{root} has no split 'extra'; it has train, test: set data.train_split or data.val_split"
+    with pytest.raises(NoSplitError, match=line(listed)):
+        open_source("npz", root, "extra")
+    assert find_split(open_source("npz", root).config, "val").where == f"{root}:test"
