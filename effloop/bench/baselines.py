@@ -24,6 +24,8 @@ EpochRunner = Callable[[], tuple[int, float]]
 IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 """Mean and standard deviation of (R, G, B) in units of 0 to 1."""
 
+_SCALE_CROP, _FLIP = "RandomScaleCrop", "RandomHorizontalFlip"
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -67,9 +69,36 @@ class Workload:
         return low, high
 
     @property
+    def scale_crop(self) -> ScaleCrop | None:
+        """The parameters of RandomScaleCrop; None: the recipe has RandomResizedCrop."""
+        if _operations(self.config)[0][0] != _SCALE_CROP:
+            return None
+        base = self._crop.get("base") or min(self.config.size)
+        low, high = self._crop.get("ratio", (0.5, 2.0))
+        return ScaleCrop((round(base * low), round(base * high)), self._crop.get("cat_max_ratio", 1.0))
+
+    @property
+    def jitters(self) -> dict[str, float]:
+        """{brightness, contrast, saturation or hue: how far it is changed}, each with probability 0.5."""
+        return {key: value for _, given in _operations(self.config)[2:] for key, value in given.items() if key != "p"}
+
+    @property
     def _crop(self) -> dict[str, Any]:
         """The parameters of the recipe's crop, as the user wrote them; `check_comparable` made sure of it."""
         return _operations(self.config)[0][1]
+
+
+@dataclass(frozen=True)
+class ScaleCrop:
+    """A random scale and a random crop.
+
+    Attributes:
+        shorter: the smallest and the largest shorter side of a scaled image, in pixels.
+        cat_max_ratio: the largest share that a class may have of a crop's pixels.
+    """
+
+    shorter: tuple[int, int]
+    cat_max_ratio: float
 
 
 def _operations(config: Config) -> list[tuple[str, dict[str, Any]]]:
@@ -78,34 +107,64 @@ def _operations(config: Config) -> list[tuple[str, dict[str, Any]]]:
     return [split_entry(label, entry, f"augment.ops.{label}") for label, entry in ops.items() if entry is not None]
 
 
-def check_comparable(config: Config, baselines: str, fix: str = "") -> None:
+def check_comparable(config: Config, baselines: str, fix: str = "", *, masks: bool = False) -> None:
     """Refuse a recipe that the baselines don't follow: the workloads would differ.
 
     Args:
         config: EffLoop's.
         baselines: their names, as in the message; if empty, any recipe will do.
         fix: what helps besides leaving the recipe as it was.
+        masks: whether images have masks.
 
     Raises:
-        ConfigError: it is anything but a random resized crop and a flip.
+        ConfigError: it is anything but a random resized crop and a flip; or, with masks, a random scale and crop, a
+            flip, and changes of colour.
     """
-    augment, operations = config.augment, _operations(config)
-    crop, flip = operations[0][1:] + operations[1][1:] if len(operations) == 2 else ({}, {})
+    augment = config.augment
     fits = {
-        "ops": [name for name, _ in operations] == ["RandomResizedCrop", "RandomHorizontalFlip"]
-        and crop.keys() <= {"size", "scale", "ratio"}
-        and flip in ({}, {"p": 0.5}),
+        "ops": _is_plain(_operations(config)) or (masks and _is_scaled(_operations(config))),
         "order": getattr(augment, "order", None) is None,
         "mixup": not augment.mixup,
         "cutmix": not augment.cutmix,
         "device": getattr(augment, "device", Device.cpu) is Device.cpu,
     }
+    allowed = "RandomResizedCrop (any scale and ratio) and RandomHorizontalFlip with p=0.5"
+    if masks:
+        allowed += (
+            ", or RandomScaleCrop (any ratio, base and cat_max_ratio), that flip, and ColorJitter with p=0.5 of one "
+            "number each"
+        )
     for key, fit in fits.items():
         if baselines and not fit:
             raise ConfigError(
-                f"augment.{key}: {baselines} can only be compared on RandomResizedCrop (any scale and ratio) and "
-                f"RandomHorizontalFlip with p=0.5, on the host; leave out what sets it{fix}"
+                f"augment.{key}: {baselines} can only be compared on {allowed}, on the host; leave out what sets it"
+                f"{fix}"
             )
+
+
+def _is_plain(operations: list[tuple[str, dict[str, Any]]]) -> bool:
+    """RandomResizedCrop and a flip."""
+    return [name for name, _ in operations] == ["RandomResizedCrop", _FLIP] and _has_frame(
+        operations, {"size", "scale", "ratio"}
+    )
+
+
+def _is_scaled(operations: list[tuple[str, dict[str, Any]]]) -> bool:
+    """RandomScaleCrop, a flip, and any changes of colour that each have probability 0.5."""
+    colours = [parameters for name, parameters in operations[2:] if name == "ColorJitter"]
+    keys = [key for parameters in colours for key in parameters.keys() - {"p"}]
+    return (
+        [name for name, _ in operations] == [_SCALE_CROP, _FLIP, *["ColorJitter"] * len(colours)]
+        and _has_frame(operations, {"size", "ratio", "base", "cat_max_ratio"})
+        and all(len(each) == 2 and each.get("p") == 0.5 for each in colours)
+        and all(isinstance(value, int | float) for each in colours for value in each.values())
+        and len(keys) == len({*keys})
+    )
+
+
+def _has_frame(operations: list[tuple[str, dict[str, Any]]], of_crop: set[str]) -> bool:
+    """Whether the crop has no other parameters, and the flip none but its default."""
+    return operations[0][1].keys() <= of_crop and operations[1][1] in ({}, {"p": 0.5})
 
 
 def original_photos(config: Config, folder: str, baselines: str) -> Path:

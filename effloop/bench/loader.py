@@ -29,7 +29,7 @@ def loader(config: Config, repeats: int, *, vs: str, folder: str, work: str, dty
         repeats: epochs of each, after a warm-up epoch.
         vs: names of baselines, with commas between; `none` for none; `threads-1`, `processes-2` and the like are
             EffLoop's engines with so many workers, `processes` with as many as it has itself. Of images with masks, in
-            SPLIT/{images,masks}, the others are `torchvision`, `pillow` and `albumentations`.
+            SPLIT/{images,masks}, the others are `torchvision`, `pillow`, `albumentations` and `mmseg`.
         folder: the original photographs for the baselines, ROOT/SPLIT/CLASS/*; empty is `data.root`.
         work: where `ffcv` and `turboloader` write their files; empty is the system's place for temporary files.
         dtype: of the images: `uint8`, or `float32`, normalised with `data.mean` and `data.std`, on the CPU.
@@ -43,7 +43,7 @@ def loader(config: Config, repeats: int, *, vs: str, folder: str, work: str, dty
         if name not in baselines:
             raise ConfigError(f"vs: no baseline '{name}'; {choices(name, ['none', *baselines])}")
     others = ",".join(name for name in wanted if name not in OWN)
-    check_comparable(config, others, ", or set vs=none")
+    check_comparable(config, others, ", or set vs=none", masks=config.task.name == "segmentation")
     _check_dtype(config, dtype)
     config.device = "cpu"
     root = original_photos(config, folder, others)

@@ -11,11 +11,13 @@ import numpy as np
 import torch
 
 from effloop.bench.baselines import EpochRunner, Workload, data_loader, timed_epochs
+from effloop.bench.mmseg import Mmseg
 from effloop.data.augment.albumentations.operations import library
+from effloop.data.image.nearest import IGNORED
 from effloop.errors import ConfigError
 
 Sample = tuple[torch.Tensor, torch.Tensor]
-"""(3, H, W) uint8 or float32, and (H, W) uint8."""
+"""(3, H, W) uint8 or float32, and (H, W) uint8, of mmsegmentation int64."""
 
 
 class Pairs(torch.utils.data.Dataset[Sample]):
@@ -45,11 +47,20 @@ class Pairs(torch.utils.data.Dataset[Sample]):
 
 
 def _torchvision(pillow: bool, workload: Workload) -> EpochRunner:
-    """DataLoader with torchvision's v2 transforms on uint8 and tv_tensors.Mask, normalised last."""
+    """DataLoader with torchvision's v2 transforms on uint8 and tv_tensors.Mask, normalised last.
+
+    For a random scale and crop, those of torchvision's own scripts for segmentation.
+    """
+    from torchvision import tv_tensors
     from torchvision.transforms import v2
 
-    crop = v2.RandomResizedCrop(workload.config.size, scale=workload.scale, ratio=workload.ratio, antialias=True)
+    size, scaled = tuple(workload.config.size), workload.scale_crop
+    crop = v2.RandomResizedCrop(size, scale=workload.scale, ratio=workload.ratio, antialias=True)
     steps = [crop, v2.RandomHorizontalFlip()]
+    if scaled:
+        fill: Any = {tv_tensors.Mask: IGNORED, "others": 0}
+        steps[:1] = [v2.RandomResize(*scaled.shorter), v2.RandomCrop(size, pad_if_needed=True, fill=fill)]
+    steps += [v2.RandomApply([v2.ColorJitter(**{key: far})]) for key, far in workload.jitters.items()]
     if workload.mean and workload.std:
         steps += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(workload.mean, workload.std)]
     return _epochs(workload, functools.partial(_by_torchvision, v2.Compose(steps), pillow))
@@ -69,8 +80,14 @@ def _by_torchvision(steps: Callable[..., Any], pillow: bool, image: Path, mask: 
 def _albumentations(workload: Workload) -> EpochRunner:
     """DataLoader with OpenCV and Albumentations' transforms of image and mask, normalised last."""
     package = library()
-    scale, ratio = workload.scale, workload.ratio
-    steps = [package.RandomResizedCrop(tuple(workload.config.size), scale, ratio), package.HorizontalFlip()]
+    size, scaled = tuple(workload.config.size), workload.scale_crop
+    steps = [package.RandomResizedCrop(size, workload.scale, workload.ratio), package.HorizontalFlip()]
+    if scaled:
+        shorter = range(scaled.shorter[0], scaled.shorter[1] + 1)
+        pad = {"pad_if_needed": True, "pad_position": "top_left", "fill_mask": IGNORED}
+        steps[:1] = [package.SmallestMaxSize([*shorter], p=1), package.RandomCrop(*size, **pad)]
+    still = {"brightness": (1, 1), "contrast": (1, 1), "saturation": (1, 1), "hue": (0, 0)}
+    steps += [package.ColorJitter(**still | {key: far}, p=0.5) for key, far in workload.jitters.items()]
     if workload.mean and workload.std:
         steps.append(package.Normalize(workload.mean, workload.std))
     return _epochs(workload, functools.partial(_by_albumentations, package.Compose(steps)))
@@ -82,6 +99,27 @@ def _by_albumentations(steps: Callable[..., Any], image: Path, mask: Path) -> Sa
     pixels = cv2.imread(str(image), cv2.IMREAD_COLOR_RGB)
     done = steps(image=pixels, mask=_values(mask))
     return torch.from_numpy(np.ascontiguousarray(done["image"])).permute(2, 0, 1), torch.from_numpy(done["mask"])
+
+
+def _mmseg(workload: Workload) -> EpochRunner:
+    """DataLoader with mmsegmentation's transforms, see `effloop.bench.mmseg`.
+
+    Raises:
+        ConfigError: the recipe has no random scale and crop, which is what mmsegmentation has.
+    """
+    if not workload.scale_crop:
+        raise ConfigError("it has RandomScaleCrop; set augment=segmentation and augment.ops.colour=null")
+    import cv2
+
+    cv2.setNumThreads(0)  # as mmsegmentation's configs have it; worker processes inherit it
+    return _epochs(workload, functools.partial(_by_mmseg, Mmseg.of(workload)))
+
+
+def _by_mmseg(transforms: Mmseg, image: Path, mask: Path) -> Sample:
+    import cv2
+
+    pixels: Any = cv2.imdecode(np.frombuffer(image.read_bytes(), np.uint8), cv2.IMREAD_COLOR_RGB)
+    return transforms(pixels, _values(mask))
 
 
 def _values(path: Path) -> Any:
@@ -97,9 +135,10 @@ def _epochs(workload: Workload, load: Callable[[Path, Path], Sample]) -> EpochRu
 
 
 NOTES = {
-    "torchvision": "resizes masks half a pixel beside the centre",
+    "torchvision": "resizes masks half a pixel beside the centre; no cat_max_ratio",
     "pillow": "torchvision's transforms; images decoded by Pillow",
-    "albumentations": "images by OpenCV, not antialiased; resizes masks half a pixel beside the centre",
+    "albumentations": "not antialiased; resizes masks half a pixel beside the centre; no cat_max_ratio",
+    "mmseg": "as its transforms are defined: not antialiased, masks half a pixel beside the centre and int64",
 }
 """What a loader does differently."""
 
@@ -107,5 +146,6 @@ MASKED: dict[str, Callable[[Workload], EpochRunner]] = {
     "torchvision": functools.partial(_torchvision, False),
     "pillow": functools.partial(_torchvision, True),
     "albumentations": _albumentations,
+    "mmseg": _mmseg,
 }
 """Baselines by the names that `vs=` takes where the data has masks."""

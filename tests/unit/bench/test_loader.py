@@ -29,6 +29,10 @@ def test_masks_side_by_side(tmp_path: Path, here: Path) -> None:
     assert list(loaders) == ["effloop", "torchvision", "pillow", "albumentations"]
     assert all(min(figures["per_s"]) > 0 for figures in loaders.values())
     assert main(["bench", "what=loader", "vs=dali", *words]) == 2
+    words[:1] = ["augment.ops.colour=null", "+augment.ops.hue={op:ColorJitter,hue:0.1,p:0.5}"]
+    assert main(once("bench", "what=loader", "vs=torchvision,albumentations,mmseg", *words)) == 0
+    loaders = json.loads((here / "result.json").read_text())["loaders"]
+    assert list(loaders) == ["effloop", "torchvision", "albumentations", "mmseg"]
 
 
 @pytest.mark.slow
