@@ -59,6 +59,10 @@ class InProgress:
         place = self._place()
         place.cell[0], place.run = NONE, None
 
+    def sample(self) -> int:
+        """The sample that this thread is loading, or `NONE`."""
+        return int(self._place().cell[0])
+
     def of(self, threads: Iterable[int]) -> tuple[int, ...]:
         """The sample of each of these threads, or `NONE`."""
         found = (self._places.get(thread) for thread in threads)

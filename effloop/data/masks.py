@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from effloop.data.in_progress import in_progress
 from effloop.data.order import BatchRequest, without_repeats
 from effloop.data.plan import Plan
 from effloop.data.prepared import Prepared, Read
-from effloop.system.hardware import set_own_threads
+from effloop.data.source import Source
 
 
 @dataclass(slots=True)
@@ -45,12 +45,40 @@ class MaskedInfo:
         return self.image.width
 
 
+class MaskDecoder:
+    """Decodes masks, and compares them with their images."""
+
+    def decode(self, data: Encoded, image: ImageInfo, source: Source) -> Mask:
+        """(H, W) uint8, an image's mask as class indices and `IGNORED`.
+
+        Args:
+            data: the encoded mask.
+            image: that it is of.
+            source: how it is stored, and its classes.
+
+        Raises:
+            DataError: it can't be decoded, isn't of the image's size, or has a value that is no class.
+        """
+        mask = decode_mask(data, source.mask_format)
+        check_size(mask.shape, image.height, image.width)
+        count = len(source.classes)
+        if int((mask + np.uint8(1)).max()) > count:  # one more, as IGNORED becomes 0: 10 times as fast as counting
+            check_values(largest_value(mask), count)
+        return mask
+
+
+@dataclass(frozen=True)
 class MaskPlan(Plan):
     """A plan of images with masks. Targets of its batches are the masks, (B, H, W) uint8, `IGNORED` in padding.
 
     They lie behind the images, in the same memory: in as many more images' places as they need. So an engine has one
     slot for both, which workers share and a GPU's copies are started from.
+
+    Attributes:
+        masks: decodes them.
     """
+
+    masks: MaskDecoder = field(default_factory=MaskDecoder)
 
     def shape_of(self, count: int) -> tuple[int, int, int, int]:
         places, height, width, depth = super().shape_of(count)
@@ -84,45 +112,22 @@ class MaskPlan(Plan):
             in_progress.end()
         return encoded, masked
 
-    def decode(self, prepared: Prepared, images: Tensor, start: int, stop: int, *, at: int = 0) -> None:
+    def _decode_rows(self, prepared: Prepared, images: Tensor, start: int, stop: int, *, at: int) -> None:
         rows, masks = self.output.pixels(images), masks_of(images).numpy()
-        number = start
-        threads = set_own_threads(1)
-        try:
-            for number in range(start, stop):
-                in_progress.begin(int(prepared.ids[number]))
-                self._load_one(prepared, number, rows[at + number], masks[at + number])
-            prepared.encoded.drop(start, stop)
-            self.output.finish(images, at + start, at + stop)
-        except Exception as error:
-            self._reraise(int(prepared.ids[number]), error)
-        finally:
-            in_progress.end()
-            set_own_threads(threads)
+        for number in range(start, stop):
+            in_progress.begin(int(prepared.ids[number]))
+            self._load_one(prepared, number, rows[at + number], masks[at + number])
 
     def _load_one(self, prepared: Prepared, number: int, out: NDArray[np.uint8], out_mask: Mask) -> None:
         info, draws, data = prepared.infos[number], prepared.draws, prepared.encoded[number]
         assert isinstance(info, MaskedInfo)
         prepared.encoded.drop(number, number + 1)
-        mask = self.decode_mask(info.mask, info)
+        mask = self.masks.decode(info.mask, info, self.source)
         info.mask = b""
         self.augment.choose(draws, number, mask)
         box: Any = tuple(draws.boxes[number].tolist())
         region = self.decoder.decode_with_info(data, info.image, box, self.augment.at_least)
         self.augment.apply_with_mask(region, draws, number, out, (mask, out_mask))
-
-    def decode_mask(self, data: Encoded, image: ImageInfo) -> Mask:
-        """(H, W) uint8, an image's mask as class indices and `IGNORED`.
-
-        Raises:
-            DataError: it can't be decoded, isn't of the image's size, or has a value that is no class.
-        """
-        mask = decode_mask(data, self.source.mask_format)
-        check_size(mask.shape, image.height, image.width)
-        count = len(self.source.classes)
-        if int((mask + np.uint8(1)).max()) > count:  # one more, as IGNORED becomes 0: 10 times as fast as counting
-            check_values(largest_value(mask), count)
-        return mask
 
 
 def masks_of(images: Tensor) -> Tensor:
