@@ -18,6 +18,7 @@ from effloop.data.decode import Decoder
 from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded
 from effloop.data.loader import Loader
+from effloop.data.masks import MaskPlan
 from effloop.data.order import BatchRequest
 from effloop.data.plan import Plan
 from effloop.data.source import Source
@@ -35,8 +36,9 @@ class LoadingCosts:
 
     Attributes:
         storage: reading its bytes.
-        decode: its header, and the pixels that its crop needs.
-        augment: drawing, and everything up to the row of the batch; on the host.
+        decode: its header, the pixels that its crop needs, and its mask; and what a decoder does to many images in the
+            same call: resizing and flipping.
+        augment: drawing, and everything else up to the row of the batch; on the host.
         batch: the rest: the order, the batch's memory and bookkeeping.
         images: so many were measured.
     """
@@ -86,10 +88,14 @@ def loading_costs(plan: Plan, seconds: float, *, most: int = 512, at_once: int =
     Raises:
         DataError: a sample can't be read or decoded.
     """
-    source = Timed(Touched(plan.source), "read_run", "entropy_indexes")
-    decoder = Timed(plan.decoder, "read_infos", "decode_with_info")
-    augment = Timed(plan.augment, "draw", "apply")
+    source = Timed(Touched(plan.source), "read_run", "entropy_indexes", "read_mask")
+    decoder = Timed(plan.decoder, "read_infos", "decode_resized", "decode_with_info")
+    augment = Timed(plan.augment, "draw", "apply_rest", "apply", "choose", "apply_with_mask")
     timed: Any = {"source": source, "decoder": decoder, "augment": augment}
+    decoders = [decoder]
+    if isinstance(plan, MaskPlan):
+        timed["masks"] = Timed(plan.masks, "decode")
+        decoders.append(timed["masks"])
     measured = replace(plan, **timed)
     whole, count = Stopwatch(), 0
     for request in for_seconds(short_requests(plan, most, at_once), seconds):
@@ -97,7 +103,8 @@ def loading_costs(plan: Plan, seconds: float, *, most: int = 512, at_once: int =
             batch = measured.empty_batch(request)
             measured.fill(request, batch.images, 0, len(batch))
         count += len(batch)
-    read, decoded, augmented = (each.watch.cost / count for each in (source, decoder, augment))
+    decoded = sum((each.watch.cost for each in decoders), Cost()) / count
+    read, augmented = source.watch.cost / count, augment.watch.cost / count
     rest = whole.cost / count - read - decoded - augmented
     return LoadingCosts(read, decoded, augmented, rest, count)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from masked import make_masks
 from runs import TINY
 
 import effloop
@@ -36,6 +38,22 @@ def test_waiting_for_the_storage_is_no_computing(loader: Loader) -> None:
     assert found.storage.wall_s > 0.005 > 2 * found.storage.cpu_s
     assert found.decode.wall_s < found.storage.wall_s
     assert found.total.wall_s > found.storage.wall_s + found.decode.wall_s
+
+
+def test_many_images_decoded_in_one_call_are_decoding(loader: Loader) -> None:
+    slow: Any = Timed(loader.plan.decoder, "decode_resized", before=lambda: time.sleep(0.08))
+    assert loading_costs(replace(loader.plan, decoder=slow), 0.0).decode.wall_s > 0.005
+
+
+def test_masks_are_read_and_decoded(tmp_path: Path) -> None:
+    root = make_masks(tmp_path, {"train": 16, "val": 2})
+    plan: Any = effloop.build_loader(effloop.compose([f"data.root={root}", "image_size=16", "batch_size=8", "num_workers=0"])).plan
+    source, masks = (
+        Timed(of, name, before=lambda: time.sleep(0.005))
+        for of, name in ((plan.source, "read_mask"), (plan.masks, "decode"))
+    )
+    found = loading_costs(replace(plan, masks=masks, source=source), 0.0)
+    assert min(found.storage.wall_s, found.decode.wall_s) > 0.005
 
 
 def test_samples_are_the_first_of_the_epoch(loader: Loader) -> None:
