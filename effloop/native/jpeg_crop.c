@@ -185,8 +185,8 @@ EXPORT int64_t effloop_jpeg_crop(const uint8_t *data, int64_t size, const uint8_
     if (!plan_cut(&jpeg, &states, box, margin, &cut) || !plan_size(&jpeg, &states, &cut, shown)) return 0;
     if (!dummies_prepare(&jpeg, &dummies) || checksum64(data, (size_t)size) != states.jpeg_checksum) return 0;
     int padding = PADDING * (jpeg.blocks[0] + jpeg.components - 1);
-    uint8_t *end = out + room - padding - 4;
     if (room < (int64_t)jpeg.scan_at + 2 * TABLES + padding) return 0;
+    uint8_t *end = out + room - padding - 4;
     uint8_t *scan = put_header(out, data, &jpeg, shown[2], shown[3]);
     Splice splice = {data + jpeg.scan_at, (uint32_t)(jpeg.scan_end - jpeg.scan_at) * 8, &states, &dummies, {scan, 0, 0}, end, {0}};
     if (!splice_rows(&splice, &cut)) return 0;

@@ -37,20 +37,22 @@ static void leave_at_warning(Decompress *jpeg, int level) {
 
 static void print_nothing(Decompress *jpeg) { (void)jpeg; }
 
-static Workspace *make(void) {
-    Workspace *space = calloc(1, sizeof *space);
-    if (!space) return NULL;
+static int create(Workspace *space) {
     Errors *errors = library.std_error(&space->errors);
     errors->error_exit = leave;
     errors->emit_message = leave_at_warning;
     errors->output_message = print_nothing;
     space->jpeg.errors = errors;
-    if (setjmp(space->escape)) {
-        free(space);
-        return NULL;
-    }
+    if (setjmp(space->escape)) return 0;
     library.create(&space->jpeg, LIBJPEG_VERSION, sizeof space->jpeg);
-    return space;
+    return 1;
+}
+
+static Workspace *make(void) {
+    Workspace *space = calloc(1, sizeof *space);
+    if (!space || create(space)) return space;
+    free(space);
+    return NULL;
 }
 
 Workspace *workspace_take(void) {

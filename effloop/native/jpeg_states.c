@@ -42,7 +42,7 @@ static inline int32_t read_difference(Cursor *cursor, Loaded *loaded, int rice) 
 static inline void read_state(Cursor *cursor, Loaded *loaded, const uint8_t *rice, uint32_t mean, State *state) {
     state->bit += mean + (uint32_t)read_difference(cursor, loaded, rice[0]);
     for (int i = 0; i < cursor->states->components; i++)
-        state->dc[i] = (int16_t)(state->dc[i] + read_difference(cursor, loaded, rice[1 + i]));
+        state->dc[i] = (int16_t)(uint16_t)((uint32_t)state->dc[i] + (uint32_t)read_difference(cursor, loaded, rice[1 + i]));
 }
 
 uint32_t read_row(Cursor *cursor, State *state) {

@@ -86,10 +86,11 @@ static void cut_by_markers(Workspace *space, const Sample *sample, const Layout 
                      jpeg_ends_after_scan(sample->data, sample->size, layout);
         return;
     }
+    const int64_t wanted[4] = {box->top, box->left, box->height, box->width};
     int64_t found[5];
     uint8_t *bytes = workspace_bytes(space, (size_t)sample->size);
     if (!bytes) return;
-    int64_t size = effloop_jpeg_cut(sample->data, sample->size, sample->header->at, &box->top, 1, bytes, found);
+    int64_t size = effloop_jpeg_cut(sample->data, sample->size, sample->header->at, wanted, 1, bytes, found);
     if (!size) return;
     part->data = bytes, part->size = (size_t)size, part->stop = (int)found[4];
     *shown = (Box){found[0], found[1], found[2], found[3]};
