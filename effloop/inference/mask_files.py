@@ -31,18 +31,23 @@ class MaskFiles:
         source: of the images.
 
     Raises:
-        ConfigError: the folder can't be written to, or a file would take the place of an image of the source.
+        ConfigError: the folder can't be written to, or a file would take the place of one of the source.
     """
 
     def __init__(self, key: str, folder: Path, suffix: str, source: Source) -> None:
         self.key, self.folder = key, folder
-        keys = [os.fsdecode(each) for each in source.raw_keys(0, len(source))]
-        self.names = file_names(keys, suffix)
-        real = cache(os.path.realpath)  # of a few folders: that of each file takes 20 µs
-        images = {os.path.join(real(os.path.dirname(each)), os.path.basename(each)) for each in keys}
-        for path in (os.fspath(folder / name) for name in self.names):
-            if os.path.join(real(os.path.dirname(path)), os.path.basename(path)) in images:
-                raise ConfigError(f"{key}: '{path}' would take the place of an image; set {key} to another folder")
+        self.names = file_names([os.fsdecode(each) for each in source.raw_keys(0, len(source))], suffix)
+        folders = cache(os.path.realpath)  # there are a few: that of each file takes 20 µs
+
+        def real(path: str) -> str:
+            return os.path.join(folders(os.path.dirname(path)), os.path.basename(path))
+
+        given = {real(os.fsdecode(each)) for each in source.files()}
+        for path in (os.path.join(folder, name) for name in self.names):
+            if real(path) in given:
+                raise ConfigError(
+                    f"{key}: '{path}' would take the place of a file of the data; set {key} to another folder"
+                )
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with TemporaryFile(dir=folder):

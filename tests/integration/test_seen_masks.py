@@ -171,7 +171,7 @@ def test_predict_says_the_largest_classes(run: Path, root: Path, capsys: pytest.
         (["top=3"], "top: 3, but task=segmentation ranks no classes"),
         (["scores=true"], "scores: of task=segmentation the table has each class's share; leave scores out"),
         (["tta=fivecrop"], "tta: fivecrop"),
-        (["masks=in"], "masks: 'in/a.png' would take the place of an image; set masks to another folder"),
+        (["masks=in"], "masks: 'in/a.png' would take the place of a file of the data; set masks to another folder"),
         (["masks=in/a.png"], "masks: 'in/a.png' can't be written: File exists; set masks=FOLDER"),
         (["overlays=/proc/x"], "overlays: '/proc/x' can't be written"),
     ],
@@ -190,6 +190,15 @@ def test_refusals(run: Path, here: Path, words: list[str], line: str, capsys: py
 def test_masks_of_a_classifier_are_refused(finished: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", str(finished), str(photos / "val"), "masks=m"]) == 2
     assert "masks: task=classification gives no pixel a class; leave masks out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", ["masks=masks", "overlays=images"])
+def test_files_of_the_dataset_are_kept(
+    run: Path, root: Path, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(root / "val")
+    assert main(["predict", str(run), words]) == 2
+    assert "would take the place of a file of the data" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("to", ["pt2", "onnx", "state_dict"])

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from effloop.data.image.header import Encoded
 from effloop.data.image.mask import PLAIN, MaskFormat
 from effloop.data.source.base import WHOLE, Kind, NoSplitError, ScanError, printable, sources
 from effloop.data.source.config import DataConfig
@@ -34,8 +33,7 @@ from effloop.data.source.root import expand_root
 from effloop.data.source.storage.columns import ColumnFile
 from effloop.data.source.storage.indexed import file_state
 from effloop.data.source.storage.kept import folders_unchanged, open_kept, times_digest
-from effloop.data.source.storage.loose import LooseSource, modified_ns
-from effloop.data.source.storage.regular import read_file
+from effloop.data.source.storage.loose import LooseSource
 from effloop.data.source.storage.targets import NAME as TARGETS
 from effloop.data.source.storage.targets import Targets, read_targets
 from effloop.errors import DataError
@@ -105,7 +103,7 @@ class CsvSource(LooseSource):
             self._masks = index.blobs(f"{number}/mask")
         self._keys = index.blobs(f"{number}/key")
         self._ends = index[f"{number}/end"]
-        self._folder = os.fsencode(self._said["root"])
+        self._folder = self._mask_folder = os.fsencode(self._said["root"])
         self.columns = tuple(self._said["columns"])
 
     @classmethod
@@ -135,24 +133,6 @@ class CsvSource(LooseSource):
     @property
     def target_names(self) -> tuple[str, ...]:
         return self._mask_names or tuple(self._index.meta["names"])
-
-    def read_mask(self, index: int) -> Encoded:
-        if self.kind is not Kind.masks:
-            return super().read_mask(index)
-        try:
-            return read_file(self._mask_path(index))
-        except DataError as error:
-            raise DataError(f"has a mask that {error}") from None
-
-    def _mask_path(self, index: int) -> bytes:
-        return os.path.join(self._folder, bytes(self._masks[index]))
-
-    def mask_name(self, index: int) -> str:
-        return printable(self._mask_path(index))
-
-    def modified_ns(self, index: int) -> int | None:
-        found = super().modified_ns(index)
-        return max(found or 0, modified_ns(self._mask_path(index))) if self.kind is Kind.masks else found
 
     def column(self, name: str, start: int, stop: int) -> Sequence[bytes]:
         return self._index.blobs(f"{self._number}/column/{name}").items(start, stop)

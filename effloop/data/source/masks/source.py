@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from effloop.data.image.header import Encoded
 from effloop.data.image.mask import MaskFormat
 from effloop.data.source.base import Kind, ScanError, printable, sources
 from effloop.data.source.mask_layout import Layout, find_layout, is_masks
@@ -29,8 +28,7 @@ from effloop.data.source.root import root_folder
 from effloop.data.source.storage.columns import ColumnFile
 from effloop.data.source.storage.indexed import file_state
 from effloop.data.source.storage.kept import folders_unchanged, open_kept, times_digest
-from effloop.data.source.storage.loose import LooseSource, modified_ns
-from effloop.data.source.storage.regular import read_file
+from effloop.data.source.storage.loose import LooseSource
 from effloop.data.source.storage.targets import MASKS
 from effloop.errors import DataError
 from effloop.system.cached import cached_property
@@ -81,22 +79,6 @@ class MasksSource(LooseSource):
     @property
     def about_targets(self) -> str:
         return self._told_by
-
-    def read_mask(self, index: int) -> Encoded:
-        try:
-            return read_file(self.mask_path(index))
-        except DataError as error:
-            raise DataError(f"has a mask that {error}") from None
-
-    def modified_ns(self, index: int) -> int | None:
-        return max(super().modified_ns(index) or 0, modified_ns(self.mask_path(index)))
-
-    def mask_path(self, index: int) -> bytes:
-        """The path of a mask."""
-        return os.path.join(self._mask_folder, bytes(self._masks[index]))
-
-    def mask_name(self, index: int) -> str:
-        return printable(self.mask_path(index))
 
     def name(self, index: int) -> str:
         return printable(self.path(index))

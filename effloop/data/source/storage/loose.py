@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from numpy.typing import NDArray
 
 from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded
-from effloop.data.source.base import Source
+from effloop.data.source.base import Source, printable
 from effloop.data.source.storage.columns import Blobs, span, spans
 from effloop.data.source.storage.regular import read_file, read_files, unreadable
+from effloop.errors import DataError
 
 
 def modified_ns(path: bytes | Path) -> int:
@@ -30,17 +32,21 @@ def modified_ns(path: bytes | Path) -> int:
 
 
 class LooseSource(Source):
-    """Images in files of their own; an index has their paths and sizes.
+    """Images in files of their own, and masks, where these are the targets; an index has their paths.
 
     Attributes:
         _folder: what the paths are relative to.
         _keys: paths of the N images.
         _ends: (N,) where each image would end if they stood one behind the other.
+        _mask_folder: what the paths of masks are relative to.
+        _masks: these; None where targets are no masks.
     """
 
     _folder: bytes
     _keys: Blobs
     _ends: NDArray[Any]
+    _mask_folder: bytes
+    _masks: Blobs | None = None
 
     def path(self, index: int) -> bytes:
         """The path of an image."""
@@ -53,8 +59,25 @@ class LooseSource(Source):
         starts, ends = spans(self._ends, samples)
         return read_files(self._folder, self._keys.run(samples), ends - starts)
 
+    def mask_path(self, index: int) -> bytes:
+        """The path of a mask, where targets are masks."""
+        assert self._masks is not None
+        return os.path.join(self._mask_folder, bytes(self._masks[index]))
+
+    def read_mask(self, index: int) -> Encoded:
+        if self._masks is None:
+            return super().read_mask(index)
+        try:
+            return read_file(self.mask_path(index))
+        except DataError as error:
+            raise DataError(f"has a mask that {error}") from None
+
+    def mask_name(self, index: int) -> str:
+        return super().mask_name(index) if self._masks is None else printable(self.mask_path(index))
+
     def modified_ns(self, index: int) -> int | None:
-        return modified_ns(self.path(index))
+        image = modified_ns(self.path(index))
+        return image if self._masks is None else max(image, modified_ns(self.mask_path(index)))
 
     def raw_key(self, index: int) -> bytes:
         return bytes(self._keys[index])
@@ -74,4 +97,5 @@ class LooseSource(Source):
         return np.flatnonzero(starts == self._ends)
 
     def files(self) -> Iterator[bytes]:
-        return map(self.path, range(len(self)))
+        masks = () if self._masks is None else range(len(self))
+        return chain(map(self.path, range(len(self))), map(self.mask_path, masks))
