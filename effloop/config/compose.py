@@ -118,7 +118,7 @@ def save(config: Config, path: Path) -> None:
 def to_dict(config: Config) -> dict[str, Any]:
     """A config as plain dicts, lists and values, for a run folder or checkpoint; paths are made absolute."""
     plain: Any = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
-    for key in ("root", "val_root", "images", "index_dir"):
+    for key in ("root", "val_root", "images", "colors", "index_dir"):
         if plain["data"].get(key):
             plain["data"][key] = os.path.abspath(os.path.expanduser(plain["data"][key]))
     if plain["resume"]:

@@ -11,7 +11,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
-from effloop.config.hydra_setup import chosen_names, compose_tree
+from effloop.config.hydra_setup import EXPERIMENT, chosen_names, compose_tree
 from effloop.config.schema import Config
 from effloop.config.typed import key_of
 from effloop.data.source import DataConfig, Kind, ScanError, kind_of, source_config
@@ -49,13 +49,13 @@ def follow_data(tree: DictConfig, overrides: Sequence[str]) -> list[str]:
 
 
 def _chosen(tree: DictConfig, overrides: Sequence[str], group: str, name: str) -> list[str]:
-    """`GROUP=NAME`, with the group's keys that are typed, unless a name is."""
+    """`GROUP=NAME`, with the group's keys that are typed or set by experiments, unless a name is."""
     if chosen_names(group, overrides):
         return []
     word = f"{group}={name}"
-    own = [each for each in overrides if key_of(each).startswith(f"{group}.")]
+    kept = [each for each in overrides if key_of(each) == EXPERIMENT or key_of(each).startswith(f"{group}.")]
     with flag_override(tree, ["readonly", "struct"], False):
-        tree[group] = compose_tree(Config, [word, *own])[group]
+        tree[group] = compose_tree(Config, [word, *kept])[group]
     return [word]
 
 
@@ -66,9 +66,7 @@ def _follow_targets(tree: DictConfig, overrides: Sequence[str]) -> list[str]:
         if not isinstance(data, DataConfig):
             return []
         if not chosen and (kind := kind_of(data)) is not Kind.classes:
-            word = f"task={TASK_OF[kind.value]}"
-            tree.task = compose_tree(Config, [word]).task
-            return [word]
+            return _chosen(tree, overrides, "task", TASK_OF[kind.value])
         taken = next((kind for kind, name in TASK_OF.items() if name == tree.task.name), None)
         if chosen and taken and getattr(source_config(data), "targets", "") is None:
             tree.data.targets = taken

@@ -26,6 +26,7 @@ _PATHS = frozenset(
         "data.root",
         "data.val_root",
         "data.images",
+        "data.colors",
         "data.index_dir",
         "model.weights",
         "model.backbone_weights",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from runs import once, rows, stopping_at
 import effloop
 from effloop.checkpoint import files
 from effloop.cli.main import main
+from effloop.data.augment.base import Evaluation
 from effloop.task.confusion import accuracy_of, iou_of
 
 SMALL = ("image_size=16", "epochs=2", "batch_size=4", "model=unet", "model.width=4", "model.depth=2", "num_workers=0")
@@ -41,6 +43,16 @@ def run(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_task_and_model_follow_the_data(root: Path) -> None:
     config = effloop.compose([f"data.root={root}", "model.width=4"])
     assert (config.task.name, config.model.name, config.model.width) == ("segmentation", "unet", 4)  # type: ignore[attr-defined]
+
+
+def test_what_an_experiment_sets_is_kept(root: Path, here: Path) -> None:
+    path = here / "configs/experiment/mine.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text("# @package _global_\nmodel: {width: 4}\naugment: {eval: squash}\n")
+    config: Any = effloop.compose([f"data.root={root}", "experiment=mine"])
+    assert (config.model.name, config.model.width) == ("unet", 4)
+    assert config.augment.eval is Evaluation.squash
+    assert "RandomScaleCrop" in str(config.augment.ops)
 
 
 def test_eval_has_the_runs_scores_and_writes_its_confusion_matrix(
