@@ -91,8 +91,10 @@ def test_tar_files(own: bool, folder: Path, tmp_path: Path) -> None:
 
 
 def rename_masks(path: Path) -> None:
-    """Write an archive again, its masks with another extension."""
+    """Write an archive again, its masks with another extension, behind what is no sample."""
     with tarfile.open(path) as archive, tarfile.open(path.with_suffix(".new"), "w") as new:
+        for name in ("README", "._0.png"):
+            new.addfile(tarfile.TarInfo(name))
         for member in archive:
             member.name = member.name.replace(".mask.png", ".seg.png")
             new.addfile(member, archive.extractfile(member))

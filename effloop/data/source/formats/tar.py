@@ -17,7 +17,7 @@ from effloop.data.image.mask import PLAIN
 from effloop.data.source.base import Kind, printable, sources
 from effloop.data.source.folder import EXTENSIONS, SOUGHT
 from effloop.data.source.formats import ustar
-from effloop.data.source.masks.scan import Looked, in_parallel, look
+from effloop.data.source.masks.scan import Looked, in_parallel, look, wrong_with
 from effloop.data.source.storage.index import Entry
 from effloop.data.source.storage.indexed import IndexedConfig, IndexedSource
 from effloop.data.source.storage.mapped import MappedFiles
@@ -103,14 +103,14 @@ class TarSource(IndexedSource):
 
     def learned_in(self, files: Sequence[Path]) -> Targets:
         """Masks where the first sample has one and no label."""
-        data, key, masked = MappedFiles([files[0]])[0], b"", False
-        for name, _, _ in islice(ustar.members(data, str(files[0])), _LOOKED_AT):
-            stem = self.key_identity(name)
-            key = key or stem
-            if stem != key or name[len(stem) :].lower() == f".{self.config.label}".lower().encode():
-                return MASKS if masked and stem != key else CLASSES
-            masked = masked or name[len(stem) :].lower() in _MASKS
-        return MASKS if masked else CLASSES
+        first, label, endings = b"", f".{self.config.label}".lower().encode(), set[bytes]()
+        members = _of_samples(ustar.members(MappedFiles([files[0]])[0], str(files[0])))
+        for key, ending, _ in islice(members, _LOOKED_AT):
+            first = first or key
+            if key != first:
+                break
+            endings.add(ending)
+        return MASKS if endings & {*_MASKS} and label not in endings else CLASSES
 
     @staticmethod
     def key_identity(key: bytes) -> bytes:
@@ -118,32 +118,24 @@ class TarSource(IndexedSource):
         return key[: key.find(b".", key.rfind(b"/") + 1)]
 
     def _samples(self, path: Path, data: mmap.mmap, targets: Targets) -> Iterator[_Sample]:
-        """(image, label) of every sample of one archive, by WebDataset's rule.
-
-        A key is a path up to the first dot in its base name, and the members of a sample are adjacent. Other members
-        of a sample are skipped, and so are base names without a dot or that start with one.
+        """(image, label) of every sample of one archive, by WebDataset's rule: the members of a sample are adjacent,
+        and others than these two are skipped.
         """
         where, image_ends, extension = str(path), self._image_ends(), self._label(targets)
         label_ends = _MASKS if targets.kind is Kind.masks else (f".{extension}".lower().encode(),)
         key, image, label = b"", None, None
-        for member in ustar.members(data, where):
-            name = member[0]
-            base = name.rfind(b"/") + 1
-            dot = name.find(b".", base)
-            if dot <= base or (name.startswith(b"__") and _META.match(name)):
-                continue
-            if name[:dot] != key:
+        for stem, ending, member in _of_samples(ustar.members(data, where)):
+            if stem != key:
                 if key:
                     yield self._complete(key, image, label, where, extension)
-                key, image, label = name[:dot], None, None
-            ending = name[dot:].lower()
+                key, image, label = stem, None, None
             if ending in label_ends:
                 if label is not None:
-                    raise _duplicate(name, name, where)
+                    raise _duplicate(member[0], member[0], where)
                 label = member
             elif ending.endswith(image_ends) if self.config.image is None else ending in image_ends:
                 if image is not None:
-                    raise _duplicate(image[0], name, where)
+                    raise _duplicate(image[0], member[0], where)
                 image = member
         if key:
             yield self._complete(key, image, label, where, extension)
@@ -170,6 +162,19 @@ class TarSource(IndexedSource):
         )
 
 
+def _of_samples(members: Iterable[ustar.Member]) -> Iterator[tuple[bytes, bytes, ustar.Member]]:
+    """Key, ending in small letters, and member; a key is a path up to the first dot in its base name.
+
+    Base names without a dot or that start with one are skipped.
+    """
+    for member in members:
+        name = member[0]
+        base = name.rfind(b"/") + 1
+        dot = name.find(b".", base)
+        if dot > base and not (name.startswith(b"__") and _META.match(name)):
+            yield name[:dot], name[dot:].lower(), member
+
+
 def _duplicate(first: bytes, second: bytes, where: str) -> DataError:
     if first.lower() == second.lower():
         return DataError(f"{where}: '{printable(second)}' comes twice; remove one of the two")
@@ -187,11 +192,11 @@ def _with_masks(data: mmap.mmap, where: str, samples: Iterable[_Sample], file: i
         try:
             return look(data[offset : offset + size], PLAIN)
         except DataError as error:
-            return str(error)
+            return wrong_with(error)
 
     for ((name, offset, size), (mask, start, length)), found in in_parallel(samples, seen):
         if isinstance(found, str):
-            raise DataError(f"{where}: '{printable(mask)}' {found.removeprefix('has a mask that ')}")
+            raise DataError(f"{where}: '{printable(mask)}' {found}")
         digest, largest = found
         held = memoryview(data)[start : start + length]
         yield Entry(name, 0, file, offset, size, None, digest, mask=held, mask_offset=start, largest=largest)

@@ -44,6 +44,8 @@ class MasksConfig(DataConfig):
         super().__post_init__()
         if self.classes is not None and not 0 < len(self.classes) <= MOST_CLASSES:
             raise ConfigError(f"data.classes: {len(self.classes)} names are not allowed; set 1 to {MOST_CLASSES}")
+        if self.classes and (twice := {name for name in self.classes if self.classes.count(name) > 1}):
+            raise ConfigError(f"data.classes: '{min(twice)}' comes twice; name each once")
 
 
 def needed_layout(root: Path, split: str, config: MasksConfig) -> Layout:
@@ -79,9 +81,9 @@ def pairs(layout: Layout, visit: list[bytes]) -> list[tuple[bytes, bytes]]:
     """
     images = _files(layout.images, layout.image_end, visit)
     masks = _files(layout.masks, layout.mask_end, visit)
-    what = f"{printable(os.fsencode(layout.masks))}"
     if not masks:
-        raise DataError(f"{what} has no masks; put a PNG of each image's name there, or set data.root=PATH")
+        folder = printable(os.fsencode(layout.masks))
+        raise DataError(f"{folder} has no masks; put a PNG of each image's name there, or set data.root=PATH")
     if not images:
         raise DataError(f"{printable(os.fsencode(layout.images))} has no images; set data.root=PATH")
     if layout.listed:

@@ -47,7 +47,12 @@ def look_at_file(path: bytes, form: MaskFormat) -> Looked | str:
     try:
         return look(read_file(path), form)
     except DataError as error:
-        return str(error).removeprefix("has a mask that ").replace("has a mask ", "is a mask ", 1)
+        return wrong_with(error)
+
+
+def wrong_with(error: DataError) -> str:
+    """What an error of `look` says of a mask, to be put behind its name."""
+    return str(error).removeprefix("has a mask that ").replace("has a mask ", "is a mask ", 1)
 
 
 class MaskColumns:
