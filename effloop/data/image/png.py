@@ -22,7 +22,7 @@ from effloop.errors import DataError
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _HEADER = struct.Struct(">IIBBBBB")
 _GREY, _RGB, _PALETTE, _GREY_ALPHA, _RGBA = 0, 2, 3, 4, 6
-_PEEKED = 8  # rows
+_PEEKED = 8  # rows, at most
 _KINDS = {_GREY_ALPHA: "grey with alpha"}
 
 
@@ -100,7 +100,7 @@ def _unfiltered(png: Png) -> NDArray[np.uint8] | None:
         return None
     row, stream, data = 1 + png.width, zlib.decompressobj(), b"".join(png.chunks)
     try:
-        head = stream.decompress(data, _PEEKED * row)
+        head = stream.decompress(data, min(_PEEKED, png.height) * row)
         if any(head[::row]):  # the filter of each of these rows
             return None
         rest = stream.decompress(stream.unconsumed_tail, png.height * row - len(head) + 1)

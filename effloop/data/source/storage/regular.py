@@ -72,7 +72,7 @@ def read_files(folder: bytes, names: EncodedImages, sizes: NDArray[np.int64]) ->
     count, ends = len(names), np.cumsum(sizes)
     whole = np.zeros(count, np.uint8)
     memory = np.empty(1, np.uint8)
-    if count and sizes.min() > 0 and ends[-1] <= MAX_BYTES:
+    if count and sizes.min() > 0 and sizes.max() <= MAX_BYTES and ends[-1] <= MAX_BYTES:
         memory = np.empty(int(ends[-1]) + 1, np.uint8)
         _reader()(
             *(folder, len(folder), address(names.addresses), address(names.sizes), address(sizes), count),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import zlib
 
 import numpy as np
 import pytest
@@ -115,6 +116,15 @@ GREY = png_bytes(np.zeros((4, 5), np.uint8))
 def test_refused(data: bytes, says: str) -> None:
     with pytest.raises(DataError, match=f"^has a mask ({says})"):
         decode_mask(data)
+
+
+@pytest.mark.usefixtures("_library")
+@pytest.mark.parametrize("more", [1, 2, 60])
+def test_more_pixels_than_the_header_says_are_left_out(more: int) -> None:
+    """Of a few rows, all of which are looked at for their filters."""
+    head = png.SIGNATURE + png._chunk(b"IHDR", png._HEADER.pack(5, 2, 8, 0, 0, 0, 0))
+    data = head + png._chunk(b"IDAT", zlib.compress(bytes(12 + more))) + png._chunk(b"IEND", b"")
+    assert decode_mask(data).tolist() == [[0] * 5] * 2
 
 
 def test_jpeg_is_refused() -> None:

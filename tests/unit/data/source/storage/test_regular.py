@@ -24,7 +24,7 @@ def read(folder: bytes, names: list[bytes], sizes: list[int]) -> list[bytes]:
     return [*map(bytes, read_files(folder, EncodedImages.of(names), np.array(sizes, np.int64)))]
 
 
-@pytest.mark.parametrize("sizes", [[3, 9, 3], [4, 9, 3], [3, 8, 3], [3, 9, 0], [3, 9, 1 << 40]])
+@pytest.mark.parametrize("sizes", [[3, 9, 3], [4, 9, 3], [3, 8, 3], [3, 9, 0], [3, 9, 1 << 40], [1 << 62] * 3])
 def test_files_are_read_as_they_are_whatever_their_expected_sizes(tmp_path: Path, sizes: list[int]) -> None:
     assert read(folder_of(tmp_path), NAMES, sizes) == [3 * name for name in NAMES]
 
