@@ -17,6 +17,9 @@ timm's `model`."""
 
 _KEY = "model.backbone_weights"
 
+_COUNTER = "num_batches_tracked"
+"""Of BatchNorm, which loads files without it, too: those of torch 0.4."""
+
 
 def load_backbone(
     model: nn.Module, weights: str, zoo: Zoo | None, image_size: Any, normalisation: Normalisation
@@ -45,7 +48,7 @@ def load_backbone(
     pairs = {name: names.get(_BEFORE.sub("", name)) for name in own}
     tensors = {name: found.tensors[theirs] for name, theirs in pairs.items() if theirs is not None}
     summed = "".join(f"; {name} summed over R, G, B" for name in sum_over_rgb(own, tensors))
-    wrong = [f"{name} is missing there" for name in own if name not in tensors]
+    wrong = [f"{name} is missing there" for name in own if name not in tensors and not name.endswith(_COUNTER)]
     wrong += [
         f"{name} is {tuple(tensor.shape)} there, {tuple(own[name].shape)} here"
         for name, tensor in tensors.items()

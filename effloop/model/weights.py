@@ -18,6 +18,8 @@ from effloop.model.base import Zoo
 from effloop.registry import choices
 from effloop.system.archive import Archive, ForeignFileError, opened
 
+_KEY = "model.weights"
+
 _HOLDERS = ("model", "state_dict")
 """Keys of weights in a checkpoint, the preferred first: EffLoop's own, and many others'."""
 
@@ -80,13 +82,23 @@ class FoundWeights:
 
 
 def find_weights(
-    weights: str, zoo: Zoo | None, image_size: Any, normalisation: Normalisation, key: str = "model.weights"
+    weights: str, zoo: Zoo | None, image_size: Any, normalisation: Normalisation, key: str = _KEY
 ) -> FoundWeights:
     """Weights, not loaded into a model yet; arguments as of `load_weights`, and the `key` that they are set by.
 
     Raises:
         ConfigError: there are no such weights, or they can't be downloaded or read.
     """
+    try:
+        return _found(weights, zoo, image_size, normalisation)
+    except ConfigError as error:
+        if key == _KEY:
+            raise
+        words = str(error).replace(f"{_KEY}: ", f"{key}: ", 1).replace(f"set {_KEY}=FILE", f"set {key}=FILE")
+        raise ConfigError(words) from error
+
+
+def _found(weights: str, zoo: Zoo | None, image_size: Any, normalisation: Normalisation) -> FoundWeights:
     path = weights_file(weights)
     names = zoo.names() if zoo and path is None else []
     if zoo and weights in names:
@@ -97,7 +109,7 @@ def find_weights(
         where, found, expected = str(path), _tensors(content, path), _normalisation(content) or normalisation
     else:
         known = f"; or a name that {zoo.package} has for {zoo.arch}: {choices(weights, names)}" if zoo and names else ""
-        raise ConfigError(f"{key}: '{weights}' is not there; name a run folder or a file{known}")
+        raise ConfigError(f"{_KEY}: '{weights}' is not there; name a run folder or a file{known}")
     if len(normalisation[0]) == 1:
         expected = _averaged(expected)
     return FoundWeights(found, where, "" if expected == normalisation else f"; they expect {_as_typed(expected)}")
