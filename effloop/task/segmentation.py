@@ -81,7 +81,7 @@ class SegmentationConfig(TaskConfig):
         Raises:
             ConfigError: there is no such loss.
         """
-        given = self.loss if isinstance(self.loss, Mapping) else {self.loss: 1.0}
+        given = self.loss if isinstance(self.loss, Mapping) else {str(self.loss): 1.0}
         for name, factor in given.items():
             if name not in LOSSES:
                 raise ConfigError(f"task.loss: no loss '{name}'; {choices(str(name), LOSSES)}")

@@ -280,6 +280,7 @@ def test_windows_cover_an_image() -> None:
         ({"loss": "dise"}, "task.loss: no loss 'dise'.*did you mean 'dice'"),
         ({"loss": {"dice": 0}}, "task.loss: dice times 0"),
         ({"loss": {}}, "task.loss: {} is none"),
+        ({"loss": ["dice", "focal"]}, "task.loss: no loss .*dice.*focal"),
         ({"loss": "dice", "class_weights": "balanced"}, "task.class_weights: balanced is for cross_entropy and focal"),
         ({"gamma": -1.0}, "task.gamma: -1.0"),
         ({"aux_weight": math.inf}, "task.aux_weight: inf"),

@@ -104,6 +104,8 @@ def test_names(tmp_path: Path) -> None:
     put(tmp_path / "set/labels.txt", "\n".join(NAMES).encode())
     assert open_source("masks", tmp_path / "set", "val").classes == NAMES
     assert open_source("masks", tmp_path / "set", classes=["a", "b", "c"]).classes == ("a", "b", "c")
+    with pytest.raises(ConfigError, match=r"data\.classes: 'a' comes twice; name each once"):
+        open_source("masks", tmp_path / "set", classes=["a", "b", "a"])
 
 
 def test_the_largest_value_may_be_in_the_other_split(tmp_path: Path) -> None:
