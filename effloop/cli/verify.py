@@ -43,8 +43,8 @@ def verify_data(options: VerifyOptions, overrides: list[str]) -> int:
         kept = kept_folder(getattr(config.data, "index_dir", None))
         with comparing(Comparing.kept):  # a damaged column is a problem among others
             opened = open_splits(config, split_names(options.split), problems.add)
-        kept_indexes = replace(config.data, index=Index.read)
-        opened = {name: with_indexes(source, kept_indexes) for name, source in opened.items()}
+        data = config.data if config.data.index is Index.none else replace(config.data, index=Index.read)
+        opened = {name: with_indexes(source, data) for name, source in opened.items()}
         reports = verify(opened, decoders.build(config.decode), num_workers(config), problems, kept)
     show(reports, problems)
     return 1 if problems.count else 0

@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 import PIL
+from numpy.typing import NDArray
 from rich.filesize import decimal
 
 from effloop.data.cache.shared_memory import FOLDER, Region, table_bytes
 from effloop.data.decode import DecodeConfig, Decoder
+from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded, pnm_header
 from effloop.data.source import Cache, Source
 from effloop.data.source.wrapped import Wrapped
@@ -84,6 +86,9 @@ class CachedSource(Wrapped):
 
     def entropy_index(self, index: int, data: Encoded) -> Encoded | None:
         return self.source.entropy_index(index, data) if self.what is Cache.bytes else None
+
+    def entropy_indexes(self, samples: NDArray[np.int64], images: EncodedImages) -> EncodedImages | None:
+        return self.source.entropy_indexes(samples, images) if self.what is Cache.bytes else None
 
     def describe(self) -> str:
         """One line: what is kept, and in how much memory."""
