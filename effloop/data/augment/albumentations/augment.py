@@ -9,11 +9,7 @@ import numpy as np
 
 from effloop.batch import ImageSize
 from effloop.data.augment import recipe
-from effloop.data.augment.albumentations.operations import (
-    CONTAINERS,
-    KeyedTransform,
-    operations,
-)
+from effloop.data.augment.albumentations.operations import CONTAINERS, KeyedTransform, operations
 from effloop.data.augment.base import Augment, Device, RecipeConfig, augments
 from effloop.data.augment.framing import Image, Sizes
 from effloop.data.augment.library import LibraryAugment

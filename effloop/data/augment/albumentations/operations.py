@@ -14,7 +14,7 @@ from effloop.batch import ImageSize
 from effloop.data.augment import recipe
 from effloop.data.augment.albumentations.generators import Generators
 from effloop.data.augment.framing import Image
-from effloop.data.augment.operation import BadParameterError, check_probability
+from effloop.data.augment.parameters import BadParameterError, check_probability
 from effloop.data.image.nearest import IGNORED, Mask
 from effloop.errors import ConfigError, optional_package
 from effloop.registry import choices

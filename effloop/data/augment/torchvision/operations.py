@@ -22,7 +22,7 @@ from torch import Tensor
 
 from effloop.batch import ImageSize
 from effloop.data.augment import recipe
-from effloop.data.augment.operation import (
+from effloop.data.augment.parameters import (
     MOST_SIDE,
     RATIOS,
     BadParameterError,
