@@ -67,7 +67,7 @@ def _borders(masks: NDArray[np.uint8]) -> NDArray[np.bool_]:
 
 def encode(mask: NDArray[np.uint8]) -> bytes:
     """(H, W) uint8 class indices -> a PNG file that holds them, 8 bits each, with `PALETTE`."""
-    picture = Image.fromarray(mask, "L")
+    picture = Image.fromarray(mask)  # mode L
     picture.putpalette(PALETTE.tobytes())  # makes it mode P, its pixels as they are
     file = io.BytesIO()
     picture.save(file, "PNG", compress_level=3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra.core.config_store import ConfigStore
@@ -100,6 +101,14 @@ def test_paths_as_a_shell_hands_them_over(path: str, tmp_path: Path, monkeypatch
     assert config.model.weights == path
     save(config, tmp_path / "config.yaml")
     assert load(tmp_path / "config.yaml", [f"data.root=~/{path}/x"]).data.root == str(tmp_path / path / "x")
+
+
+def test_a_saved_config_has_whole_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["data=masks", "data.root=set", "data.colors=my colours.txt"]
+    save(effloop.compose(words), tmp_path / "config.yaml")
+    found: Any = load(tmp_path / "config.yaml").data
+    assert (found.root, found.colors) == (str(tmp_path / "set"), str(tmp_path / "my colours.txt"))
 
 
 @pytest.mark.parametrize(

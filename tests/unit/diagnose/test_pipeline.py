@@ -47,7 +47,8 @@ def test_many_images_decoded_in_one_call_are_decoding(loader: Loader) -> None:
 
 def test_masks_are_read_and_decoded(tmp_path: Path) -> None:
     root = make_masks(tmp_path, {"train": 16, "val": 2})
-    plan: Any = effloop.build_loader(effloop.compose([f"data.root={root}", "image_size=16", "batch_size=8", "num_workers=0"])).plan
+    config = effloop.compose([f"data.root={root}", "image_size=16", "batch_size=8", "num_workers=0"])
+    plan: Any = effloop.build_loader(config).plan
     source, masks = (
         Timed(of, name, before=lambda: time.sleep(0.005))
         for of, name in ((plan.source, "read_mask"), (plan.masks, "decode"))
