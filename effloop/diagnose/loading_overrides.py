@@ -123,8 +123,9 @@ def check_conversions(trial: Trial) -> Iterator[Change]:
         recipes.append((f"max_side={side} payload=raw", Recipe(payload="raw", max_side=side), False))
     for words, recipe, exact in recipes:
         images = list(map(Recode(recipe, trial.plan.decoder), trial.encoded))
-        load = trial.loaded(trial.relative(costs_of(trial.plan, images, trial.found.seconds)))
-        size = int(sum(map(len, images)) / len(images) * len(trial.plan.source))
+        masks = trial.masks(recipe.max_side)
+        load = trial.loaded(trial.relative(costs_of(trial.plan, images, trial.found.seconds, masks=masks)))
+        size = int(sum(map(len, [*images, *(masks or ())])) / len(images) * len(trial.plan.source))
         where = _beside(root, words)
         why = f"less to decode; {decimal(size)} on disk"
         more = {"recipe": recipe, "then": f"data.root={where}"}

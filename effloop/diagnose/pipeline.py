@@ -17,6 +17,7 @@ from effloop.build.race import seconds_of
 from effloop.data.decode import Decoder
 from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded
+from effloop.data.image.mask import PLAIN
 from effloop.data.loader import Loader
 from effloop.data.masks import MaskPlan
 from effloop.data.order import BatchRequest
@@ -118,14 +119,18 @@ def short_requests(plan: Plan, most: int, at_once: int = _RUN) -> Iterator[Batch
 
 
 class InMemory(Wrapped):
-    """A source of which some samples are other encoded images, in memory."""
+    """A source of which some samples are other encoded images, in memory; and masks, as `convert` writes them."""
 
-    def __init__(self, source: Source, images: dict[int, Encoded]) -> None:
+    def __init__(self, source: Source, images: dict[int, Encoded], masks: dict[int, Encoded] | None = None) -> None:
         super().__init__(source)
-        self.images = images
+        self.images, self.masks = images, masks
+        self.mask_format = source.mask_format if masks is None else PLAIN
 
     def read(self, index: int) -> Encoded:
         return self.images[index]
+
+    def read_mask(self, index: int) -> Encoded:
+        return self.source.read_mask(index) if self.masks is None else self.masks[index]
 
 
 def sample_ids(plan: Plan, count: int) -> NDArray[np.int64]:
@@ -133,7 +138,13 @@ def sample_ids(plan: Plan, count: int) -> NDArray[np.int64]:
     return np.concatenate([request.samples for request in short_requests(plan, count)])
 
 
-def costs_of(plan: Plan, images: Sequence[Encoded], seconds: float, decoder: Decoder | None = None) -> LoadingCosts:
+def costs_of(
+    plan: Plan,
+    images: Sequence[Encoded],
+    seconds: float,
+    decoder: Decoder | None = None,
+    masks: Sequence[Encoded] | None = None,
+) -> LoadingCosts:
     """What the first samples of an epoch would cost if they were stored otherwise, and were in memory.
 
     Args:
@@ -141,10 +152,12 @@ def costs_of(plan: Plan, images: Sequence[Encoded], seconds: float, decoder: Dec
         images: what is stored instead, in the order of `sample_ids`.
         seconds: as for `loading_costs`.
         decoder: None is the plan's.
+        masks: of the images; None leaves those of the source.
     """
     ids = sample_ids(plan, len(images)).tolist()
     np.ones(_CACHES, np.uint8).sum()  # a dataset doesn't fit in the cores' caches, as a few images would
-    stored = InMemory(plan.source, dict(zip(ids, images, strict=True)))
+    own = None if masks is None else dict(zip(ids, masks, strict=True))
+    stored = InMemory(plan.source, dict(zip(ids, images, strict=True)), own)
     return loading_costs(replace(plan, source=stored, decoder=decoder or plan.decoder), seconds, most=len(images))
 
 

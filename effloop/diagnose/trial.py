@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from effloop.convert.reencode import Recipe
+from effloop.convert.reencode import Recipe, shrunk
 from effloop.data.image.header import Encoded, pnm_header
+from effloop.data.image.mask import decode_mask, encode_mask, resize_mask
+from effloop.data.source import Kind
 from effloop.diagnose.forecast import Load
 from effloop.diagnose.measured import Measured
 from effloop.diagnose.pipeline import LoadingCosts, costs_of, sample_ids
@@ -100,6 +102,17 @@ class Trial:
             pixels = np.ascontiguousarray(self.plan.decoder.decode(data))
             images.append(pnm_header(*pixels.shape) + pixels.tobytes())
         return sum(map(len, images)) / len(images), images
+
+    def masks(self, max_side: int | None) -> list[Encoded] | None:
+        """Masks of these images, with at most so many pixels on the longer side, as `convert` writes them; None where
+        targets are no masks.
+        """
+        source = self.plan.source
+        if source.kind is not Kind.masks:
+            return None
+        stored = map(source.read_mask, sample_ids(self.plan, len(self.encoded)).tolist())
+        found = (decode_mask(data, source.mask_format) for data in stored)
+        return [encode_mask(resize_mask(mask, *shrunk(*mask.shape, max_side))) for mask in found]
 
     def relative(self, costs: LoadingCosts) -> LoadingCosts:
         """Costs of the few images that were tried -> of the many that were measured."""

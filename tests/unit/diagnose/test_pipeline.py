@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from masked import make_masks
+from images import encode, photo
+from masked import make_masks, mask_of
 from runs import TINY
 
 import effloop
+from effloop.data.image.mask import encode_mask
 from effloop.data.loader import Loader
 from effloop.data.source.wrapped import Wrapped
 from effloop.diagnose.pipeline import costs_of, loading_costs, sample_ids
@@ -45,15 +47,26 @@ def test_many_images_decoded_in_one_call_are_decoding(loader: Loader) -> None:
     assert loading_costs(replace(loader.plan, decoder=slow), 0.0).decode.wall_s > 0.005
 
 
-def test_masks_are_read_and_decoded(tmp_path: Path) -> None:
+@pytest.fixture
+def masked(tmp_path: Path) -> Any:
     root = make_masks(tmp_path, {"train": 16, "val": 2})
     config = effloop.compose([f"data.root={root}", "image_size=16", "batch_size=8", "num_workers=0"])
-    plan: Any = effloop.build_loader(config).plan
+    return effloop.build_loader(config).plan
+
+
+def test_masks_are_stored_as_their_images(masked: Any) -> None:
+    images = [encode(photo(20, 24), "JPEG")] * 4
+    assert costs_of(masked, images, 0.0, masks=[encode_mask(mask_of(20, 24, 0))] * 4).images == 4
+    with pytest.raises(DataError, match=r"has a mask of 3. x 40 pixels"):
+        costs_of(masked, images, 0.0)
+
+
+def test_masks_are_read_and_decoded(masked: Any) -> None:
     source, masks = (
         Timed(of, name, before=lambda: time.sleep(0.005))
-        for of, name in ((plan.source, "read_mask"), (plan.masks, "decode"))
+        for of, name in ((masked.source, "read_mask"), (masked.masks, "decode"))
     )
-    found = loading_costs(replace(plan, masks=masks, source=source), 0.0)
+    found = loading_costs(replace(masked, masks=masks, source=source), 0.0)
     assert min(found.storage.wall_s, found.decode.wall_s) > 0.005
 
 
