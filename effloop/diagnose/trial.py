@@ -112,7 +112,8 @@ class Trial:
             return None
         stored = map(source.read_mask, sample_ids(self.plan, len(self.encoded)).tolist())
         found = (decode_mask(data, source.mask_format) for data in stored)
-        return [encode_mask(resize_mask(mask, *shrunk(*mask.shape, max_side))) for mask in found]
+        sized = ((mask, shrunk(mask.shape[0], mask.shape[1], max_side)) for mask in found)
+        return [encode_mask(resize_mask(mask, *size)) for mask, size in sized]
 
     def relative(self, costs: LoadingCosts) -> LoadingCosts:
         """Costs of the few images that were tried -> of the many that were measured."""

@@ -113,3 +113,9 @@ def test_re_encoded(folder: Path, tmp_path: Path) -> None:
         number = [key.encode() for key in KEYS].index(source.raw_key(index))
         np.testing.assert_array_equal(mask, resize_mask(mask_of(30 + number, 40, number), *mask.shape))
     assert main(["verify", f"data.root={tmp_path / 'set'}"]) == 0
+
+
+def test_a_name_that_is_no_line(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [f"data.root={folder}", "to=folder", f"out={tmp_path / 'set'}", "data.classes=[' a',b,c]"]
+    assert main(["convert", *words]) == 2
+    assert "the class ' a' can't be a line of classes.txt" in capsys.readouterr().err

@@ -41,6 +41,9 @@ def write_folder(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -
     """
     del shard_bytes  # one file per sample
     if dataset.targets.kind is Kind.masks:
+        for name in dataset.classes:
+            if [name] != name.strip().splitlines():
+                raise DataError(f"the class {name!r} can't be a line of {NAMES}; set data.classes=[NAME,NAME]")
         for split, records in dataset.splits.items():
             _write_masks(path / split, records)
         (path / NAMES).write_text("".join(f"{name}\n" for name in dataset.classes), encoding="utf-8")
