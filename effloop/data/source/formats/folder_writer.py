@@ -41,12 +41,7 @@ def write_folder(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -
     """
     del shard_bytes  # one file per sample
     if dataset.targets.kind is Kind.masks:
-        for name in dataset.classes:
-            if [name] != name.strip().splitlines():
-                raise DataError(f"the class {name!r} can't be a line of {NAMES}; set data.classes=[NAME,NAME]")
-        for split, records in dataset.splits.items():
-            _write_masks(path / split, records)
-        (path / NAMES).write_text("".join(f"{name}\n" for name in dataset.classes), encoding="utf-8")
+        _write_masked(path, dataset)
         return
     if dataset.targets:
         for split, records in dataset.splits.items():
@@ -80,6 +75,15 @@ def _write_image(folder: Path, name: bytes, data: Encoded) -> None:
             opened.write(data)
     except FileExistsError:
         raise DataError(f"{printable(file)} would be written twice; its key is another sample's") from None
+
+
+def _write_masked(path: Path, dataset: Dataset) -> None:
+    for name in dataset.classes:
+        if [name] != name.strip().splitlines():
+            raise DataError(f"the class {name!r} can't be a line of {NAMES}; set data.classes=[NAME,NAME]")
+    for split, records in dataset.splits.items():
+        _write_masks(path / split, records)
+    (path / NAMES).write_text("".join(f"{name}\n" for name in dataset.classes), encoding="utf-8")
 
 
 def _write_masks(folder: Path, records: Records) -> None:
