@@ -117,13 +117,15 @@ def check_same_data(state: Mapping[str, Any], data: Mapping[str, Any], *, in_pla
 
     Args:
         state: the checkpoint.
-        data: {split: its fingerprint} of the run to continue.
+        data: {split: its fingerprint} of the run to continue; files behind a URL are compared with those of a URL.
         in_place: whether in the same run folder.
 
     Raises:
         DataError: with both fingerprints.
     """
-    lines = compare.inputs(state.get("data", data), data)
+    then = dict(state.get("data", data))
+    both = {**data, "remote": then.get("remote")} if not ("remote" in then and "remote" in data) else data
+    lines = compare.inputs(then, both)
     if lines and in_place:
         raise DataError(
             f"the data is not what the run was trained on: {'; '.join(lines)}; put it back, "

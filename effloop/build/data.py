@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from effloop.build.environment import Environment
 from effloop.build.loader import Use, loader_for, source_of
 from effloop.data.loader import Loader
 from effloop.data.progressive import Stages
+from effloop.data.source.root import remote_facts, remote_files
 from effloop.data.source.splits import check_same_classes
 from effloop.data.source.storage.kept import looking_once
 from effloop.errors import ConfigError, warn
@@ -26,8 +27,9 @@ class Data:
         batches: what the loop asks for batches: `train`, or loaders of several sizes that take turns.
         largest: the loader of the training split whose batches take most memory.
         val: the validation split.
-        fingerprints: {split: its fingerprint}.
+        fingerprints: {split: its fingerprint}; of the files behind a URL `remote`, too.
         notes: lines for users.
+        download: what it took to have the files behind a URL here.
     """
 
     train: Loader
@@ -36,6 +38,7 @@ class Data:
     val: Loader
     fingerprints: dict[str, Any]
     notes: Sequence[str] = ()
+    download: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def classes(self) -> list[str]:
@@ -60,18 +63,22 @@ def build_data(environment: Environment) -> Data:
     batches, largest = _stages(environment, train)
     val = loader_for(config, task, source_of(config, "val", parallel), parallel, Use("val", False))
     fingerprints = {"train": train.plan.source.fingerprint(), "val": val.plan.source.fingerprint()}
+    if (remote := remote_files(config.data)) is not None:
+        fingerprints["remote"] = remote.fingerprint()
     check_same_classes(train.plan.source, val.plan.source)
     parallel.assert_equal("the data", json.dumps(fingerprints, sort_keys=True))
     notes = [*dict.fromkeys(split.plan.source.note for split in (train, val) if split.plan.source.note)]
     if line := train.plan.order.describe():
         notes.append(line)
+    download, line = remote_facts(config.data)
+    notes += [line] * bool(line)
     if fingerprints["train"] == fingerprints["val"]:
         notes.append(
             f"validation uses the training images ({val.plan.source.where}): its scores say nothing about other "
             "images; set data.val_split to a split of images that aren't trained on"
         )
         parallel.on_rank0(lambda: warn(notes[-1]))
-    return Data(train, batches, largest, val, fingerprints, notes)
+    return Data(train, batches, largest, val, fingerprints, notes, download)
 
 
 def _stages(environment: Environment, train: Loader) -> tuple[BatchStream, Loader]:

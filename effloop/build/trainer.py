@@ -17,6 +17,7 @@ from effloop.build.room import check_room
 from effloop.checkpoint import Checkpoints, checkpointers
 from effloop.config import Config
 from effloop.config.hydra_setup import run_folder
+from effloop.data.source.root import remote_files
 from effloop.errors import ConfigError
 from effloop.profile import profilers
 from effloop.record import SKIPPED, Metrics, Recorder, recorders
@@ -83,6 +84,7 @@ def build_trainer(
         overrides,
         {"classes": data.classes, **data.fingerprints},
         environment.parallel.world_size,
+        remote_files(config.data),
     )
     planned = run_dir or Path(run_folder(config.out, config.run))
     environment.parallel.on_rank0(partial(check_room, environment.config, learner, start, planned))
@@ -138,6 +140,8 @@ def _trainer(
     config, parallel = environment.config, environment.parallel
     checkpoints = _checkpoints(environment, data, run_dir)
     metrics = Metrics(environment.task.num_sums, parallel.device, parallel.sum)
+    recorder = _recorder(environment, start, run_dir, startup)
+    recorder.download = data.download
     trainer = Trainer(
         model=learner.model,
         train_step=learner.train_step,
@@ -149,7 +153,7 @@ def _trainer(
         nan=_nan_policy(environment, data, learner, metrics, checkpoints),
         parallel=parallel,
         precision=environment.precision,
-        recorder=_recorder(environment, start, run_dir, startup),
+        recorder=recorder,
         checkpoints=checkpoints,
         profiler=profilers.build(config.profile, run_dir, parallel.device, parallel.rank),
         train=learner.train,

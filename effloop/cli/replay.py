@@ -22,6 +22,7 @@ from effloop.config import Config
 from effloop.config.hydra_setup import run_folder
 from effloop.data.source import Source
 from effloop.data.source.base import printable
+from effloop.data.source.root import remote_files
 from effloop.data.source.splits import open_split
 from effloop.launch.execute import run
 from effloop.launch.spec import RunSpec
@@ -119,8 +120,12 @@ def find_differences(original: RunRecord, config: Config) -> Iterator[str]:
     yield from compare.environments(original.environment, _environment(config, _num_ranks(original, config) or 1))
     opened = {split: open_split(config.data, split) for split in ("train", "val")}
     fingerprints = {split: source.fingerprint() for split, source in opened.items()}
+    if remote := remote_files(config.data):
+        fingerprints["remote"] = remote.fingerprint()
     data = {"classes": list(opened["train"].classes), **fingerprints, **initial_files(config)}
     yield from compare.inputs(original.data, data) if original.data else ["data: not recorded then"]
+    if remote:  # whose ETags say it
+        return
     with suppress(ValueError):  # older runs have no start time
         since = datetime.fromisoformat(str(original.environment.get("started"))).timestamp()
         yield from _changed_files([*opened.values()], since, config.data.root)

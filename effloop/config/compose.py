@@ -17,6 +17,7 @@ from effloop.config import guard, messages, typed
 from effloop.config.hydra_setup import compose_tree
 from effloop.config.schema import Config, word
 from effloop.config.task_of_data import follow_data, with_task
+from effloop.data.remote.location import is_remote
 from effloop.errors import ConfigError
 from effloop.parallel.rank_env import detect_launcher
 from effloop.precision import PrecisionConfig, precisions
@@ -118,8 +119,8 @@ def save(config: Config, path: Path) -> None:
 def to_dict(config: Config) -> dict[str, Any]:
     """A config as plain dicts, lists and values, for a run folder or checkpoint; paths are made absolute."""
     plain: Any = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
-    for key in ("root", "val_root", "images", "colors", "index_dir"):
-        if plain["data"].get(key):
+    for key in ("root", "val_root", "images", "colors", "index_dir", "download_dir"):
+        if plain["data"].get(key) and not is_remote(plain["data"][key]):
             plain["data"][key] = os.path.abspath(os.path.expanduser(plain["data"][key]))
     if plain["resume"]:
         plain["resume"] = os.path.abspath(os.path.expanduser(plain["resume"]))

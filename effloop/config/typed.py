@@ -28,6 +28,7 @@ _PATHS = frozenset(
         "data.images",
         "data.colors",
         "data.index_dir",
+        "data.download_dir",
         "model.weights",
         "model.backbone_weights",
         "distill.teacher",

@@ -142,7 +142,6 @@ def portable(config: Config) -> dict[str, Any]:
     plain = configs.to_dict(config)
     plain["model"] |= {"weights": None, "freeze": [], "checkpointing": False}
     plain["distill"]["teacher"] = None
-    if "index_dir" in plain["data"]:
-        plain["data"]["index_dir"] = None
+    plain["data"] |= {key: None for key in ("index_dir", "download_dir") if key in plain["data"]}
     fixed = {"precision": {"name": "fp32"}, "amp": None, "probe": 0, "profile": {"name": "none"}}
     return {**plain, **fixed, "resume": None, "out": "outputs", "run": "exported"}

@@ -10,7 +10,7 @@ import shlex
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,9 @@ from typing import Any
 import torch
 
 from effloop.checkpoint import files
+from effloop.data.remote.fetch import tell_progress
+from effloop.data.remote.location import is_remote
+from effloop.data.source.root import expand_root
 from effloop.errors import BUG, EffLoopError, InterruptedRunError, PreemptedRunError
 from effloop.launch.continued import going_on
 from effloop.launch.spec import RunSpec
@@ -38,6 +41,9 @@ from effloop.system.terminal import escaped_output
 _PATIENCE_S = {"lost": 5.0, "crash": 1.0}
 """The launcher ends all ranks when one dies. A rank that fails because of that waits this long to be ended,
 so that the first failure is reported and not its consequences."""
+
+_FETCHING = "fetching"
+_POLL_S = 0.05
 
 _KEY = "start_timeout_s"  # of `parallel`
 
@@ -83,7 +89,8 @@ class RankSession:
     """
 
     def __init__(self, group: RankGroup, state: RestartState) -> None:
-        self._group, self._state = group, state
+        self._group, self._state, self._told = group, state, 0.0
+        tell_progress(self._fetches)
         self.shared = False
         """Whether rank 0 has told the others what to do."""
 
@@ -103,11 +110,38 @@ class RankSession:
         Raises:
             EffLoopError: what one line explains; without text, rank 0 had no run to share, and has said why.
         """
+        self._wait(lambda: self._group.store.check(["spec"]))
         spec = json.loads(self._group.store.get("spec"))
         if spec == "failed":
             raise EffLoopError
         if spec:
-            train(RunSpec.from_plain(spec), self._state)
+            run = RunSpec.from_plain(spec)
+            self._fetch(run)
+            train(run, self._state)
+
+    def _fetch(self, run: RunSpec) -> None:
+        """Fetch remote data, and wait for the other machines: the time that it takes is no rank's fault."""
+        if is_remote(run.config.data.root):
+            expand_root(run.config.data)
+            store = self._group.store
+            store.add("fetched", 1)
+            self._wait(lambda: store.add("fetched", 0) == self._group.env.world_size)
+
+    def _wait(self, there: Callable[[], bool]) -> None:
+        """Wait for other ranks as long as one of them fetches data; without that, as long as for a start."""
+        store, known, until = self._group.store, -1, 0.0
+        while not there():
+            if (now := store.add(_FETCHING, 0)) != known:
+                known, until = now, time.monotonic() + _typed_timeout_s()
+            if time.monotonic() > until:
+                return  # what comes next says who is missing
+            time.sleep(_POLL_S)
+
+    def _fetches(self) -> None:
+        """Tell the other ranks that this one fetches data."""
+        if (now := time.monotonic()) - self._told > 1:
+            self._told = now
+            self._group.store.add(_FETCHING, 1)
 
     def _publish(self, spec: Any) -> None:
         self._group.store.set("spec", json.dumps(spec))

@@ -61,7 +61,9 @@ def inputs(then: Tree, now: Tree) -> list[str]:
 
 def describe_fingerprint(fingerprint: Tree) -> str:
     """A fingerprint (over keys, labels and sizes) as text: `40 samples, 31,234 bytes, sha256 0123456789ab`."""
-    counts = [f"{fingerprint[key]:,} {key}" for key in ("samples", "bytes") if isinstance(fingerprint.get(key), int)]
+    counts = [
+        f"{fingerprint[key]:,} {key}" for key in ("samples", "files", "bytes") if isinstance(fingerprint.get(key), int)
+    ]
     return ", ".join([*counts, f"sha256 {str(fingerprint.get('sha256'))[:_HASH_CHARS]}"])
 
 

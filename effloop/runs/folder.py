@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 from effloop import config as configs
 from effloop.checkpoint import files
 from effloop.config import Config
+from effloop.data.remote.manifest import Manifest
 from effloop.errors import PROGRAM, ConfigError, EffLoopError, PreemptedRunError
 from effloop.model import weights_file
 from effloop.runs import compare
@@ -32,6 +33,9 @@ TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(/\d+)?$")  # the number 
 
 RESUMED = "resumed.json"
 """File of a run folder: how the run was resumed with other overrides or in another environment."""
+
+REMOTE = "remote.json"
+"""File of a run folder: the files behind a `data.root` that is a URL, with their sizes and ETags."""
 
 _DIFFS = ("effloop.diff", "changes.diff")
 _MAX_DIFF_BYTES = 5_000_000
@@ -116,7 +120,7 @@ def _clear(folder: Path) -> None:
     if not (folder / STATE).is_file():
         return
     remove_stale(folder)
-    for path in (*(folder / name for name in (RESUMED, *_DIFFS)), *folder.glob("tensorboard/*.tfevents.*")):
+    for path in (*(folder / name for name in (RESUMED, REMOTE, *_DIFFS)), *folder.glob("tensorboard/*.tfevents.*")):
         path.unlink(missing_ok=True)
 
 
@@ -143,16 +147,18 @@ class RunInfo:
         overrides: those that it was composed from, or is resumed with.
         data: {split: its fingerprint}, and the names of the `classes`.
         ranks: number of processes that train.
+        remote: the files behind a URL, for remote.json; None without.
     """
 
     config: Config
     overrides: Sequence[str]
     data: Mapping[str, Any]
     ranks: int = 1
+    remote: Manifest | None = None
 
 
 def write_run_info(run_dir: Path, info: RunInfo) -> None:
-    """Write config.yaml, overrides.yaml, environment.json and data.json, each whole or not at all.
+    """Write config.yaml, overrides.yaml, environment.json, data.json and remote.json, each whole or not at all.
 
     Uncommitted changes of the working directory's checkout go to changes.diff; those of EffLoop's, if it is another
     one, to effloop.diff.
@@ -161,6 +167,8 @@ def write_run_info(run_dir: Path, info: RunInfo) -> None:
     _write_overrides(run_dir, info.overrides)
     _write_json(run_dir / "environment.json", describe_environment(checkouts, info.ranks))
     _write_json(run_dir / "data.json", {**info.data, **initial_files(info.config)})
+    if info.remote:
+        info.remote.write(run_dir / REMOTE)
     named = zip(_DIFFS, (checkouts["effloop"], checkouts["git"]), strict=True)  # the latter name if they are equal
     for name, checkout in {each.root: (name, each) for name, each in named if each}.values():
         if checkout.facts["dirty"]:

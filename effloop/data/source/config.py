@@ -8,6 +8,7 @@ from enum import Enum
 
 from omegaconf import MISSING
 
+from effloop.data.remote.location import check_root
 from effloop.errors import ConfigError
 from effloop.registry import PartConfig
 
@@ -41,7 +42,8 @@ class DataConfig(PartConfig):
     """Fields that every source has.
 
     Attributes:
-        root: path of the dataset.
+        root: path of the dataset, or a URL: s3://BUCKET/PATH, gs://, az://, https:// and what fsspec reads, of a
+            folder or a file, with braces and wildcards if wanted: s3://BUCKET/in1k-{train,val}-{000..127}.tar.
         train_split, val_split: names of the two splits in the dataset. `train` also stands for training, and `val` for
             valid, validation, dev, eval or, where there is nothing else, test. A `val_split` of null is none, for
             `val` and `folds`.
@@ -66,6 +68,10 @@ class DataConfig(PartConfig):
             follow the training split; classes that only the validation split has come after.
         cache_gb: GB (10^9 bytes) for the cache of both splits; what doesn't fit is read from disk. null is half of
             the free memory.
+        download_dir: folder for the files behind a URL, which runs share; null is $XDG_CACHE_HOME/effloop/remote or
+            ~/.cache/effloop/remote.
+        download_gb: GB (10^9 bytes) that this folder may have; data that no run uses is removed for it. null is 80 % of
+            the free disk.
         channels: 3 is RGB. 1 is grey, from the decoder to the model, in a third of the memory: of a colour JPEG its
             luminance as it is stored, of other colours Pillow's formula (0.299 R + 0.587 G + 0.114 B).
         mean, std: (R, G, B) in units of 0-1, used to normalize on the device. If both are null, images stay uint8. With
@@ -87,21 +93,33 @@ class DataConfig(PartConfig):
     allow_missing_classes: bool = False
     cache: Cache = Cache.none
     cache_gb: float | None = None
+    download_dir: str | None = None
+    download_gb: float | None = None
     channels: int = 3
     mean: list[float] | None = field(default_factory=lambda: [0.485, 0.456, 0.406])  # ImageNet's
     std: list[float] | None = field(default_factory=lambda: [0.229, 0.224, 0.225])
 
     def __post_init__(self) -> None:
+        check_root(self.root or "")
         if self.check < 0:
             raise ConfigError(f"data.check: {self.check} is not allowed; set 0 (none) or a number above it")
-        if self.cache_gb is not None and not 0 < self.cache_gb < math.inf:
-            raise ConfigError(f"data.cache_gb: {self.cache_gb} is not allowed; set a number above 0, or null")
+        for key in ("cache_gb", "download_gb"):
+            if (limit := getattr(self, key)) is not None and not 0 < limit < math.inf:
+                raise ConfigError(f"data.{key}: {limit} is not allowed; set a number above 0, or null")
         if self.tail is Tail.pad:
             raise ConfigError("data.tail: pad is for evaluation, BatchNorm would see the padding; set drop or wrap")
         if (self.mean is None) != (self.std is None):
             raise ConfigError("data.mean, data.std: one is null and the other isn't; set both or neither")
         if self.channels not in (1, 3):
             raise ConfigError(f"data.channels: {self.channels} is not allowed; set 3 (RGB) or 1 (grey)")
+        self._check_normalisation()
+        if self.channels == 1 and self.mean is not None and self.std is not None:
+            self.mean, self.std = ([round(sum(each) / len(each), 6)] for each in (self.mean, self.std))
+        if not 0 <= self.balance <= 1:
+            raise ConfigError(f"data.balance: {self.balance} is not allowed; set a number from 0 to 1")
+        self._check_division()
+
+    def _check_normalisation(self) -> None:
         finite, positive = "one finite number", "a number above 0"
         if self.channels == 3:
             finite, positive = "three finite numbers, for R, G, B", "three numbers above 0"
@@ -110,11 +128,6 @@ class DataConfig(PartConfig):
                 raise ConfigError(f"data.{key}: {values} is not allowed; set {finite}")
         if self.std is not None and min(self.std) <= 0:
             raise ConfigError(f"data.std: {self.std} is not allowed; set {positive}")
-        if self.channels == 1 and self.mean is not None and self.std is not None:
-            self.mean, self.std = ([round(sum(each) / len(each), 6)] for each in (self.mean, self.std))
-        if not 0 <= self.balance <= 1:
-            raise ConfigError(f"data.balance: {self.balance} is not allowed; set a number from 0 to 1")
-        self._check_division()
 
     @property
     def divides(self) -> bool:

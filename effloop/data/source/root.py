@@ -8,18 +8,24 @@ from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import Any
 
+from effloop.data.remote.fetch import fetched_of, local_root, manifest_of_root
+from effloop.data.remote.location import is_remote
+from effloop.data.remote.manifest import Manifest
 from effloop.data.source.config import DataConfig
 from effloop.errors import ConfigError
 
 
 def expand_root(config: DataConfig) -> Path:
-    """`data.root` as a path, `~` expanded.
+    """`data.root` as a path, `~` expanded; of a URL where its files are on this machine, fetched if need be.
 
     Raises:
         ConfigError: it is unset, doesn't exist, or is neither a file nor a folder (opening a FIFO would block).
+        DataError: a URL's files can't be listed or fetched.
     """
     if not config.root:
         raise ConfigError(f"data.root is missing; data={config.name} needs it: set data.root=PATH")
+    if is_remote(config.root):
+        return local_root(config.root, download_folder(config), config.download_gb)
     root = Path(os.path.expanduser(config.root))
     try:
         mode = os.stat(root).st_mode
@@ -32,6 +38,24 @@ def expand_root(config: DataConfig) -> Path:
     if not (S_ISREG(mode) or S_ISDIR(mode)):
         raise ConfigError(f"data.root: '{config.root}' is neither a file nor a folder; set data.root=PATH")
     return root
+
+
+def download_folder(config: DataConfig) -> Path:
+    """`data.download_dir`, or a folder in the user's cache folder where that is None."""
+    if config.download_dir:
+        return Path(config.download_dir).expanduser().absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "effloop" / "remote"
+
+
+def remote_files(config: DataConfig) -> Manifest | None:
+    """The files behind a `data.root` that is a URL, once it was opened; None for a path."""
+    return manifest_of_root(config.root, download_folder(config)) if config.root and is_remote(config.root) else None
+
+
+def remote_facts(config: DataConfig) -> tuple[dict[str, float], str]:
+    """What it took to have a URL's files here, for a run's summary, and in a line; empty for a path."""
+    found = fetched_of(config.root, download_folder(config)) if config.root and is_remote(config.root) else None
+    return (found[0].facts(), found[1]) if found else ({}, "")
 
 
 def root_file(config: DataConfig) -> Path:

@@ -1,0 +1,215 @@
+"""Buckets of S3, Google and Azure by obstore, and every other scheme by fsspec."""
+
+from __future__ import annotations
+
+import configparser
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from effloop.data.remote.http import HttpStore
+from effloop.data.remote.location import Location, redacted
+from effloop.data.remote.manifest import Manifest, RemoteFile, manifest_of
+from effloop.data.remote.store import TIMEOUT_S, ChangedError, FetchError, Store, retried
+from effloop.errors import ConfigError, DataError, optional_package
+
+_BUCKETS = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss")
+_EXTRA = "effloop[remote]"
+_PIECE = 1 << 20
+_FIRST_ATTEMPTS = 4
+_MOST_FILES = 100_000
+_VERSIONS = ("ETag", "etag", "md5Hash", "md5", "checksum", "blob_id", "sha256", "LastModified", "mtime", "modified")
+"""What file systems of fsspec tell about the content of a file."""
+
+
+def store_of(location: Location) -> Store:
+    """What reads a location.
+
+    Raises:
+        ConfigError: a package is missing, or nothing reads such a URL.
+    """
+    if location.is_http:
+        return HttpStore(location)
+    return BucketStore(location) if location.scheme in _BUCKETS else FsspecStore(location)
+
+
+class BucketStore(Store):
+    """A bucket of an object store."""
+
+    def __init__(self, location: Location) -> None:
+        super().__init__(location)
+        self._obstore = optional_package("obstore", f"data.root: '{location.root}'", _EXTRA)
+        from_url = optional_package("obstore.store", "data.root", _EXTRA).from_url
+        timeouts = {"connect_timeout": f"{TIMEOUT_S:g}s", "timeout": "300s"}  # the latter is of a whole request
+        options = {**_aws(location), "client_options": {**timeouts, "allow_http": True}}
+        try:
+            self._store = from_url(location.place, **options, retry_config={"max_retries": 0})
+        except Exception as error:
+            raise ConfigError(f"data.root: '{location.root}' can't be opened: {redacted(str(error))[:300]}") from None
+
+    def manifest(self) -> Manifest:
+        location = self.location
+        if location.has_patterns:
+            found = [file for file in self._listed(location.base) if location.matches(file.key)]
+            return manifest_of(location, found, alone=False, base=location.base)
+        folder = location.path.rstrip("/") + "/" if location.path else ""
+        found = self._listed(folder)
+        if found or not location.path or location.path.endswith("/"):
+            return manifest_of(location, found, alone=False, base=folder)
+        return manifest_of(location, [self._head(location.path)], alone=True, base=location.base)
+
+    def _listed(self, folder: str) -> list[RemoteFile]:
+        def listed() -> list[RemoteFile]:
+            found: list[RemoteFile] = []
+            try:
+                for batch in self._obstore.list(self._store, prefix=folder.rstrip("/") or None, chunk_size=1000):
+                    found.extend(map(_file, batch))
+                    if len(found) > _MOST_FILES:
+                        raise FetchError(
+                            f"it has more than {_MOST_FILES:,} files; pack them into shards, or name some by a pattern",
+                            final=True,
+                        )
+            except self._errors as error:
+                raise self._failure(error) from None
+            return found
+
+        return retried(self.location.url(folder), listed, _FIRST_ATTEMPTS)
+
+    def _head(self, key: str) -> RemoteFile:
+        def head() -> RemoteFile:
+            try:
+                return _file(self._obstore.head(self._store, key))
+            except self._errors as error:
+                raise self._failure(error) from None
+
+        return retried(self.location.url(key), head, _FIRST_ATTEMPTS)
+
+    def read(self, file: RemoteFile, start: int, stop: int) -> Iterator[bytes | memoryview]:
+        options: dict[str, Any] = {"range": (start, stop)}
+        if file.version and ":" not in file.version:  # a time is no ETag
+            options["if_match"] = f'"{file.version}"'
+        try:
+            answer = self._obstore.get(self._store, file.key, options=options)
+            now = _file(answer.meta)
+            if (now.size, now.version) != (file.size, file.version):
+                raise ChangedError
+            for piece in answer.stream(min_chunk_size=_PIECE):
+                yield memoryview(piece)
+        except self._errors as error:
+            raise self._failure(error) from None
+
+    @property
+    def _errors(self) -> tuple[type[Exception], ...]:
+        return (self._obstore.exceptions.BaseError, OSError, ValueError)
+
+    def _failure(self, error: Exception) -> FetchError:
+        """An attempt that got no answer, or another one."""
+        errors = self._obstore.exceptions
+        if isinstance(error, errors.PreconditionError):
+            return ChangedError()
+        told = {
+            errors.NotFoundError: "it is not there",
+            FileNotFoundError: "it is not there",
+            errors.PermissionDeniedError: "403 Forbidden: these credentials don't allow it",
+            errors.UnauthenticatedError: "401 Unauthorized: set credentials in the environment",
+        }
+        for kind, reason in told.items():
+            if isinstance(error, kind):
+                return FetchError(reason, final=True)
+        final = isinstance(error, errors.InvalidPathError | errors.NotSupportedError | ValueError)
+        return FetchError(str(error), final=final)
+
+
+def _file(meta: Mapping[str, Any]) -> RemoteFile:
+    version = meta.get("e_tag") or meta["last_modified"].isoformat()
+    return RemoteFile(meta["path"], int(meta["size"]), str(version).strip('"'))
+
+
+def _aws(location: Location) -> dict[str, str]:
+    """What `~/.aws` says, as AWS's own programs have it, where the environment has no keys: obstore doesn't read it."""
+    if not location.scheme.startswith("s3") or "AWS_ACCESS_KEY_ID" in os.environ:
+        return {}
+    profile = os.environ.get("AWS_PROFILE", "default")
+    found: dict[str, str] = {}
+    for variable, name, section in (
+        ("AWS_CONFIG_FILE", "config", profile if profile == "default" else f"profile {profile}"),
+        ("AWS_SHARED_CREDENTIALS_FILE", "credentials", profile),
+    ):
+        parser = configparser.RawConfigParser()
+        path = Path(os.environ.get(variable) or Path.home() / ".aws" / name)
+        try:
+            parser.read(path)
+        except configparser.Error:
+            raise ConfigError(f"data.root: {path} can't be read; correct it, or set AWS_ACCESS_KEY_ID") from None
+        if parser.has_section(section):
+            found |= dict(parser.items(section))
+    names = {
+        "aws_access_key_id": "access_key_id",
+        "aws_secret_access_key": "secret_access_key",
+        "aws_session_token": "session_token",
+        "region": "region",
+        "endpoint_url": "endpoint",
+    }
+    variables = {"region": ("AWS_REGION", "AWS_DEFAULT_REGION"), "endpoint_url": ("AWS_ENDPOINT_URL", "AWS_ENDPOINT")}
+    return {
+        option: found[name]
+        for name, option in names.items()
+        if name in found and not any(each in os.environ for each in variables.get(name, ()))
+    }
+
+
+class FsspecStore(Store):
+    """Whatever else fsspec reads."""
+
+    def __init__(self, location: Location) -> None:
+        super().__init__(location)
+        core = optional_package("fsspec.core", f"data.root: '{location.root}'", _EXTRA)
+        try:
+            self._system, _ = core.url_to_fs(location.place)
+        except (ImportError, ValueError) as error:
+            raise ConfigError(f"data.root: '{location.root}': {redacted(str(error))[:300]}") from None
+        self._root = location.host
+
+    def manifest(self) -> Manifest:
+        location = self.location
+        if location.has_patterns:
+            found = [file for file in self._listed(location.base) if location.matches(file.key)]
+            return manifest_of(location, found, alone=False, base=location.base)
+        found = self._listed(location.path)
+        alone = [file.key for file in found] == [location.path]
+        folder = location.path.rstrip("/") + "/" if location.path else ""
+        return manifest_of(location, found, alone=alone, base=location.base if alone else folder)
+
+    def _path(self, key: str) -> str:
+        return "/".join(filter(None, (self._root, key)))
+
+    def _listed(self, folder: str) -> list[RemoteFile]:
+        path = self._path(folder).rstrip("/")
+
+        def listed() -> list[RemoteFile]:
+            try:
+                rows = self._system.find(path, detail=True)
+            except Exception as error:  # each file system has its own
+                raise _refused(error) from None
+            return [self._file(name, row) for name, row in rows.items()]
+
+        return retried(self.location.url(folder), listed, _FIRST_ATTEMPTS)
+
+    def _file(self, name: str, row: Mapping[str, Any]) -> RemoteFile:
+        key = name.lstrip("/").removeprefix(self._root).lstrip("/")
+        version = next((str(row[each]) for each in _VERSIONS if row.get(each) is not None), "")
+        if row.get("size") is None:
+            raise DataError(f"{self.location.url(key)} has no known size; set data.root to another URL")
+        return RemoteFile(key, int(row["size"]), version.strip('"'))
+
+    def read(self, file: RemoteFile, start: int, stop: int) -> Iterator[bytes | memoryview]:
+        try:
+            yield self._system.cat_file(self._path(file.key), start=start, end=stop)
+        except Exception as error:
+            raise _refused(error) from None
+
+
+def _refused(error: Exception) -> FetchError:
+    final = isinstance(error, FileNotFoundError | PermissionError | NotImplementedError | ImportError)
+    return FetchError(f"{type(error).__name__}: {error}", final=final)

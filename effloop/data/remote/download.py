@@ -1,0 +1,262 @@
+"""The process that lists and fetches: `python -m effloop.data.remote.download`, started by `fetch`.
+
+A client's threads and connections don't survive a fork, and workers are forked: so they are in a process of their own.
+It reads a line of JSON, writes the path of a manifest, waits for a line, and fetches. What it says is a line of JSON:
+{"manifest": PATH}, {"bytes": N} of what has come since, {"done": true} or {"error": LINE, "kind": NAME}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from effloop.data.remote.buckets import store_of
+from effloop.data.remote.cache import DONE, PART, Cache
+from effloop.data.remote.location import Location
+from effloop.data.remote.manifest import Manifest, RemoteFile
+from effloop.data.remote.store import Attempts, FetchError, Store
+from effloop.errors import ConfigError, EffLoopError
+from effloop.system.files import describe_failure
+from effloop.system.processes import end_with_parent, ignore_interrupts, ignore_stops, unblock_interrupts
+
+CHUNK_BYTES = 16 << 20
+"""What a thread asks for at once, and what a killed process begins again."""
+THREADS = 16
+_TELL_S = 0.2
+_SLOW_S, _SLOW_BYTES = 60.0, 64 << 10
+"""A connection that brings less in that time is tried anew."""
+
+
+class Part:
+    """A file that is being fetched: its bytes at their places, and a list of the chunks that are there."""
+
+    def __init__(self, file: RemoteFile, path: Path, chunk_bytes: int) -> None:
+        self.file, self._path = file, path
+        self._part, self._list = path.with_name(path.name + PART), path.with_name(path.name + DONE)
+        size = chunk_bytes if file.ranges else file.size
+        self._chunks = [(start, min(start + size, file.size)) for start in range(0, file.size, size)]
+        known = self._known() if file.ranges else set()
+        self._fd = os.open(self._part, os.O_RDWR | os.O_CREAT, 0o644)
+        self._done = self._list.open("a" if known else "w")
+        self.missing = [chunk for chunk in self._chunks if chunk not in known]
+        self._left, self._lock = len(self.missing), threading.Lock()
+        self.closed = False
+
+    def _known(self) -> set[tuple[int, int]]:
+        try:
+            rows = [line.split() for line in self._list.read_text().splitlines(keepends=True) if line.endswith("\n")]
+            found = {(int(start), int(stop)) for start, stop in rows}
+            return found & {*self._chunks} if self._part.exists() else set()
+        except (OSError, ValueError):
+            return set()
+
+    def write(self, data: bytes | memoryview, at: int) -> None:
+        """Write bytes at their place."""
+        view = memoryview(data)
+        while view:
+            count = os.pwrite(self._fd, view, at)
+            view, at = view[count:], at + count
+
+    def chunk_done(self, start: int, stop: int) -> None:
+        """Note that a chunk is there; with the last one the file appears under its name."""
+        with self._lock:
+            self._done.write(f"{start} {stop}\n")
+            self._done.flush()
+            self._left -= 1
+            if not self._left:
+                self.finish()
+
+    def finish(self) -> None:
+        """Check the size, have it on the disk, and rename it."""
+        os.ftruncate(self._fd, self.file.size)
+        os.fsync(self._fd)
+        self.close()
+        os.replace(self._part, self._path)
+        self._list.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Leave it as it is."""
+        if not self.closed:
+            self.closed = True
+            os.close(self._fd)
+            with suppress(OSError):
+                self._done.close()
+
+
+class Download:
+    """Fetches files by threads.
+
+    Args:
+        store: where they are.
+        manifest: which they are.
+        cache: where they go.
+        chunk_bytes: see `CHUNK_BYTES`.
+    """
+
+    def __init__(self, store: Store, manifest: Manifest, cache: Cache, chunk_bytes: int) -> None:
+        self._store, self._manifest, self._cache, self._chunk_bytes = store, manifest, cache, chunk_bytes
+        self._stopped = threading.Event()
+        self._lock = threading.Lock()
+        self._open: list[Part] = []
+        self._tasks = self._each_chunk()
+        self.bytes = 0
+
+    def run(self) -> None:
+        """Fetch what is missing.
+
+        Raises:
+            DataError: something can't be fetched.
+            OSError: it can't be written.
+        """
+        try:
+            with ThreadPoolExecutor(THREADS) as pool:
+                threads = [pool.submit(self._work) for _ in range(THREADS)]
+            for each in threads:
+                each.result()
+        finally:
+            for part in self._open:
+                part.close()
+
+    def _each_chunk(self) -> Iterator[tuple[Part, int, int]]:
+        for file in self._cache.missing(self._manifest):
+            part = Part(file, self._cache.content(self._manifest, file), self._chunk_bytes)
+            self._open = [each for each in self._open if not each.closed] + [part]
+            if not part.missing:
+                part.finish()
+            for start, stop in part.missing:
+                yield part, start, stop
+
+    def _work(self) -> None:
+        try:
+            while not self._stopped.is_set():
+                with self._lock:
+                    task = next(self._tasks, None)
+                if task is None:
+                    return
+                self._fetch(*task)
+        except BaseException:
+            self._stopped.set()
+            raise
+
+    def _fetch(self, part: Part, start: int, stop: int) -> None:
+        """Fetch a chunk; a connection that ends early is gone on with where it ended."""
+        at, attempts = start, Attempts(self._store.location.url(part.file.key), stopped=self._stopped)
+        while at < stop and not self._stopped.is_set():
+            try:
+                for data in self._measured(part.file, at, stop):
+                    if at + len(data) > stop:
+                        raise FetchError(f"it has more than {stop:,} bytes", final=True)
+                    part.write(data, at)
+                    at += len(data)
+                    attempts.progress()
+                    with self._lock:
+                        self.bytes += len(data)
+                if at < stop:
+                    raise FetchError(f"the connection ended after {at:,} of {part.file.size:,} bytes")
+            except FetchError as error:
+                attempts.failed(error)
+                if not part.file.ranges:
+                    at = start
+        if at == stop:
+            part.chunk_done(start, stop)
+
+    def _measured(self, file: RemoteFile, at: int, stop: int) -> Iterator[bytes | memoryview]:
+        """What the store reads, unless that is as good as nothing."""
+        since, count = time.monotonic(), 0
+        for data in self._store.read(file, at, stop):
+            if self._stopped.is_set():
+                return
+            count += len(data)
+            if (now := time.monotonic()) - since > _SLOW_S:
+                if count < _SLOW_BYTES:
+                    raise FetchError(f"{count:,} bytes in {_SLOW_S:g} s are too slow")
+                since, count = now, 0
+            yield data
+
+
+def _say(**facts: Any) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+def _tell(download: Download, over: threading.Event) -> None:
+    """Say regularly what has come: this shows, too, that this process is alive."""
+    told = 0
+    while not over.wait(_TELL_S):
+        now = download.bytes
+        _say(bytes=now - told)
+        told = now
+    _say(bytes=download.bytes - told)
+
+
+def _alive(over: threading.Event) -> None:
+    while not over.wait(1):
+        _say(bytes=0)
+
+
+def _run(asked: dict[str, Any]) -> None:
+    cache, location = Cache(Path(asked["folder"])), Location.of(asked["root"])
+    over = threading.Event()
+    thread = threading.Thread(target=_alive, args=[over], daemon=True)
+    thread.start()
+    try:
+        store = store_of(location)
+        manifest = store.manifest()
+        path = cache.view(manifest).with_suffix(".json")
+        manifest.write(path)
+    finally:
+        over.set()
+        thread.join()
+    _say(manifest=str(path))
+    sys.stdin.readline()  # until the dataset can't be removed any more
+    if cache.missing(manifest):
+        cache.make_room(manifest, asked["limit"])
+        _fetch(Download(store, manifest, cache, asked["chunk_bytes"]), cache.folder)
+    cache.link(manifest)
+    _say(done=True)
+
+
+def _fetch(download: Download, folder: Path) -> None:
+    over = threading.Event()
+    thread = threading.Thread(target=_tell, args=[download, over], daemon=True)
+    thread.start()
+    try:
+        download.run()
+    except OSError as error:
+        raise ConfigError(
+            f"data.download_dir: {describe_failure(folder, error)}; make room there, or set data.download_dir=FOLDER"
+        ) from None
+    finally:
+        over.set()
+        thread.join()
+
+
+def main() -> None:
+    """Do what the line on the standard input asks for."""
+    ignore_interrupts()
+    ignore_stops()
+    unblock_interrupts()
+    asked = json.loads(sys.stdin.readline())
+    end_with_parent(asked["parent"])
+    try:
+        _run(asked)
+    except BrokenPipeError:
+        os._exit(1)
+    except EffLoopError as error:
+        _say(error=str(error), kind="config" if isinstance(error, ConfigError) else "data")
+    except OSError as error:
+        path = Path(os.fsdecode(error.filename)) if error.filename else Path(asked["folder"])
+        _say(error=f"data.download_dir: {describe_failure(path, error)}; set another folder", kind="config")
+    sys.stdout.flush()
+    os._exit(0)  # a client may have threads that wait
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,297 @@
+"""A remote dataset as a local one: listed once by the process that begins, fetched by another, found by all others."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from effloop.data.remote.cache import Cache
+from effloop.data.remote.download import CHUNK_BYTES
+from effloop.data.remote.location import Location
+from effloop.data.remote.manifest import Manifest
+from effloop.data.remote.progress import ByteMeter
+from effloop.errors import ConfigError, DataError, EffLoopError, warn
+from effloop.system.processes import how_ended, interrupts_blocked_in_children
+
+_FOUND = "EFFLOOP_REMOTE"
+"""Environment variable with the local paths of remote roots, for processes that are started from here."""
+_SILENT_S = 60.0
+_STARTS = 3
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What it took to have a remote dataset here.
+
+    Attributes:
+        files, bytes: of the dataset.
+        fetched_bytes: those that weren't here yet.
+        seconds: for listing and fetching.
+    """
+
+    files: int
+    bytes: int
+    fetched_bytes: int
+    seconds: float
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the bytes that were here."""
+        return 1 - self.fetched_bytes / self.bytes if self.bytes else 1.0
+
+    @property
+    def mb_per_s(self) -> float:
+        """10^6 bytes fetched in a second."""
+        return self.fetched_bytes / 1e6 / self.seconds if self.seconds else 0.0
+
+    def facts(self) -> dict[str, float]:
+        """For a run's summary."""
+        return {**asdict(self), "hit_rate": self.hit_rate, "mb_per_s": self.mb_per_s}
+
+    def line(self, root: str, folder: Path) -> str:
+        """For a run's log."""
+        came = f"{self.fetched_bytes / 1e6:,.1f} MB fetched in {self.seconds:.1f} s, {self.mb_per_s:,.1f} MB/s; "
+        return (
+            f"remote {root}: {self.files:,} files, {self.bytes / 1e6:,.1f} MB; {came * (self.fetched_bytes > 0)}"
+            f"{self.hit_rate:.1%} of the bytes were in {folder}"
+        )
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A dataset that is here: its manifest, what it took, and a file that keeps it from being removed."""
+
+    path: Path
+    manifest: Manifest
+    fetched: Fetched
+    folder: Path
+    lock: IO[str] | None = None
+
+
+@dataclass
+class _Process:
+    """What this process knows of itself.
+
+    Attributes:
+        began: Unix time from which on what another one has listed is as good as listed anew.
+        told: is called as long as there is progress.
+    """
+
+    began: float
+    told: Callable[[], None]
+
+
+_process = _Process(time.time(), lambda: None)
+_opened: dict[tuple[str, str], _Opened] = {}
+_failed: dict[tuple[str, str], EffLoopError] = {}
+
+
+def local_root(root: str, folder: Path, limit_gb: float | None = None) -> Path:
+    """Where the files of a remote `data.root` are on this machine: listed, and fetched where they are missing.
+
+    That is done once by a process, and by none that another one has started which did.
+
+    Args:
+        root: a URL.
+        folder: for what is fetched.
+        limit_gb: 10^9 bytes that it may have; None is 80 % of the free disk.
+
+    Raises:
+        ConfigError, DataError: they can't be listed or fetched, or don't fit.
+    """
+    key = (root, str(folder))
+    if key in _failed:  # composing a config has asked before building does
+        raise _failed[key]
+    if key not in _opened:
+        try:
+            _opened[key] = _inherited(root, folder) or _open(root, folder, limit_gb)
+        except EffLoopError as error:
+            _failed[key] = error
+            raise
+        _pass_on()
+    return _opened[key].path
+
+
+def manifest_of_root(root: str, folder: Path) -> Manifest | None:
+    """The files of a root that `local_root` has found; None for another."""
+    found = _opened.get((root, str(folder)))
+    return found.manifest if found else None
+
+
+def fetched_of(root: str, folder: Path) -> tuple[Fetched, str] | None:
+    """What it took to have a root here, and a line about that; None for one that `local_root` hasn't found."""
+    found = _opened.get((root, str(folder)))
+    return (found.fetched, found.fetched.line(root, found.folder)) if found else None
+
+
+def tell_progress(told: Callable[[], None]) -> None:
+    """Have a function called several times a second as long as something is listed or fetched, here or by another
+    process that this one waits for.
+    """
+    _process.told = told
+
+
+def forget() -> None:
+    """Have `local_root` list everything anew, as in a new process."""
+    for found in _opened.values():
+        if found.lock:
+            found.lock.close()
+    _opened.clear()
+    _failed.clear()
+    os.environ.pop(_FOUND, None)
+    _process.began = time.time()
+
+
+def _pass_on() -> None:
+    found = [[*key, str(each.path), each.manifest.folder, asdict(each.fetched)] for key, each in _opened.items()]
+    os.environ[_FOUND] = json.dumps(found)
+
+
+def _inherited(root: str, folder: Path) -> _Opened | None:
+    """What a process has found that this one was started from."""
+    try:
+        for known, kept, path, name, facts in json.loads(os.environ.get(_FOUND, "[]")):
+            manifest = Manifest.read(folder / "data" / f"{name}.json") if (known, kept) == (root, str(folder)) else None
+            if manifest and os.path.exists(path):
+                return _Opened(Path(path), manifest, Fetched(**facts), folder)
+    except (ValueError, TypeError):  # somebody else's variable
+        pass
+    return None
+
+
+def _open(root: str, folder: Path, limit_gb: float | None) -> _Opened:
+    location, cache = Location.of(root), Cache(folder)
+    began = time.monotonic()
+    with cache.fetching(location.place, warn, lambda: _process.told()) as (lock, before):
+        if found := _just_listed(before, root, cache):
+            return found
+        limit = None if limit_gb is None else limit_gb * 1e9
+        asked = {"root": root, "folder": str(folder), "limit": limit, "chunk_bytes": CHUNK_BYTES, "parent": os.getpid()}
+        for start in range(1, _STARTS + 1):
+            try:
+                manifest, used, count = _fetch(asked, cache, lock)
+                break
+            except _EndedError as error:
+                if start == _STARTS:
+                    raise DataError(f"data.root: '{root}' can't be fetched: {error}; start again") from None
+                warn(f"data.root: {error}; it is started again")
+        fetched = Fetched(len(manifest.files), manifest.bytes, count, time.monotonic() - began)
+        cache.note(lock, {"root": root, "name": manifest.folder, "listed": time.time(), "fetched": asdict(fetched)})
+    return _Opened(cache.root(manifest), manifest, fetched, folder, used)
+
+
+class _EndedError(Exception):
+    """The process that fetches has ended before it was done."""
+
+
+def _just_listed(before: Mapping[str, Any], root: str, cache: Cache) -> _Opened | None:
+    """What another rank of this machine has fetched while this one has waited."""
+    if before.get("root") != root or before.get("listed", 0) < _process.began:
+        return None
+    manifest = Manifest.read(cache.folder / "data" / f"{before['name']}.json")
+    if manifest is None:
+        return None
+    used = cache.use(manifest)
+    if cache.missing(manifest):
+        used.close()
+        return None
+    return _Opened(cache.root(manifest), manifest, Fetched(**before["fetched"]), cache.folder, used)
+
+
+def _fetch(asked: Mapping[str, Any], cache: Cache, lock: IO[str]) -> tuple[Manifest, IO[str], int]:
+    """Have a process list and fetch.
+
+    Returns:
+        What was listed; a file that keeps it from being removed; how many bytes came.
+
+    Raises:
+        ConfigError, DataError: what it says.
+        _EndedError: it was killed, or hangs.
+    """
+    with _downloading(asked, lock) as (process, messages), ByteMeter(asked["root"]) as meter, ExitStack() as kept:
+        manifest = None
+        for message in messages:
+            if "error" in message:
+                raise (ConfigError if message["kind"] == "config" else DataError)(message["error"])
+            if "manifest" in message:
+                manifest = Manifest.read(Path(message["manifest"]))
+                assert manifest is not None
+                used = kept.enter_context(cache.use(manifest))
+                meter.total = sum(file.size for file in cache.missing(manifest))
+                _write(process, "go")
+            if "bytes" in message:
+                meter.advance(message["bytes"])
+                os.utime(lock.fileno())
+                _process.told()
+            if message.get("done"):
+                assert manifest is not None
+                kept.pop_all()
+                return manifest, used, meter.bytes
+    raise _ended(process)
+
+
+def _ended(process: subprocess.Popen[str]) -> Exception:
+    """Of a process that has ended before it was done: killed, or by a bug, of which it has said more."""
+    code = process.wait()
+    line = f"the process that fetches (pid {process.pid}) {how_ended(code)}"
+    return _EndedError(line) if code < 0 else RuntimeError(line)
+
+
+@contextmanager
+def _downloading(asked: Mapping[str, Any], lock: IO[str]) -> Iterator[tuple[subprocess.Popen[str], Iterator[Any]]]:
+    """The process that fetches, and what it says; it is ended with the block."""
+    places = [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with interrupts_blocked_in_children():
+        process = subprocess.Popen(
+            [sys.executable, "-m", "effloop.data.remote.download"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
+            pass_fds=[lock.fileno()],  # locked until that process has ended, too
+        )
+    try:
+        _write(process, json.dumps(asked))
+        yield process, _messages(process)
+    except BrokenPipeError:
+        raise _ended(process) from None
+    finally:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe:
+                pipe.close()
+
+
+def _write(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(f"{line}\n")
+    process.stdin.flush()
+
+
+def _messages(process: subprocess.Popen[str]) -> Iterator[Any]:
+    """What a process says, until it ends.
+
+    Raises:
+        _EndedError: it says nothing any more.
+    """
+    assert process.stdout is not None
+    selector = selectors.DefaultSelector()
+    selector.register(process.stdout, selectors.EVENT_READ)
+    with selector:
+        while True:
+            if not selector.select(_SILENT_S):
+                raise _EndedError(f"the process that fetches (pid {process.pid}) has said nothing for {_SILENT_S:g} s")
+            line = process.stdout.readline()
+            if not line.endswith("\n"):
+                return
+            yield json.loads(line)

@@ -1,0 +1,202 @@
+"""What a remote `data.root` names: a place, a path in it, and patterns of files."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
+
+from effloop.errors import ConfigError, printable
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)/?(.*)", re.DOTALL)
+_INNERMOST = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(\d+))?")
+_GLOB = re.compile(r"[*?\[]")
+_MOST_NAMES = 100_000
+_SECRET = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL|AUTHORIZATION")
+_HTTP = ("http", "https")
+
+
+def is_remote(root: str | None) -> bool:
+    """Whether a value of `data.root` is a URL; `file://` is this machine's."""
+    found = _URL.match(root or "")
+    return found is not None and found[1].lower() != "file"
+
+
+def check_root(root: str) -> None:
+    """Refuse a URL with credentials in it, which would be kept in the run folder.
+
+    Raises:
+        ConfigError: it has a user, a password or a query.
+    """
+    if not is_remote(root):
+        return
+    _, host, path = _parts(root)
+    http = _scheme(root) in _HTTP
+    if "@" in host and (http or ":" in host.partition("@")[0]):
+        instead = "EFFLOOP_HTTP_AUTHORIZATION, e.g. to 'Bearer …'" if http else "AWS_ACCESS_KEY_ID and the like"
+        raise ConfigError(
+            f"data.root: '{redacted(root)}' has a user or a password, which would be kept with the run; leave it out, "
+            f"and set the environment variable {instead}"
+        )
+    if http and ("?" in path or "#" in path):
+        raise ConfigError(
+            f"data.root: '{redacted(root)}' has a query, as signed URLs have, which would be kept with the run; leave "
+            "it out, and read a bucket as s3://, gs:// or az:// with credentials in the environment"
+        )
+
+
+def redacted(text: str) -> str:
+    """A text on one line without what may be secret: passwords and queries of URLs, values of the environment."""
+    text = re.sub(r"//[^/\s@'\"]*@", "//***@", " ".join(text.split()))
+    text = re.sub(r"(://[^\s?'\"]*)\?[^\s'\")]*", r"\1?***", text)
+    for name, value in os.environ.items():
+        if len(value) >= 6 and _SECRET.search(name.upper()):
+            text = text.replace(value, "***")
+    return printable(text)
+
+
+@dataclass(frozen=True)
+class Location:
+    """A remote `data.root`.
+
+    Attributes:
+        root: as typed.
+        scheme: `s3`, `https`, …
+        host: the bucket, or host and port.
+        path: what follows, with its patterns.
+    """
+
+    root: str
+    scheme: str
+    host: str
+    path: str
+
+    @classmethod
+    def of(cls, root: str) -> Location:
+        """That of a URL.
+
+        Raises:
+            ConfigError: it names no place, or holds credentials.
+        """
+        check_root(root)
+        scheme, host, path = _parts(root)
+        if not host and (scheme in _HTTP or not path):
+            raise ConfigError(f"data.root: '{redacted(root)}' names no host or bucket; set data.root=s3://BUCKET/PATH")
+        return cls(root, scheme.lower(), host, re.sub("/{2,}", "/", path))
+
+    @property
+    def is_http(self) -> bool:
+        """Whether it is read by plain requests."""
+        return self.scheme in _HTTP
+
+    @property
+    def place(self) -> str:
+        """The URL of the bucket or host."""
+        return f"{self.scheme}://{self.host}"
+
+    def url(self, key: str) -> str:
+        """The URL of a file."""
+        return f"{self.place}/{key}"
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The paths that the braces stand for, each with or without wildcards.
+
+        Raises:
+            ConfigError: they are too many.
+        """
+        found = list(dict.fromkeys(_expanded(self.path)))
+        if len(found) > _MOST_NAMES:
+            raise ConfigError(f"data.root: '{self.root}' names more than {_MOST_NAMES:,} files; name a folder instead")
+        return found
+
+    @property
+    def has_patterns(self) -> bool:
+        """Whether the path has wildcards or braces; otherwise it is one file, or a folder."""
+        return self.has_wildcards or self.names != [self.path]
+
+    @property
+    def has_wildcards(self) -> bool:
+        """Whether files have to be listed to know their names."""
+        return any(_GLOB.search(name) for name in self.names)
+
+    @property
+    def base(self) -> str:
+        """The folder that all paths share, as `a/b/`, or empty; of a path without patterns, that of the path."""
+        folders = [_GLOB.split(name)[0].split("/")[:-1] for name in self.names]
+        shared = takewhile(lambda level: len({*level}) == 1, zip(*folders, strict=False))
+        return "".join(f"{name}/" for name, *_ in shared)
+
+    def matches(self, key: str) -> bool:
+        """Whether a file is one of those that the patterns name."""
+        return any(pattern.fullmatch(key) for pattern in self._patterns) or key in self._plain
+
+    @cached_property
+    def _plain(self) -> frozenset[str]:
+        return frozenset(name for name in self.names if not _GLOB.search(name))
+
+    @cached_property
+    def _patterns(self) -> list[re.Pattern[str]]:
+        return [re.compile(_translated(name), re.DOTALL) for name in self.names if _GLOB.search(name)]
+
+    def missing(self, keys: set[str]) -> list[str]:
+        """Of the files that are named without wildcards those that aren't among some."""
+        return [name for name in self.names if name in self._plain and name not in keys]
+
+
+def _scheme(root: str) -> str:
+    return _parts(root)[0].lower()
+
+
+def _parts(root: str) -> tuple[str, str, str]:
+    found = _URL.match(root)
+    assert found is not None
+    return found[1].lower(), found[2], found[3]
+
+
+def _expanded(path: str) -> Iterator[str]:
+    """The words that `{a,b}` and `{000..127}` stand for, as in a shell; other braces stay."""
+    pending, count = [path], 0
+    while pending:
+        text = pending.pop()
+        found = next((each for each in _INNERMOST.finditer(text) if _choices(each[1])), None)
+        if found is None:
+            count += 1
+            yield text
+            if count > _MOST_NAMES:
+                return
+        else:
+            words = [text[: found.start()] + each + text[found.end() :] for each in _choices(found[1])]
+            pending.extend(reversed(words))
+
+
+def _choices(inside: str) -> list[str]:
+    """What stands in braces; empty if that is no choice."""
+    found = _RANGE.fullmatch(inside)
+    if found is None:
+        return inside.split(",") if "," in inside else []
+    first, last, step = int(found[1]), int(found[2]), max(1, int(found[3] or 1))
+    width = max(map(len, found.groups()[:2])) if any(re.match(r"-?0\d", end) for end in found.groups()[:2]) else 0
+    if abs(last - first) // step > _MOST_NAMES:
+        last = first + (step * _MOST_NAMES if last > first else -step * _MOST_NAMES)
+    numbers = range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
+    return [f"{number:0{width}d}" for number in numbers]
+
+
+def _translated(name: str) -> str:
+    """A pattern of a path as a regular expression: `*` stays in a folder, `**` doesn't."""
+    return "".join(map(_translated_part, filter(None, re.split(r"(\*\*/?|\*|\?|\[[^\]]+\])", name))))
+
+
+def _translated_part(part: str) -> str:
+    known = {"*": "[^/]*", "?": "[^/]", "**": ".*", "**/": "(?:.*/)?"}
+    if part in known:
+        return known[part]
+    if part.startswith("[") and part.endswith("]") and len(part) > 2:
+        inside = part[1:-1].replace("\\", r"\\")
+        return f"[^{inside[1:]}]" if inside[0] == "!" else f"[{inside}]"
+    return re.escape(part)

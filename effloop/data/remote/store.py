@@ -1,0 +1,127 @@
+"""Where remote files are: the interface of a store, and how its failures are told."""
+
+from __future__ import annotations
+
+import random
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from threading import Event
+from typing import TypeVar
+
+from effloop.data.remote.location import Location, redacted
+from effloop.data.remote.manifest import Manifest, RemoteFile
+from effloop.errors import DataError
+
+T = TypeVar("T")
+
+TIMEOUT_S = 30.0
+"""For a connection, and for the next bytes of an answer."""
+ATTEMPTS = 8
+_FIRST_S, _LONGEST_S = 0.5, 30.0
+_MOST_PATIENT_S = 300.0  # a server that asks for more has a quota that is used up
+_LONGEST_REASON = 300
+
+
+class FetchError(Exception):
+    """An attempt that failed.
+
+    Args:
+        reason: why, in words.
+        final: whether another attempt would fail the same way.
+        after_s: seconds that the server wants to be left alone.
+    """
+
+    def __init__(self, reason: str, *, final: bool = False, after_s: float | None = None) -> None:
+        super().__init__(redacted(reason)[:_LONGEST_REASON])
+        self.final, self.after_s = final, after_s
+
+
+class ChangedError(FetchError):
+    """A file isn't the one that was listed."""
+
+    def __init__(self) -> None:
+        super().__init__("it has changed since it was listed; start again, which lists it anew", final=True)
+
+
+class Attempts:
+    """Failed attempts at something, with pauses between them that become longer.
+
+    Args:
+        what: the URL.
+        most: attempts without any progress.
+        stopped: is set when others have failed for good.
+    """
+
+    def __init__(self, what: str, most: int = ATTEMPTS, stopped: Event | None = None) -> None:
+        self._what, self._most, self._stopped = what, most, stopped or Event()
+        self._failed, self._began = 0, time.monotonic()
+
+    def progress(self) -> None:
+        """Begin to count again."""
+        self._failed, self._began = 0, time.monotonic()
+
+    def failed(self, error: FetchError) -> None:
+        """Wait before the next attempt.
+
+        Raises:
+            DataError: there is none.
+        """
+        self._failed += 1
+        seconds = time.monotonic() - self._began
+        told = f"{redacted(self._what)} can't be fetched: {error}"
+        if (error.after_s or 0) > _MOST_PATIENT_S:
+            raise DataError(f"{told}; the server asks to wait {error.after_s:,.0f} s: start again then")
+        if error.final:
+            raise DataError(told)
+        if self._failed >= self._most:
+            raise DataError(
+                f"{told} (attempt {self._failed} of {self._most}, {seconds:.0f} s); look at the server and the "
+                "network, and start again: what was fetched is kept"
+            )
+        pause = min(_LONGEST_S, _FIRST_S * 2 ** (self._failed - 1)) * random.uniform(0.5, 1)
+        if error.after_s:
+            pause = error.after_s + random.uniform(0, 1)  # all threads were told the same
+        self._stopped.wait(pause)
+
+
+def retried(what: str, call: Callable[[], T], most: int = ATTEMPTS, stopped: Event | None = None) -> T:
+    """What a call returns, at the first attempt that succeeds.
+
+    Raises:
+        DataError: none does.
+    """
+    attempts = Attempts(what, most, stopped)
+    while True:
+        try:
+            return call()
+        except FetchError as error:
+            attempts.failed(error)
+
+
+class Store(ABC):
+    """A place with files. Reading is thread-safe; no store crosses a fork.
+
+    Args:
+        location: what is read there.
+    """
+
+    def __init__(self, location: Location) -> None:
+        self.location = location
+
+    @abstractmethod
+    def manifest(self) -> Manifest:
+        """The files that the location names.
+
+        Raises:
+            ConfigError: a package is missing.
+            DataError: they can't be listed, or there are none.
+        """
+
+    @abstractmethod
+    def read(self, file: RemoteFile, start: int, stop: int) -> Iterator[bytes | memoryview]:
+        """The bytes from `start` to `stop`, piece by piece.
+
+        Raises:
+            FetchError: they can't be read, or the file has changed.
+        """

@@ -1,0 +1,239 @@
+"""Runs on data behind a URL, from servers of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from disks import fill, small_disk
+from plans import write_as
+from remotes import Fault, Server, serving
+from runs import TINY, once, rows
+
+from effloop.cli.main import main
+from effloop.data.remote import fetch
+from effloop.data.remote.cache import PART
+from effloop.data.remote.fetch import fetched_of, forget, local_root
+from effloop.errors import ConfigError, DataError
+
+CHUNK = 1 << 16
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A server of an empty folder, asked for 64 KiB at a time; what is known of it is forgotten before and after."""
+    monkeypatch.setattr(fetch, "CHUNK_BYTES", CHUNK)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "served").mkdir()
+    forget()
+    with serving(tmp_path / "served") as found:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", found.url)
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "not-a-secret")
+        monkeypatch.setenv("AWS_REGION", "us-east-1")
+        yield found
+    forget()
+
+
+def train(*words: str) -> int:
+    """Train in this process, which lists anew."""
+    forget()
+    return main(once("train", *TINY, "record.tensorboard=false", *words))
+
+
+def shards(server: Server, count: int = 3, size: int = 300_000) -> dict[str, bytes]:
+    """Files of noise in the folder `d`."""
+    found = {f"s-{number:03}.tar": os.urandom(size + number) for number in range(count)}
+    (server.root / "d").mkdir(exist_ok=True)
+    for name, data in found.items():
+        (server.root / "d" / name).write_bytes(data)
+    return found
+
+
+def read(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_training_from_a_bucket_is_training_from_the_disk(server, photos, here):
+    (server.root / "b").mkdir()
+    write_as("tar", photos, server.root / "b/set", shard_bytes=20_000)
+    assert train(f"data.root={server.root}/b/set", "run=local") == 0
+    assert train("data.root=s3://b/set", "run=remote") == 0
+    assert rows(here / "outputs/remote") == rows(here / "outputs/local")
+    summary = json.loads((here / "outputs/remote/summary.json").read_text())["download"]
+    assert summary["hit_rate"] == 0
+    assert summary["fetched_bytes"] == summary["bytes"] > 10_000
+    kept = json.loads((here / "outputs/remote/remote.json").read_text())
+    assert {"set/train-000000.tar", "set/train-000001.tar", "set/train.index"} < {file["key"] for file in kept["files"]}
+    assert "not-a-secret" not in "".join(path.read_text() for path in here.rglob("*.*") if path.suffix != ".ckpt")
+    server.requests.clear()
+    forget()
+    assert main(["verify", "data.root=s3://b/set/{train,val}-00000*"]) == 0
+    assert server.fetched() == ["/b"]  # a listing
+
+
+@pytest.mark.parametrize(("name", "engine"), [("memmap", "threads"), ("tfrecord", "processes"), ("recordio", "inline")])
+def test_formats_from_a_web_server(name, engine, server, photos, here):
+    write_as(name, photos, server.root / "set")
+    end = "" if (server.root / "set").is_file() else "/"
+    words = [f"engine={engine}", f"num_workers={int(engine == 'processes')}"]
+    assert train(f"data.root={server.url}/set{end}", *words) == 0
+
+
+def test_resume_notices_a_changed_bucket(server, photos, here, capsys):
+    (server.root / "b").mkdir()
+    write_as("tar", photos, server.root / "b/set")
+    assert train("data.root=s3://b/set", "run=run") == 0
+    (server.root / "b/set/LICENSE").write_text("new")  # the samples are the same
+    forget()
+    assert main(["resume", "outputs/run", "epochs=3"]) == 2
+    assert "remote: 5 files, " in capsys.readouterr().err
+
+
+def test_faults_that_pass_are_survived(server):
+    files = shards(server)
+    server.faults = [
+        Fault(503, times=2, of="s-000.tar"),
+        Fault(429, retry_after="1", of="s-001.tar"),
+        Fault(cut=10_000, times=3, of="s-002.tar"),
+        Fault(500, of="/d/", on_listing=True),
+    ]
+    began = time.monotonic()
+    assert read(local_root(f"{server.url}/d/", server.root.parent / "kept")) == files
+    assert time.monotonic() - began > 1
+    assert not any(fault.times for fault in server.faults)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (Fault(403, times=99, of="s-001.tar"), r"/d/s-001\.tar can't be fetched: 403"),
+        (Fault(429, times=99, retry_after="3600", of="s-001.tar"), r"/d/s-001\.tar .*asks to wait 3,600 s"),
+    ],
+)
+def test_faults_that_stay_are_one_line(fault, words, server):
+    shards(server)
+    server.faults = [fault]
+    with pytest.raises(DataError, match=words) as error:
+        local_root(f"{server.url}/d/", server.root.parent / "kept")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("root", ["s3://d", "{url}/d/"])
+def test_a_file_that_changes_while_it_is_fetched(root, server):
+    files, kept, root = shards(server), server.root.parent / "kept", root.format(url=server.url)
+    server.faults = [Fault(of="s-001.tar", act=lambda: (server.root / "d/s-001.tar").write_bytes(b"new"))]
+    with pytest.raises(DataError, match="changed since it was listed"):
+        local_root(root, kept)
+    forget()
+    assert read(local_root(root, kept)) == {**files, "s-001.tar": b"new"}
+
+
+def test_a_server_without_parts_or_listings(server):
+    files = shards(server)
+    server.ranges = server.listings = False
+    server.faults = [Fault(cut=100_000, of="s-001.tar")]
+    root, kept = f"{server.url}/d/s-{{000..002}}.tar", server.root.parent / "kept"
+    assert read(local_root(root, kept)) == files
+    with pytest.raises(DataError, match=r"lists no folders needs names"):
+        local_root(f"{server.url}/d/", kept)
+    (server.root / "d/index.json").write_text('["s-000.tar"]')
+    assert [*read(local_root(f"{server.url}/d/index.json", kept))] == ["s-000.tar"]
+
+
+_FETCH = """
+import sys
+from pathlib import Path
+from effloop.data.remote import fetch
+fetch.CHUNK_BYTES = 1 << 16
+print(fetch.local_root(sys.argv[1], Path(sys.argv[2])), flush=True)
+"""
+
+
+def start(root: str, kept: Path) -> subprocess.Popen[str]:
+    """A process that fetches."""
+    command = [sys.executable, "-c", _FETCH, root, str(kept)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def until(server: Server, count: int) -> None:
+    """Wait for so many requests for content."""
+    while len(server.fetched()) < count:
+        time.sleep(0.01)
+
+
+def test_kills_lose_little_and_two_runs_share_what_is_fetched(server):
+    files, kept, root = shards(server, count=2, size=3_000_000), server.root.parent / "kept", f"{server.url}/d/"
+    server.pause_s = 0.02
+    killed = start(root, kept)
+    until(server, 40)
+    killed.kill()
+    killed.communicate()
+    left = sum(path.stat().st_blocks * 512 for path in kept.glob(f"objects/*{PART}"))
+    assert left > 10 * CHUNK
+    server.requests.clear()
+    runs = [start(root, kept) for _ in range(2)]
+    for run in runs:
+        out, err = run.communicate(timeout=60)
+        assert (run.returncode, err.count("Traceback")) == (0, 0)
+        assert read(Path(out.strip())) == files
+    assert len(server.fetched()) - 2 <= 6_000_000 // CHUNK + 2 - left // CHUNK + 16  # 2 listings; 16 were under way
+
+
+def test_a_killed_downloader_is_started_again(server, capfd):
+    files, kept, root = shards(server, count=2, size=3_000_000), server.root.parent / "kept", f"{server.url}/d/"
+    server.pause_s = 0.02
+    run = start(root, kept)
+    until(server, 20)
+    (child,) = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+    os.kill(int(child), signal.SIGKILL)
+    out, err = run.communicate(timeout=60)
+    assert f"(pid {child}) was killed by SIGKILL" in err
+    assert "it is started again" in err
+    assert read(Path(out.strip())) == files
+
+
+def test_room_is_made_of_what_nobody_uses(server):
+    kept = server.root.parent / "kept"
+    files = shards(server, count=4, size=1_000_000)
+    first = local_root(f"{server.url}/d/s-00[01].tar", kept, limit_gb=0.0045)
+    with pytest.raises(
+        ConfigError, match=r"data\.root: .* has 4\.0 MB in 4 files, 2\.0 MB of them .* room for 0\.5 MB"
+    ):
+        local_root(f"{server.url}/d/s-00*.tar", kept, limit_gb=0.0025)
+    local_root(f"{server.url}/d/s-00[12].tar", kept, limit_gb=0.0045)
+    assert read(first)["s-000.tar"] == files["s-000.tar"]  # both are in use
+    forget()
+    last = local_root(f"{server.url}/d/s-00[123].tar", kept, limit_gb=0.0032)
+    assert len(read(last)) == 3
+    assert not first.exists()
+    assert len([*kept.glob("objects/*")]) == 3
+
+
+def test_a_full_disk_is_one_line(server, tmp_path):
+    shards(server, size=1_500_000)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with small_disk(disk, "2m"):
+        with pytest.raises(ConfigError, match=r"has 4\.5 MB .* room for 1\.\d MB \(80 % of the free disk\)"):
+            local_root(f"{server.url}/d/", disk / "kept")
+        server.faults = [Fault(of="s-000.tar", act=lambda: fill(disk))]
+        with pytest.raises(
+            ConfigError, match=r"^data\.download_dir: .*No space left on device; 0 bytes are free there"
+        ):
+            local_root(f"{server.url}/d/s-000.tar", disk / "kept")
+
+
+def test_what_was_fetched_is_said(server):
+    files, kept, root = shards(server), server.root.parent / "kept", f"{server.url}/d/"
+    local_root(root, kept)
+    found, line = fetched_of(root, kept)
+    assert (found.files, found.bytes, found.hit_rate) == (3, sum(map(len, files.values())), 0)
+    assert line.startswith(f"remote {root}: 3 files, 0.9 MB; 0.9 MB fetched in ")

@@ -1,0 +1,68 @@
+"""What a remote `data.root` names."""
+
+import pytest
+
+from effloop.data.remote.location import Location, is_remote, redacted
+from effloop.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("root", "names", "base"),
+    [
+        ("s3://b/in-{train,val}-{008..010}.tar", 6, ""),
+        ("https://h:80/a/{train/x-{0..9..3},val/y}.tar", 5, "a/"),
+        ("s3://b/{a..z}{one}.tar", 1, ""),  # neither is a choice
+        ("gs://b/p/q.tar", 1, "p/"),
+    ],
+)
+def test_braces_are_expanded_as_by_a_shell(root, names, base):
+    location = Location.of(root)
+    assert (len(location.names), location.base) == (names, base)
+
+
+def test_numbers_keep_their_zeros():
+    assert Location.of("s3://b/{08..11}-{1..2}").names[:3] == ["08-1", "08-2", "09-1"]
+
+
+@pytest.mark.parametrize(
+    ("root", "inside", "outside"),
+    [
+        ("s3://b/p/*.tar", "p/a.tar", "p/q/a.tar"),
+        ("s3://b/p/**/*.tar", "p/q/r/a.tar", "q/a.tar"),
+        ("s3://b/x-[0-9]?.tar", "x-0a.tar", "x-ab.tar"),
+        ("s3://b/{a,b}.tar", "b.tar", "c.tar"),
+    ],
+)
+def test_wildcards_stay_in_a_folder(root, inside, outside):
+    location = Location.of(root)
+    assert location.matches(inside)
+    assert not location.matches(outside)
+
+
+@pytest.mark.parametrize(
+    "root", ["https://me:hidden@h/x", "https://me@h/x", "https://h/x.tar?sig=hidden", "s3://key:hidden@b/x"]
+)
+def test_credentials_in_a_url_are_refused_and_not_shown(root):
+    with pytest.raises(ConfigError, match=r"^data\.root: .*environment") as error:
+        Location.of(root)
+    assert "hidden" not in str(error.value)
+
+
+def test_what_is_secret_is_taken_out_of_messages(monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "abcdefgh")
+    text = redacted("GET https://u:pw@h/x?X-Amz-Signature=00 failed\n with abcdefgh")
+    assert text == "GET https://***@h/x?*** failed with ***"
+
+
+def test_a_path_is_not_remote():
+    assert [is_remote(root) for root in (None, "", "/a/b", "a://b", "s3://b", "file:///x")] == [False] * 3 + [
+        True,
+        True,
+        False,
+    ]
+
+
+@pytest.mark.parametrize("root", ["s3://", "https:///x", "s3://b/{0..9999999}"])
+def test_bad_roots_are_one_line(root):
+    with pytest.raises(ConfigError, match=r"^data\.root: '"):
+        _ = Location.of(root).names
