@@ -44,16 +44,20 @@ class Order:
 
     def batch(self, epoch: int, number: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """This rank's part of batch `number`: (B,) ids and (B,) valid, padding at the end."""
-        start = number * self.global_batch + self.rank * self.batch_per_rank
-        positions = np.arange(start, start + self.batch_per_rank)
-        valid = (positions < self.num_samples) | (self.tail is not Tail.pad)
-        positions %= self.num_samples
+        positions, valid = self._positions(number)
         if self.seed is None:
             return positions, valid
         if self.global_batch > _CHUNK // 4:
             return Permutation.of_epoch(self.num_samples, self.seed, epoch)(positions), valid
         parts = np.split(positions, np.flatnonzero(np.diff(positions // _CHUNK)) + 1)
         return np.concatenate([self._shuffled(epoch, part) for part in parts]), valid
+
+    def _positions(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Where this rank's part of batch `number` is in an epoch, and what of it isn't padding."""
+        start = number * self.global_batch + self.rank * self.batch_per_rank
+        positions = np.arange(start, start + self.batch_per_rank)
+        valid = (positions < self.num_samples) | (self.tail is not Tail.pad)
+        return positions % self.num_samples, valid
 
     def describe(self) -> str:
         """A line for users about what is drawn, if there is something to say."""
