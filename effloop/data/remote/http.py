@@ -174,9 +174,20 @@ class _Links(HTMLParser):
         return list(dict.fromkeys(name for name in names if _is_name(name) and "/" not in name.rstrip("/")))
 
 
+class _EmptyError(FetchError):
+    """A file without a single byte."""
+
+    def __init__(self) -> None:
+        super().__init__("it is empty", final=True)
+
+
 def _describe(url: str, name: str, *, or_folder: bool) -> RemoteFile:
     """Size and version of a file, by its first byte: some servers answer HEAD otherwise."""
-    with _open(url, {"Range": "bytes=0-0"}) as answer:
+    try:
+        answer = _open(url, {"Range": "bytes=0-0"})
+    except _EmptyError:
+        return RemoteFile(name, 0, "")
+    with answer:
         if or_folder and urlsplit(answer.url).path.endswith("/"):
             return RemoteFile(f"{name}/", 0, "")
         size = _size(answer)
@@ -210,7 +221,7 @@ def _open(url: str, headers: dict[str, str] | None = None) -> Any:
     except HTTPError as error:
         error.close()
         if error.code == 416:  # an empty file has no first byte
-            raise FetchError("it is empty", final=True) from None
+            raise _EmptyError from None
         again = error.code in _AGAIN
         raise FetchError(f"{error.code} {error.reason}", final=not again, after_s=_asked(error.headers)) from None
     except (OSError, http.client.HTTPException, ValueError) as error:
