@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from folders import make_sweep
@@ -27,6 +28,7 @@ from masked import make_masks
 from PIL import Image
 from ranks import environment, free_port
 from runs import TINY, once
+from stores import make_splits, write_npz
 
 import effloop
 from effloop.bench.benchmarks import BENCHMARKS
@@ -124,6 +126,9 @@ def scratch(here: Path, photos: Path, finished: Path, monkeypatch: pytest.Monkey
         ]
         (here / "data" / f"{table}.csv").write_text("\n".join(["image,split,target", *rows]) + "\n")
     assert main(["convert", f"data.root={photos}", "to=lmdb", f"out={here}/data/pets.lmdb"]) == 0
+    write_npz(here / "data" / "bloodmnist.npz", make_splits(train=24, val=8))
+    with h5py.File(here / "data" / "cells.h5", "w") as file:
+        file["pixels"], file["cell_type"] = make_splits(train=40)["train"]
     shutil.copytree(photos / "val" / "a", here / "photos")
     shutil.copy(here / "photos" / "000.jpg", here / "cat.jpg")
     for run in (RUN, OTHER, "outputs/pets"):
