@@ -175,9 +175,7 @@ def _memory(
         Part("average", place, weights * (config.optim.ema > 0), "of the weights (optim.ema)"),
         Part("activations", place, step.activations, "of one batch, and the step's buffers", by_batch=True),
         Part("inputs", place, 2 * on_device, "2 batches on the device", by_batch=True),
-        Part(
-            "classes", place, _cast(batch["device"], loaders[0]), "masks as the loss reads them, int64", by_batch=True
-        ),
+        Part("classes", place, _cast(batch["device"], loaders[0]), "masks in the loss, int64", by_batch=True),
     ]
     return Memory(
         parts=[part for part in parts if part.bytes],
@@ -284,11 +282,9 @@ def _image_bytes(loader: Loader) -> list[tuple[int, int]]:
         with suppress(DataError):  # loading it will say so
             data = source.read(sample)
             height, width = decoder.size(data)
-            encoded, planes = [data], decoder.channels
-            if has_masks(loader):
-                encoded, planes = [data, source.read_mask(sample)], planes + 1
-            kept = sum(len(each) for each in encoded if isinstance(each, bytes))
-            found.append((kept, planes * height * width))
+            masks = [source.read_mask(sample)] if has_masks(loader) else []
+            kept = sum(len(each) for each in [data, *masks] if isinstance(each, bytes))
+            found.append((kept, (decoder.channels + len(masks)) * height * width))
     return found or [(0, 0)]
 
 

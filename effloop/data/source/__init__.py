@@ -2,8 +2,9 @@
 
 from effloop.data.source import auto, embedded, folder, formats, manifest, masks  # noqa: F401  (they register)
 from effloop.data.source.auto import kind_of, source_config
-from effloop.data.source.base import Fingerprint, Kind, NoSplitError, ScanError, Source, printable, sources
+from effloop.data.source.base import Kind, NoSplitError, ScanError, Source, printable, sources
 from effloop.data.source.config import Cache, DataConfig, Tail
+from effloop.data.source.fingerprint import Fingerprint
 from effloop.data.source.root import expand_root
 
 __all__ = [

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded
-from effloop.data.source.base import Kind, Source, at_most, fingerprint_of
+from effloop.data.source.base import Kind, Source, at_most
+from effloop.data.source.fingerprint import fingerprint_of
 from effloop.system.cached import cached_property
 
 

@@ -12,8 +12,9 @@ from typing import Any, ClassVar, Self
 
 from effloop.data.source.base import Kind, NoSplitError, printable
 from effloop.data.source.root import root_folder
+from effloop.data.source.storage.blobs import Blobs
 from effloop.data.source.storage.checksum import crc32c_of_ends
-from effloop.data.source.storage.columns import Blobs, ColumnFile
+from effloop.data.source.storage.columns import ColumnFile
 from effloop.data.source.storage.index import NAMES, Entry, IndexWriter, open_index, read_names, verify_files
 from effloop.data.source.storage.kept import open_kept
 from effloop.data.source.storage.loose import modified_ns

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import Source, printable
-from effloop.data.source.storage.columns import Blobs, span, spans
+from effloop.data.source.storage.blobs import Blobs, span, spans
 from effloop.data.source.storage.regular import read_file, read_files, unreadable
 from effloop.errors import DataError
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from effloop.data.image.header import Encoded
-from effloop.data.source.storage.columns import Blobs
+from effloop.data.source.storage.blobs import Blobs
 
 
 class Spool:

@@ -12,7 +12,7 @@ from plans import line, open_source
 from effloop.data.image.header import pnm_header
 from effloop.data.image.mask import mask_digest
 from effloop.data.source import DataConfig, Kind, Source, Tail, printable
-from effloop.data.source.base import fingerprint_of
+from effloop.data.source.fingerprint import fingerprint_of
 from effloop.data.source.wrapped import Subset
 from effloop.errors import ConfigError
 
