@@ -6,7 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -16,46 +16,7 @@ from torch import Tensor, nn
 from effloop.registry import PartConfig, Registry
 from effloop.task.details import Details
 from effloop.task.meter import LOSS, Meter, suiting
-
-
-@dataclass(frozen=True)
-class TargetSpec:
-    """What a sample's target is.
-
-    Attributes:
-        shape: of one sample's target: () for a class or a number, (K,) for several flags or numbers, (H, W) for a mask.
-        dtype: on the device; a class is int64 there, as torch's losses want it, and a mask uint8.
-    """
-
-    shape: tuple[int, ...] = ()
-    dtype: torch.dtype = torch.int64
-
-
-class Labelled(Protocol):
-    """What a task asks of a data source.
-
-    Attributes:
-        kind: an Enum: its value is classes, flags, numbers or masks.
-        classes: names of the classes, in the order of their labels or flags; empty where targets are numbers.
-        target_names: names of the K outputs: the classes, or of each of the numbers.
-        targets: (N, ...) one target for each sample: (N,) classes, (N, K) uint8 flags, (N, K) float32 numbers; of
-            masks, which are read with the images, (N, 0).
-    """
-
-    @property
-    def kind(self) -> Any: ...
-
-    @property
-    def classes(self) -> Sequence[str]: ...
-
-    @property
-    def target_names(self) -> Sequence[str]: ...
-
-    @property
-    def targets(self) -> NDArray[Any]: ...
-
-    @property
-    def where(self) -> str: ...
+from effloop.task.targets import Labelled, TargetSpec
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from effloop.errors import DataError
-from effloop.task.base import Labelled
+from effloop.task.targets import Labelled
 
 _KINDS = {  # kind -> what it is, and the task that learns it
     "classes": ("one class for each image", "classification"),

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from effloop.batch import ImageSize
 from effloop.errors import ConfigError, DataError
 from effloop.registry import choices
-from effloop.task.base import Labelled, TargetSpec, Task, TaskConfig, tasks
+from effloop.task.base import Task, TaskConfig, tasks
 from effloop.task.confusion import IGNORED, as_matrix, confusion_matrices, pixel_scores, predicted_classes
 from effloop.task.details import Details
 from effloop.task.kinds import check_kind
@@ -25,6 +25,7 @@ from effloop.task.mask_details import of_masks
 from effloop.task.meter import LOSS, Meter
 from effloop.task.pixel_losses import LOSSES, WEIGHTED, pixel_losses
 from effloop.task.sliding import SlidingWindow
+from effloop.task.targets import Labelled, TargetSpec
 from effloop.task.weights import Counts, check_weights, class_weights, is_weight, weights_of
 
 _SAME = 0.99
