@@ -39,6 +39,9 @@ _PATHS = frozenset(
 _AS_IT_IS = re.compile(r"""['"]|(choice|glob|range|sort|shuffle|interval|tag)\(|.*\$\{""")
 """The beginning of values that Hydra reads: quoted, a function of its grammar, an interpolation."""
 
+_OUTSIDE_BRACES = re.compile(r",(?![^{}]*\})")
+"""The commas of a sweep's paths: those in braces are of one URL, `s3://bucket/{train,val}.tar`."""
+
 
 def with_paths(overrides: Sequence[str], *, sweep: bool = False) -> list[str]:
     """The overrides, with paths quoted that Hydra's grammar doesn't take as they are, and their `~` expanded.
@@ -72,7 +75,7 @@ def _with_path(override: str, sweep: bool) -> str:
             keep = parsed.value() is None or isinstance(parsed.value(), str)
     except HydraException:
         keep = False
-    parts = map(os.path.expanduser, value.split(",")) if sweep else [path]
+    parts = map(os.path.expanduser, _OUTSIDE_BRACES.split(value)) if sweep else [path]
     return override if keep else f"{key}={','.join(map(quoted, parts))}"
 
 

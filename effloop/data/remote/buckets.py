@@ -15,6 +15,11 @@ from effloop.data.remote.store import TIMEOUT_S, ChangedError, FetchError, Store
 from effloop.errors import ConfigError, DataError, optional_package
 
 _BUCKETS = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss")
+_BY_FSSPEC = (
+    *("box", "bos", "cos", "dbfs", "dropbox", "ftp", "gdrive", "github", "hdfs", "hf", "lakefs", "obs", "oci", "oss"),
+    *("sftp", "smb", "ssh", "tos", "webdav", "webhdfs"),
+)
+"""Schemes of fsspec that are places; others wrap files in files, run templates or write caches of their own."""
 _EXTRA = "effloop[remote]"
 _PIECE = 1 << 20
 _FIRST_ATTEMPTS = 4
@@ -31,7 +36,12 @@ def store_of(location: Location) -> Store:
     """
     if location.is_http:
         return HttpStore(location)
-    return BucketStore(location) if location.scheme in _BUCKETS else FsspecStore(location)
+    if location.scheme in _BUCKETS:
+        return BucketStore(location)
+    if location.scheme not in _BY_FSSPEC:
+        known = ", ".join(("s3", "gs", "az", "https", *_BUCKETS[3:], *_BY_FSSPEC))
+        raise ConfigError(f"data.root: '{location.root}' is of no scheme that EffLoop reads; have {known}")
+    return FsspecStore(location)
 
 
 class BucketStore(Store):
@@ -160,7 +170,7 @@ def _aws(location: Location) -> dict[str, str]:
 
 
 class FsspecStore(Store):
-    """Whatever else fsspec reads."""
+    """What fsspec reads."""
 
     def __init__(self, location: Location) -> None:
         super().__init__(location)
@@ -169,7 +179,7 @@ class FsspecStore(Store):
             self._system, _ = core.url_to_fs(location.place)
         except (ImportError, ValueError) as error:
             raise ConfigError(f"data.root: '{location.root}': {redacted(str(error))[:300]}") from None
-        self._root = location.host
+        self._root = self._path("").rstrip("/")
 
     def manifest(self) -> Manifest:
         location = self.location
@@ -182,7 +192,7 @@ class FsspecStore(Store):
         return manifest_of(location, found, alone=alone, base=location.base if alone else folder)
 
     def _path(self, key: str) -> str:
-        return "/".join(filter(None, (self._root, key)))
+        return str(self._system._strip_protocol(self.location.url(key)))
 
     def _listed(self, folder: str) -> list[RemoteFile]:
         path = self._path(folder).rstrip("/")
@@ -197,7 +207,7 @@ class FsspecStore(Store):
         return retried(self.location.url(folder), listed, _FIRST_ATTEMPTS)
 
     def _file(self, name: str, row: Mapping[str, Any]) -> RemoteFile:
-        key = name.lstrip("/").removeprefix(self._root).lstrip("/")
+        key = name.removeprefix(self._root).lstrip("/")
         version = next((str(row[each]) for each in _VERSIONS if row.get(each) is not None), "")
         if row.get("size") is None:
             raise DataError(f"{self.location.url(key)} has no known size; set data.root to another URL")

@@ -16,54 +16,20 @@ from typing import IO, Any
 
 from effloop.data.remote.cache import Cache
 from effloop.data.remote.download import CHUNK_BYTES
+from effloop.data.remote.fetched import Fetched
 from effloop.data.remote.location import Location
 from effloop.data.remote.manifest import Manifest
 from effloop.data.remote.progress import ByteMeter
 from effloop.errors import ConfigError, DataError, EffLoopError, warn
+from effloop.system.files import describe_failure
 from effloop.system.processes import how_ended, interrupts_blocked_in_children
 
 _FOUND = "EFFLOOP_REMOTE"
 """Environment variable with the local paths of remote roots, for processes that are started from here."""
 _SILENT_S = 60.0
 _STARTS = 3
-
-
-@dataclass(frozen=True)
-class Fetched:
-    """What it took to have a remote dataset here.
-
-    Attributes:
-        files, bytes: of the dataset.
-        fetched_bytes: those that weren't here yet.
-        seconds: for listing and fetching.
-    """
-
-    files: int
-    bytes: int
-    fetched_bytes: int
-    seconds: float
-
-    @property
-    def hit_rate(self) -> float:
-        """Share of the bytes that were here."""
-        return 1 - self.fetched_bytes / self.bytes if self.bytes else 1.0
-
-    @property
-    def mb_per_s(self) -> float:
-        """10^6 bytes fetched in a second."""
-        return self.fetched_bytes / 1e6 / self.seconds if self.seconds else 0.0
-
-    def facts(self) -> dict[str, float]:
-        """For a run's summary."""
-        return {**asdict(self), "hit_rate": self.hit_rate, "mb_per_s": self.mb_per_s}
-
-    def line(self, root: str, folder: Path) -> str:
-        """For a run's log."""
-        came = f"{self.fetched_bytes / 1e6:,.1f} MB fetched in {self.seconds:.1f} s, {self.mb_per_s:,.1f} MB/s; "
-        return (
-            f"remote {root}: {self.files:,} files, {self.bytes / 1e6:,.1f} MB; {came * (self.fetched_bytes > 0)}"
-            f"{self.hit_rate:.1%} of the bytes were in {folder}"
-        )
+_FAILED_S = 5.0
+"""For which a failure is remembered: building a run asks again what composing its config has asked."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +58,7 @@ class _Process:
 
 _process = _Process(time.time(), lambda: None)
 _opened: dict[tuple[str, str], _Opened] = {}
-_failed: dict[tuple[str, str], EffLoopError] = {}
+_failed: dict[tuple[str, str], tuple[float, EffLoopError]] = {}
 
 
 def local_root(root: str, folder: Path, limit_gb: float | None = None) -> Path:
@@ -109,13 +75,16 @@ def local_root(root: str, folder: Path, limit_gb: float | None = None) -> Path:
         ConfigError, DataError: they can't be listed or fetched, or don't fit.
     """
     key = (root, str(folder))
-    if key in _failed:  # composing a config has asked before building does
-        raise _failed[key]
+    if key in _failed and time.monotonic() - _failed[key][0] < _FAILED_S:
+        raise _failed[key][1]
     if key not in _opened:
         try:
             _opened[key] = _inherited(root, folder) or _open(root, folder, limit_gb)
+        except OSError as error:
+            path = Path(os.fsdecode(error.filename)) if error.filename else folder
+            raise ConfigError(f"data.download_dir: {describe_failure(path, error)}; set another folder") from None
         except EffLoopError as error:
-            _failed[key] = error
+            _failed[key] = time.monotonic(), error
             raise
         _pass_on()
     return _opened[key].path

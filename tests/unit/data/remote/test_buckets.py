@@ -1,0 +1,51 @@
+"""Stores beside HTTP: which there are, and what fsspec's look like."""
+
+import pytest
+
+from effloop.data.remote.buckets import FsspecStore, store_of
+from effloop.data.remote.location import Location
+from effloop.data.remote.store import FetchError
+from effloop.errors import ConfigError
+
+fsspec = pytest.importorskip("fsspec")
+
+
+@pytest.fixture
+def system():
+    found = fsspec.filesystem("memory")
+    for name in ("a.tar", "b.tar", "c.txt", "deep/d.tar"):
+        found.pipe_file(f"/bucket/set/{name}", name.encode())
+    yield found
+    found.rm("/bucket", recursive=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "names", "alone"),
+    [
+        ("set", ["a.tar", "b.tar", "c.txt", "deep/d.tar"], False),
+        ("set/{a,b}.tar", ["a.tar", "b.tar"], False),
+        ("set/**/*.tar", ["a.tar", "b.tar", "deep/d.tar"], False),
+        ("set/c.txt", ["c.txt"], True),
+    ],
+)
+def test_fsspec_lists_and_reads(path, names, alone, system):
+    store = FsspecStore(Location.of(f"memory://bucket/{path}"))
+    manifest = store.manifest()
+    assert ([manifest.name(file) for file in manifest.files], manifest.alone) == (names, alone)
+    for file in manifest.files:
+        data = system.cat_file(f"/bucket/{file.key}")
+        assert b"".join(store.read(file, 1, file.size)) == data[1:]
+
+
+def test_what_is_gone_is_no_bug(system):
+    store = FsspecStore(Location.of("memory://bucket/set"))
+    file = store.manifest().files[0]
+    system.rm("/bucket/set/a.tar")
+    with pytest.raises(FetchError, match="FileNotFoundError"):
+        list(store.read(file, 0, 1))
+
+
+@pytest.mark.parametrize("root", ["zip://a/b", "reference://a/b", "simplecache://a", "s4://b/x"])
+def test_other_schemes_are_refused(root):
+    with pytest.raises(ConfigError, match=r"is of no scheme that EffLoop reads; have s3, gs"):
+        store_of(Location.of(root))
