@@ -21,7 +21,10 @@ from effloop.data.plan import Plan
 from effloop.data.source import Source, Tail, sources
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, writers
 
-READ_BY = {"zarr2": "zarr", "n5": "zarr", "tsv": "csv", "jsonl": "csv", "parquet": "csv"}
+TABLES = ("csv", "tsv", "jsonl", "parquet")
+"""Formats of a table that `data=csv` reads."""
+
+READ_BY = {"zarr2": "zarr", "n5": "zarr", **{f"table.{ending}": "csv" for ending in TABLES}}
 """Where what `convert to=A` writes, or a table, is read by `data=B`."""
 
 
@@ -67,10 +70,6 @@ def write_as(name: str, root: Path, path: Path, shard_bytes: int = SHARD_BYTES) 
     records = {split: Copied(source) for split, source in splits.items()}
     writers[name](path, Dataset(splits["train"].classes, records, {"payload": "original"}), shard_bytes)
     return path
-
-
-TABLES = ("csv", "tsv", "jsonl", "parquet")
-"""Formats of a table that `data=csv` reads."""
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:

@@ -120,6 +120,8 @@ def to_dict(config: Config) -> dict[str, Any]:
     """A config as plain dicts, lists and values, for a run folder or checkpoint; paths are made absolute."""
     plain: Any = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
     for key in ("root", "val_root", "images", "colors", "index_dir", "download_dir"):
+        if key == "root" and not config.data.root_is_path:
+            continue
         if plain["data"].get(key) and not is_remote(plain["data"][key]):
             plain["data"][key] = os.path.abspath(os.path.expanduser(plain["data"][key]))
     if plain["resume"]:

@@ -65,6 +65,9 @@ def _follow_targets(tree: DictConfig, overrides: Sequence[str]) -> list[str]:
         data: Any = OmegaConf.to_object(tree.data)
         if not isinstance(data, DataConfig):
             return []
+        for key, value in data.pinned().items():
+            tree.data[key] = value
+            setattr(data, key, value)
         if not chosen and (kind := kind_of(data)) is not Kind.classes:
             return _chosen(tree, overrides, "task", TASK_OF[kind.value])
         taken = next((kind for kind, name in TASK_OF.items() if name == tree.task.name), None)

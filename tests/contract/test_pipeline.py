@@ -64,7 +64,7 @@ AVAILABLE = (
 )
 """Decoders and engines: with one that isn't there, two others would meet in a test that is skipped."""
 
-STORED = sorted((*writers, *TABLES))
+STORED = sorted((*writers, *(f"table.{ending}" for ending in TABLES)))
 """What a dataset is written as."""
 
 Opened = Callable[[str, str], Source]
@@ -94,7 +94,8 @@ def opened(mixed: Path, tmp_path_factory: pytest.TempPathFactory) -> Opened:
     @cache
     def written(name: str) -> Path:
         folder = tmp_path_factory.mktemp(name)
-        return write_table(name, mixed, folder) if name in TABLES else write_as(name, mixed, folder / "written")
+        table, _, ending = name.rpartition(".")
+        return write_table(ending, mixed, folder) if table else write_as(name, mixed, folder / "written")
 
     return lambda name, split: open_source(READ_BY.get(name, name), written(name), split)
 
@@ -139,7 +140,7 @@ def assert_same(got: Sequence[Batch], wanted: Sequence[Batch], *, exact: bool = 
 
 
 def test_every_source_is_among_them() -> None:
-    rest = {"auto", "embedded", "masks"}  # which has a test of its own: test_masks.py
+    rest = {"auto", "embedded", "hf", "masks"}  # the last two have tests of their own: test_hub.py, test_masks.py
     assert {READ_BY.get(name, name) for name in STORED} == set(sources) - rest
 
 

@@ -19,7 +19,7 @@ from effloop.errors import DataError
 
 FORMATS = pytest.mark.parametrize("name", sorted(writers))
 KINDS = pytest.mark.parametrize("kind", ["flags", "numbers"])
-SCANNED = ("lmdb", "recordio", "tar", "tfrecord")
+SCANNED = ("lmdb", "parquet", "recordio", "tar", "tfrecord")
 """Formats whose files say all, also without EffLoop's index."""
 
 VALUES = {

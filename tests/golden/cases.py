@@ -42,13 +42,18 @@ LIBRARIES = {
 DALI = (*DECODING, "nvidia-dali-cuda120")
 RECODING = (*DECODING, "pillow")
 LEARNING = (*DECODING, "processor", "instructions")  # oneDNN chooses its kernels by the processor
-WRITING = {"hdf5": ("photos", "h5py"), "lmdb": ("photos", "lmdb"), "pth": ("photos", "torch")}
+WRITING = {
+    "hdf5": ("photos", "h5py"),
+    "lmdb": ("photos", "lmdb"),
+    "parquet": ("photos", "pyarrow"),
+    "pth": ("photos", "torch"),
+}
 PACKAGES = (
     *("albucore", "albumentations", "h5py", "lmdb", "numpy", "nvidia-dali-cuda120", "opencv-python-headless"),
-    *("pillow", "simplejpeg", "torchvision"),
+    *("pillow", "pyarrow", "simplejpeg", "torchvision"),
 )
 
-FORMATS = ("folder", "hdf5", "lmdb", "memmap", "n5", "pth", "recordio", "tar", "tfrecord", "zarr", "zarr2")
+FORMATS = ("folder", "hdf5", "lmdb", "memmap", "n5", "parquet", "pth", "recordio", "tar", "tfrecord", "zarr", "zarr2")
 READ_BY = {"zarr2": "zarr", "n5": "zarr"}
 UINT8 = ("data.mean=null", "data.std=null")
 RUN = (*TINY, "epochs=3", "device=cpu", "record.log_every=1", "record.tensorboard=false", "record.samples=0")

@@ -38,7 +38,7 @@ FLIPS, CUTS = int(os.environ.get("EFFLOOP_FLIPS", "1000")), int(os.environ.get("
 KILLS = int(os.environ.get("EFFLOOP_KILLS", "8"))
 CLASSES = ["a", "b", "c"]
 PACKED = sorted({*writers} - {"folder"})
-WITH_INDEX = ("lmdb", "recordio", "tar", "tfrecord")
+WITH_INDEX = ("lmdb", "parquet", "recordio", "tar", "tfrecord")
 
 
 def samples(count: int = 40) -> list[tuple[bytes, int, bytes]]:

@@ -31,6 +31,20 @@ class AutoConfig(DataConfig):
     reduce_zero: bool = False
     colors: str | None = None
 
+    def found(self) -> DataConfig:
+        name = "embedded" if self.root is None else _format_of(self)
+        of = sources[name].config
+        known = {field.name for field in fields(of)}
+        for key in ("classes", "mask", "reduce_zero", "colors"):
+            if key not in known and (value := getattr(self, key)) not in (None, False):
+                raise ConfigError(
+                    f"data.{key}: {value} is for masks or tables, but the data is data={name}; leave it out"
+                )
+        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name in known}
+        found = of(**{**given, "name": name})
+        assert isinstance(found, DataConfig)
+        return found
+
 
 @sources.register("auto", AutoConfig)
 def open_source(config: AutoConfig, split: str) -> Source:
@@ -39,23 +53,12 @@ def open_source(config: AutoConfig, split: str) -> Source:
 
 
 def source_config(config: DataConfig) -> DataConfig:
-    """The config of the source that `data=auto` finds; any other is itself.
+    """The config of the source that `data=auto` or `data=hf` finds; any other is itself.
 
     Raises:
         ConfigError, DataError: it can't be found.
     """
-    if not isinstance(config, AutoConfig):
-        return config
-    name = "embedded" if config.root is None else _format_of(config)
-    of = sources[name].config
-    known = {field.name for field in fields(of)}
-    for key in ("classes", "mask", "reduce_zero", "colors"):
-        if key not in known and (value := getattr(config, key)) not in (None, False):
-            raise ConfigError(f"data.{key}: {value} is for masks or tables, but the data is data={name}; leave it out")
-    given = {field.name: getattr(config, field.name) for field in fields(config) if field.name in known}
-    found = of(**{**given, "name": name})
-    assert isinstance(found, DataConfig)
-    return found
+    return config.found()
 
 
 @looking_once()
@@ -81,7 +84,7 @@ def _format_of(config: AutoConfig) -> str:
     root = expand_root(config)
     if name := format_of(root):
         return name
-    formats = ", ".join(name for name in sources.names() if name not in ("auto", "embedded"))
+    formats = ", ".join(name for name in sources.names() if name not in ("auto", "embedded", "hf"))
     raise ConfigError(f"data.root: '{config.root}' is in no format that EffLoop knows; have {formats}: set data=FORMAT")
 
 

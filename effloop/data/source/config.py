@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any, ClassVar
 
 from omegaconf import MISSING
 
@@ -78,6 +80,9 @@ class DataConfig(PartConfig):
             `channels=1` one number each; three are averaged.
     """
 
+    root_is_path: ClassVar[bool] = True
+    """Whether `root` is a path, or a URL, rather than a name."""
+
     root: str | None = MISSING
     train_split: str = "train"
     val_split: str | None = "val"
@@ -128,6 +133,22 @@ class DataConfig(PartConfig):
                 raise ConfigError(f"data.{key}: {values} is not allowed; set {finite}")
         if self.std is not None and min(self.std) <= 0:
             raise ConfigError(f"data.std: {self.std} is not allowed; set {positive}")
+
+    def found(self) -> DataConfig:
+        """The config of the source that reads the data: this one, unless it only says how to find that.
+
+        Raises:
+            ConfigError, DataError: it can't be found.
+        """
+        return self
+
+    def pinned(self) -> Mapping[str, Any]:
+        """Values that a run keeps for keys whose meaning may change, such as the commit that a branch is now.
+
+        Raises:
+            ConfigError, DataError: they can't be found.
+        """
+        return {}
 
     @property
     def divides(self) -> bool:

@@ -8,6 +8,7 @@ from effloop.data.source.formats import (  # noqa: F401
     lmdb,
     memmap,
     npz,
+    parquet,
     pth,
     recordio,
     tar,

@@ -8,7 +8,6 @@ little-endian (tensorflow/core/lib/io/record_writer.h). A checksum is a masked C
 from __future__ import annotations
 
 import os
-import re
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from effloop.data.source.storage.checksum import crc32c
 from effloop.data.source.storage.index import Entry, IndexWriter, write_index, write_names
 from effloop.data.source.storage.indexed import IndexedConfig, IndexedSource
 from effloop.data.source.storage.mapped import MappedFiles
-from effloop.data.source.storage.shards import any_shard
+from effloop.data.source.storage.shards import any_shard, check_complete
 from effloop.data.source.storage.targets import Targets, flags_of, row_of
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, register_writer
 from effloop.errors import DataError
@@ -30,7 +29,6 @@ _HEAD, _CHECK = struct.Struct("<QI"), struct.Struct("<I")
 _FIVE = "[0-9]" * 5
 _ENDINGS = ("*.tfrecord", "*.tfrecords", f"*-{_FIVE}-of-{_FIVE}")
 _COMPRESSED_ENDINGS = ("*.tfrecord.gz", "*.tfrecords.gz")
-_NUMBERED = re.compile(r"(.*)-(\d{5})-of-(\d{5})(.*)", re.DOTALL)
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x78\x01": "zlib", b"\x78\x9c": "zlib", b"\x78\xda": "zlib"}
 
 
@@ -59,7 +57,7 @@ class TFRecordSource(IndexedSource):
 
     def shards(self, root: Path) -> list[Path]:
         files = self.find(root, _ENDINGS) or self.find(root, _COMPRESSED_ENDINGS)
-        _check_complete(files)
+        check_complete(files)
         return files
 
     def scan(self, files: Sequence[Path], targets: Targets) -> Iterator[Entry]:
@@ -175,19 +173,3 @@ def _begins_with_a_record(path: Path) -> bool:
     with open(path, "rb") as file:
         head = file.read(_HEAD.size)
     return len(head) == _HEAD.size and _masked(head[:8]) == _HEAD.unpack(head)[1]
-
-
-def _check_complete(files: Sequence[Path]) -> None:
-    """Refuse files ...-00000-of-00003 if one of them is missing."""
-    series: dict[tuple[Path, str, str, str], set[int]] = {}
-    for file in files:
-        if found := _NUMBERED.fullmatch(file.name):
-            before, number, count, after = found.groups()
-            series.setdefault((file.parent, before, count, after), set()).add(int(number))
-    for (folder, before, count, after), numbers in series.items():
-        missing = next((number for number in range(int(count)) if number not in numbers), None)
-        if missing is not None:
-            raise DataError(
-                f"{folder / before}-{missing:05}-of-{count}{after} is missing, {len(numbers)} of "
-                f"{int(count)} are there; put it back, or name the files otherwise if they are meant to be a part"
-            )

@@ -15,6 +15,7 @@ from effloop.data.image.mask import PLAIN, MaskFormat
 from effloop.data.source.base import WHOLE, Kind, NoSplitError, ScanError, printable, sources
 from effloop.data.source.config import DataConfig
 from effloop.data.source.files import ImageFiles
+from effloop.data.source.formats.parquet.source import holds_images
 from effloop.data.source.manifest import tables
 from effloop.data.source.manifest.config import CsvConfig
 from effloop.data.source.manifest.indexing import IndexWriter
@@ -109,11 +110,11 @@ class CsvSource(LooseSource):
     @classmethod
     def claims(cls, root: Path) -> bool:
         if root.is_file():
-            return root.suffix.lower() in tables.ENDINGS
+            return root.suffix.lower() in tables.ENDINGS and not _has_images_in_it(root)
         if (root / TARGETS).is_file():  # what `convert to=folder` wrote, of any splits
             return any(table_of(root, path.name) for path in root.iterdir() if path.is_dir())
         images = root / "train"  # its folders would be classes, which need no table
-        if not root.is_dir() or table_of(root, "train") is None:
+        if not root.is_dir() or (table := table_of(root, "train")) is None or _has_images_in_it(table):
             return False
         return not images.is_dir() or not any(path.is_dir() for path in images.iterdir())
 
@@ -166,6 +167,11 @@ class CsvSource(LooseSource):
             raise DataError(f"the split '{state['split']}' is gone since this run opened it; start the run again")
         self._open(state["index"], state["split"], *state["masks"])
         self.check_unchanged(state["fingerprint"])
+
+
+def _has_images_in_it(table: Path) -> bool:
+    """Whether a table has encoded images instead of their paths: then it is of `data=parquet`."""
+    return table.suffix.lower() == ".parquet" and holds_images(table)
 
 
 def listed_images(path: Path) -> ImageFiles:

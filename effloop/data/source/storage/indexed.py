@@ -66,6 +66,14 @@ class IndexedSource(PackedSource):
         """Other files that a scan reads: if one of them changes, the kept index is not used."""
         return []
 
+    def base(self) -> Path:
+        """Where the dataset is: its folder, or its only file."""
+        return root_folder(self.config).absolute()
+
+    def class_names(self, files: Sequence[Path], targets: Targets) -> list[str] | None:
+        """The classes that these files name themselves, in the order of their labels, if the format has room for it."""
+        return None
+
     def embedded_header(self, files: Sequence[Path]) -> dict[str, Any] | None:
         """The header of a split that EffLoop wrote into these files themselves, if the format has room for it.
 
@@ -97,11 +105,14 @@ class IndexedSource(PackedSource):
         return {self.config.train_split, *filter(None, [self.config.val_split])}
 
     def open_split(self) -> Split:
-        root = root_folder(self.config).absolute()
-        index, files = open_index(root, self.split) or self._kept_index(root)
+        root = self.base()
+        return self.opened(*(open_index(root, self.split) or self._kept_index(root)))
+
+    def opened(self, index: ColumnFile, files: list[Path]) -> Split:
+        """The split that an index is of; arguments as from `open_index`."""
         header = index.meta["header"]
         if header["classes"] is None:
-            names = self._class_names(root, index)
+            names = self._class_names(self.base(), index)
             masks = Targets(Kind.masks, tuple(names)).header() if "targets" in header else None
             header = {**header, "classes": names, **({"targets": masks} if masks else {})}
         self._files, self._file_of = files, index.unsigned("file")
@@ -166,7 +177,8 @@ class IndexedSource(PackedSource):
                 f"{self.where} has masks, which are in {self.split}.index beside its files, and that is not there: put "
                 "it back, or convert again"
             )
-        writer = IndexWriter(len(own["classes"]) if own else None, path.parent, self.key_identity, targets)
+        names = own["classes"] if own else self.class_names(files, targets)
+        writer = IndexWriter(None if names is None else len(names), path.parent, self.key_identity, targets)
         for entry in self._scanned(files, targets):
             try:
                 writer.add_entry(entry)
@@ -179,7 +191,7 @@ class IndexedSource(PackedSource):
             differs = expected != count
             what = f"says {expected} samples, it holds {count}" if differs else "doesn't match their keys and labels"
             raise DataError(f"{self.where} is damaged: its header {what}; convert it again")
-        header = own or {**_unnamed(targets), "about": {}, "fingerprint": found}
+        header = own or {**_unnamed(targets, names), "about": {}, "fingerprint": found}
         writer.write(path, {"header": header, "files": states, "labels_end": writer.max_label + 1})
 
     def _class_names(self, root: Path, index: ColumnFile) -> list[str]:
@@ -211,11 +223,11 @@ class IndexedSource(PackedSource):
     def _check_few(self, index: ColumnFile, root: Path) -> None:
         """Refuse labels that can't be class numbers, before a name is made for each number up to the largest."""
         end = index.meta["labels_end"]
-        if end > _MAX_UNNAMED:
+        if end > MAX_UNNAMED:
             key = bytes(index.blobs("key")[int(index["label"].argmax())])
             raise DataError(
                 f"{self.where}/{printable(key)} has the label {end - 1}; without {root / NAMES}, which names the "
-                f"classes one a line, {_MAX_UNNAMED - 1} is the largest: correct the label or write that file"
+                f"classes one a line, {MAX_UNNAMED - 1} is the largest: correct the label or write that file"
             )
 
     def modified_ns(self, index: int) -> int | None:
@@ -223,17 +235,17 @@ class IndexedSource(PackedSource):
 
     def verify_index(self) -> None:
         super().verify_index()
-        verify_files(root_folder(self.config).absolute(), self.split)
+        verify_files(self.base(), self.split)
 
 
-def _unnamed(targets: Targets) -> dict[str, Any]:
-    """What a header says of targets where no class is named yet."""
+def _unnamed(targets: Targets, names: list[str] | None) -> dict[str, Any]:
+    """What a header says of targets; of classes without `names` it is None where no class is named yet."""
     if targets.kind is Kind.masks:
         return {"classes": None, "targets": targets.header()}  # named as classes are
-    return {"classes": list(targets.classes), "targets": targets.header()} if targets else {"classes": None}
+    return {"classes": list(targets.classes), "targets": targets.header()} if targets else {"classes": names}
 
 
-_MAX_UNNAMED = 1 << 20
+MAX_UNNAMED = 1 << 20
 """Classes without names. 30,000,000, from one wrong label, took 3 GB of numbers as text."""
 
 

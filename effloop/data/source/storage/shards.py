@@ -8,6 +8,8 @@ from pathlib import Path
 
 from effloop.errors import DataError
 
+_NUMBERED = re.compile(r"(.*)-(\d{5})-of-(\d{5})(.*)", re.DOTALL)
+
 
 def find_shards(root: Path, split: str, endings: Sequence[str], splits: Iterable[str] = ()) -> list[Path]:
     """Files of a split: ROOT/SPLIT/*, or else ROOT/SPLIT*, or else ROOT/*SPLIT*, sorted.
@@ -43,9 +45,34 @@ def find_shards(root: Path, split: str, endings: Sequence[str], splits: Iterable
     return [file for file in found if word.match(file.name)] or found
 
 
+def is_of_split(name: str, split: str) -> bool:
+    """Whether the name of a file has the name of a split as a word."""
+    return bool(_word(split).search(name))
+
+
 def any_shard(root: Path, endings: Sequence[str]) -> Path | None:
     """A file of the split `train` or `val`; None if there is none."""
     return next((file for split in ("train", "val") for file in find_shards(root, split, endings)), None)
+
+
+def check_complete(files: Sequence[Path]) -> None:
+    """Refuse files ...-00000-of-00003 if one of them is missing.
+
+    Raises:
+        DataError: naming the first that is.
+    """
+    series: dict[tuple[Path, str, str, str], set[int]] = {}
+    for file in files:
+        if found := _NUMBERED.fullmatch(file.name):
+            before, number, count, after = found.groups()
+            series.setdefault((file.parent, before, count, after), set()).add(int(number))
+    for (folder, before, count, after), numbers in series.items():
+        missing = next((number for number in range(int(count)) if number not in numbers), None)
+        if missing is not None:
+            raise DataError(
+                f"{folder / before}-{missing:05}-of-{count}{after} is missing, {len(numbers)} of "
+                f"{int(count)} are there; put it back, or name the files otherwise if they are meant to be a part"
+            )
 
 
 def _word(split: str) -> re.Pattern[str]:

@@ -18,6 +18,8 @@ from effloop.data.source.storage.kept import looking_once
 from effloop.data.source.storage.writing import Dataset, writers
 from effloop.errors import DataError, EffLoopError
 
+PACKED = ("hdf5", "lmdb", "memmap", "parquet", "pth", "recordio", "tar", "tfrecord", "zarr")
+
 
 @pytest.fixture
 def uneven(photos: Path, tmp_path: Path) -> Path:
@@ -86,7 +88,7 @@ def test_usual_names_are_found(name: str, copy: Path) -> None:
         open_split(config_of(copy, val_split="other"), "val")  # it was set
 
 
-@pytest.mark.parametrize("name", ["hdf5", "lmdb", "memmap", "pth", "recordio", "tar", "tfrecord", "zarr"])
+@pytest.mark.parametrize("name", PACKED)
 def test_usual_names_in_packed_formats(name: str, photos: Path, tmp_path: Path) -> None:
     splits = {"training": "train", "dev": "val"}
     found = {split: Copied(open_source("folder", photos, of)) for split, of in splits.items()}
@@ -108,7 +110,9 @@ def test_test_is_the_last_choice(copy: Path) -> None:
         open_split(config_of(copy), "val")
 
 
-@pytest.mark.parametrize("name", ["folder", "hdf5", "lmdb", "memmap", "pth", "recordio", "tar", "tfrecord", "zarr"])
+@pytest.mark.parametrize(
+    "name", ["folder", "hdf5", "lmdb", "memmap", "parquet", "pth", "recordio", "tar", "tfrecord", "zarr"]
+)
 def test_one_split_is_divided_alike_in_all_formats(name: str, photos: Path, tmp_path: Path) -> None:
     wanted = open_split(config_of(photos, val=0.2, val_split=None), "val")
     root = photos / "train"

@@ -1,0 +1,152 @@
+"""Which files a split has: by README.md, as on Hugging Face's hub, or else by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import yaml
+
+from effloop.data.source.base import WHOLE
+from effloop.data.source.storage.shards import check_complete, find_shards
+from effloop.errors import ConfigError, DataError
+from effloop.registry import choices
+
+ENDING = ".parquet"
+CARD = "README.md"
+_LARGEST_CARD = 1 << 22  # bytes of README.md that are looked at
+_FOLDERS = ("", "data", "default")
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def find_files(root: Path, split: str, splits: set[str], subset: str | None) -> list[Path]:
+    """The files of a split, in order; empty if there are none.
+
+    Args:
+        root: the dataset's folder.
+        split: whose files are asked for; `WHOLE` is all of them.
+        splits: names of all splits that may be there.
+        subset: `data.subset`.
+
+    Raises:
+        ConfigError: there is no such subset, or one has to be chosen.
+        DataError: a file of a numbered series is missing, or one may be of two splits.
+    """
+    said = _by_card(root, split, subset)
+    if said is not None:
+        return said
+    if subset is not None and not (root / subset).is_dir():
+        folders = sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+        raise ConfigError(f"data.subset: '{subset}' is no folder in {root}; {choices(subset, folders)}")
+    for folder in _FOLDERS:
+        base = root / (subset or "") / folder
+        if found := find_shards(base, split, [f"*{ENDING}"], splits) if base.is_dir() else []:
+            check_complete(found)
+            return found
+    return []
+
+
+def first_file(root: Path) -> Path | None:
+    """A file of a dataset, to look at; None if there is none of any split."""
+    try:
+        for split in ("train", WHOLE):
+            if found := _by_card(root, split, None):
+                return found[0]
+    except ConfigError:  # there are several subsets
+        return next(iter(sorted(root.glob(f"*/*{ENDING}"))), None)
+    bases = [root / folder for folder in _FOLDERS]
+    places = (path for base in bases for path in (base, base / "train", base / "val", base / "test"))
+    return next((file for place in places for file in sorted(place.glob(f"*{ENDING}")) if file.is_file()), None)
+
+
+def patterns(root: Path, subset: str | None) -> list[str] | None:
+    """What README.md says the files of a subset are called, in all splits; None if it says nothing.
+
+    Raises:
+        ConfigError: as `find_files`.
+    """
+    named = [each for each in _configs(root) if any(path.endswith(ENDING) or "*" in path for path in _paths(each))]
+    return [*_paths(_chosen(named, root, subset))] if named else None
+
+
+def card(root: Path) -> Mapping[str, Any]:
+    """The YAML at the beginning of `ROOT/README.md`; empty if there is none, or none that can be read."""
+    path = root / CARD
+    if not path.is_file():
+        return {}
+    status = path.stat()
+    return _card(path, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=16)
+def _card(path: Path, size: int, mtime_ns: int) -> Mapping[str, Any]:
+    del size, mtime_ns  # which card it is
+    with open(path, encoding="utf-8", errors="replace") as file:
+        lines = file.read(_LARGEST_CARD).splitlines()
+    if not lines or lines[0].strip() != "---" or "---" not in lines[1:]:
+        return {}
+    try:
+        found = yaml.load("\n".join(lines[1 : lines.index("---", 1)]), _Loader)  # noqa: S506  it is a safe one
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _configs(root: Path) -> list[Mapping[str, Any]]:
+    """The subsets that README.md lists with files."""
+    found = card(root).get("configs")
+    return [each for each in found if isinstance(each, dict) and [*_paths(each)]] if isinstance(found, list) else []
+
+
+def _by_card(root: Path, split: str, subset: str | None) -> list[Path] | None:
+    """The files of a split that README.md names; None if it names none of any split."""
+    named = [each for each in _configs(root) if [*_files(root, each, None)]]
+    if not named:
+        return None
+    return [*dict.fromkeys(_files(root, _chosen(named, root, subset), None if split == WHOLE else split))]
+
+
+def _chosen(configs: Sequence[Mapping[str, Any]], root: Path, subset: str | None) -> Mapping[str, Any]:
+    """The subset that is read: the one that was set, the default one, or the only one."""
+    by_name = {str(each.get("config_name", "default")): each for each in configs}
+    if subset is not None:
+        if subset not in by_name:
+            raise ConfigError(f"data.subset: {root / CARD} has no '{subset}'; {choices(subset, [*by_name])}")
+        return by_name[subset]
+    if len(by_name) == 1:
+        return configs[0]
+    default = next((each for each in configs if each.get("default") is True), by_name.get("default"))
+    if default is None:
+        raise ConfigError(
+            f"data.subset: {root / CARD} has several: {', '.join(by_name)}; set data=parquet data.subset=NAME"
+        )
+    return default
+
+
+def _files(root: Path, config: Mapping[str, Any], split: str | None) -> Iterator[Path]:
+    """The parquet files of a split in a subset; of all splits if it is None."""
+    for pattern in _paths(config, split):
+        yield from _matching(root, pattern)
+
+
+def _paths(config: Mapping[str, Any], split: str | None = None) -> Iterator[str]:
+    """The patterns of a split's files in a subset; of all splits if it is None."""
+    found = config.get("data_files")
+    for entry in found if isinstance(found, list) else [found]:
+        name, patterns = (entry.get("split"), entry.get("path")) if isinstance(entry, dict) else ("train", entry)
+        if split in (None, name):
+            for each in patterns if isinstance(patterns, list) else [patterns]:
+                if isinstance(each, str) and each.strip("./"):
+                    yield each
+
+
+def _matching(root: Path, pattern: str) -> list[Path]:
+    path = PurePosixPath(pattern)
+    if path.is_absolute() or ".." in path.parts:
+        raise DataError(f"{root / CARD} names files outside of its folder, '{pattern}'; correct its data_files")
+    try:
+        return sorted(file for file in root.glob(pattern) if file.suffix == ENDING and file.is_file())
+    except ValueError:  # `**` beside something else
+        return []

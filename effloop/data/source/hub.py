@@ -1,0 +1,168 @@
+"""Datasets of Hugging Face's hub: fetched into the hub's own cache, and read there."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from functools import cache, partialmethod
+from pathlib import Path
+from typing import Any
+
+from effloop.data.source.auto import format_of
+from effloop.data.source.base import Source, sources
+from effloop.data.source.config import DataConfig
+from effloop.data.source.folder import ENDINGS
+from effloop.data.source.formats.parquet import layout
+from effloop.data.source.formats.parquet.columns import ParquetConfig
+from effloop.errors import ConfigError, DataError, optional_package
+
+_TABLES = ("*metadata.csv", "*metadata.jsonl", "*metadata.parquet")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_PREFIX = "hf://datasets/"
+
+
+@dataclass
+class HubConfig(ParquetConfig):
+    """Fields of `data=hf`; `root` is ORG/NAME.
+
+    Attributes:
+        revision: a branch, a tag or a commit; null is the main branch. A run keeps the commit that it was when it
+            began.
+    """
+
+    root_is_path = False
+
+    revision: str | None = None
+
+    def pinned(self) -> Mapping[str, Any]:
+        return {"revision": _fetch(self.root, self.revision, [layout.CARD]).name}
+
+    def found(self) -> DataConfig:
+        once = self.revision is not None and _COMMIT.fullmatch(self.revision)
+        folder = (_snapshot_of_commit if once else _snapshot)(self.root, self.revision, self.subset)
+        of = sources[name := self._format_of(folder)].config
+        common = {each.name for each in fields(DataConfig)}
+        known = {each.name for each in fields(of)} & {each.name for each in fields(self)} - {"name", "root"}
+        # What is null here is the format's own default there.
+        given = {key: value for key in known if (value := getattr(self, key)) is not None or key in common}
+        config = of(**{**given, "name": name, "root": str(folder)})
+        assert isinstance(config, DataConfig)
+        return config
+
+    def _format_of(self, folder: Path) -> str:
+        files = [*folder.rglob(f"*{layout.ENDING}")]
+        if self.subset is None and files and layout.first_file(folder) is None:
+            have = sorted({file.relative_to(folder).parts[0] for file in files})
+            raise ConfigError(
+                f"data.subset: '{self.root}' has several: {', '.join(have[:8])}; set data=hf data.subset=NAME"
+            )
+        if self.subset is not None:
+            return "parquet"
+        return "tar" if any(folder.rglob("*.tar")) else format_of(folder) or "parquet"
+
+
+@sources.register("hf", HubConfig)
+def open_source(config: HubConfig, split: str) -> Source:
+    """A dataset of Hugging Face's hub: parquet files, tar shards or a folder of images."""
+    return sources.build(config.found(), split)
+
+
+def _snapshot(root: str | None, revision: str | None, subset: str | None) -> Path:
+    """The folder with the files of a dataset, whose name is the commit.
+
+    Raises:
+        ConfigError, DataError: they can't be fetched, or aren't of a format that can be read.
+    """
+    folder = _fetch(root, revision, [layout.CARD])
+    parquet = layout.patterns(folder, subset) or [f"{subset}/*{layout.ENDING}" if subset else f"*{layout.ENDING}"]
+    beside = [layout.CARD] if subset else [layout.CARD, "*.index", "classes.txt", "targets.json"]
+    images = [f"*{ending}" for each in ENDINGS for ending in (each.decode(), each.decode().upper())]
+    for patterns in (parquet,) if subset else (parquet, ["*.tar"], [*images, *_TABLES]):
+        folder = _fetch(root, revision, [*beside, *patterns])
+        if any(file.match(pattern) for file in folder.rglob("*") for pattern in ("*.parquet", "*.tar", *images)):
+            return folder
+    what = f"no parquet files of data.subset={subset}" if subset else "no parquet files, tar shards or images"
+    raise DataError(f"data.root: '{root}' on {_constants().ENDPOINT} has {what}; name another one")
+
+
+_snapshot_of_commit = cache(_snapshot)
+
+
+def _fetch(root: str | None, revision: str | None, patterns: Sequence[str]) -> Path:
+    """The folder of the hub's cache, with all files of a dataset in it that match.
+
+    Raises:
+        ConfigError: there is no such dataset or revision, or it can't be fetched and isn't in the cache.
+    """
+    hub: Any = optional_package("huggingface_hub", "data=hf", "effloop[hf]")
+    if not root:
+        raise ConfigError("data.root is missing; data=hf needs it: set data.root=ORG/NAME")
+    with _one_line(root, revision), _without_warnings():
+        found = hub.snapshot_download(
+            root.removeprefix(_PREFIX),
+            repo_type="dataset",
+            revision=revision,
+            allow_patterns=[*patterns],
+            library_name="effloop",
+            tqdm_class=_no_bar() if patterns == [layout.CARD] else None,
+        )
+        return Path(found)
+
+
+@contextmanager
+def _one_line(root: str, revision: str | None) -> Iterator[None]:
+    """Makes an error of the hub one that says what to do."""
+    errors: Any = optional_package("huggingface_hub.errors", "data=hf", "effloop[hf]")
+    what, where = f"data.root: '{root}'", _constants().ENDPOINT
+    try:
+        yield
+    except errors.HFValidationError:
+        raise ConfigError(f"{what} is no name of a dataset; set data.root=ORG/NAME") from None
+    except errors.GatedRepoError:
+        raise ConfigError(
+            f"{what} is gated: accept its conditions on {where}, and set HF_TOKEN to a token that may read it"
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise ConfigError(
+            f"data.revision: '{revision}' is no branch, tag or commit of '{root}' on {where}; set one, or null"
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise ConfigError(
+            f"{what} is not on {where}, or it is private; correct the name, or set HF_TOKEN to a token that may read it"
+        ) from None
+    except errors.LocalEntryNotFoundError as error:
+        raise ConfigError(
+            f"{what} is not in the cache {_constants().HF_HUB_CACHE}, or not all of it, and {where} can't be reached"
+            f"{_reason(error.__cause__)}; fetch it where there is a network, or set HF_HUB_CACHE=FOLDER"
+        ) from None
+    except (errors.HTTPError, OSError) as error:
+        raise ConfigError(f"{what} can't be fetched from {where}{_reason(error)}; try again") from None
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Nothing is said of patterns that no file matches."""
+    logger = logging.getLogger("huggingface_hub")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _no_bar() -> Any:
+    utils: Any = optional_package("huggingface_hub.utils", "data=hf", "effloop[hf]")
+    return type("NoBar", (utils.tqdm,), {"__init__": partialmethod(utils.tqdm.__init__, disable=True)})
+
+
+def _reason(error: BaseException | None) -> str:
+    lines = str(error or "").strip().splitlines()
+    return f" ({lines[0].rstrip('.')})" if lines else ""
+
+
+def _constants() -> Any:
+    return optional_package("huggingface_hub.constants", "data=hf", "effloop[hf]")

@@ -1,0 +1,278 @@
+"""Parquet files of images from elsewhere: what their columns are, and which files are of which split."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from images import encode, photo
+from parquets import PLAIN, SNAPPY, class_label, write_images
+from plans import line, open_source, read_bytes, write_as, write_table
+
+from effloop.data.source import Kind, NoSplitError, Source
+from effloop.data.source.formats.parquet.source import ParquetSource
+from effloop.data.source.manifest.source import CsvSource
+from effloop.errors import ConfigError, DataError
+
+IMAGES = [encode(photo(20 + number, 30, number), "JPEG") for number in range(8)]
+LABELS = [0, 1, 1, 0, 2, 0, 1, 2]
+ANIMALS = class_label("cat", "dög", "0")
+
+
+def opened(root: Path, split: str = "train", **options: Any) -> Source:
+    return open_source("parquet", root, split, index_dir=str(root.parent / "kept"), **options)
+
+
+def one(tmp_path: Path, *args: Any, **options: Any) -> Path:
+    """A folder with the split `train` in a file."""
+    return write_images(tmp_path / "set/train.parquet", IMAGES, *args, **options).parent
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_images_and_classes(plain: bool, tmp_path: Path) -> None:
+    names = None if plain else [f"{number}.jpg" for number in range(8)]
+    source = opened(one(tmp_path, LABELS, feature=ANIMALS, plain=plain, names=names))
+    assert source.classes == ("cat", "dög", "0")
+    assert source.labels.tolist() == LABELS
+    assert [read_bytes(source, index) for index in range(8)] == IMAGES
+    assert source.key(3) == ("train.parquet/3" if plain else "3.jpg")
+    assert pickle.loads(pickle.dumps(source)).fingerprint() == source.fingerprint()
+    assert type(open_source("auto", tmp_path / "set")) is ParquetSource
+
+
+def test_a_folder_of_images_as_parquet_is_the_same(photos: Path, tmp_path: Path) -> None:
+    wanted = open_source("folder", photos)
+    images = [read_bytes(wanted, index) for index in range(len(wanted))]
+    names = [wanted.key(index) for index in range(len(wanted))]
+    feature = class_label(*wanted.classes)
+    half = len(images) // 2
+    for number, part in enumerate((slice(0, half), slice(half, None))):
+        write_images(
+            tmp_path / f"set/data/train-0000{number}-of-00002.parquet",
+            images[part],
+            wanted.labels[part].astype(np.int64),
+            names=names[part],
+            feature=feature,
+            rows=7,
+        )
+    assert opened(tmp_path / "set").fingerprint() == wanted.fingerprint()
+
+
+@pytest.mark.parametrize("options", [SNAPPY, {"compression": "none", "use_dictionary": True}])
+def test_what_isnt_stored_as_it_is_is_copied_once(
+    options: dict[str, Any], photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for split in ("train", "val"):
+        wanted = open_source("folder", photos, split)
+        rows = range(len(wanted))
+        images, names = [read_bytes(wanted, row) for row in rows], [wanted.key(row) for row in rows]
+        path = tmp_path / f"set/{split}.parquet"
+        labels = wanted.labels.astype(np.int64)
+        write_images(path, images, labels, names=names, feature=class_label(*wanted.classes), rows=7, **options)
+        for copied in (True, False):
+            source = opened(tmp_path / "set", split)
+            assert (source.fingerprint(), source.classes) == (wanted.fingerprint(), wanted.classes)
+            assert ("can't be read in place" in capsys.readouterr().err) is copied
+        assert [read_bytes(source, row) for row in rows] == images
+        assert pickle.loads(pickle.dumps(source)).fingerprint() == wanted.fingerprint()
+    path = write_images(tmp_path / "null/train.parquet", [*IMAGES[:5], None], LABELS[:6], **SNAPPY)
+    with pytest.raises(DataError, match=rf"^{path}: the column 'image' has no bytes in row 5; leave it out"):
+        opened(path.parent)
+
+
+def test_paths_that_arent_unique_get_file_and_row(tmp_path: Path) -> None:
+    source = opened(one(tmp_path, LABELS, names=["image.jpg"] * 8))
+    assert [source.key(index) for index in (0, 7)] == ["train.parquet/0/image.jpg", "train.parquet/7/image.jpg"]
+
+
+def test_numbers_without_names(tmp_path: Path) -> None:
+    """Are counted over both splits, or named by classes.txt."""
+    root = one(tmp_path, LABELS)
+    write_images(root / "val.parquet", IMAGES[:2], [4, 0])
+    assert opened(root).classes == opened(root, "val").classes == ("0", "1", "2", "3", "4")
+    (root / "classes.txt").write_text("a\nb\nc\nd\ne\n")
+    (root / "train.parquet").touch()  # to be read again
+    assert opened(root).classes == ("a", "b", "c", "d", "e")
+
+
+def test_names_in_the_card(tmp_path: Path) -> None:
+    root = one(tmp_path, LABELS)
+    (root / "README.md").write_text(
+        "---\ndataset_info:\n  features:\n  - name: image\n    dtype: image\n  - name: label\n    dtype:\n"
+        "      class_label:\n        names:\n          '0': cat\n          '1': dog\n          '2': hen\n---\n# A set\n"
+    )
+    assert opened(root).classes == ("cat", "dog", "hen")
+
+
+def test_texts_are_classes_of_both_splits(tmp_path: Path) -> None:
+    root = one(tmp_path, ["b", "c", "b", "b", "c", "b", "c", "c"])
+    write_images(root / "validation.parquet", IMAGES[:2], ["a", "b"])
+    options = {"val_split": "validation"}
+    assert opened(root, **options).classes == opened(root, "validation", **options).classes == ("a", "b", "c")
+    assert opened(root, "validation", **options).labels.tolist() == [0, 1]
+
+
+def test_targets(tmp_path: Path) -> None:
+    lists = [[0], [0, 2], [], [1], [2], [1, 2], [0, 1, 2], []]
+    for number, feature in enumerate(({"feature": ANIMALS, "_type": "List"}, [ANIMALS])):
+        source = opened(one(tmp_path / str(number), lists, feature=feature, column="labels"))
+        assert source.kind is Kind.flags
+        assert source.target_names == ("cat", "dög", "0")
+        assert source.targets[1].tolist() == [1, 0, 1]
+    texts = opened(one(tmp_path / "texts", [["b"], ["a", "b"], *[[]] * 6]))
+    assert (texts.kind, texts.target_names) == (Kind.flags, ("a", "b"))
+    single = opened(one(tmp_path / "single", [0.5 * number for number in range(8)], column="age"), label="age")
+    assert (single.kind, single.target_names) == (Kind.numbers, ("age",))
+    assert single.targets[3].tolist() == [1.5]
+    pairs = opened(one(tmp_path / "pairs", [[0.5, -1.0]] * 8))
+    assert (pairs.kind, pairs.target_names) == (Kind.numbers, ("label0", "label1"))
+
+
+def test_masks(tmp_path: Path) -> None:
+    pixels = [np.full((20 + number, 30), number % 3, np.uint8) for number in range(8)]
+    masks = [encode(each, "PNG") for each in pixels]
+    source = opened(one(tmp_path, masks=masks))
+    assert source.kind is Kind.masks
+    assert source.classes == ("0", "1", "2")
+    assert bytes(source.read_mask(2)) == masks[2]
+    named = opened(one(tmp_path / "labelled", LABELS, masks=masks), mask="mask")
+    assert named.kind is Kind.masks
+
+
+LAYOUTS = {
+    "hub": [
+        "data/train-00000-of-00002.parquet",
+        "data/train-00001-of-00002.parquet",
+        "data/test-00000-of-00001.parquet",
+    ],
+    "files": ["train.parquet", "train_2.parquet", "test.parquet"],
+    "folders": ["train/a.parquet", "train/b.parquet", "test/a.parquet"],
+    "converted": ["default/train/0000.parquet", "default/train/0001.parquet", "default/test/0000.parquet"],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_files_of_splits(layout: str, tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    first, second, test = LAYOUTS[layout]
+    write_images(root / first, IMAGES[:3], LABELS[:3], feature=ANIMALS)
+    write_images(root / second, IMAGES[3:], LABELS[3:], feature=ANIMALS)
+    write_images(root / test, IMAGES[:2], LABELS[:2], feature=ANIMALS)
+    assert [read_bytes(opened(root), index) for index in (0, 7)] == [IMAGES[0], IMAGES[7]]
+    assert len(opened(root, "test")) == 2
+    with pytest.raises(NoSplitError, match="has no files of the split 'val'"):
+        opened(root, "val")
+    assert type(open_source("auto", root)) is ParquetSource
+
+
+def test_the_card_says_which_files(tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    for number, name in enumerate(("big/one", "small/one", "small/two")):
+        write_images(root / f"{name}.parquet", IMAGES[number:], LABELS[number:], feature=ANIMALS)
+    card = (
+        "---\nconfigs:\n- config_name: small\n  data_files:\n  - split: train\n    path: small/o*\n"
+        "  - split: held\n    path: [small/two.parquet]\n- config_name: big\n  data_files: big/*.parquet\n{}---\n"
+    )
+    (root / "README.md").write_text(card.format(""))
+    with pytest.raises(ConfigError, match=r"^data\.subset: .* has several: small, big; set data=parquet data\.subset="):
+        opened(root)
+    with pytest.raises(ConfigError, match=r"^data\.subset: .* has no 'bog'; have small, big; did you mean 'big'\?$"):
+        opened(root, subset="bog")
+    assert [len(opened(root, split, subset="small")) for split in ("train", "held", ".")] == [7, 6, 13]
+    (root / "README.md").write_text(card.format("  default: true\n"))
+    assert len(opened(root)) == 8
+    (root / "README.md").write_text(card.format("").replace("big/*.parquet", "../*.parquet"))
+    with pytest.raises(DataError, match=r"names files outside of its folder, '\.\./\*\.parquet'"):
+        opened(root)
+
+
+def test_one_file(tmp_path: Path) -> None:
+    path = write_images(tmp_path / "photos.parquet", IMAGES, LABELS, feature=ANIMALS)
+    assert len(opened(path, ".")) == 8
+    assert type(open_source("auto", path, ".")) is ParquetSource
+    with pytest.raises(NoSplitError, match="doesn't say by its name that it is of 'train'"):
+        opened(path)
+    assert len(opened(path.rename(tmp_path / "train.parquet"))) == 8
+
+
+def test_a_table_of_paths_is_another_format(photos: Path, tmp_path: Path) -> None:
+    table = write_table("parquet", photos, tmp_path)
+    assert type(open_source("auto", table)) is CsvSource
+
+
+def test_without_the_index_what_was_written_says_all(photos: Path, tmp_path: Path) -> None:
+    root = write_as("parquet", photos, tmp_path / "set", 20_000)
+    for index in root.glob("*.index"):
+        index.unlink()
+    (root / "classes.txt").unlink()
+    for split in ("train", "val"):
+        wanted, source = open_source("folder", photos, split), opened(root, split)
+        assert (source.classes, source.fingerprint()) == (wanted.classes, wanted.fingerprint())
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown": ({"labels": [0, -1, *LABELS[2:]], "feature": ANIMALS}, r"row 1 has the label -1 \(unknown\); label it"),
+    "too large": ({"labels": [0, 3, *LABELS[2:]], "feature": ANIMALS}, r"train\.parquet/1 has the label 3; allowed "),
+    "huge": ({"labels": [0, 1 << 40, *LABELS[2:]]}, r"has the label 1099511627776; without names"),
+    "nothing": ({"labels": [0, None, *LABELS[2:]], "feature": ANIMALS}, r"row 1 has nothing in the column 'label'"),
+    "no labels": ({}, r"has no column 'label' of labels; none of image can be one: set data=parquet data\.label="),
+    "structures": ({"labels": [{"a": 1}] * 8}, r"^data\.label: the column 'label' of .* is struct<a: int64>; name one"),
+    "lists": ({"labels": [[1]] * 8}, r"has lists of numbers without names; name the classes in a targets\.json"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_labels_that_cant_be_used(name: str, tmp_path: Path) -> None:
+    options, message = BAD[name]
+    with pytest.raises(DataError, match=message):
+        opened(one(tmp_path, **options))
+
+
+def test_columns_that_arent_there(tmp_path: Path) -> None:
+    root = one(tmp_path, LABELS)
+    with pytest.raises(DataError, match=r"^data\.image: .* has no column 'img'; have image, label"):
+        opened(root, image="img")
+    with pytest.raises(
+        DataError, match=r"^data\.image: the column 'label' of .* holds no images, it is int64; have im"
+    ):
+        opened(root, image="label")
+    with pytest.raises(DataError, match=r"^data\.label: .* has no column 'lable'; have .*mean 'label'\?$"):
+        opened(root, label="lable")
+    with pytest.raises(ConfigError, match=r"^data\.mask: 'mask' contradicts data\.label=label"):
+        opened(root, mask="mask", label="label")
+
+
+def test_images_that_arent_there(tmp_path: Path) -> None:
+    path = write_images(tmp_path / "set/train.parquet", [*IMAGES[:5], None], LABELS[:6], names=["x.jpg"] * 6, rows=4)
+    message = f"{path}: the column 'image' has no bytes in row 5; leave it out, or store the images in the file, as "
+    message += "push_to_hub of datasets does"
+    with pytest.raises(DataError, match=line(message)):
+        opened(path.parent)
+
+
+@pytest.mark.parametrize("damage", ["cut", "footer", "text"])
+def test_files_that_are_damaged(damage: str, tmp_path: Path) -> None:
+    root = one(tmp_path, LABELS)
+    path = root / "train.parquet"
+    data = path.read_bytes()
+    path.write_bytes({"cut": data[:-9], "footer": data[:-60] + bytes(40) + data[-20:], "text": b"text"}[damage])
+    with pytest.raises(DataError, match=rf"^{path} can't be read: .*; copy or write it again$") as caught:
+        opened(root)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_shard_is_missing(tmp_path: Path) -> None:
+    write_images(tmp_path / "set/data/train-00001-of-00002.parquet", IMAGES, LABELS)
+    with pytest.raises(DataError, match=r"train-00000-of-00002\.parquet is missing, 1 of 2 are there"):
+        opened(tmp_path / "set")
+
+
+def test_files_that_change_are_read_again(tmp_path: Path) -> None:
+    root = one(tmp_path, LABELS, feature=ANIMALS)
+    before = opened(root).fingerprint()
+    write_images(root / "train.parquet", IMAGES[:7], LABELS[:7], feature=ANIMALS, **PLAIN)
+    assert before["samples"] == 8
+    assert len(opened(root)) == 7
