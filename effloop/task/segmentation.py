@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -229,7 +228,9 @@ class Segmentation(Task):
     ) -> dict[str, NDArray[np.float32] | list[str]]:
         """`share_NAME`, the share of an image's pixels that each class has."""
         predicted = predicted_classes(outputs).flatten(1)
-        shares = F.one_hot(predicted, len(classes)).float().mean(dim=1).cpu().numpy()
+        counts = predicted.new_zeros(len(predicted), len(classes))
+        counts.scatter_add_(1, predicted, torch.ones_like(predicted))
+        shares = (counts.cpu().numpy() / predicted.shape[1]).astype(np.float32)
         return {f"share_{name}": shares[:, label] for label, name in enumerate(classes)}
 
     def ensemble(self, outputs: Sequence[Tensor]) -> Tensor:

@@ -35,7 +35,7 @@ def compare(model: nn.Module, loader: Loader, precision: Precision, samples: Seq
     """
     model.eval()
     images, targets, predicted = [], [], []
-    step = min(loader.global_batch, len(samples))
+    step = min(loader.plan.order.batch_per_rank, len(samples))
     for start in range(0, len(samples), step):
         batch = loader.samples(samples[start : start + step])
         with precision.autocast():
