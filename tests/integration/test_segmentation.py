@@ -110,6 +110,14 @@ def test_auxiliary_heads_are_trained(root: Path, tmp_path: Path) -> None:
     assert "0.01 classifier, aux_classifier" in log
 
 
+def test_masks_grow_with_their_images(root: Path, tmp_path: Path) -> None:
+    """In a run with progressive sizes, on sides that aren't multiples of the network's stride."""
+    more = ("progressive=[[9,14],[18,22]]", "image_size=[18,22]", f"out={tmp_path}", "run=x", "task=segmentation")
+    trainer = effloop.build_trainer(effloop.compose(words(root, *more)))
+    assert [next(trainer.train.epoch(epoch)).targets.shape for epoch in (0, 1)] == [(4, 9, 14), (4, 18, 22)]
+    assert trainer.fit()["miou"] > 0
+
+
 SCRIPT = """
     import json, torch, effloop
     trainer = effloop.build_trainer(effloop.compose({overrides}))
