@@ -20,12 +20,10 @@ import torch
 
 from effloop.checkpoint import files
 from effloop.data.remote.fetch import tell_progress
-from effloop.data.remote.location import is_remote
-from effloop.data.source.root import expand_root
 from effloop.errors import BUG, EffLoopError, InterruptedRunError, PreemptedRunError
 from effloop.launch.continued import going_on
 from effloop.launch.spec import RunSpec
-from effloop.launch.training import say, train
+from effloop.launch.training import fetched, say, train
 from effloop.parallel.failures import failed_for_good, failure_kind, read, reporter
 from effloop.parallel.rank_env import RankEnv, detect_launcher
 from effloop.parallel.rendezvous import START_TIMEOUT_S, RankGroup, join
@@ -121,8 +119,7 @@ class RankSession:
 
     def _fetch(self, run: RunSpec) -> None:
         """Fetch remote data, and wait for the other machines: the time that it takes is no rank's fault."""
-        if is_remote(run.config.data.root):
-            expand_root(run.config.data)
+        if fetched(run.config):
             store = self._group.store
             store.add("fetched", 1)
             self._wait(lambda: store.add("fetched", 0) == self._group.env.world_size)

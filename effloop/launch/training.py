@@ -14,6 +14,8 @@ from effloop.build.resolve import num_workers
 from effloop.build.trainer import build_trainer
 from effloop.checkpoint import files
 from effloop.config import Config
+from effloop.data.remote.location import is_remote
+from effloop.data.source import expand_root
 from effloop.diagnose.advice import advise
 from effloop.diagnose.review import review
 from effloop.errors import PROGRAM, InterruptedRunError, PreemptedRunError
@@ -74,6 +76,18 @@ def train(spec: RunSpec, state: RestartState | None = None) -> Path:
             _say_where(run_dir)
         trainer.parallel.close()
     return run_dir
+
+
+def fetched(config: Config) -> bool:
+    """Have the data here if it is remote; whether it is.
+
+    Raises:
+        ConfigError, DataError: it can't be fetched.
+    """
+    remote = is_remote(config.data.root)
+    if remote:
+        expand_root(config.data)
+    return remote
 
 
 def _fit(trainer: Trainer, run_dir: Path, lower: str) -> None:
