@@ -147,6 +147,7 @@ class _Conversion:
         for records in self._records.values():
             records.indexing = max(1, self.threads) if self.options.writes_indexes else 0
             records.masking, records.max_side = max(1, self.threads), recode.recipe.max_side if recode else None
+            records.size_of = self.decoder.size
         num_bytes = {name: records.num_bytes for name, records in self._records.items()}
         self._needed = sum(num_bytes.values())
         check_free(self.work.path, self._needed, str(out))
@@ -162,7 +163,7 @@ class _Conversion:
         """Re-encode all images, or those that an earlier run of this job has not."""
         spool = self._spool(out)
         # Fails early where a package is missing or the file system doesn't suit the format.
-        firsts = {name: FirstOfEachClass(source) for name, source in self.splits.items()}
+        firsts = {name: FirstOfEachClass(source, self.decoder.size) for name, source in self.splits.items()}
         self._write(out, self._dataset(firsts, about))
         self.work.discard()
         self._needed = 2 * self._estimate(recode)  # in the spool, and in the output

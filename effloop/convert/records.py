@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from effloop.convert.entropy import Built, build_compared
-from effloop.convert.masks import with_mask, with_masks
-from effloop.data.image.header import Encoded
+from effloop.convert.masks import SizeOf, with_mask, with_masks
+from effloop.data.image.header import Encoded, read_header
 from effloop.data.source.base import Kind, Source
 from effloop.data.source.fingerprint import Fingerprint, target_bytes
 from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
@@ -41,6 +41,7 @@ class Originals:
             many had other pixels there, and are left without an index.
         masking: how many threads encode masks, where targets are masks.
         max_side: pixels of a mask's longer side, at most; None leaves its size.
+        size_of: height and width of an encoded image, as large as which its mask has to be: the decoder's.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Originals:
         self.source, self.meter, self.name, self.indexing = source, meter, name, 0
         self.masking = 1
         self.max_side: int | None = None
+        self.size_of: SizeOf = _stored_size
         self.compared = self.refused = 0
         self._read = reader or (lambda _, index: read(source, index))
         self._seen = Fingerprint()
@@ -60,7 +62,7 @@ class Originals:
 
     def __iter__(self) -> Iterator[Record]:
         self.bytes_taken, self._seen = 0, Fingerprint()
-        records = with_masks(self.source, enumerate(self._records()), self.max_side, self.masking)
+        records = with_masks(self.source, enumerate(self._records()), self.max_side, self.masking, self.size_of)
         if self.indexing:
             records = self._indexed(records)
         for record in self.meter.track(records, f"{self.name}: writing", len(self)):
@@ -176,8 +178,8 @@ def _with_index(numbered: tuple[int, Record]) -> tuple[Record, Built]:
 class FirstOfEachClass:
     """The first sample of each class, or of all, to try a writer with before hours of work."""
 
-    def __init__(self, source: Source) -> None:
-        self.source = source
+    def __init__(self, source: Source, size_of: SizeOf) -> None:
+        self.source, self.size_of = source, size_of
         self._ids = _first_ids(source)
         self.num_bytes = sum(map(source.size, self._ids))
 
@@ -188,7 +190,12 @@ class FirstOfEachClass:
         for index in self._ids:
             ((label, target),) = _learned(self.source, range(index, index + 1))
             record = Record(self.source.raw_key(index), label, read(self.source, index), target)
-            yield with_mask(self.source, index, record) if self.source.kind is Kind.masks else record
+            yield with_mask(self.source, index, record, self.size_of) if self.source.kind is Kind.masks else record
+
+
+def _stored_size(data: Encoded) -> tuple[int, int]:
+    header = read_header(data)
+    return header.height, header.width
 
 
 def _learned(source: Source, ids: range) -> Iterable[tuple[int, bytes]]:

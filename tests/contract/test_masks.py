@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from masked import KEYS, NAMES, make_masks, mask_of
+from images import encode, exif, photo
+from masked import KEYS, NAMES, make_masks, mask_of, write_pair
 from plans import READ_BY, open_source
 
 from effloop.cli.main import main
@@ -119,3 +120,14 @@ def test_a_name_that_is_no_line(folder: Path, tmp_path: Path, capsys: pytest.Cap
     words = [f"data.root={folder}", "to=folder", f"out={tmp_path / 'set'}", "data.classes=[' a',b,c]"]
     assert main(["convert", *words]) == 2
     assert "the class ' a' can't be a line of classes.txt" in capsys.readouterr().err
+
+
+def test_masks_of_images_that_exif_turns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for split in ("train", "val"):
+        write_pair(tmp_path / "set" / split, "a.jpg", photo(30, 40), mask_of(40, 30, 0))
+        (tmp_path / "set" / split / "images/a.jpg").write_bytes(encode(photo(30, 40), "JPEG", exif=exif(6)))
+    words = [f"data.root={tmp_path / 'set'}", "to=lmdb", f"out={tmp_path / 'lmdb'}"]
+    assert main(["convert", *words]) == 2
+    assert "set decode.exif=true" in capsys.readouterr().err
+    assert main(["convert", *words, "decode.exif=true"]) == 0
+    assert main(["verify", f"data.root={tmp_path / 'lmdb'}", "decode.exif=true"]) == 0

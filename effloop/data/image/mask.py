@@ -124,9 +124,10 @@ def check_size(mask: tuple[int, ...], height: int, width: int) -> None:
         DataError: it has; the message begins with "has a mask ...".
     """
     if mask != (height, width):
+        turned = ", or set decode.exif=true if the image is to be turned as its EXIF says" * (mask == (width, height))
         raise DataError(
             f"has a mask of {mask[0]} x {mask[1]} pixels (height x width), the image has {height} x {width}; give both "
-            "the same size"
+            f"the same size{turned}"
         )
 
 
