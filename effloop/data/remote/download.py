@@ -33,6 +33,8 @@ THREADS = 16
 _TELL_S = 0.2
 _SLOW_S, _SLOW_BYTES = 60.0, 64 << 10
 """A connection that brings less in that time is tried anew."""
+_answers = 1
+"""Where this process says what it has done."""
 
 
 class Part:
@@ -183,7 +185,10 @@ class Download:
 
 
 def _say(**facts: Any) -> None:
-    print(json.dumps(facts), flush=True)
+    try:
+        os.write(_answers, json.dumps(facts).encode() + b"\n")  # a line at once, whichever thread says it
+    except BrokenPipeError:  # the process that has asked is gone
+        os._exit(1)
 
 
 def _tell(download: Download, over: threading.Event) -> None:
@@ -240,21 +245,21 @@ def _fetch(download: Download, folder: Path) -> None:
 
 def main() -> None:
     """Do what the line on the standard input asks for."""
+    global _answers
+    _answers = os.dup(sys.stdout.fileno())
     ignore_interrupts()
     ignore_stops()
     unblock_interrupts()
     asked = json.loads(sys.stdin.readline())
     end_with_parent(asked["parent"])
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what packages print is no answer
     try:
         _run(asked)
-    except BrokenPipeError:
-        os._exit(1)
     except EffLoopError as error:
         _say(error=str(error), kind="config" if isinstance(error, ConfigError) else "data")
     except OSError as error:
         path = Path(os.fsdecode(error.filename)) if error.filename else Path(asked["folder"])
         _say(error=f"data.download_dir: {describe_failure(path, error)}; set another folder", kind="config")
-    sys.stdout.flush()
     os._exit(0)  # a client may have threads that wait
 
 
