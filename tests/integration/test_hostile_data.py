@@ -44,7 +44,7 @@ def lmdb_of_pickles() -> str:
         with lmdb.open(f"set/{split}", map_size=1 << 20) as environment, environment.begin(write=True) as transaction:
             transaction.put(b"0", pickle.dumps([Payload()]))
             transaction.put(b"__len__", pickle.dumps(Payload()))
-    return "holds pickled values, which are never loaded"
+    return "holds posix.mkdir, which is never run"
 
 
 def a_pth_with_code() -> str:

@@ -17,6 +17,7 @@ import numpy as np
 
 from effloop.data.image.header import Encoded, read_header
 from effloop.data.source.base import Kind, printable
+from effloop.data.source.formats.protobuf import BrokenMessageError, fields, varint
 from effloop.data.source.storage.targets import CLASSES, Targets
 from effloop.data.source.storage.writing import Record
 from effloop.errors import DataError
@@ -45,10 +46,10 @@ class Example:
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._features: dict[bytes, Span] = {}
-        for tag, start, end in _fields(data, 0, len(data)):
-            for entry, first, stop in _fields(data, start, end) if tag == _FIRST else ():
+        for tag, start, end in fields(data, 0, len(data)):
+            for entry, first, stop in fields(data, start, end) if tag == _FIRST else ():
                 if entry == _FIRST:
-                    parts = {part: (begin, close) for part, begin, close in _fields(data, first, stop)}
+                    parts = {part: (begin, close) for part, begin, close in fields(data, first, stop)}
                     # Of two with the same name the last is valid, as always in protobuf.
                     self._features[data[slice(*parts.get(_FIRST, (0, 0)))]] = parts.get(_SECOND, (0, 0))
 
@@ -71,7 +72,7 @@ class Example:
         Raises:
             DataError: no such feature, or not a single integer; the message has the `option` to set.
         """
-        value, _ = _varint(self._data, *self._needed(name, _INTEGERS, option))
+        value, _ = varint(self._data, *self._needed(name, _INTEGERS, option))
         return value - (value >> 63 << 64)  # two's complement
 
     def integers(self, name: str, option: str) -> list[int]:
@@ -83,7 +84,7 @@ class Example:
         found = list[int]()
         for tag, start, end in self._values(name, _INTEGERS, option):
             while tag in (_FIRST, _FIRST_VARINT) and start < end:
-                value, start = _varint(self._data, start, end)
+                value, start = varint(self._data, start, end)
                 found.append(value - (value >> 63 << 64))
         return found
 
@@ -97,29 +98,29 @@ class Example:
         parts = [data[start:end] for tag, start, end in self._values(name, _FLOATS, option) if tag in _FLOAT_FIELDS]
         whole = b"".join(parts)
         if len(whole) % 4:
-            raise _broken()
+            raise BrokenMessageError
         return [number for (number,) in struct.iter_unpack("<f", whole)]
 
     def _values(self, name: str, wanted: int, option: str) -> Iterator[tuple[int, int, int]]:
         """The fields of the list that a feature is, which must be of this kind."""
         data = self._data
         feature = self._features.get(name.encode(errors="surrogateescape"), (0, 0))
-        lists = [(tag, start, end) for tag, start, end in _fields(data, *feature) if tag in _KINDS]
+        lists = [(tag, start, end) for tag, start, end in fields(data, *feature) if tag in _KINDS]
         for kind, start, end in lists[-1:]:  # "one of": the last is valid
             if kind != wanted:
                 raise _other_kind(name, kind, wanted, option)
-            yield from _fields(data, start, end)
+            yield from fields(data, start, end)
 
     def _value(self, name: str, wanted: int, option: str) -> Span | None:
         """Where a feature's only value is; None if the feature is missing or empty."""
         data, kind = self._data, wanted
         span: Span | None = None
         count = 0
-        for tag, start, end in _fields(data, *self._features.get(name.encode(errors="surrogateescape"), (0, 0))):
+        for tag, start, end in fields(data, *self._features.get(name.encode(errors="surrogateescape"), (0, 0))):
             if tag in _KINDS:
                 if tag != kind:
                     kind, span, count = tag, None, 0  # "one of": the last is valid
-                for value, first, stop in _fields(data, start, end):
+                for value, first, stop in fields(data, start, end):
                     if value in (_FIRST, _FIRST_VARINT) and (first < stop or kind != _INTEGERS):
                         span = span or (first, stop)
                         count += _count_varints(data, first, stop) if kind == _INTEGERS else 1
@@ -141,49 +142,14 @@ def _other_kind(name: str, kind: int, wanted: int, option: str) -> DataError:
     return DataError(f"has {_KINDS[kind]} in '{name}', not {_KINDS[wanted]}; set {option}=NAME of another feature")
 
 
-def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Tag, first byte and end of every field of the message `data[at:end]`."""
-    while at < end:
-        tag, at = _varint(data, at, end) if data[at] > 127 else (data[at], at + 1)
-        kind = tag & 7
-        if kind == 2:
-            # Most have one byte: not calling _varint for these makes a scan 1.2 times as fast.
-            size, at = (data[at], at + 1) if at < end and data[at] < 128 else _varint(data, at, end)
-            stop = at + size
-        elif kind == 0:
-            _, stop = _varint(data, at, end)
-        else:
-            stop = at + {1: 8, 5: 4}.get(kind, len(data))  # 3 and 4, groups, are in no Example
-        if stop > end or tag < 8:
-            raise _broken()
-        yield tag, at, stop
-        at = stop
-
-
-def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """The unsigned 64-bit integer at `at`, and where it ends."""
-    value = shift = 0
-    while at < end and shift < 70:
-        byte = data[at]
-        value |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 128:
-            return value & _64_BITS, at
-    raise _broken()
-
-
 def _count_varints(data: bytes, at: int, end: int) -> int:
     """Number of packed integers in `data[at:end]`, at least one; vectorized, because a list may have millions."""
-    _, first_end = _varint(data, at, end)
+    _, first_end = varint(data, at, end)
     if first_end == end:
         return 1
     if data[end - 1] > 127:
-        raise _broken()
+        raise BrokenMessageError
     return int(np.count_nonzero(np.frombuffer(data, np.uint8, end - at, at) < 128))
-
-
-def _broken() -> DataError:
-    return DataError("holds no tf.train.Example: its protobuf can't be parsed; data=tfrecord reads these only")
 
 
 def example_before(record: Record, classes: Sequence[str], targets: Targets = CLASSES) -> bytes:

@@ -1,13 +1,14 @@
-"""LMDB: one environment per split, whose values are read from the mapped file, without LMDB.
+"""LMDB: an environment per split, whose values are read from the mapped file, without LMDB.
 
 LMDB stores a value above half a page in contiguous pages of its own, and a smaller one within a page, so that every
 sample is one range of bytes in `data.mdb`. Training neither walks the tree nor opens an environment: nothing to
 reopen after a fork, no reader slots, nothing that a damaged page could crash.
 
-Layout: ROOT/SPLIT/data.mdb, which any LMDB 0.9 reads, and ROOT/SPLIT.index beside the folder. Keys are the samples'
-numbers, nine decimal digits. Values, little-endian: u32 CRC-32C of the encoded image, u32 label, u16 length of the
-sample's key, its key, the encoded image. Where targets aren't classes the label is 0, and K bytes (flags) or float32
-(numbers) precede the image. The value of `effloop` has the same form, with label 0, an empty key and
+Other programs' environments are read, too (`lmdb_foreign`): ROOT/SPLIT.lmdb, ROOT/NAME_SPLIT_lmdb/data.mdb, or a single
+one. EffLoop's own layout: ROOT/SPLIT/data.mdb, which any LMDB 0.9 reads, and ROOT/SPLIT.index beside the folder. Keys
+are the samples' numbers, nine decimal digits. Values, little-endian: u32 CRC-32C of the encoded image, u32 label, u16
+length of the sample's key, its key, the encoded image. Where targets aren't classes the label is 0, and K bytes (flags)
+or float32 (numbers) precede the image. The value of `effloop` has the same form, with label 0, an empty key and
 `writing.Dataset.header` as JSON instead of an image.
 """
 
@@ -17,20 +18,25 @@ import json
 import os
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from effloop.data.source.base import printable, sources
-from effloop.data.source.formats.lmdb_pages import Tree, Value
+from effloop.data.source.base import WHOLE, printable, sources
+from effloop.data.source.formats.lmdb_foreign import MADE, MAKERS, Foreign, MadePayload
+from effloop.data.source.formats.lmdb_labels import Labels
+from effloop.data.source.formats.lmdb_pages import MAGIC, Tree, Value
 from effloop.data.source.root import expand_root
 from effloop.data.source.storage.checksum import crc32c
+from effloop.data.source.storage.columns import ColumnFile
 from effloop.data.source.storage.index import Entry, IndexWriter, write_index
 from effloop.data.source.storage.indexed import IndexedConfig, IndexedSource
-from effloop.data.source.storage.mapped import MappedFiles
+from effloop.data.source.storage.mapped import MappedFiles, Payload
 from effloop.data.source.storage.packed import check_header
+from effloop.data.source.storage.shards import is_of_split
 from effloop.data.source.storage.targets import Targets
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, Records, SplitColumns, register_writer
-from effloop.errors import PROGRAM, DataError, warn
+from effloop.errors import DataError, warn
 from effloop.system.hardware import file_system
 
 HEADER_KEY = b"effloop"  # sorts behind all digits
@@ -43,11 +49,24 @@ _REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs"})
 which a virtual machine accesses its own host."""
 
 
-@sources.register("lmdb", IndexedConfig)
+@dataclass
+class LmdbConfig(IndexedConfig):
+    """Fields of `data=lmdb`.
+
+    Attributes:
+        labels: a file with labels of images that have none in their environment: CSV, TSV, or lines `NAME LABEL`.
+    """
+
+    labels: str | None = None
+
+
+@sources.register("lmdb", LmdbConfig)
 class LmdbSource(IndexedSource):
     """LMDB, one environment per split, mapped; fork-safe, and never crashed by a damaged page."""
 
-    def __init__(self, config: IndexedConfig, split: str) -> None:
+    config: LmdbConfig
+
+    def __init__(self, config: LmdbConfig, split: str) -> None:
         super().__init__(config, split)
         kind = file_system(expand_root(config))
         if kind in _REMOTE:  # once: not when a worker unpickles the source
@@ -58,26 +77,41 @@ class LmdbSource(IndexedSource):
 
     @classmethod
     def claims(cls, root: Path) -> bool:
-        return any(root.glob("*/data.mdb")) or (root / "data.mdb").is_file()
+        if not root.is_dir():
+            return _is_lmdb(root)
+        return any(root.glob("*/data.mdb")) or (root / "data.mdb").is_file() or any(map(_is_lmdb, root.glob("*.lmdb")))
+
+    def base(self) -> Path:
+        return expand_root(self.config).absolute()
 
     def shards(self, root: Path) -> list[Path]:
-        file = root / self.split / "data.mdb"
-        if file.is_file():
-            return [file]
-        if (root / "data.mdb").is_file():
-            raise DataError(
-                f"data.root: '{self.config.root}' is an LMDB environment; data=lmdb reads a folder that has one per "
-                f"split: set data.root=FOLDER, or {_CONVERT}"
-            )
-        return []
+        if root.is_file():
+            return [root] if self.split == WHOLE else []
+        for file in (root / self.split / "data.mdb", root / f"{self.split}.lmdb", root / f"{self.split}.mdb"):
+            if file.is_file():
+                return [file]
+        return [] if self.split == WHOLE else self._named(root)
 
-    def embedded_header(self, files: Sequence[Path]) -> dict[str, Any]:
+    def _named(self, root: Path) -> list[Path]:
+        """An environment whose name has the split in it, such as `mnist_train_lmdb`."""
+        found = [path for path in sorted(root.iterdir()) if is_of_split(path.name, self.split)]
+        files = [path / "data.mdb" for path in found if (path / "data.mdb").is_file()]
+        files += [path for path in found if path.suffix in (".lmdb", ".mdb") and path.is_file()]
+        if len(files) > 1:
+            raise DataError(f"{files[0]} and {files[1]} may both be of the split '{self.split}'; rename one of them")
+        return files
+
+    def sidecars(self, files: Sequence[Path]) -> list[Path]:
+        return [file for file in [self._labels_file()] if file is not None and file.is_file()]
+
+    def _labels_file(self) -> Path | None:
+        return None if self.config.labels is None else Path(self.config.labels).expanduser().absolute()
+
+    def embedded_header(self, files: Sequence[Path]) -> dict[str, Any] | None:
         tree = _tree(files[0])
         value = tree.find(HEADER_KEY)
         if value is None:
-            if _holds_pickles(tree):
-                raise DataError(f"{files[0]} holds pickled values, which are never loaded; {_CONVERT}")
-            return check_header(None, str(files[0]))
+            return None
         entry = _entry(tree, value)
         data = tree.data[entry.offset : entry.offset + entry.size]
         if (entry.key, entry.label, entry.crc32c) != (b"", 0, crc32c(data)):
@@ -88,11 +122,33 @@ class LmdbSource(IndexedSource):
             raise tree.damaged("its header is not JSON") from None
         return check_header(header, str(files[0]))
 
+    def class_names(self, files: Sequence[Path], targets: Targets) -> list[str] | None:
+        return None if targets else self._foreign(_tree(files[0])).classes()
+
+    def about_in(self, files: Sequence[Path]) -> dict[str, Any]:
+        made = self._foreign(_tree(files[0])).made
+        return {MADE: made} if made else {}
+
     def scan(self, files: Sequence[Path], targets: Targets) -> Iterator[Entry]:
-        return _entries(_tree(files[0]), targets)
+        tree = _tree(files[0])
+        return _entries(tree, targets) if tree.find(HEADER_KEY) else self._foreign(tree).entries(targets)
+
+    def _foreign(self, tree: Tree) -> Foreign:
+        path = self._labels_file()
+        return Foreign(
+            tree, None if path is None else lambda tree: Labels(path, lambda key: tree.find(key) is not None)
+        )
+
+    def payload(self, files: MappedFiles, index: ColumnFile) -> Payload:
+        made = index.meta["header"].get("about", {}).get(MADE)
+        return MadePayload(files, index, made) if made in MAKERS else super().payload(files, index)
 
 
-_CONVERT = f"convert the images again: {PROGRAM} convert data.root=FOLDER to=lmdb out=PATH"
+def _is_lmdb(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(20)[16:] == MAGIC
 
 
 def _tree(file: Path) -> Tree:
@@ -120,15 +176,6 @@ def _entry(tree: Tree, value: Value, row_bytes: int = 0) -> Entry:
             key, target = tree.data[start : start + length], tree.data[start + length : image]
             return Entry(key, label, 0, image, end - image, checksum, target)
     raise tree.damaged(f"the record '{printable(value.key)}' was not written by EffLoop")
-
-
-def _holds_pickles(tree: Tree) -> bool:
-    """Whether it looks like a dataset of pickled samples: by its keys, or because the first value is a pickle."""
-    if tree.find(b"__len__") or tree.find(b"__keys__"):
-        return True
-    first = next(iter(tree), None)
-    start = tree.data[first.offset : first.offset + min(2, first.size)] if first else b""
-    return start[:1] == b"\x80" and start[1:] in (b"\x02", b"\x03", b"\x04", b"\x05")
 
 
 @register_writer("lmdb")

@@ -15,7 +15,9 @@ from itertools import chain
 from pathlib import Path
 
 from effloop.data.source.base import Kind, printable, sources
+from effloop.data.source.formats import tfds
 from effloop.data.source.formats.example import Example, example_before
+from effloop.data.source.formats.protobuf import BrokenMessageError
 from effloop.data.source.storage.checksum import crc32c
 from effloop.data.source.storage.index import Entry, IndexWriter, write_index, write_names
 from effloop.data.source.storage.indexed import IndexedConfig, IndexedSource
@@ -29,12 +31,15 @@ _HEAD, _CHECK = struct.Struct("<QI"), struct.Struct("<I")
 _FIVE = "[0-9]" * 5
 _ENDINGS = ("*.tfrecord", "*.tfrecords", f"*-{_FIVE}-of-{_FIVE}")
 _COMPRESSED_ENDINGS = ("*.tfrecord.gz", "*.tfrecords.gz")
+_NO_EXAMPLE = "holds no tf.train.Example: its protobuf can't be parsed; data=tfrecord reads these only"
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x78\x01": "zlib", b"\x78\x9c": "zlib", b"\x78\xda": "zlib"}
 
 
 @dataclass
 class TFRecordConfig(IndexedConfig):
     """Fields of `data=tfrecord`: which features of an Example are read.
+
+    A folder of TensorFlow Datasets says them in its `features.json`, where they aren't set.
 
     Attributes:
         image: feature with the encoded image.
@@ -60,15 +65,34 @@ class TFRecordSource(IndexedSource):
         check_complete(files)
         return files
 
+    def sidecars(self, files: Sequence[Path]) -> list[Path]:
+        return tfds.files_of(self.base())
+
+    def class_names(self, files: Sequence[Path], targets: Targets) -> list[str] | None:
+        return None if targets else tfds.names_of(self.base(), self._features().label)
+
+    def _features(self) -> tfds.Features:
+        """Those that are set, or else as TensorFlow Datasets describes them, or else the usual ones."""
+        config, usual = self.config, TFRecordConfig()
+        image = config.image if config.image != usual.image else None
+        label = config.label if config.label != usual.label else None
+        found = tfds.features_of(self.base(), image, label)
+        if found is None:
+            return tfds.Features(config.image, config.label, config.key)
+        return found if config.key == usual.key else found._replace(key=config.key)
+
     def scan(self, files: Sequence[Path], targets: Targets) -> Iterator[Entry]:
+        features = self._features()
         for number, file in enumerate(files):
             for count, (offset, data) in enumerate(_records(file)):
                 key = b""
                 try:
                     example = Example(data)
-                    key = example.text(self.config.key, "data=tfrecord data.key")
-                    start, end = example.span(self.config.image, "data=tfrecord data.image")
-                    label, target = self._learned(example, targets)
+                    key = example.text(features.key, "data=tfrecord data.key")
+                    start, end = example.span(features.image, "data=tfrecord data.image")
+                    label, target = self._learned(example, features.label, targets)
+                except BrokenMessageError:
+                    raise DataError(f"{file}: record {count} {_NO_EXAMPLE}") from None
                 except DataError as error:
                     name = f" ({printable(key)})" if key else ""
                     raise DataError(f"{file}: record {count}{name} {error}") from None
@@ -77,9 +101,9 @@ class TFRecordSource(IndexedSource):
                 checksum = crc32c(data[start:end])
                 yield Entry(key, label, number, offset + start, end - start, checksum, target)
 
-    def _learned(self, example: Example, targets: Targets) -> tuple[int, bytes]:
+    def _learned(self, example: Example, feature: str, targets: Targets) -> tuple[int, bytes]:
         """Label and target of a record, as of `Record`."""
-        feature, option = self.config.label, "data=tfrecord data.label"
+        option = "data=tfrecord data.label"
         if targets.kind is Kind.flags:
             return 0, flags_of(example.integers(feature, option), len(targets.names))
         if targets.kind is Kind.numbers:

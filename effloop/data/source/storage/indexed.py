@@ -74,6 +74,10 @@ class IndexedSource(PackedSource):
         """The classes that these files name themselves, in the order of their labels, if the format has room for it."""
         return None
 
+    def about_in(self, files: Sequence[Path]) -> dict[str, Any]:
+        """What to note in the index about files that EffLoop didn't write, as of `writing.Dataset.about`."""
+        return {}
+
     def embedded_header(self, files: Sequence[Path]) -> dict[str, Any] | None:
         """The header of a split that EffLoop wrote into these files themselves, if the format has room for it.
 
@@ -191,7 +195,7 @@ class IndexedSource(PackedSource):
             differs = expected != count
             what = f"says {expected} samples, it holds {count}" if differs else "doesn't match their keys and labels"
             raise DataError(f"{self.where} is damaged: its header {what}; convert it again")
-        header = own or {**_unnamed(targets, names), "about": {}, "fingerprint": found}
+        header = own or {**_unnamed(targets, names), "about": self.about_in(files), "fingerprint": found}
         writer.write(path, {"header": header, "files": states, "labels_end": writer.max_label + 1})
 
     def _class_names(self, root: Path, index: ColumnFile) -> list[str]:
@@ -263,6 +267,8 @@ def file_state(file: Path) -> dict[str, Any]:
 
 
 def _listing(root: Path) -> str:
+    if root.is_file():
+        return "it is one file: leave data.train_split and data.val_split as they are"
     names = sorted(printable(os.fsencode(name)) for name in os.listdir(root))
     if not names:
         return "it is empty: set data.root=PATH"

@@ -19,7 +19,7 @@ from plans import line, open_source, read_bytes, write_records
 from effloop.data.source.formats.lmdb import LmdbSource
 from effloop.data.source.storage.checksum import crc32c
 from effloop.data.source.storage.writing import Dataset, Record, writers
-from effloop.errors import PROGRAM, ConfigError, DataError, warn
+from effloop.errors import DataError, warn
 from effloop.system import hardware
 
 CLASSES = ["a", "b"]
@@ -27,7 +27,6 @@ TRAIN: list[tuple[bytes, int, bytes]] = [  # within a page, in one of its own, a
     (b"%d/\xff\n" % i, i % 2, bytes([i]) * (i * 1234 % 6000)) for i in range(40)
 ]
 VAL: list[tuple[bytes, int, bytes]] = [(b"a/9", 0, b"nine")]
-CONVERT = f"convert the images again: {PROGRAM} convert data.root=FOLDER to=lmdb out=PATH"
 
 
 @pytest.fixture
@@ -269,11 +268,14 @@ def environment(folder: Path, *, sub: bytes | None = None, **records: bytes) -> 
 
 
 def test_not_written_by_effloop(tmp_path: Path) -> None:
+    """What has no header is another program's; with one it has to be whole."""
     (tmp_path / "train").mkdir()
-    environment(tmp_path / "train", k=b"\xff\xd8 a JPEG")
+    environment(tmp_path / "train", k=b"what")
     file = tmp_path / "train/data.mdb"
-    none = f"{file} is not a dataset written by EffLoop: it has no header; convert the images again"
-    assert refusal(tmp_path) == none
+    assert (
+        refusal(tmp_path)
+        == f"{file}: the value of 'k' is no image, no pickle of (image, label) and no Datum; write it as one"
+    )
     environment(tmp_path / "train", effloop=b"short")
     assert refusal(tmp_path) == (
         f"{file} is damaged: the record 'effloop' was not written by EffLoop; convert the images again"
@@ -283,30 +285,14 @@ def test_not_written_by_effloop(tmp_path: Path) -> None:
     environment(tmp_path / "train", effloop=struct.pack("<IIH", crc32c(b"{"), 0, 0) + b"{")
     assert refusal(tmp_path) == f"{file} is damaged: its header is not JSON; convert the images again"
     environment(tmp_path / "train", effloop=struct.pack("<IIH", crc32c(b"{}"), 0, 0) + b"{}")
+    none = f"{file} is not a dataset written by EffLoop: it has no header; convert the images again"
     assert refusal(tmp_path) == none
 
 
 def test_empty_environment(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     environment(tmp_path / "train")
-    file = tmp_path / "train/data.mdb"
-    wanted = f"{file} is not a dataset written by EffLoop: it has no header; convert the images again"
-    assert refusal(tmp_path) == wanted
-
-
-@pytest.mark.parametrize(
-    "records",
-    [
-        {"__len__": b"3", "a": b""},
-        {"__keys__": b"[]", "a": b""},
-        *({"000": pickle.dumps([b"jpeg", 1], protocol)} for protocol in (2, 3, 4, 5)),
-    ],
-)
-def test_pickles_are_refused(tmp_path: Path, records: dict[str, bytes]) -> None:
-    (tmp_path / "train").mkdir()
-    environment(tmp_path / "train", **records)
-    wanted = f"{tmp_path}/train/data.mdb holds pickled values, which are never loaded; {CONVERT}"
-    assert refusal(tmp_path) == wanted
+    assert refusal(tmp_path) == f"{tmp_path}/train/data.mdb has no samples; write it again"
 
 
 def test_an_index_of_other_data(root: Path, tmp_path: Path) -> None:
@@ -361,17 +347,19 @@ def test_a_damaged_meta_page_leaves_the_other(bare: Path) -> None:
     for at in (0, 4096):
         file.write_bytes(whole[: at + 16] + bytes(4) + whole[at + 20 :])
         if at == newest:
-            assert "it has no header" in refusal(bare)
+            assert "the value of '000000000' is no image" in refusal(bare)
         else:
             assert read_all(bare) == TRAIN
 
 
 def test_an_environment_for_a_root(root: Path) -> None:
+    """It has no splits, and is divided: see `splits`."""
     wanted = (
-        f"data.root: '{root}/train' is an LMDB environment; data=lmdb reads a folder that has one per split: "
-        f"set data.root=FOLDER, or {CONVERT}"
+        f"data.root: '{root}/train' has no files of the split 'train'; it has data.mdb: set data.train_split or "
+        "data.val_split"
     )
     assert refusal(root / "train") == wanted
+    assert len(open_source("lmdb", root / "train", ".")) == len(TRAIN)
 
 
 def test_unknown_split(root: Path) -> None:
@@ -384,14 +372,17 @@ def test_unknown_split(root: Path) -> None:
 
 
 def test_a_file_for_a_root(root: Path) -> None:
-    with pytest.raises(ConfigError, match="is a file; data=lmdb reads a folder"):
-        open_source("lmdb", root / "train/data.mdb")
+    file = root / "train/data.mdb"
+    assert len(open_source("lmdb", file, ".")) == len(TRAIN)
+    with pytest.raises(DataError, match="has no files of the split 'train'; it is one file"):
+        open_source("lmdb", file)
 
 
 def test_claims(root: Path, photos: Path) -> None:
     assert LmdbSource.claims(root)
     assert LmdbSource.claims(root / "train")
     assert not LmdbSource.claims(photos)
+    assert LmdbSource.claims(root / "train/data.mdb")
     assert not LmdbSource.claims(root / "train.index")
     assert read_bytes(open_source("auto", root), 7) == TRAIN[7][2]
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import mmap
 import random
 import struct
@@ -18,9 +19,10 @@ from tfrecord import TFRecordWriter, example_pb2
 from tfrecord.reader import tfrecord_loader
 from tfrecord.tools.tfrecord2idx import create_index
 
-from effloop.data.source import Source
+from effloop.data.source import Source, sources
 from effloop.data.source.formats.example import Example, example_before
 from effloop.data.source.formats.tfrecord import TFRecordSource
+from effloop.data.source.splits import find_split
 from effloop.data.source.storage.writing import Dataset, Record, writers
 from effloop.errors import DataError
 
@@ -546,3 +548,69 @@ def test_a_label_too_large_to_name_all_below_it(tmp_path: Path) -> None:
     )
     with pytest.raises(DataError, match=line(wanted)):
         open_source("tfrecord", tmp_path)
+
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "id": {"pythonClassName": "tensorflow_datasets.core.features.text_feature.Text", "text": {}},
+    "picture": {"pythonClassName": "tensorflow_datasets.core.features.image_feature.Image", "image": {}},
+    "label": {"pythonClassName": "tensorflow_datasets.core.features.class_label_feature.ClassLabel"},
+    "coarse": {"pythonClassName": "tensorflow_datasets.core.features.class_label_feature.ClassLabel"},
+}
+
+
+@pytest.fixture
+def tfds(tmp_path: Path) -> Path:
+    """A folder as TensorFlow Datasets writes it: 3.0.1 of photos."""
+    (tmp_path / "features.json").write_text(json.dumps({"featuresDict": {"features": FEATURES}}))
+    (tmp_path / "label.labels.txt").write_text("cat\ndog\nemu\n")
+    (tmp_path / "coarse.labels.txt").write_text("bird\npet\n")
+    for split, labels in (("train", (1, 0, 2)), ("test", (2, 1))):
+        examples = [
+            {
+                "picture": (b"%d" % label, "byte"),
+                "label": (label, "int"),
+                "coarse": (int(label < 2), "int"),
+                "id": (name, "byte"),
+            }
+            for label, name in zip(labels, (b"x", b"y", b"z"), strict=False)
+        ]
+        write_examples(tmp_path / f"photos-{split}.tfrecord-00000-of-00001", *examples)
+    return tmp_path
+
+
+def test_tensorflow_datasets(tfds: Path) -> None:
+    """The features are those that `features.json` describes, and classes have their names."""
+    source = open_source("auto", tfds)
+    assert source.classes == ("cat", "dog", "emu")
+    assert contents(source) == [(b"x", 1, b"1"), (b"y", 0, b"0"), (b"z", 2, b"2")]
+    assert [source.target_name(index) for index in range(3)] == ["dog", "cat", "emu"]
+    val = find_split(sources["tfrecord"].config(name="tfrecord", root=str(tfds)), "val")
+    assert (val.classes, contents(val)) == (source.classes, [(b"x", 2, b"2"), (b"y", 1, b"1")])
+    chosen = open_source("tfrecord", tfds, label="coarse", key="none")
+    assert (chosen.classes, chosen.labels.tolist()) == (("bird", "pet"), [1, 1, 0])
+    (tfds / "label.labels.txt").write_text("cat\ndog\n")
+    with pytest.raises(DataError, match="z has the label 2; allowed are 0 to 1"):
+        open_source("tfrecord", tfds)
+
+
+def test_tensorflow_datasets_of_an_older_release(tfds: Path) -> None:
+    (tfds / "features.json").write_text(json.dumps({"type": "…", "content": json.dumps({"features": FEATURES})}))
+    assert open_source("tfrecord", tfds).classes == ("cat", "dog", "emu")
+
+
+@pytest.mark.parametrize(
+    ("features", "wanted"),
+    [
+        ("[]", "features.json doesn't describe features as TensorFlow Datasets does; remove or correct it"),
+        ({"label": FEATURES["label"]}, "features.json has none of the kind Image; set data=tfrecord data.image=NAME"),
+        (
+            {"image": FEATURES["picture"], "a": FEATURES["label"], "b": FEATURES["label"]},
+            "features.json has a, b of the kind ClassLabel; set data=tfrecord data.label=NAME of one feature",
+        ),
+    ],
+)
+def test_features_that_are_not_described(tfds: Path, features: Any, wanted: str) -> None:
+    text = features if isinstance(features, str) else json.dumps({"featuresDict": {"features": features}})
+    (tfds / "features.json").write_text(text)
+    with pytest.raises(DataError, match=wanted):
+        open_source("tfrecord", tfds)
