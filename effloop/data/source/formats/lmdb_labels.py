@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from effloop.data.source.base import printable
-from effloop.data.source.manifest.layout import IMAGE, LABEL
-from effloop.data.source.manifest.tables import encoded, open_table, shown
+from effloop.data.source.tables import IMAGE, LABEL, encoded, open_table, shown
 from effloop.errors import ConfigError, DataError
 
 

@@ -12,9 +12,8 @@ import numpy as np
 
 from effloop.data.source.base import WHOLE, Kind, printable
 from effloop.data.source.manifest.config import CsvConfig
-from effloop.data.source.manifest.layout import LABEL, MASK, Part, find_image, lacking, split_of
+from effloop.data.source.manifest.layout import MASK, Part, find_image, lacking, split_of
 from effloop.data.source.manifest.masked import MaskParser
-from effloop.data.source.manifest.tables import Row, encoded, shown
 from effloop.data.source.manifest.targets import Parser, infer
 from effloop.data.source.manifest.values import Column
 from effloop.data.source.masks.layout import format_of
@@ -23,6 +22,7 @@ from effloop.data.source.storage.columns import ColumnWriter
 from effloop.data.source.storage.kept import folder_times
 from effloop.data.source.storage.spool import BlobSpool, Spool
 from effloop.data.source.storage.writing import SplitColumns
+from effloop.data.source.tables import LABEL, Row, encoded, shown
 from effloop.errors import DataError
 
 MOST_FOLDERS = 100_000

@@ -9,18 +9,16 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from effloop.data.source import tables
 from effloop.data.source.base import WHOLE, Kind, ScanError
 from effloop.data.source.folder import ENDINGS, EXTENSIONS
-from effloop.data.source.manifest import tables
 from effloop.data.source.manifest.config import CsvConfig
-from effloop.data.source.manifest.tables import Row, Table, shown
 from effloop.data.source.root import expand_root
 from effloop.data.source.splits import USUAL
+from effloop.data.source.tables import IMAGE, LABEL, Row, Table, shown
 from effloop.errors import ConfigError, DataError
 from effloop.registry import choices
 
-IMAGE = ("file_name", "path", "image", "filename", "id")
-LABEL = ("label", "labels", "class", "target")
 MASK = ("mask", "masks", "mask_path", "segmentation")
 IS_VALID = "is_valid"
 SPLIT = ("split", IS_VALID)

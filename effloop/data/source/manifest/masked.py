@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from effloop.data.image.mask import MaskFormat
 from effloop.data.source.base import Kind, printable
 from effloop.data.source.manifest.layout import Part
-from effloop.data.source.manifest.tables import Row, encoded
 from effloop.data.source.manifest.targets import Parser
 from effloop.data.source.masks.scan import Looked, MaskColumns, in_parallel, look_at_file
+from effloop.data.source.tables import Row, encoded
 from effloop.errors import DataError
 
 

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from effloop.data.image.mask import PLAIN, MaskFormat
+from effloop.data.source import tables
 from effloop.data.source.base import WHOLE, Kind, NoSplitError, ScanError, printable, sources
 from effloop.data.source.config import DataConfig
 from effloop.data.source.files import ImageFiles
 from effloop.data.source.formats.parquet.source import holds_images
-from effloop.data.source.manifest import tables
 from effloop.data.source.manifest.config import CsvConfig
 from effloop.data.source.manifest.indexing import IndexWriter
 from effloop.data.source.manifest.layout import (

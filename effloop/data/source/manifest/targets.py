@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from effloop.data.source.base import Kind
-from effloop.data.source.manifest.tables import shown
 from effloop.data.source.manifest.values import (
     FLAGS,
     MOST_CLASSES,
@@ -16,6 +15,7 @@ from effloop.data.source.manifest.values import (
     labels_in,
 )
 from effloop.data.source.storage.targets import Targets, row_of
+from effloop.data.source.tables import shown
 from effloop.errors import ConfigError, DataError
 from effloop.registry import choices
 

@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import dataclass, field
 
-from effloop.data.source.manifest.tables import Table, shown
+from effloop.data.source.tables import Table, shown
 from effloop.errors import DataError
 
 MOST_CLASSES = 1 << 20
