@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ from stores import make_splits, write_npz
 
 from effloop.data.source.storage import imported
 from effloop.data.source.storage.stored_split import write_columns
-from effloop.errors import ConfigError
+from effloop.errors import ConfigError, DataError
 
 SPLITS = make_splits(train=16, test=8)
 COPIED = "samples were copied to"
@@ -58,6 +59,17 @@ def test_a_damaged_copy_is_made_again(root: Path, cache: Path, capsys: pytest.Ca
     copy.write_bytes(copy.read_bytes()[:-9])
     assert read_bytes(open_source("npz", root), 5) == wanted
     assert capsys.readouterr().err.count(COPIED) == 2
+
+
+def test_a_damaged_image_says_which_file_to_remove(root: Path, cache: Path) -> None:
+    source = open_source("npz", root)
+    [copy] = copies(cache)
+    with copy.open("r+b") as file:
+        file.seek(copy.read_bytes().index(SPLITS["train"][0][5].tobytes()))
+        file.write(b"\0\0\0")
+    source.verify(4)
+    with pytest.raises(DataError, match=f"don't match their checksum: remove {re.escape(str(copy))}, and it is copied"):
+        source.verify(5)
 
 
 def test_a_kill_leaves_nothing_that_is_read_or_stays(root: Path, cache: Path) -> None:
