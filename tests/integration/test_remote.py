@@ -115,17 +115,19 @@ def test_faults_that_pass_are_survived(server):
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"),
+    ("root", "fault", "words"),
     [
-        (Fault(403, times=99, of="s-001.tar"), r"/d/s-001\.tar can't be fetched: 403"),
-        (Fault(429, times=99, retry_after="3600", of="s-001.tar"), r"/d/s-001\.tar .*asks to wait 3,600 s"),
+        ("{url}/d/", Fault(403, times=99, of="s-001.tar"), r"/d/s-001\.tar can't be fetched: 403 Forbidden$"),
+        ("s3://d", Fault(403, times=99, of="s-001.tar"), r"/d/s-001\.tar can't be fetched: 403 Forbidden \(set them"),
+        ("s3://d", Fault(400, times=99, of="/d", on_listing=True), r"^s3://d/ can't be fetched: 400 Bad Request$"),
+        ("{url}/d/", Fault(429, times=99, retry_after="3600", of="s-001.tar"), r"/d/s-001\.tar .*asks to wait 3,600 s"),
     ],
 )
-def test_faults_that_stay_are_one_line(fault, words, server):
+def test_faults_that_stay_are_one_line(root, fault, words, server):
     shards(server)
     server.faults = [fault]
     with pytest.raises(DataError, match=words) as error:
-        local_root(f"{server.url}/d/", server.root.parent / "kept")
+        local_root(root.format(url=server.url), server.root.parent / "kept")
     assert "\n" not in str(error.value)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ _BY_FSSPEC = (
     *("sftp", "smb", "ssh", "tos", "webdav", "webhdfs"),
 )
 """Schemes of fsspec that are places; others wrap files in files, run templates or write caches of their own."""
+_METADATA = "169.254.169.254"
+_NO_CREDENTIALS = "set them in the environment, e.g. AWS_ACCESS_KEY_ID; AWS_SKIP_SIGNATURE=true for a public bucket"
 _EXTRA = "effloop[remote]"
 _PIECE = 1 << 20
 _FIRST_ATTEMPTS = 4
@@ -39,7 +42,7 @@ def store_of(location: Location) -> Store:
     if location.scheme in _BUCKETS:
         return BucketStore(location)
     if location.scheme not in _BY_FSSPEC:
-        known = ", ".join(("s3", "gs", "az", "https", *_BUCKETS[3:], *_BY_FSSPEC))
+        known = ", ".join(("s3", "gs", "az", "https", *_BUCKETS[4:], *_BY_FSSPEC))
         raise ConfigError(f"data.root: '{location.root}' is of no scheme that EffLoop reads; have {known}")
     return FsspecStore(location)
 
@@ -121,14 +124,25 @@ class BucketStore(Store):
         told = {
             errors.NotFoundError: "it is not there",
             FileNotFoundError: "it is not there",
-            errors.PermissionDeniedError: "403 Forbidden: these credentials don't allow it",
-            errors.UnauthenticatedError: "401 Unauthorized: set credentials in the environment",
+            errors.PermissionDeniedError: f"403 Forbidden ({_NO_CREDENTIALS})",
+            errors.UnauthenticatedError: f"401 Unauthorized ({_NO_CREDENTIALS})",
         }
         for kind, reason in told.items():
             if isinstance(error, kind):
                 return FetchError(reason, final=True)
         final = isinstance(error, errors.InvalidPathError | errors.NotSupportedError | ValueError)
-        return FetchError(str(error), final=final)
+        return _told(str(error), final=final)
+
+
+def _told(text: str, *, final: bool) -> FetchError:
+    """What obstore says of an answer, or of none, in fewer words."""
+    if _METADATA in text:  # which is asked where the environment has no credentials
+        return FetchError(f"no credentials ({_NO_CREDENTIALS})")
+    status, code = re.search(r"status code: (\d{3}[ A-Za-z]*)", text), re.search(r"<Code>(\w+)</Code>", text)
+    if status is None:
+        return FetchError(text.partition("Debug source:")[0].rpartition(" - ")[2].strip(), final=final)
+    refused = status[1][0] == "4" and status[1][:3] not in ("408", "425", "429")
+    return FetchError(status[1].strip() + (f": {code[1]}" if code else ""), final=final or refused)
 
 
 def _file(meta: Mapping[str, Any]) -> RemoteFile:

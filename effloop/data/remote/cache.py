@@ -108,7 +108,7 @@ class Cache:
             ConfigError: it doesn't fit.
         """
         with self._removing():
-            held = {path: path.stat().st_blocks * 512 for path in (self.folder / "objects").iterdir()}
+            held = {path: _bytes_on_disk(path) for path in (self.folder / "objects").iterdir()}
             own = self._contents(manifest)
             needed = manifest.bytes - sum(held.get(path, 0) for path in own)
             total, removable = sum(held.values()), self._removable(own)
@@ -237,6 +237,14 @@ def _has_size(path: Path, size: int) -> bool:
         return path.stat().st_size == size
     except OSError:
         return False
+
+
+def _bytes_on_disk(path: Path) -> int:
+    """What a file takes, which may have holes; 0 if another process has renamed it."""
+    try:
+        return path.stat().st_blocks * 512
+    except OSError:
+        return 0
 
 
 def _gb(count: float) -> str:
