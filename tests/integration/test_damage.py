@@ -91,7 +91,9 @@ def campaign(name: str, path: Path, folder: Path, report: Path) -> None:
         file.unlink()  # not written in place: what is mapped stays what it was
         file.write_bytes(data)
         what = outcome(name, path, folder / str(number))
-        unprotected = file.name == "classes.txt" or file.suffix in (".lst", ".idx") or file.name == ".lock"
+        unprotected = (
+            file.name in ("classes.txt", "README.md") or file.suffix in (".lst", ".idx") or file.name == ".lock"
+        )
         counts[what] += 1
         if what == "altered" or (what == "whole" and name in WITH_INDEX and not unprotected):
             counts[f"{what}: {file.relative_to(path)}" if path.is_dir() else what] += 1

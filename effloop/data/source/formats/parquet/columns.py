@@ -155,6 +155,10 @@ class Columns:
             return found
         return card_names(layout.card(self.root), label, self.config.subset) or read_names(self.root)
 
+    def mask_names(self) -> list[str] | None:
+        """The classes of masks by the config or classes.txt; None if nothing names them."""
+        return self.config.classes or (read_names(self.root) if self.root.is_dir() else None)
+
     def _texts(self, label: str) -> list[str]:
         """The different texts in a column of all splits, sorted."""
         found: set[str] = set()

@@ -20,6 +20,7 @@ from effloop.errors import DataError
 _LENGTH = struct.Struct("<I")
 _DATA, _INDEX, _DICTIONARY, _DATA_V2 = range(4)
 _PLAIN, _RLE = 0, 3
+_OF_PLAIN = {_PLAIN, _RLE, 4}  # the last two are of levels
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,34 @@ class Chunk:
     end: int
     values: int
     level: int
+
+
+def chunks(data: Any, leaf: str, level: int) -> tuple[list[Chunk] | None, int]:
+    """The parts of a column, by row groups; None if one of them isn't PLAIN and uncompressed. And their values' bytes.
+
+    Args:
+        data: the map of the file.
+        leaf: the column's path, its parts with dots between them.
+        level: as of `Chunk`.
+
+    Raises:
+        DataError: the footer isn't in order; the message doesn't name the file.
+    """
+    try:
+        size = _LENGTH.unpack_from(data, len(data) - 8)[0]
+        footer, _ = read_struct(data, len(data) - 8 - size, len(data) - 8)
+        found, num_bytes = list[Chunk](), 0
+        plain = True
+        for group in footer[4]:
+            (part,) = (each for each in group[1] if b".".join(each[3][3]) == leaf.encode())
+            about: Fields = part[3]
+            num_bytes += about[6]
+            # 1 is the name of another file, 4 the codec, 11 where the dictionary is.
+            plain = plain and not (part.get(1) or about[4] or about.get(11)) and {*about[2]} <= _OF_PLAIN
+            found.append(Chunk(about[9], about[9] + about[7], about[5], level))
+    except (ValueError, KeyError, TypeError, AttributeError, struct.error):
+        raise DataError("is damaged: its footer can't be read; copy it again") from None
+    return found if plain else None, num_bytes
 
 
 def places(data: Any, chunk: Chunk, first_row: int) -> Iterator[tuple[int, int]]:

@@ -87,6 +87,15 @@ class ParquetSource(IndexedSource):
             return CopiedParquet.of(self.config, self.split, self._columns, files, beside).open_split()
         return super().opened(index, files)
 
+    def _class_names(self, root: Path, index: ColumnFile) -> list[str]:
+        """Names of the classes in masks."""
+        names, end = self.config.classes, index.meta["labels_end"]
+        if names is None:
+            return super()._class_names(root, index)
+        if end > len(names):
+            raise DataError(f"data.classes: {len(names)} names, but a mask has the value {end - 1}; name the others")
+        return names
+
     def modified_ns(self, index: int) -> int | None:
         return None if self._is_copied else super().modified_ns(index)
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from effloop.data.image.header import extension
 from effloop.data.source.base import printable
-from effloop.data.source.formats.parquet.pages import Chunk
+from effloop.data.source.formats.parquet.pages import Chunk, chunks
+from effloop.data.source.storage.mapped import MappedFiles
 from effloop.errors import DataError, optional_package
 from effloop.registry import choices
 
@@ -195,33 +196,21 @@ class Table:
 
     def chunks(self, leaf: str) -> list[Chunk] | None:
         """Where the values of a column of bytes are, by row groups; None if they can't be read as they are stored."""
-        with self.reading():
-            column, groups = self._groups(leaf)
-            if column.max_repetition_level or not all(map(_is_plain, groups)):
-                return None
-            level: int = column.max_definition_level
-            return [
-                Chunk(each.data_page_offset, each.data_page_offset + each.total_compressed_size, each.num_values, level)
-                for each in groups
-            ]
+        return self._chunks(leaf)[0]
 
-    def uncompressed(self, leaf: str) -> int:
+    def num_bytes(self, leaf: str) -> int:
         """Bytes of the values of a column, without compression."""
+        return self._chunks(leaf)[1]
+
+    def _chunks(self, leaf: str) -> tuple[list[Chunk] | None, int]:
+        # pyarrow's own view of them ends the process where a number in the footer is of no codec.
         with self.reading():
-            return sum(int(each.total_uncompressed_size) for each in self._groups(leaf)[1])
-
-    def _groups(self, leaf: str) -> tuple[Any, list[Any]]:
-        """What the schema says of a column, and its part of each row group."""
-        metadata = self.file.metadata
-        place = [self.file.schema.column(place).path for place in range(metadata.num_columns)].index(leaf)
-        groups = [metadata.row_group(number).column(place) for number in range(metadata.num_row_groups)]
-        return self.file.schema.column(place), groups
-
-
-def _is_plain(chunk: Any) -> bool:
-    """Whether a column of a row group is neither compressed nor encoded; `RLE` is of levels."""
-    whole = chunk.compression == "UNCOMPRESSED" and not chunk.has_dictionary_page and not chunk.file_path
-    return whole and {*chunk.encodings} <= {"PLAIN", "RLE", "BIT_PACKED"}
+            schema = self.file.schema
+            (column,) = (each for each in (schema.column(place) for place in range(len(schema))) if each.path == leaf)
+        try:
+            return chunks(MappedFiles([self.path])[0], leaf, int(column.max_definition_level))
+        except DataError as error:
+            raise DataError(f"{self.path} {error}") from None
 
 
 def _column(batch: Any, leaf: str) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Reads structures of Thrift's compact protocol, as the headers of parquet's pages are.
+"""Reads structures of Thrift's compact protocol, as the headers of parquet's pages and its footers are.
 
 A field is a byte with the difference of its number to the last one and its type, then its value; integers are varints,
 zigzag; text and lists begin with a length (thrift/doc/specs/thrift-compact-protocol.md).
@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 Fields = dict[int, Any]
-"""Number of a field -> its value, if that is a boolean, an integer or a structure."""
+"""Number of a field -> its value: a boolean, an integer, a structure, a list, or the beginning of a text."""
 
 _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 1, 2, 3, 7, 8, 9, 10, 12
 _INTEGERS = (4, 5, 6)
 _LONGEST_VARINT = 10  # bytes of 64 bits
-_DEEPEST = 8  # structures in structures
+_DEEPEST = 12  # structures and lists in each other
+_LONGEST_TEXT = 4096  # bytes of a text that are kept
 
 
 class _At(NamedTuple):
@@ -54,40 +55,36 @@ def _struct(source: _At, at: int) -> tuple[Fields, int]:
         kind = head & 15
         if kind in (_TRUE, _FALSE):
             fields[number] = kind == _TRUE
-        elif kind in _INTEGERS:
-            fields[number], at = _integer(source, at)
-        elif kind == _STRUCT:
-            fields[number], at = _struct(_deeper(source), at)
         else:
-            at = _skip(source, at, kind)
+            fields[number], at = _value(source, at, kind)
 
 
-def _skip(source: _At, at: int, kind: int) -> int:
-    """The byte behind a value that isn't looked at."""
-    if kind == _BYTE:
-        return at + 1
-    if kind == _DOUBLE:
-        return at + 8
+def _value(source: _At, at: int, kind: int) -> tuple[Any, int]:
+    """A value and the byte behind it."""
+    if kind in _INTEGERS:
+        return _integer(source, at)
+    if kind == _STRUCT:
+        return _struct(_deeper(source), at)
     if kind == _BINARY:
         length, at = varint(source.data, at, source.end)
-        return at + length
-    if kind in _INTEGERS:
-        return _integer(source, at)[1]
-    if kind == _STRUCT:
-        return _struct(_deeper(source), at)[1]
+        if length > source.end - at:
+            raise ValueError("a text is longer than what is left")
+        return bytes(source.data[at : at + min(length, _LONGEST_TEXT)]), at + length
+    if kind in (_BYTE, _TRUE, _FALSE):  # the last two in lists
+        return _byte(source, at), at + 1
+    if kind == _DOUBLE:
+        return None, at + 8
     if kind not in (_LIST, _SET):
         raise ValueError(f"a field has the type {kind}")
     head = _byte(source, at)
     count, at = (head >> 4, at + 1) if head >> 4 < 15 else varint(source.data, at + 1, source.end)
-    element = head & 15
-    if count > source.end - at:
+    if count > source.end - at:  # each takes a byte at least
         raise ValueError("a list is longer than what is left")
-    inner = _deeper(source)
-    for _ in range(count):  # each takes a byte at least
-        at = at + 1 if element in (_TRUE, _FALSE) else _skip(inner, at, element)
-        if at > source.end:
-            raise ValueError("it is cut")
-    return at
+    found, inner = [], _deeper(source)
+    for _ in range(count):
+        value, at = _value(inner, at, head & 15)
+        found.append(value)
+    return found, at
 
 
 def _deeper(source: _At) -> _At:

@@ -12,6 +12,7 @@ from images import encode, photo
 from parquets import PLAIN, SNAPPY, class_label, write_images
 from plans import line, open_source, read_bytes, write_as, write_table
 
+from effloop.data.image.mask import decode_mask
 from effloop.data.source import Kind, NoSplitError, Source
 from effloop.data.source.formats.parquet.source import ParquetSource
 from effloop.data.source.manifest.source import CsvSource
@@ -131,15 +132,25 @@ def test_targets(tmp_path: Path) -> None:
     assert (pairs.kind, pairs.target_names) == (Kind.numbers, ("label0", "label1"))
 
 
-def test_masks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [PLAIN, SNAPPY])
+def test_masks(options: dict[str, Any], tmp_path: Path) -> None:
     pixels = [np.full((20 + number, 30), number % 3, np.uint8) for number in range(8)]
     masks = [encode(each, "PNG") for each in pixels]
-    source = opened(one(tmp_path, masks=masks))
+    root = one(tmp_path, masks=masks, **options)
+    write_images(root / "val.parquet", IMAGES[:1], masks=masks[:1], **options)
+    source = opened(root)
     assert source.kind is Kind.masks
-    assert source.classes == ("0", "1", "2")
-    assert bytes(source.read_mask(2)) == masks[2]
-    named = opened(one(tmp_path / "labelled", LABELS, masks=masks), mask="mask")
-    assert named.kind is Kind.masks
+    assert source.classes == opened(root, "val").classes == ("0", "1", "2")
+    np.testing.assert_array_equal(decode_mask(source.read_mask(2)), pixels[2])
+    source.verify_index()
+    named = opened(one(tmp_path / "labelled", LABELS, masks=masks, **options), mask="mask", classes=["a", "b", "c"])
+    assert (named.kind, named.classes) == (Kind.masks, ("a", "b", "c"))
+    assert named.fingerprint() == source.fingerprint()
+    with pytest.raises(DataError, match=r"; name the others$"):
+        opened(root, classes=["a", "b"])
+    broken = one(tmp_path / "broken", masks=[*masks[:7], b"text"], **options)
+    with pytest.raises(DataError, match=rf"^{broken}/train\.parquet: row 7 has a mask that "):
+        opened(broken)
 
 
 LAYOUTS = {
