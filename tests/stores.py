@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +122,50 @@ def write_beton(root: Path, splits: Splits) -> Path:
 def jpeg_of(number: int) -> bytes:
     """The JPEG, 9 x 8, that `write_beton` has of a sample."""
     return encode(photo(9, 8, seed=number), "JPEG")
+
+
+CIFAR_NAMES = ["airplane", "automobile", "bird"]
+
+
+def _text(value: str) -> bytes:
+    return b"U" + bytes([len(value)]) + value.encode()
+
+
+def by_python_2(content: dict[str, Any]) -> bytes:
+    """As cPickle wrote CIFAR: protocol 2, with text of bytes."""
+    out = b"\x80\x02}"
+    for key, value in content.items():
+        out += _text(key)
+        if isinstance(value, np.ndarray):
+            rows, columns = (b"M" + struct.pack("<H", length) for length in value.shape)
+            out += b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01" + rows + columns
+            out += (
+                b"\x86cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89"
+            )
+            out += b"T" + struct.pack("<I", value.size) + value.tobytes() + b"tb"
+        elif isinstance(value, list):
+            out += b"](" + b"".join(_text(v) if isinstance(v, str) else b"K" + bytes([v]) for v in value) + b"e"
+        else:
+            out += _text(value)
+        out += b"s"
+    return out + b"."
+
+
+def cifar_batch(seed: int, count: int) -> dict[str, Any]:
+    """A batch of CIFAR-10: (count, 3072) uint8 and labels from 0 to 2."""
+    labels = [(number + seed) % 3 for number in range(count)]
+    pixels = np.random.default_rng(seed).integers(0, 256, (count, 3072), np.uint8)
+    return {"batch_label": f"batch {seed}", "labels": labels, "data": pixels}
+
+
+def write_cifar10(
+    root: Path, write: Callable[[dict[str, Any]], bytes] = by_python_2, *, train: int = 30, test: int = 5
+) -> Path:
+    """As its archive unpacks: ROOT/cifar-10-batches-py with five batches, a test batch and the names of the classes."""
+    folder = root / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    for number in range(1, 6):
+        (folder / f"data_batch_{number}").write_bytes(write(cifar_batch(number, train // 5)))
+    (folder / "test_batch").write_bytes(write(cifar_batch(6, test)))
+    (folder / "batches.meta").write_bytes(write({"label_names": CIFAR_NAMES}))
+    return root

@@ -30,6 +30,7 @@ NEEDS = {
     "model/torchvision": ["model.arch=resnet18"],
     "model/timm": ["model.arch=resnet18"],
     "data/beton": ["data.root=."],
+    "data/cifar": ["data.root=."],
     "data/folder": ["data.root=."],
     "data/idx": ["data.root=."],
     "data/npz": ["data.root=."],

@@ -17,7 +17,7 @@ import pytest
 from masked import make_masks
 from plans import open_source, read_bytes, write_as, write_table
 from runs import make_photos
-from stores import make_splits, write_beton, write_idx, write_npz
+from stores import make_splits, write_beton, write_cifar10, write_idx, write_npz
 
 from effloop.data.image.header import read_header
 from effloop.data.image.headers import read_headers
@@ -28,6 +28,7 @@ Open = Callable[[str], Source]
 SAMPLES: dict[str, Callable[[Path, Path], Path | None]] = {
     "auto": lambda photos, folder: photos,
     "beton": lambda photos, folder: write_beton(folder / "set", make_splits(train=400, val=3)),
+    "cifar": lambda photos, folder: write_cifar10(folder / "set", train=400, test=3),
     "csv": lambda photos, folder: write_table("csv", photos, folder),
     "embedded": lambda photos, folder: None,
     "folder": lambda photos, folder: photos,
@@ -59,7 +60,8 @@ def opened(request: pytest.FixtureRequest, uneven: Path, tmp_path: Path) -> Open
     if request.param not in SAMPLES:
         pytest.fail(f"data={request.param} is registered, but SAMPLES in this file makes no data for it: add that")
     root = SAMPLES[request.param](uneven, tmp_path)
-    return lambda split: open_source(request.param, root, split)
+    names = {"val": "test"} if request.param == "cifar" else {}
+    return lambda split: open_source(request.param, root, names.get(split, split))
 
 
 @pytest.fixture

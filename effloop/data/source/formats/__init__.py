@@ -2,6 +2,7 @@
 
 from effloop.data.source.formats import (  # noqa: F401
     beton,
+    cifar,
     folder_writer,
     hdf5,
     idx,

@@ -33,7 +33,7 @@ def test_a_file_of_effloops(photos: Path, tmp_path: Path, embedded: bool) -> Non
 def test_an_unknown_file(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("text")
-    have = "beton, csv, folder, hdf5, idx, lmdb, masks, memmap, npz, parquet, pth, recordio, tar, tfrecord, zarr"
+    have = "beton, cifar, csv, folder, hdf5, idx, lmdb, masks, memmap, npz, parquet, pth, recordio, tar, tfrecord, zarr"
     wanted = f"data.root: '{file}' is in no format that EffLoop knows; have {have}: set data=FORMAT"
     with pytest.raises(ConfigError, match=line(wanted)):
         open_source("auto", file)

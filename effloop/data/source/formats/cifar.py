@@ -1,0 +1,197 @@
+"""CIFAR-10 and CIFAR-100 as their authors give them: pickles of arrays ("python version"), or binary files.
+
+Both have 32x32 images, 3,072 bytes each: the planes of red, green and blue. A pickle is a dict of `data`, (N, 3072)
+uint8, and `labels`, or `fine_labels` and `coarse_labels`; it is read as data (`storage.pickles`). A row of a binary
+file is the label, of CIFAR-100 the coarse and the fine label, and the image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from effloop.data.source.base import NoSplitError, sources
+from effloop.data.source.root import expand_root
+from effloop.data.source.storage.imported import RAW, Contents, ImportedConfig, ImportedSource, raw_image
+from effloop.data.source.storage.mapped import MappedFiles
+from effloop.data.source.storage.pickled_arrays import Array, Bytes
+from effloop.data.source.storage.pickles import read_pickle
+from effloop.data.source.storage.writing import Record
+from effloop.errors import ConfigError, DataError
+
+_SIDE = 32
+_BYTES = 3 * _SIDE * _SIDE
+_COPIED = _BYTES + 16  # with the header of PNM
+_BATCHES = 5
+
+
+class _Layout(NamedTuple):
+    """Files of a version: of the splits, and of the names of the classes, (file, key in its dict), fine and coarse."""
+
+    folder: str
+    train: tuple[str, ...]
+    test: str
+    names: tuple[tuple[str, str], ...]
+
+
+_LAYOUTS = (
+    _Layout(
+        "cifar-10-batches-py",
+        tuple(f"data_batch_{number + 1}" for number in range(_BATCHES)),
+        "test_batch",
+        (("batches.meta", "label_names"),),
+    ),
+    _Layout("cifar-100-python", ("train",), "test", (("meta", "fine_label_names"), ("meta", "coarse_label_names"))),
+    _Layout(
+        "cifar-10-batches-bin",
+        tuple(f"data_batch_{number + 1}.bin" for number in range(_BATCHES)),
+        "test_batch.bin",
+        (("batches.meta.txt", ""),),
+    ),
+    _Layout(
+        "cifar-100-binary", ("train.bin",), "test.bin", (("fine_label_names.txt", ""), ("coarse_label_names.txt", ""))
+    ),
+)
+
+
+@dataclass
+class CifarConfig(ImportedConfig):
+    """Fields of `data=cifar`.
+
+    Attributes:
+        coarse: whether the 20 coarse classes of CIFAR-100 are learned, and not its 100.
+    """
+
+    coarse: bool = False
+
+
+@sources.register("cifar", CifarConfig)
+class CifarSource(ImportedSource):
+    """CIFAR-10 and CIFAR-100, in the python or the binary version, or a folder that has one of them in its own."""
+
+    config: CifarConfig
+
+    @classmethod
+    def claims(cls, root: Path) -> bool:
+        return _found(root) is not None
+
+    def originals(self) -> Sequence[Path]:
+        root = expand_root(self.config)
+        found = _found(root)
+        if found is None:
+            raise ConfigError(
+                f"data.root: '{self.config.root}' has none of {', '.join(each.folder for each in _LAYOUTS)}; set "
+                "data.root=FOLDER to the one that the archive was unpacked into"
+            )
+        folder, layout = found
+        splits = {"train": layout.train, "test": (layout.test,)}
+        if self.split not in splits:
+            raise NoSplitError(f"data.root: '{self.config.root}' has the splits train and test, and no '{self.split}'")
+        files = [folder / name for name in splits[self.split]]
+        if missing := [file for file in files if not file.is_file()]:
+            raise DataError(f"{missing[0]} is missing; unpack the archive again")
+        return [*files, *{folder / name: None for name, _ in layout.names if (folder / name).is_file()}]
+
+    def contents(self, files: Sequence[Path]) -> Contents:
+        found = _found(expand_root(self.config))
+        assert found is not None
+        _, layout = found
+        if self.config.coarse and len(layout.names) < 2:
+            raise ConfigError("data.coarse: true is for CIFAR-100; leave it out")
+        names = {name for name, _ in layout.names}
+        read = _binary if layout.test.endswith(".bin") else _pickled
+        batches = [(file.name, read(file, self._key(layout), layout)) for file in files if file.name not in names]
+        count = sum(len(labels) for _, (labels, _) in batches)
+        last = max((max(labels, default=0) for _, (labels, _) in batches), default=0)
+        classes = self._classes(files, layout) or [str(label) for label in range(max(0, last) + 1)]
+        return Contents(_records(batches), count, count * _COPIED, classes, about=RAW)
+
+    def _key(self, layout: _Layout) -> str:
+        if len(layout.names) < 2:
+            return "labels"
+        return "coarse_labels" if self.config.coarse else "fine_labels"
+
+    def _classes(self, files: Sequence[Path], layout: _Layout) -> list[str] | None:
+        """The names of the classes; None if their file isn't there."""
+        name, key = layout.names[-1 if self.config.coarse else 0]
+        file = next((file for file in files if file.name == name), None)
+        if file is None:
+            return None
+        if not key:
+            return [line.strip() for line in file.read_text("utf-8", "backslashreplace").splitlines() if line.strip()]
+        data, found = _dict(file)
+        names = found.get(key)
+        if not isinstance(names, list):
+            raise DataError(f"{file} has no list '{key}'; unpack the archive again")
+        return [_text(name, data, file) for name in names]
+
+
+_Batch = tuple[Sequence[int], NDArray[np.uint8]]
+"""Labels, and (N, 3072) pixels."""
+
+
+def _found(root: Path) -> tuple[Path, _Layout] | None:
+    """The folder that has a version's files, which is `root` or in it."""
+    for layout in _LAYOUTS:
+        for folder in (root, root / layout.folder):
+            names = [layout.train[0], layout.test]
+            if layout.names[0][0] == "meta":
+                names.append("meta")  # for the others `train` and `test` may be anything
+            if all((folder / name).is_file() for name in names):
+                return folder, layout
+    return None
+
+
+def _records(batches: Sequence[tuple[str, _Batch]]) -> Iterator[Record]:
+    for name, (labels, pixels) in batches:
+        for number, (label, planes) in enumerate(zip(labels, pixels, strict=True)):
+            image = raw_image(planes.reshape(3, _SIDE, _SIDE).transpose(1, 2, 0))
+            yield Record(f"{name}/{number:05}".encode(), label, image)
+
+
+def _pickled(file: Path, key: str, layout: _Layout) -> _Batch:
+    data, found = _dict(file)
+    pixels, labels = found.get("data"), found.get(key)
+    if not isinstance(pixels, Array) or pixels.dtype != np.uint8 or pixels.shape[1:] != (_BYTES,):
+        raise DataError(f"{file} has no array 'data' of (N, {_BYTES:,}) uint8; unpack the archive again")
+    if not isinstance(labels, list) or not all(type(label) is int for label in labels):
+        raise DataError(f"{file} has no list '{key}' of numbers; unpack the archive again")
+    if len(labels) != len(values := pixels.values(data)):
+        raise DataError(f"{file} has {len(labels):,} labels for {len(values):,} images; unpack the archive again")
+    return labels, values
+
+
+def _binary(file: Path, key: str, layout: _Layout) -> _Batch:
+    width = len(layout.names) + _BYTES
+    data = np.memmap(file, np.uint8, "r") if file.stat().st_size else np.empty(0, np.uint8)
+    if len(data) % width:
+        raise DataError(
+            f"{file} has {len(data):,} bytes, no multiple of an image's {width:,}; unpack the archive again"
+        )
+    rows = data.reshape(-1, width)
+    return rows[:, 1 if key == "fine_labels" else 0].tolist(), rows[:, len(layout.names) :]
+
+
+def _dict(file: Path) -> tuple[Any, dict[str, Any]]:
+    """What holds a pickle, and its dict, with keys as text."""
+    try:
+        data = MappedFiles([file])[0]
+        found = read_pickle(data)
+    except DataError as error:
+        raise DataError(f"{file} {error}") from None
+    if not isinstance(found, dict):
+        raise DataError(f"{file} holds a pickle that is no dict; unpack the archive again")
+    return data, {key.decode("latin-1") if isinstance(key, bytes) else str(key): value for key, value in found.items()}
+
+
+def _text(name: Any, data: Any, file: Path) -> str:
+    if isinstance(name, Bytes):
+        return name.read(data).decode("utf-8", "backslashreplace")
+    if not isinstance(name, str):
+        raise DataError(f"{file} has a name of a class that is no text; unpack the archive again")
+    return name

@@ -1,0 +1,160 @@
+"""CIFAR's files, as its authors write them: the pixels and labels that torchvision gives."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from plans import open_source
+from runs import train
+from stores import CIFAR_NAMES, by_python_2, cifar_batch, write_cifar10
+
+from effloop.cli.main import main
+from effloop.data.image.header import pnm_pixels, read_header
+from effloop.data.source import Source
+from effloop.data.source.formats.cifar import CifarSource
+from effloop.errors import ConfigError, DataError
+
+WRITE: dict[str, Callable[[dict[str, Any]], bytes]] = {
+    "Python 2": by_python_2,
+    **{f"protocol {n}": lambda content, n=n: pickle.dumps(content, n) for n in (0, 2, 4, 5)},  # type: ignore[misc]
+}
+
+
+def cifar100(root: Path) -> Path:
+    folder = root / "cifar-100-python"
+    folder.mkdir(parents=True)
+    for name, seed, count in (("train", 1, 12), ("test", 2, 5)):
+        found = cifar_batch(seed, count)
+        fine = found.pop("labels")
+        coarse = [label // 2 for label in fine]
+        (folder / name).write_bytes(by_python_2({**found, "fine_labels": fine, "coarse_labels": coarse}))
+    (folder / "meta").write_bytes(
+        by_python_2({"fine_label_names": CIFAR_NAMES, "coarse_label_names": ["vehicle", "animal"]})
+    )
+    return root
+
+
+def binary(root: Path) -> Path:
+    """The same images and labels as `cifar10`, in the binary version."""
+    root.mkdir(parents=True)
+    for name, seed, count in (*((f"data_batch_{n}.bin", n, 6) for n in range(1, 6)), ("test_batch.bin", 6, 5)):
+        found = cifar_batch(seed, count)
+        rows = np.concatenate([np.array(found["labels"], np.uint8)[:, None], found["data"]], axis=1)
+        (root / name).write_bytes(rows.tobytes())
+    (root / "batches.meta.txt").write_text("\n".join([*CIFAR_NAMES, "", ""]))
+    return root
+
+
+def images(source: Source) -> np.ndarray[Any, Any]:
+    found = [source.read(index) for index in range(len(source))]
+    return np.stack([pnm_pixels(data, read_header(data)) for data in found])
+
+
+def by_torchvision(folder: Path, *names: str) -> tuple[np.ndarray[Any, Any], list[int]]:
+    """What torchvision.datasets.CIFAR10 makes of these files."""
+    data, targets = [], []
+    for name in names:
+        with open(folder / name, "rb") as file:
+            entry = pickle.load(file, encoding="latin1")
+        data.append(entry["data"])
+        targets.extend(entry["labels"] if "labels" in entry else entry["fine_labels"])
+    return np.vstack(data).reshape(-1, 3, 32, 32).transpose((0, 2, 3, 1)), targets
+
+
+@pytest.mark.parametrize("name", WRITE)
+def test_cifar_10(name: str, tmp_path: Path) -> None:
+    root = write_cifar10(tmp_path, WRITE[name])
+    pixels, labels = by_torchvision(root / "cifar-10-batches-py", *(f"data_batch_{n}" for n in range(1, 6)))
+    for path in (root, root / "cifar-10-batches-py"):
+        source = open_source("auto", path)
+        assert source.classes == tuple(CIFAR_NAMES)
+        assert source.labels.tolist() == labels
+        np.testing.assert_array_equal(images(source), pixels)
+    test = open_source("cifar", root, "test")
+    np.testing.assert_array_equal(images(test), by_torchvision(root / "cifar-10-batches-py", "test_batch")[0])
+    assert [test.key(index) for index in (0, 4)] == ["test_batch/00000", "test_batch/00004"]
+
+
+def test_cifar_100(tmp_path: Path) -> None:
+    root = cifar100(tmp_path)
+    pixels, labels = by_torchvision(root / "cifar-100-python", "train")
+    source = open_source("auto", root)
+    assert (source.classes, source.labels.tolist()) == (tuple(CIFAR_NAMES), labels)
+    np.testing.assert_array_equal(images(source), pixels)
+    coarse = open_source("cifar", root, coarse=True)
+    assert (coarse.classes, coarse.labels.tolist()) == (("vehicle", "animal"), [label // 2 for label in labels])
+
+
+def test_the_binary_version(tmp_path: Path) -> None:
+    first, second = open_source("cifar", write_cifar10(tmp_path / "a")), open_source("auto", binary(tmp_path / "b"))
+    assert (first.classes, first.labels.tolist()) == (second.classes, second.labels.tolist())
+    np.testing.assert_array_equal(images(first), images(second))
+
+
+def test_trained_and_converted(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = write_cifar10(here / "set")
+    assert train(root, "epochs=1", "batch_size=5") == 0
+    assert "there is no 'val', so 'test' is used" in capsys.readouterr().out
+    assert main(["convert", f"data.root={root}", "to=memmap", "out=packed", "split=train"]) == 0
+    packed = open_source("memmap", here / "packed")
+    np.testing.assert_array_equal(images(packed), images(open_source("cifar", root)))
+
+
+def damaged(change: Callable[[Path], object], root: Path) -> str:
+    change(write_cifar10(root) / "cifar-10-batches-py")
+    with pytest.raises((DataError, ConfigError)) as error:
+        open_source("cifar", root)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def changed(**content: Any) -> Callable[[Path], object]:
+    return lambda folder: (folder / "data_batch_3").write_bytes(pickle.dumps({**cifar_batch(3, 6), **content}))
+
+
+REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing": (lambda folder: (folder / "data_batch_4").unlink(), "data_batch_4 is missing; unpack the archive again"),
+    "cut": (
+        lambda folder: (folder / "data_batch_3").write_bytes(by_python_2(cifar_batch(3, 6))[:-99]),
+        "is a pickle that is cut",
+    ),
+    "code": (changed(data=print), "data_batch_3 holds builtins.print, which is never run"),
+    "no dict": (
+        lambda folder: (folder / "data_batch_3").write_bytes(pickle.dumps([1])),
+        "holds a pickle that is no dict",
+    ),
+    "other shape": (changed(data=np.zeros((6, 30), np.uint8)), "data_batch_3 has no array 'data' of (N, 3,072) uint8"),
+    "other dtype": (changed(data=np.zeros((6, 3072))), "data_batch_3 has no array 'data' of (N, 3,072) uint8"),
+    "no labels": (changed(labels=None), "data_batch_3 has no list 'labels' of numbers"),
+    "names as labels": (changed(labels=["a"] * 6), "data_batch_3 has no list 'labels' of numbers"),
+    "few labels": (changed(labels=[1] * 5), "data_batch_3 has 5 labels for 6 images"),
+    "no class": (changed(labels=[7] * 6), "has the label 7, but 3 classes"),
+    "names": (lambda folder: (folder / "batches.meta").write_bytes(pickle.dumps({})), "has no list 'label_names'"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name: str, tmp_path: Path) -> None:
+    change, wanted = REFUSED[name]
+    assert wanted in damaged(change, tmp_path / "set")
+
+
+def test_binary_of_another_length(tmp_path: Path) -> None:
+    root = binary(tmp_path / "set")
+    (root / "data_batch_2.bin").write_bytes(b"x" * 3074)
+    with pytest.raises(DataError, match="has 3,074 bytes, no multiple of an image's 3,073"):
+        open_source("cifar", root)
+
+
+def test_claims(photos: Path, tmp_path: Path) -> None:
+    assert not CifarSource.claims(photos)
+    for name in ("train", "test"):
+        (tmp_path / name).write_bytes(b"")
+    assert not CifarSource.claims(tmp_path)
+    with pytest.raises(ConfigError, match=r"has none of cifar-10-batches-py, .*; set data\.root=FOLDER"):
+        open_source("cifar", tmp_path)
