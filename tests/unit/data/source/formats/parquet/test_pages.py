@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from parquets import PLAIN, write_images
 
-from effloop.data.source.formats.parquet.pages import Chunk, places
+from effloop.data.source.formats.parquet.pages import Chunk, chunks, places
 from effloop.data.source.formats.parquet.table import Table
 from effloop.data.source.formats.parquet.thrift import read_struct
 from effloop.errors import DataError
@@ -67,6 +67,24 @@ def test_damage_is_one_line(tmp_path: Path) -> None:
             refused += not _read(bytes(data), chunk)
         refused += not _read(whole[:number], chunk)
     assert refused > 100
+
+
+def test_a_damaged_footer_is_one_line(tmp_path: Path) -> None:
+    data = write_images(tmp_path / "a.parquet", VALUES[3:9], rows=100).read_bytes()
+    found, num_bytes = chunks(data, "image.bytes", 2)
+    assert found == chunks_of(tmp_path / "a.parquet", "image.bytes")
+    assert num_bytes > sum(map(len, VALUES[3:9]))
+    draw = random.Random(2)
+    refused = 0
+    for at in range(len(data) - 600, len(data)):
+        try:
+            chunks(data[:at] + bytes([draw.randrange(256)]) + data[at + 1 :], "image.bytes", 2)
+        except DataError:
+            refused += 1
+    assert refused > 50
+    for short in (b"", b"PAR1", data[:20]):
+        with pytest.raises(DataError, match=r"^is damaged: its footer can't be read; copy it again$"):
+            chunks(short, "image.bytes", 2)
 
 
 def _read(data: bytes, chunk: Chunk) -> bool:

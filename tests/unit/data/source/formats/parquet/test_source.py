@@ -275,6 +275,16 @@ def test_files_that_are_damaged(damage: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_codec_that_isnt_one(tmp_path: Path) -> None:
+    """pyarrow's view of a row group's columns ends the process there."""
+    path = one(tmp_path, LABELS, feature=ANIMALS) / "train.parquet"
+    data = path.read_bytes()
+    assert data.count(b"\x05bytes\x15\x00") == 3  # the end of the column's path, and of what codec it is
+    path.write_bytes(data.replace(b"\x05bytes\x15\x00", b"\x05bytes\x15\x3a"))
+    with pytest.raises(DataError, match=rf"^{path} can't be read: .*codec.*; copy or write it again$"):
+        opened(path.parent)
+
+
 def test_a_shard_is_missing(tmp_path: Path) -> None:
     write_images(tmp_path / "set/data/train-00001-of-00002.parquet", IMAGES, LABELS)
     with pytest.raises(DataError, match=r"train-00000-of-00002\.parquet is missing, 1 of 2 are there"):
