@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
@@ -15,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from effloop import registry
 from effloop.config import guard, messages, typed
 from effloop.config.hydra_setup import compose_tree
+from effloop.config.plain import as_plain, holds_interpolation, plain_yaml
 from effloop.config.schema import Config, word
 from effloop.config.task_of_data import follow_data, with_task
 from effloop.data.remote.location import is_remote
@@ -113,12 +113,12 @@ def _resolve_scores(config: Config) -> None:
 
 def save(config: Config, path: Path) -> None:
     """Write a config as YAML, complete and resolved; whole or not at all."""
-    write_text(path, OmegaConf.to_yaml(OmegaConf.create(to_dict(config))), sync=True)
+    write_text(path, plain_yaml(to_dict(config)), sync=True)
 
 
 def to_dict(config: Config) -> dict[str, Any]:
     """A config as plain dicts, lists and values, for a run folder or checkpoint; paths are made absolute."""
-    plain: Any = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
+    plain = as_plain(config)
     for key in ("root", "val_root", "images", "colors", "index_dir", "download_dir"):
         if key == "root" and not config.data.root_is_path:
             continue
@@ -165,7 +165,7 @@ def from_dict(plain: Any, overrides: Sequence[str], where: str) -> Config:
     if not all(isinstance(part, dict) and "name" in part for part in parts):
         raise ConfigError(f"{where} is not a config that EffLoop wrote")
     guard.refuse_code_saved(plain, where)
-    if "${" in yaml.safe_dump(plain):
+    if holds_interpolation(plain):
         raise ConfigError(f"{where} is refused: it holds an interpolation, and a saved config has none")
     overrides = typed.with_paths(overrides)
     with messages.in_one_line(Config, overrides):

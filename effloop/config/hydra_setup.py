@@ -26,6 +26,8 @@ from effloop.errors import ConfigError
 VERSION_BASE = "1.3"
 NAME = "train"
 """The primary config, `configs/train.yaml`."""
+_SCHEMA = "train_schema"
+"""What it builds on."""
 EXPERIMENT = "experiment"
 """The config group of overlays, which has no part."""
 
@@ -91,7 +93,9 @@ def prepare(root: type, overrides: Sequence[str] = ()) -> None:
         Plugins.instance().register(EffLoopSearchPath)
     OmegaConf.register_new_resolver("effloop.run_dir", run_folder, replace=True)
     store = ConfigStore.instance()
-    store.store(name="train_schema", node=root)
+    if _stored.get(("", _SCHEMA)) is not root or f"{_SCHEMA}.yaml" not in store.repo:
+        store.store(name=_SCHEMA, node=root)
+        _stored["", _SCHEMA] = root
     for group, parts in registry.groups.items():
         for name in parts:
             # A YAML file `name` builds on `name_schema`; `name` itself is stored for a part without a YAML file.

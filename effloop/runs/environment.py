@@ -47,6 +47,7 @@ RECORDED_VARIABLES = (
 NVIDIA_MODULE = Path("/proc/driver/nvidia/version")
 """The version file of NVIDIA's kernel module."""
 _TIMEOUT_S = 10
+_NAMED = re.compile(r"^(Name|Version): *(\S+)", re.MULTILINE)
 _DIFF = (
     *("--binary", "--unified=3", "--no-color", "--no-ext-diff", "--no-textconv"),
     *("--no-relative", "--src-prefix=a/", "--dst-prefix=b/", "--submodule=short"),
@@ -161,9 +162,11 @@ def effloop_version() -> str:
 def _packages() -> dict[str, str]:
     path = [folder for folder in sys.path if not folder.endswith("_vendor")]  # added by setuptools when torch compiles
     found: dict[str, str] = {}
-    for metadata in (each.metadata for each in distributions(path=path)):  # parsed at every access: 1 ms
-        if name := metadata["Name"]:  # None for a package that is half uninstalled
-            found.setdefault(name.lower(), metadata["Version"])  # the first on the path, as for imports
+    for each in distributions(path=path):  # whose `metadata` parses all of the text, in 0.3 ms
+        head = (each.read_text("METADATA") or each.read_text("PKG-INFO") or "").partition("\n\n")[0]
+        fields: dict[str, str] = dict(_NAMED.findall(head))
+        if name := fields.get("Name"):  # none for a package that is half uninstalled
+            found.setdefault(name.lower(), fields.get("Version", ""))  # the first on the path, as for imports
     return dict(sorted(found.items()))
 
 
