@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 _REMOVER = """
@@ -28,11 +27,13 @@ for _ in range(100):
 The kernel closes the files of a killed process one by one: the lock may be held for a moment longer than the pipe.
 """
 
-_REMOVER_S = 2  # for it to end; forks of this process may keep it waiting
+_left: list[subprocess.Popen[bytes]] = []
+"""Those that end later, kept as Python warns of a process that is forgotten while it runs."""
 
 
 def start_remover(path: Path) -> subprocess.Popen[bytes] | None:
     """Have a file removed that this process and its forks leave behind, unless others use it; None if that can't be."""
+    _left[:] = [process for process in _left if process.poll() is None]
     try:
         return subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _REMOVER, path],
@@ -45,9 +46,12 @@ def start_remover(path: Path) -> subprocess.Popen[bytes] | None:
         return None
 
 
-def end_remover(process: subprocess.Popen[bytes]) -> None:
-    """What `start_remover` has started is no longer needed."""
+def end_remover(process: subprocess.Popen[bytes], *, removed: bool) -> None:
+    """End what `start_remover` has started: at once if the file is gone; else it tries for some seconds more."""
     assert process.stdin is not None
     process.stdin.close()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(_REMOVER_S)
+    if removed:
+        process.kill()
+        process.wait()
+    else:
+        _left.append(process)

@@ -265,9 +265,10 @@ def _release(fd: int, lock: _Lock, path: Path, owner: tuple[int, subprocess.Pope
     lock.close()
     if os.getpid() == pid:  # a forked worker shares the file with its parent
         _remove_unused(fd, path)
+    removed = not _is_at(path, fd)
     os.close(fd)
     if remover and os.getpid() == pid:
-        end_remover(remover)
+        end_remover(remover, removed=removed)
 
 
 def _remove_unused(fd: int, path: Path) -> None:
