@@ -17,10 +17,12 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 import torch
+from composing import compose_once
 from forks import Forked
 from runs import make_photos, train
 
 torch.set_num_threads(1)
+compose_once()
 for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):  # nohup and background jobs of a shell ignore them
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)

@@ -111,6 +111,7 @@ def serve(number: int) -> None:
     """Fork a process for each request, until there are no more."""
     for name in _IMPORTED:
         importlib.import_module(name)
+    importlib.import_module("composing").compose_once()
     effloop.compose(())  # the first takes Hydra half a second
     gc.freeze()
     requests = socket.socket(fileno=number)

@@ -163,7 +163,7 @@ class Runs:
             os.killpg(process.pid, number)
         else:
             os.kill(process.pid, number)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=120)
         if number == signal.SIGKILL:
             self.kills += process.returncode == -number
             return

@@ -109,7 +109,7 @@ def wait_until(what: Callable[[], bool], process: subprocess.Popen[str], seconds
         time.sleep(0.05)
 
 
-def all_gone(leader: int, seconds: float = 10) -> bool:
+def all_gone(leader: int, seconds: float = 120) -> bool:
     """Whether all processes of a group end within some seconds."""
     until = time.monotonic() + seconds
     while group(leader) and time.monotonic() < until:

@@ -8,6 +8,7 @@ import multiprocessing
 import pickle
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import numpy as np
 import pytest
@@ -154,6 +155,7 @@ def rgb(grey: np.ndarray) -> np.ndarray:
     return np.repeat(grey[:, :, None], 3, axis=2).astype(np.uint8)
 
 
+@cache
 def unusual() -> dict[str, tuple[bytes, np.ndarray]]:
     """name -> (file, the pixels that it has to become)."""
     height, width = PHOTO.shape[:2]
@@ -359,7 +361,7 @@ def test_other_processes(method: str) -> None:
     wanted = [[decoder.decode(file) for file in data] for decoder in built]
     with multiprocessing.get_context(method).Pool(1) as pool:  # one for all: to spawn takes half a second
         for decoder, pixels in zip(built, wanted, strict=True):
-            np.testing.assert_array_equal(pool.map_async(decoder.decode, data).get(timeout=60), pixels)
+            np.testing.assert_array_equal(pool.map_async(decoder.decode, data).get(timeout=120), pixels)
 
 
 @pytest.mark.parametrize("size", [(1, 1_100_000), (70_000, 1)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 import cv2
 import numpy as np
@@ -22,6 +23,7 @@ SIZES = [(67, 53), (128, 96), (33, 176), (200, 272), (16, 16), (1, 1), (250, 7)]
 SAMPLINGS = ["4:4:4", "4:2:2", "4:2:0", "4:4:0", "grey"]
 
 
+@cache
 def jpeg(height: int, width: int, sampling: str, interval: int) -> bytes:
     """A photograph with these chroma samples and a restart marker every `interval` MCUs."""
     pixels = photo(height, width, seed=height)

@@ -9,6 +9,7 @@ import pickle
 import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from multiprocessing.pool import Pool
 from pathlib import Path
 
@@ -54,13 +55,18 @@ def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_photos(tmp_path_factory.mktemp("uneven"), train=400, val=3)
 
 
+@pytest.fixture(scope="module")
+def root_of(uneven: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path | None]:
+    """Source -> `data.root` of the dataset in its format, which is made once; not to be changed."""
+    return cache(lambda name: SAMPLES[name](uneven, tmp_path_factory.mktemp(name)))
+
+
 @pytest.fixture(params=[name for name in sources.names() if name != "hf"])  # which is read as what it is
-def opened(request: pytest.FixtureRequest, uneven: Path, tmp_path: Path) -> Open:
+def opened(request: pytest.FixtureRequest, root_of: Callable[[str], Path | None]) -> Open:
     """Opens a split of a dataset in the format of one source after the other."""
     if request.param not in SAMPLES:
         pytest.fail(f"data={request.param} is registered, but SAMPLES in this file makes no data for it: add that")
-    root = SAMPLES[request.param](uneven, tmp_path)
-    names = {"val": "test"} if request.param == "cifar" else {}
+    root, names = root_of(request.param), {"val": "test"} if request.param == "cifar" else {}
     return lambda split: open_source(request.param, root, names.get(split, split))
 
 

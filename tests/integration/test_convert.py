@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib import metadata
@@ -312,6 +313,23 @@ def damaged_within(jpeg: bytes) -> bytes:
     return jpeg[:-150] + b"\xff\x02" + jpeg[-148:]
 
 
+SLOW = """
+import time
+from pathlib import Path
+from effloop.convert.reencode import Recode
+
+call = Recode.__call__
+
+def slow(recode, data):
+    if any(Path(".set.partial").rglob("*.chunk")) and not Path("go").exists():
+        time.sleep(0.02)
+    return call(recode, data)
+
+Recode.__call__ = slow
+"""
+"""A plugin file: what comes after the first chunk takes many seconds, until a file `go` is there."""
+
+
 class TestGoingOn:
     def test_from_the_images_that_are_done(self, many: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         words = (f"data.root={many}", "to=memmap", "max_side=24", "num_workers=1")
@@ -367,25 +385,27 @@ class TestGoingOn:
         assert _job(copies, {"train": source}, DECODER, "1")["packages"] == {}
 
     def test_two_at_once(self, many: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        words = ("convert", f"data.root={many}", "to=memmap", "out=set", "max_side=24")
-        with start(*words, cwd=here) as first:
-            try:
-                while not (here / ".set.partial" / "job.json").exists():
-                    assert first.poll() is None
-                os.killpg(first.pid, signal.SIGSTOP)
-                said = failure(capsys, *words[1:])
-                wanted = f"out: another process is writing {here}/set, it holds {here}/.set.partial; wait for it or set"
-                assert said == f"{wanted} out=PATH"
-            finally:
-                os.killpg(first.pid, signal.SIGCONT)
+        (here / "slow.py").write_text(SLOW)
+        words = (f"data.root={many}", "to=memmap", "out=set", "max_side=24")
+        with start("convert", *words, "plugins=slow.py", cwd=here) as first:
+            while not (here / ".set.partial" / "job.json").exists():
+                assert first.poll() is None
+                time.sleep(0.01)
+            said = failure(capsys, *words)
+            wanted = f"out: another process is writing {here}/set, it holds {here}/.set.partial; wait for it or set"
+            assert said == f"{wanted} out=PATH"
+            (here / "go").touch()
             _, err = first.communicate()
         assert (first.returncode, err) == (0, "")
         assert len(reopened(here / "set")) == 1100
 
     def test_ctrl_c(self, many: Path, here: Path) -> None:
-        with start("convert", f"data.root={many}", "to=memmap", "out=set", "max_side=24", cwd=here) as process:
+        (here / "slow.py").write_text(SLOW)
+        words = (f"data.root={many}", "to=memmap", "out=set", "max_side=24", "plugins=slow.py")
+        with start("convert", *words, cwd=here) as process:
             while not chunks(here / ".set.partial"):
                 assert process.poll() is None
+                time.sleep(0.01)
             os.killpg(process.pid, signal.SIGINT)
             _, err = process.communicate()
         assert err == "effloop: interrupted; running the same command again continues from there\n"

@@ -158,9 +158,9 @@ class TestLoad:
     def test_whatever_form_an_image_has(self, finished: Path, photos: Path) -> None:
         model = effloop.load(finished)
         path = sorted((photos / "val" / "a").iterdir())[0]
-        image = Image.open(path)
-        forms = [path, str(path), path.read_bytes(), image, np.asarray(image)]
-        found = model.predict(forms, top=3, every=True)
+        with Image.open(path) as image:
+            forms = [path, str(path), path.read_bytes(), image, np.asarray(image)]
+            found = model.predict(forms, top=3, every=True)
         assert len(found) == 5
         assert all(row == found[0] for row in found)
         assert [*found[0]] == ["class", "score", "class_2", "score_2", "class_3", "score_3", "p_a", "p_b", "p_c"]

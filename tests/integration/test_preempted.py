@@ -61,7 +61,7 @@ def signalled(step: int, number: int = signal.SIGTERM, *, evaluating: bool = Fal
 
 def arrived(trainer: Trainer) -> None:
     """A thread sees the signal, at once but for the scheduler."""
-    until = time.monotonic() + 10
+    until = time.monotonic() + 120
     while not trainer.request.wish:
         assert time.monotonic() < until
 
@@ -209,6 +209,7 @@ normalize = Transfer.normalize
 
 def slow(transfer, images):
     if WHERE.exists():
+        WHERE.rename(WHERE.with_name("waits"))
         time.sleep(1000)
     return normalize(transfer, images)
 
@@ -223,7 +224,7 @@ def test_a_second_signal_ends_a_run_that_waits(photos: Path, tmp_path: Path) -> 
     process = started([*LONG, f"data.root={photos}", f"plugins=[{plugin}]"], tmp_path)
     wait_until(lambda: ran(tmp_path), process)
     where.touch()
-    time.sleep(0.5)
+    wait_until((tmp_path / "waits").exists, process)
     process.terminate()
     time.sleep(2.5)  # one that comes at once is the same
     assert process.poll() is None

@@ -390,9 +390,9 @@ def test_a_rank_that_is_stopped_before_the_ranks_have_met_is_named(tmp_path: Pat
     path.write_text(textwrap.dedent(MEETS.format(said=said)))
     pipes: Any = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     ranks = [Forked([str(path)], env=environment(rank, 2, port), **pipes) for rank in (0, 1)]
-    _, err = ranks[0].communicate(timeout=60)
+    _, err = ranks[0].communicate(timeout=120)
     os.kill(ranks[1].pid, signal.SIGKILL)
-    ranks[1].communicate(timeout=60)
+    ranks[1].communicate(timeout=120)
     assert ranks[0].returncode == 2
     (line,) = err.splitlines()
     who = rf"rank 1 on \S+ \(pid {ranks[1].pid}\) of 2 ranks has not" if said else "only 1 of 2 ranks have"

@@ -61,13 +61,13 @@ def epochs(run: Path) -> list[list[str]]:
 def interrupt(args: Sequence[str], cwd: Path, run: Path, validations: int) -> tuple[int, str]:
     """Start a run and send it Ctrl-C's signal once it has been validated so often."""
     with start(*args, cwd=cwd) as process:
-        metrics, deadline = run / "metrics.jsonl", time.monotonic() + 60
+        metrics, deadline = run / "metrics.jsonl", time.monotonic() + 120
         while not metrics.exists() or metrics.read_text().count('"val"') < validations:
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline
             time.sleep(0.005)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does, so worker processes get it, too
-        err = process.communicate(timeout=60)[1]
+        err = process.communicate(timeout=120)[1]
     return process.returncode, err
 
 

@@ -368,7 +368,7 @@ def test_several_at_once(here: Path, photos: Path) -> None:
     typed = words(photos, "epochs=4000", "resume=auto", "record.console=false")
     for _ in range(2):
         processes = [start(*typed, cwd=here) for _ in range(3)]
-        until = time.monotonic() + 60
+        until = time.monotonic() + 120
         while sum(process.poll() is None for process in processes) > 1:
             assert time.monotonic() < until
             time.sleep(0.01)

@@ -83,8 +83,8 @@ def test_a_run_its_file_and_its_picture(photos: Path, here: Path, capsys: pytest
     np.testing.assert_allclose(*scores, atol=1e-5)
     assert effloop.load("outputs/run").image_size == (24, 40)
     assert main(["show", f"data.root={photos}", WIDE, "samples=2", "epochs=3", "run=show"]) == 0
-    picture = Image.open("outputs/show/samples.png")
-    assert picture.size[::-1] == Layout(ImageSize(24, 40), 2, 3).size
+    with Image.open("outputs/show/samples.png") as picture:
+        assert picture.size[::-1] == Layout(ImageSize(24, 40), 2, 3).size
     capsys.readouterr()
     assert main(["eval", "outputs/run/model.onnx", "image_size=[40,24]"]) == 2
     assert "image_size: 40x24, but the exported file takes 24x40" in capsys.readouterr().err
@@ -110,8 +110,8 @@ def test_a_grey_run_its_file_and_its_picture(photos: Path, here: Path) -> None:
     torch.testing.assert_close(found[1:], torch.full((3, 1, 16, 16), (90 / 255 - 0.449) / 0.226))
     torch.testing.assert_close(model(found), exported(found), rtol=1e-4, atol=1e-5)
     assert main(["show", f"data.root={photos}", "data.channels=1", "samples=2", "epochs=1", "run=show"]) == 0
-    picture = np.asarray(Image.open("outputs/show/samples.png").convert("RGB")).astype(int)
-    tile = picture[26:60, 192:250]
+    with Image.open("outputs/show/samples.png") as picture:
+        tile = np.asarray(picture.convert("RGB")).astype(int)[26:60, 192:250]
     assert tile.std() > 10
     assert (tile[:, :, 0] == tile[:, :, 2]).all()
 

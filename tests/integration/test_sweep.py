@@ -39,7 +39,7 @@ def states(folder: Path) -> dict[str, str]:
 
 def wait_for(path: Path, holds: str = "") -> str:
     """A file's text, once it is there and holds something."""
-    for _ in range(1200):
+    for _ in range(2400):
         if path.is_file() and holds in (text := path.read_bytes().decode("utf-8", "replace")):
             return text
         time.sleep(0.05)
@@ -132,7 +132,7 @@ def test_two_at_once(here: Path, photos: Path, capfd: pytest.CaptureFixture[str]
         assert "outputs/multirun/x: jobs that haven't started: 1" in capfd.readouterr().out
         assert states(here / "outputs/multirun/x") == {"0": "running"}
         process.send_signal(signal.SIGINT)  # to this one alone; from a terminal, all hear it
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=120)
     assert process.returncode == 130
     assert err.startswith(f"effloop: interrupted; resume with: {PROGRAM} -m data.root=")
     assert err.count("\n") == 1
@@ -173,7 +173,7 @@ def test_ctrl_c_before_a_job_can_answer(here: Path, photos: Path) -> None:
     with start("-m", f"data.root={photos}", *TINY, *QUIET, "epochs=500,501", "run=x", cwd=here) as process:
         wait_for(here / "outputs/multirun/x/0/job.json", '"running"')
         os.killpg(process.pid, signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=120)
     assert process.returncode == 130
     assert err.startswith("effloop: interrupted; resume with: ")
     assert err.count("\n") == 1
@@ -236,7 +236,7 @@ def test_jobs_save_when_they_are_told_to_stop(words: Sequence[str], to: str, her
         if to == "job":
             wait_for(folder / "0/job.json", '"preempted"')
             os.kill(process.pid, signal.SIGTERM)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=120)
     assert process.returncode == 75, err
     assert "effloop: stopped by SIGTERM; resume with: " in err
     assert states(folder)["0"] == "preempted"
@@ -253,7 +253,7 @@ def test_none_goes_on_without_the_sweep(here: Path, photos: Path) -> None:
         wait_for(here / "outputs/multirun/x/0/job.json", '"running"')
         place = os.open(here / "outputs/multirun/x/0", os.O_RDONLY)
         process.kill()
-        for _ in range(1200):  # the process of joblib's holds it for as long as it lives
+        for _ in range(2400):  # the process of joblib's holds it for as long as it lives
             with suppress(BlockingIOError):
                 fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
@@ -261,7 +261,7 @@ def test_none_goes_on_without_the_sweep(here: Path, photos: Path) -> None:
         else:
             raise AssertionError("joblib's process goes on")
         os.close(place)
-    for _ in range(1200):  # the other job's process may take a moment longer
+    for _ in range(2400):  # the other job's process may take a moment longer
         if set(states(here / "outputs/multirun/x").values()) == {"killed"}:
             return
         time.sleep(0.05)

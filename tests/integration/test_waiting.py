@@ -19,7 +19,7 @@ QUIET = ("record.tensorboard=false", "record.console=false", "checkpoint=none", 
 
 def begun(run: Path, process: subprocess.Popen[str]) -> None:
     """Wait until a run trains."""
-    for _ in range(1200):
+    for _ in range(2400):
         log = run / "log.txt"
         if log.exists() and "Epoch" in log.read_text():
             return
@@ -30,7 +30,7 @@ def begun(run: Path, process: subprocess.Popen[str]) -> None:
 
 def workers_of(pid: int) -> list[int]:
     """The workers of a run, two that load for training and two for evaluation; they last, unlike a fork before exec."""
-    for _ in range(200):
+    for _ in range(1200):
         before = forks_of(pid)
         time.sleep(0.1)
         if len(before) == 4 and before == forks_of(pid):
@@ -53,8 +53,8 @@ def forks_of(pid: int) -> list[int]:
 
 
 def gone(pids: list[int]) -> bool:
-    """Whether processes have ended, within some seconds."""
-    for _ in range(100):
+    """Whether processes have ended, within two minutes."""
+    for _ in range(2400):
         if not any(Path(f"/proc/{pid}").exists() for pid in pids):
             return True
         time.sleep(0.05)
@@ -63,7 +63,7 @@ def gone(pids: list[int]) -> bool:
 
 def one_line(process: subprocess.Popen[str], code: int, *words: str) -> None:
     """A run ends with this exit code, and one line that has all of these words in this order."""
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=120)
     *warnings, line = err.splitlines()
     assert process.returncode == code, err
     assert all(warning.startswith("effloop: warning: ") for warning in warnings), err
@@ -208,8 +208,8 @@ def test_the_cache_is_freed(photos: Path, tmp_path: Path, number: int, engine: s
         mine = {*Path("/dev/shm").glob("effloop-cache-*")} - there
         assert mine
         os.killpg(process.pid, number)
-        process.communicate(timeout=60)
-    for _ in range(100):
+        process.communicate(timeout=120)
+    for _ in range(2400):
         if not any(path.exists() for path in mine):
             return
         time.sleep(0.05)

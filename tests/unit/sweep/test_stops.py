@@ -31,5 +31,5 @@ def test_a_sweep_that_waits_for_slurm_ends(tmp_path: Path) -> None:
         assert process.stdout
         assert process.stdout.readline() == "waits\n"
         process.send_signal(signal.SIGTERM)
-        assert process.communicate(timeout=30)[0].startswith("stopped by SIGTERM; jobs that Slurm has already go on")
+        assert process.communicate(timeout=120)[0].startswith("stopped by SIGTERM; jobs that Slurm has already go on")
     assert is_stopping(tmp_path)

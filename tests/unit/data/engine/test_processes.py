@@ -470,7 +470,7 @@ class TestProcessesOfTheirOwn:
 
     def test_ends_without_closing(self, start: Any) -> None:
         process, workers = start("batches = engine.stream(0); next(batches)", forked=False)
-        assert process.communicate(timeout=60) == ("", "")
+        assert process.communicate(timeout=120) == ("", "")
         assert process.returncode == 0
         assert all(map(has_ended, workers))
 
@@ -486,7 +486,7 @@ class TestProcessesOfTheirOwn:
         )
         assert process.stdout.readline() == "begun\n"
         os.killpg(process.pid, signal.SIGINT)
-        assert process.communicate(timeout=60) == ("interrupted\n", "")
+        assert process.communicate(timeout=120) == ("interrupted\n", "")
         assert process.returncode == 0
         assert all(map(has_ended, workers))
 
@@ -532,6 +532,6 @@ def has_ended(pid: int) -> bool:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    for _ in itertools.takewhile(lambda _: not condition(), range(3000)):
+    for _ in itertools.takewhile(lambda _: not condition(), range(12000)):
         time.sleep(0.01)
     assert condition()

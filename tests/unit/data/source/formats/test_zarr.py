@@ -136,7 +136,7 @@ def test_other_packages_read_it(package: str, name: str, photos: Path, tmp_path:
     path = write_as(name, photos, tmp_path / "set", shard_bytes=5000)
     script = tmp_path / "read.py"
     script.write_text(FOREIGN)
-    subprocess.run([sys.executable, script, package, name, path, tmp_path / "out"], check=True, timeout=60)
+    subprocess.run([sys.executable, script, package, name, path, tmp_path / "out"], check=True, timeout=120)
     found, folder = json.loads((tmp_path / "out").read_text()), open_source("folder", photos)
     assert found["header"]["fingerprint"] == folder.fingerprint()
     assert found["label"] == folder.labels.tolist()
