@@ -149,7 +149,8 @@ def _program(trained: Trained, form: Format, options: ExportOptions) -> tuple[An
         used = str(trained.precision.dtype).removeprefix("torch.")
         notes.append(f"scores before are of float32; eval of the run computes in {used}, as it was trained")
     if form.fuses:
-        simple = simplify(model, example, dynamic=form.dynamic)
+        height, width = trained.task.bare_size(trained.config.size)
+        simple = simplify(model, example[:, :, :height, :width], dynamic=form.dynamic)
         model = simple.model
         if simple.reparameterized:
             notes.append(f"re-parameterised: {simple.reparameterized:,} parameters fewer")

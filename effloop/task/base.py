@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from effloop.batch import ImageSize
 from effloop.registry import PartConfig, Registry
 from effloop.task.details import Details
 from effloop.task.meter import LOSS, Meter, suiting
@@ -169,6 +170,10 @@ class Task(ABC):
     def bare(self, finished: nn.Module) -> nn.Module:
         """The model that `finished` was given."""
         return finished
+
+    def bare_size(self, size: ImageSize) -> ImageSize:
+        """Height and width of what the bare model sees of images of a size."""
+        return size
 
     def state_dict(self) -> dict[str, list[float]]:
         """What was fitted or tuned and a trained model is used with: kept in checkpoints and in exported files."""

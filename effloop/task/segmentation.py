@@ -223,6 +223,9 @@ class Segmentation(Task):
     def bare(self, finished: nn.Module) -> nn.Module:
         return finished.model if isinstance(finished, SlidingWindow) else finished
 
+    def bare_size(self, size: ImageSize) -> ImageSize:
+        return ImageSize(*map(min, size, self.config.window_size or size))
+
     def predictions(
         self, outputs: Tensor, classes: Sequence[str], top: int = 1, *, every: bool = False
     ) -> dict[str, NDArray[np.float32] | list[str]]:

@@ -203,13 +203,14 @@ def test_files_of_the_dataset_are_kept(
 
 @pytest.mark.parametrize("to", ["pt2", "onnx", "state_dict"])
 def test_exported_files(run: Path, root: Path, here: Path, to: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same outputs, (N, K, H, W), and the same masks by `predict`."""
+    """The same outputs, (N, K, H, W), and the same masks by `predict`; one of them in windows."""
     pytest.importorskip({"onnx": "onnxruntime", "state_dict": "safetensors"}.get(to, "torch"))
     file = {"pt2": "x.pt2", "onnx": "x.onnx", "state_dict": "x.safetensors"}[to]
-    assert main(["export", str(run), f"to={to}", f"out={file}"]) == 0
+    windows = ["task.window=16"] if to == "pt2" else []
+    assert main(["export", str(run), f"to={to}", f"out={file}", *windows]) == 0
     assert "100.00%" in capsys.readouterr().out
-    for model, masks in ((str(run), "one"), (file, "two")):
-        assert main(["predict", model, str(root / "val/images"), f"masks={masks}"]) == 0
+    for model, masks, words in ((str(run), "one", windows), (file, "two", [])):
+        assert main(["predict", model, str(root / "val/images"), f"masks={masks}", *words]) == 0
     for path in (here / "one").iterdir():
         assert (pixels(path) == pixels(here / "two" / path.name)).mean() > 0.999
 
