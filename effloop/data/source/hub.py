@@ -85,7 +85,10 @@ def _snapshot(root: str | None, revision: str | None, subset: str | None) -> Pat
         if any(file.match(pattern) for file in folder.rglob("*") for pattern in ("*.parquet", "*.tar", *images)):
             return folder
     what = f"no parquet files of data.subset={subset}" if subset else "no parquet files, tar shards or images"
-    raise DataError(f"data.root: '{root}' on {_constants().ENDPOINT} has {what}; name another one")
+    raise DataError(
+        f"data.root: '{root}' on {_constants().ENDPOINT} has {what}; name another one, or see whether the hub has made "
+        "parquet of it: data.revision=refs/convert/parquet"
+    )
 
 
 _snapshot_of_commit = cache(_snapshot)

@@ -44,10 +44,12 @@ def test_nothing_there(tmp_path: Path) -> None:
         open_source("auto", tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("name", ["memmap", "hdf5", "pth"])
+@pytest.mark.parametrize("name", ["memmap", "hdf5", "parquet", "pth"])
 def test_an_unreadable_file(photos: Path, name: str) -> None:
     folder = Path(tempfile.mkdtemp())
     file = write_as(name, photos, folder / "file")
+    if name == "parquet":
+        file = file / "data/train-00000-of-00001.parquet"
     folder.chmod(0o755)
     open_source("auto", file)
     file.chmod(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,8 +60,8 @@ class Table:
         try:
             yield
         except (self._arrow.ArrowException, ValueError, OSError, UnicodeDecodeError) as error:
-            if isinstance(error, PermissionError | FileNotFoundError):
-                raise
+            if isinstance(error, PermissionError | FileNotFoundError) and error.errno:
+                raise OSError(error.errno, os.strerror(error.errno), str(self.path)) from None
             line = (str(error).splitlines() or ["no parquet"])[0]
             raise DataError(f"{self.path} can't be read: {line}; copy or write it again") from None
 
