@@ -16,6 +16,7 @@ Pickled = bytes | mmap.mmap
 
 MARK = object()
 _LONGEST_NUMBER, _LONGEST_NAME, _LONGEST_KEY = 64, 256, 1024  # bytes
+_LONGEST_SHOWN = 120  # characters of a name
 _LONGEST_INTEGER = 9  # bytes of a number of 64 bits, with its sign
 _INTEGER = re.compile(rb"-?[0-9]{1,20}")
 _ESCAPES = {b"\\": b"\\", b"'": b"'", b'"': b'"', b"n": b"\n", b"r": b"\r", b"t": b"\t"}
@@ -27,7 +28,7 @@ ALLOWED = "only numbers, text, bytes, lists, dicts and numpy's arrays are read"
 
 def refused(module: str, name: str) -> DataError:
     """The error about a name that isn't allowed."""
-    return DataError(f"holds {module}.{name}, which is never run: {ALLOWED}")
+    return DataError(f"holds {f'{module}.{name}'[:_LONGEST_SHOWN]}, which is never run: {ALLOWED}")
 
 
 class Machine:
