@@ -281,6 +281,7 @@ NEEDS = {
     "data.classes": "data=csv data.root=.",
     "data=masks": "data.root=.",
     "data=memmap": "data.root=.",
+    "data=cifar": "data.root=.",
     "data=parquet": "data.root=.",
     "data.val_split=null": "data.val=0.2",
     "checkpoint.best_by=mae": "task=regression",
