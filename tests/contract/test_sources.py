@@ -18,7 +18,7 @@ import pytest
 from masked import make_masks
 from plans import open_source, read_bytes, write_as, write_table
 from runs import make_photos
-from stores import make_splits, write_beton, write_cifar10, write_idx, write_npz
+from stores import make_splits, write_cifar10, write_npz
 
 from effloop.data.image.header import read_header
 from effloop.data.image.headers import read_headers
@@ -28,13 +28,11 @@ Open = Callable[[str], Source]
 
 SAMPLES: dict[str, Callable[[Path, Path], Path | None]] = {
     "auto": lambda photos, folder: photos,
-    "beton": lambda photos, folder: write_beton(folder / "set", make_splits(train=400, val=3)),
     "cifar": lambda photos, folder: write_cifar10(folder / "set", train=400, test=3),
     "csv": lambda photos, folder: write_table("csv", photos, folder),
     "embedded": lambda photos, folder: None,
     "folder": lambda photos, folder: photos,
     "hdf5": lambda photos, folder: write_as("hdf5", photos, folder / "photos.h5"),
-    "idx": lambda photos, folder: write_idx(folder / "set", make_splits(train=400, val=3)),
     "lmdb": lambda photos, folder: write_as("lmdb", photos, folder / "photos.lmdb"),
     "masks": lambda photos, folder: make_masks(folder, {"train": 400, "val": 3}),
     "memmap": lambda photos, folder: write_as("memmap", photos, folder / "photos.effloop"),
@@ -61,7 +59,10 @@ def root_of(uneven: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
     return cache(lambda name: SAMPLES[name](uneven, tmp_path_factory.mktemp(name)))
 
 
-@pytest.fixture(params=[name for name in sources.names() if name != "hf"])  # which is read as what it is
+READ_AS_OTHERS = {"hf": "what it is", "idx": "npz", "beton": "npz"}
+
+
+@pytest.fixture(params=[name for name in sources.names() if name not in READ_AS_OTHERS])
 def opened(request: pytest.FixtureRequest, root_of: Callable[[str], Path | None]) -> Open:
     """Opens a split of a dataset in the format of one source after the other."""
     if request.param not in SAMPLES:

@@ -69,7 +69,7 @@ def refused(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> Ref
         pytest.param("decode=pilow", "decode: 'pilow' have auto, opencv did you mean 'pillow'?", id="13-decoder"),
         pytest.param("model=resnet51", "model: 'resnet51' did you mean 'resnet50'?", id="13-model"),
         pytest.param("experiment=nope", "experiment: 'nope' have cifar10_fast, digits", id="13-experiment"),
-        pytest.param("data=dalli", "data: 'dalli' tfrecord, zarr, dali; did you mean 'dali'?", id="13-preset"),
+        pytest.param("data=dalli", "data: 'dalli' csv, folder, npz, did you mean 'dali'?", id="13-preset"),
         pytest.param("data.name=memmap", "data.name: 'memmap' by data=memmap", id="13-name-alone"),
         pytest.param("lr=1 optim.lr=2", "optim.lr=2 contradicts lr=1; drop one of them", id="14-two-names"),
         pytest.param("optim=null", "optim=null: GROUP=NAME", id="13-null"),

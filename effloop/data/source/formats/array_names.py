@@ -118,6 +118,7 @@ def _listed(names: Sequence[str]) -> str:
     return (", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED:,} more" * (len(names) > _LISTED))) or "none"
 
 
-def named_after_splits(files: Sequence[Path]) -> bool:
-    """Whether a folder's files are those of a dataset: one has the name of a usual split in its own."""
-    return any({*_words(file.stem)} & _SPLITS for file in files)
+def named_after_splits(root: Path, files: Sequence[Path]) -> bool:
+    """Whether files in a folder are its dataset: one has the name of a usual split in its own, and no folder has."""
+    named = any({*_words(file.stem)} & _SPLITS for file in files)
+    return named and not any((root / split).is_dir() for split in _SPLITS)

@@ -67,7 +67,7 @@ class BetonSource(ImportedSource):
 
     @classmethod
     def claims(cls, root: Path) -> bool:
-        return named_after_splits(_files(root)) if root.is_dir() else root.suffix in _ENDINGS
+        return named_after_splits(root, _files(root)) if root.is_dir() else root.suffix in _ENDINGS
 
 
 def _files(root: Path) -> list[Path]:

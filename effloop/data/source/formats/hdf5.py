@@ -84,7 +84,7 @@ class Hdf5Source(ImportedSource):
 
     @classmethod
     def claims(cls, root: Path) -> bool:
-        return named_after_splits(_files(root)) if root.is_dir() else begins_with(root, MAGIC)
+        return named_after_splits(root, _files(root)) if root.is_dir() else begins_with(root, MAGIC)
 
 
 def _files(root: Path) -> list[Path]:

@@ -46,7 +46,7 @@ class NpzSource(ImportedSource):
     @classmethod
     def claims(cls, root: Path) -> bool:
         if root.is_dir():
-            return named_after_splits(_files(root))
+            return named_after_splits(root, _files(root))
         if begins_with(root, _NPY):
             return True
         if not begins_with(root, _ZIP):

@@ -33,6 +33,7 @@ from stores import (
 from effloop.cli.main import main
 from effloop.data.image.header import pnm_header
 from effloop.data.source import Kind, NoSplitError
+from effloop.data.source.folder import FolderSource
 from effloop.data.source.splits import find_split
 from effloop.errors import DataError, EffLoopError
 
@@ -94,6 +95,13 @@ def test_without_a_validation_split(here: Path, capsys: pytest.CaptureFixture[st
     assert train(root, "epochs=1", "data.val=0.25") == 0
     np.savez(here / "whole.npz", x=SPLITS["train"][0], y=SPLITS["train"][1])
     assert train(here / "whole.npz", "epochs=1", "data.val=0.25") == 0
+
+
+def test_arrays_beside_folders_of_images_are_not_the_dataset(photos: Path, tmp_path: Path) -> None:
+    root = write_npy(tmp_path / "set", SPLITS)
+    for split in ("train", "val"):
+        (root / split).symlink_to(photos / split)
+    assert type(open_source("auto", root)) is FolderSource
 
 
 def save(path: Path, **arrays: Any) -> Path:
