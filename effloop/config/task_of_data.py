@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -16,6 +17,7 @@ from effloop.config.schema import Config
 from effloop.config.typed import key_of
 from effloop.data.source import DataConfig, Kind, ScanError, kind_of, source_config
 from effloop.errors import EffLoopError
+from effloop.registry import groups
 from effloop.task import is_spatial
 from effloop.task.kinds import TASK_OF
 
@@ -53,14 +55,14 @@ def _chosen(tree: DictConfig, overrides: Sequence[str], group: str, name: str) -
     if chosen_names(group, overrides):
         return []
     word = f"{group}={name}"
-    kept = [each for each in overrides if key_of(each) == EXPERIMENT or key_of(each).startswith(f"{group}.")]
+    kept = [each for each in overrides if key_of(each) == EXPERIMENT]
     with flag_override(tree, ["readonly", "struct"], False):
-        tree[group] = compose_tree(Config, [word, *kept])[group]
+        tree[group] = compose_tree(Config, [word, *kept, *_keys_of_group(group, overrides)])[group]
     return [word]
 
 
 def _follow_targets(tree: DictConfig, overrides: Sequence[str]) -> list[str]:
-    chosen = chosen_names("task", overrides) or any(key_of(each).partition(".")[0] == "task" for each in overrides)
+    chosen, own = bool(chosen_names("task", overrides)), _keys_of_group("task", overrides)
     with _left_to_building(), flag_override(tree, ["readonly", "struct"], False):
         data: Any = OmegaConf.to_object(tree.data)
         if not isinstance(data, DataConfig):
@@ -68,18 +70,54 @@ def _follow_targets(tree: DictConfig, overrides: Sequence[str]) -> list[str]:
         for key, value in data.pinned().items():
             tree.data[key] = value
             setattr(data, key, value)
-        if not chosen and (kind := kind_of(data)) is not Kind.classes:
-            return _chosen(tree, overrides, "task", TASK_OF[kind.value])
+        if not chosen and (name := _task_of(data, own)):
+            return _chosen(tree, overrides, "task", name)
         taken = next((kind for kind, name in TASK_OF.items() if name == tree.task.name), None)
-        if chosen and taken and getattr(source_config(data), "targets", "") is None:
+        if (chosen or own) and taken and getattr(source_config(data), "targets", "") is None:
             tree.data.targets = taken
     return []
 
 
-def with_task(overrides: Sequence[str]) -> list[str]:
-    """The overrides, and the task of the data where none is chosen and a key is typed that the default task hasn't.
+def _task_of(data: DataConfig, own: Sequence[str]) -> str:
+    """The task that learns the targets of data; empty where these are classes, or it lacks a key that is typed.
 
-    Such as `task.loss=huber`, which composes only with the task that has it.
+    Raises:
+        ScanError: no split of the data can be opened, and no key is typed.
+    """
+    try:
+        kind = kind_of(data)
+    except ScanError:
+        if own:  # which are of the default task, whose targets may be in order
+            return ""
+        raise
+    name = TASK_OF[kind.value]
+    return name if kind is not Kind.classes and _names_of(own) <= _fields_of("task", name) else ""
+
+
+def _keys_of_group(group: str, overrides: Sequence[str]) -> list[str]:
+    """The overrides of a group's keys."""
+    return [each for each in overrides if key_of(each).startswith(f"{group}.")]
+
+
+def _names_of(keys: Sequence[str]) -> set[str]:
+    """Overrides of a group's keys -> the fields of its part."""
+    return {key_of(each).split(".")[1] for each in keys}
+
+
+def _of_every_part(group: str) -> set[str]:
+    """The fields that all parts of a group have."""
+    return set.intersection(*(_fields_of(group, name) for name in groups[group]))
+
+
+def _fields_of(group: str, name: str) -> set[str]:
+    return {each.name for each in fields(groups[group][name].config)}
+
+
+def with_task(overrides: Sequence[str]) -> list[str]:
+    """The overrides, and the task of the data, with its model, where none is chosen and a key is typed that the default
+    one hasn't.
+
+    Such as `task.loss=huber` or `model.depth=2`, which compose only with the part that has them.
 
     Args:
         overrides: as typed, some of them maybe a sweep.
@@ -87,16 +125,22 @@ def with_task(overrides: Sequence[str]) -> list[str]:
     Raises:
         ScanError: as `follow_data`.
     """
-    keys = [key.split(".")[1] for key in map(key_of, overrides) if key.startswith("task.")]
-    if not keys or chosen_names("task", overrides):
+    own = {
+        group: keys
+        for group in ("task", *_SPATIAL)
+        if (keys := _keys_of_group(group, overrides)) and not chosen_names(group, overrides)
+    }
+    if all(_names_of(keys) <= _of_every_part(group) for group, keys in own.items()):
         return list(overrides)
     try:
-        parsed = OverridesParser.create().parse_overrides([each for each in overrides if key_of(each)[:5] != "task."])
+        others = [each for each in overrides if not any(each in keys for keys in own.values())]
+        parsed = OverridesParser.create().parse_overrides(others)
         rest = [str(each.input_line) for each in parsed if not each.is_sweep_override()]
         tree = compose_tree(Config, rest)
     except (EffLoopError, HydraException, OmegaConfBaseException):  # said when all are composed
         return list(overrides)
-    return list(overrides) if {*keys} <= {*tree.task} else [*overrides, *follow_data(tree, rest)]
+    composes = all(_names_of(keys) <= {*tree[group]} for group, keys in own.items())
+    return list(overrides) if composes else [*overrides, *follow_data(tree, rest)]
 
 
 @contextmanager
