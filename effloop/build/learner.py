@@ -22,7 +22,7 @@ from effloop.build.checks import (
 )
 from effloop.build.data import Data
 from effloop.build.environment import Environment
-from effloop.build.model import build_model
+from effloop.build.model import build_model, check_batch_norm
 from effloop.build.probe import build_probe, check_probe
 from effloop.build.resolve import Resolved
 from effloop.build.teacher import build_loss
@@ -152,6 +152,7 @@ def build_learner(environment: Environment, data: Data, start: Start, advise: Ad
         check_probe(config, parallel)
     num_outputs = environment.task.num_outputs(data.train.plan.source)
     model = build_model(config, num_outputs, parallel.device)
+    check_batch_norm(config, model, parallel)
     notes = _load(model, environment, data, start)
     found = None
     if advise or parallel.world_size > 1 or config.model.freeze:  # else nobody needs it

@@ -7,7 +7,8 @@ from torch import nn
 
 from effloop.build.resolve import Resolved
 from effloop.errors import ConfigError, EffLoopError
-from effloop.model import checkpoint_blocks, freeze, models
+from effloop.model import checkpoint_blocks, freeze, models, norms_of_one_value
+from effloop.parallel import Parallel
 from effloop.task import is_spatial
 
 
@@ -62,6 +63,25 @@ def _tried(config: Resolved, num_outputs: int) -> nn.Module:
             f"model: {name} can't be built for {key}={size.word}: {reason}; set another {key} or model"
         ) from error
     return built
+
+
+def check_batch_norm(config: Resolved, model: nn.Module, parallel: Parallel) -> None:
+    """Refuse to train on one image at a time where BatchNorm would have one value of each channel.
+
+    Raises:
+        ConfigError: a layer would; torch would say so in the first step.
+    """
+    synced = parallel.world_size > 1 and config.parallel.syncs_batch_norm
+    if config.probe or synced or parallel.least_images(config.batch_size) > 1:
+        return
+    for size in dict.fromkeys([config.size, *config.train_sizes]):
+        if names := norms_of_one_value(model, size, config.data.channels):
+            sync = " or parallel.sync_batchnorm=true" * hasattr(config.parallel, "sync_batchnorm")
+            raise ConfigError(
+                f"batch_size: {config.batch_size} leaves BatchNorm one value of each channel in {names[0]} (of "
+                f"{size.word} pixels; {len(names)} such layer{'s' * (len(names) > 1)}), and that has no variance; set "
+                f"batch_size={config.batch_size + 1}{sync}, or another model"
+            )
 
 
 def _of_another_task(config: Resolved, name: str) -> str:

@@ -7,7 +7,7 @@ from effloop.model.checkpointing import checkpoint_blocks
 from effloop.model.freezing import freeze
 from effloop.model.groups import parameter_groups
 from effloop.model.head import find_head
-from effloop.model.probe import Probe, probe
+from effloop.model.probe import Probe, norms_of_one_value, probe
 from effloop.model.rates import Layer, modules_above_backbone, rates_by_layer, with_head
 from effloop.model.weights import load_weights, weights_file
 
@@ -23,6 +23,7 @@ __all__ = [
     "load_weights",
     "models",
     "modules_above_backbone",
+    "norms_of_one_value",
     "packaged",
     "parameter_groups",
     "probe",

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from effloop.batch import ImageSize
 from effloop.errors import ConfigError
@@ -88,6 +89,39 @@ def probe(model: nn.Module, size: ImageSize, channels: int = 3, *, channels_last
     )
 
 
+def norms_of_one_value(model: nn.Module, size: ImageSize, channels: int = 3) -> list[str]:
+    """Names of the BatchNorm layers that have one value of each channel of an image, and take the batch's statistics.
+
+    In training they can't take a batch of one image: a single value has no variance.
+
+    Args:
+        model: on its device; unchanged afterwards.
+        size: height and width in pixels.
+        channels: of the image.
+    """
+    found: list[str] = []
+    handles = []
+
+    def watch(name: str, module: nn.Module) -> None:
+        def look(_: nn.Module, inputs: Any) -> None:
+            if inputs[0].numel() == inputs[0].shape[1]:
+                found.append(name)
+
+        handles.append(module.register_forward_pre_hook(look))
+
+    with _in_mode(model, training=True):
+        norms = {name: each for name, each in model.named_modules() if isinstance(each, _BatchNorm) and each.training}
+    for name, module in norms.items():
+        watch(name, module)
+    try:
+        with _in_eval_mode(model), torch.no_grad():
+            model.forward(torch.zeros(1, channels, *size, device=next(model.parameters()).device))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
 class _Calls:
     """What forward hooks record for one image."""
 
@@ -147,10 +181,16 @@ def _watched(model: nn.Module) -> Iterator[_Calls]:
 
 @contextmanager
 def _in_eval_mode(model: nn.Module) -> Iterator[None]:
+    with _in_mode(model, training=False):
+        model.training = getattr(model, "has_auxiliary_heads", False)  # its own outputs, not its layers' mode
+        yield
+
+
+@contextmanager
+def _in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
     before = [(module, module.training) for module in model.modules()]
     try:
-        model.eval()
-        model.training = getattr(model, "has_auxiliary_heads", False)  # its own outputs, not its layers' mode
+        model.train(training)
         yield
     finally:
         for module, training in before:

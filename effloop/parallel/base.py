@@ -57,6 +57,10 @@ class Parallel(ABC):
         """Number of ranks that share this rank's cores, itself included: all local ones, unless they are bound."""
         return self.local_world_size
 
+    def least_images(self, batch_size: int) -> int:
+        """The fewest images of a rank's batch that go through the model at once."""
+        return batch_size
+
     @abstractmethod
     def wrap(self, step: nn.Module, *, find_unused: bool) -> nn.Module:
         """Wrap a training step for this strategy.
