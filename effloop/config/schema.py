@@ -65,9 +65,9 @@ class Config:
         deterministic: only algorithms that give the same bits every time, which some GPU operations lack.
         reuse_memory: keep freed memory for the next step and the next image instead of returning it to the system;
             from the first loader or run that sets it until the process ends. Worker processes always do.
-        on_error: what happens when an image can't be read or decoded: `fail` ends the run; `skip` trains on another
-            one in its place, which (seed, epoch, id) choose, and leaves it out of evaluations. The run folder has the
-            list: `skipped.jsonl`.
+        on_error: what happens when an image or its mask can't be read or decoded: `fail` ends the run; `skip` trains on
+            another one in its place, which (seed, epoch, id) choose, and leaves it out of evaluations. The run folder
+            has the list: `skipped.jsonl`.
         max_errors: with `on_error=skip`, how many different images of a split may be bad before the run ends: below 1
             their share of the split, but one at least; from 1 on their number.
         accumulate: batches per optimizer update.

@@ -21,12 +21,12 @@ _NAMED = 20
 def check_samples(
     plan: Plan, limit: int, num_threads: int, allowed: int = 0, verify: str = "verify data.root=PATH"
 ) -> str:
-    """Check the checksum, header and end of up to `limit` samples, evenly spread over the split, and of empty ones; and
-    that their masks, where targets are masks, are as large as they are.
+    """Check the checksum, header and end of up to `limit` samples, evenly spread over the split, and of those that the
+    index says are bad; and that their masks, where targets are masks, are as large as they are.
 
     Args:
         plan: its source and decoder are used.
-        limit: how many samples at most, besides those that the index says are empty; 0 checks none.
+        limit: how many samples at most, besides those that the index says are bad; 0 checks none.
         num_threads: how many are checked at the same time.
         allowed: how many may be bad.
         verify: the command that checks every sample of this data.
@@ -40,8 +40,10 @@ def check_samples(
     """
     count = len(plan.source)
     ids = np.unique(np.linspace(0, count - 1, min(limit, count)).astype(np.int64))
+    bad_ones = plan.source.bad_samples()
     if limit:
-        ids = np.union1d(ids, plan.source.empty_samples())
+        ids = np.union1d(ids, bad_ones)
+    known_bad = frozenset(bad_ones.tolist())
 
     def check(sample: int) -> tuple[int, int] | str:
         try:
@@ -49,7 +51,7 @@ def check_samples(
                 data = plan.source.read(sample)
                 plan.source.verify(sample)
                 size = check_image(data, plan.decoder)
-                check_mask(plan.source, sample, *size)
+                check_mask(plan.source, sample, *size, whole=sample in known_bad)
                 return size
         except DataError as error:
             return str(error)

@@ -113,7 +113,7 @@ def mask_size(data: Encoded) -> tuple[int, int]:
     try:
         header = read_header(data)
     except DataError as error:
-        raise DataError(f"has a mask that {error}") from None
+        raise DataError(f"has a mask that {error}; write it again, as PNG") from None
     return header.height, header.width
 
 
@@ -177,15 +177,21 @@ def _values(data: Encoded) -> NDArray[np.uint8]:
             return png_values(png)
     except DataError as error:
         raise DataError(f"has a mask that {error}") from None
-    raise DataError(f"has a mask in {read_header(data).format}; allowed are PNG and PNM, which lose nothing")
+    raise DataError(
+        f"has a mask in {read_header(data).format}; allowed are PNG and PNM, which lose nothing: write it as PNG"
+    )
 
 
 def _pnm(data: Encoded, height: int, width: int) -> NDArray[np.uint8]:
     header = read_header(data)
     if not header.complete:
-        raise DataError(f"has a mask that is no whole PNM: {len(data):,} bytes for {height} x {width} pixels")
+        raise DataError(
+            f"has a mask that is no whole PNM: {len(data):,} bytes for {height} x {width} pixels; write it again"
+        )
     if not header.plain:
-        raise DataError("has a mask in PNM of other than 8 bits; allowed are 8 bits, with a largest value of 255")
+        raise DataError(
+            "has a mask in PNM of other than 8 bits; allowed are 8 bits, with a largest value of 255: write it as PNG"
+        )
     channels = 1 if bytes(data[:2]) == b"P5" else 3
     pixels = np.frombuffer(data, np.uint8)[-height * width * channels :]
     return pixels.reshape((height, width) if channels == 1 else (height, width, 3))
@@ -243,7 +249,15 @@ def _colour_table(colours: tuple[Colour, ...], ignored: tuple[Colour, ...]) -> N
 _DIGEST = struct.Struct("<III")
 DIGEST_BYTES = _DIGEST.size
 
+NO_DIGEST = bytes(DIGEST_BYTES)
+"""Of a mask that couldn't be decoded when it was looked at; others have a height above 0."""
+
 
 def mask_digest(mask: NDArray[np.uint8]) -> bytes:
     """What identifies a mask, however it is stored: height, width and CRC-32 of its classes, 12 bytes."""
     return _DIGEST.pack(*mask.shape, zlib.crc32(np.ascontiguousarray(mask).data))
+
+
+def undigested(digests: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Which of (N, 12) digests are `NO_DIGEST`."""
+    return np.flatnonzero(~digests.any(axis=1))

@@ -24,6 +24,7 @@ _HEADER = struct.Struct(">IIBBBBB")
 _GREY, _RGB, _PALETTE, _GREY_ALPHA, _RGBA = 0, 2, 3, 4, 6
 _PEEKED = 8  # rows, at most
 _KINDS = {_GREY_ALPHA: "grey with alpha"}
+_FIX = "copy or write it again"
 
 
 @dataclass(frozen=True)
@@ -62,13 +63,13 @@ def open_png(data: Encoded) -> Png | None:
         if end + 4 > len(view):
             break
         if zlib.crc32(view[at + 4 : end]) != int.from_bytes(view[end : end + 4], "big"):
-            raise DataError(f"is a damaged PNG: its chunk {kind!r} doesn't match its checksum")
+            raise DataError(f"is a damaged PNG: its chunk {kind!r} doesn't match its checksum; {_FIX}")
         if kind == b"IDAT":
             chunks.append(view[at + 8 : end])
         bare, ended = bare and kind in (b"IHDR", b"IDAT", b"IEND"), kind == b"IEND"
         at = end + 4
     if not ended or not chunks:
-        raise DataError(f"is a truncated PNG: ends after {len(data):,} bytes")
+        raise DataError(f"is a truncated PNG: ends after {len(data):,} bytes; {_FIX}")
     width, height, bits, colour, _, _, interlace = _HEADER.unpack_from(data, 16)
     return Png(height, width, bits, colour, bool(interlace), chunks, data, bare)
 
@@ -80,11 +81,12 @@ def png_values(png: Png) -> NDArray[np.uint8]:
         DataError: of 16 bits or of another kind, or damaged. The message begins with "is ...".
     """
     if png.bits == 16:
-        raise DataError("is a PNG of 16 bits; allowed are 1 to 8")
+        raise DataError("is a PNG of 16 bits; allowed are 1 to 8: write the classes, 0 to 254, in 8 bits")
     if png.colour in (_RGB, _RGBA):
         return _decoded(bytes(png.data))[:, :, :3]
     if png.colour not in (_GREY, _PALETTE):
-        raise DataError(f"is a PNG in {_KINDS.get(png.colour, 'unknown colours')}; allowed are grey, palette and RGB")
+        kind = _KINDS.get(png.colour, "unknown colours")
+        raise DataError(f"is a PNG in {kind}; allowed are grey, palette and RGB: write the classes as grey")
     if (plain := _unfiltered(png)) is not None:
         return plain
     # A palette's indices are stored as grey values are, so that any decoder gives them for a header that says grey.
@@ -142,7 +144,7 @@ def _by_pillow(data: bytes) -> NDArray[np.uint8]:
     except MemoryError:
         raise
     except Exception as error:  # a damaged file can make Pillow raise nearly anything
-        raise DataError(f"is a damaged PNG: {' '.join(str(error).split())}") from None
+        raise DataError(f"is a damaged PNG: {' '.join(str(error).split())}; {_FIX}") from None
     found: NDArray[np.uint8] = values.astype(np.uint8)
     return found * np.uint8(255) if values.dtype == np.bool_ else found
 

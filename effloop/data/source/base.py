@@ -189,8 +189,8 @@ class Source(ABC):
     def size(self, index: int) -> int:
         """Bytes of the encoded image of sample `index`, from the index: the image isn't read."""
 
-    def empty_samples(self) -> NDArray[np.int64]:
-        """(n,) samples without a single byte, as far as the index tells."""
+    def bad_samples(self) -> NDArray[np.int64]:
+        """(n,) samples that can't be loaded, as far as the index tells: without a byte, or with a damaged mask."""
         return np.empty(0, np.int64)
 
     def will_need(self, indices: Sequence[int]) -> None:  # noqa: B027  a hint

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -36,16 +38,13 @@ def class_counts(source: Source) -> NDArray[np.int64]:
 def pixel_counts(source: Source) -> NDArray[np.int64]:
     """(K,) pixels of each class in a source's masks, in 1,000 of them, evenly spaced, where there are more.
 
-    Raises:
-        DataError: a mask can't be read; the message names it.
+    A mask that can't be read isn't counted: training says so, or does without its sample.
     """
     counts = np.zeros(IGNORED + 1, np.int64)
     for index in np.unique(np.linspace(0, len(source) - 1, _MASKS).astype(np.int64)).tolist():
-        try:
+        with suppress(DataError):
             mask = decode_mask(source.read_mask(index), source.mask_format)
-        except DataError as error:
-            raise DataError(f"{source.name(index)} {error}") from None
-        counts += np.bincount(mask.ravel(), minlength=len(counts))
+            counts += np.bincount(mask.ravel(), minlength=len(counts))
     return counts[: len(source.classes)]
 
 

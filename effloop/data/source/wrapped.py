@@ -81,8 +81,8 @@ class Wrapped(Source):
     def size(self, index: int) -> int:
         return self.source.size(index)
 
-    def empty_samples(self) -> NDArray[np.int64]:
-        return self.source.empty_samples()
+    def bad_samples(self) -> NDArray[np.int64]:
+        return self.source.bad_samples()
 
     def will_need(self, indices: Sequence[int]) -> None:
         self.source.will_need(indices)
@@ -255,8 +255,8 @@ class Subset(Wrapped):
     def size(self, index: int) -> int:
         return self.source.size(int(self.ids[index]))
 
-    def empty_samples(self) -> NDArray[np.int64]:
-        return np.flatnonzero(np.isin(self.ids, self.source.empty_samples()))
+    def bad_samples(self) -> NDArray[np.int64]:
+        return np.flatnonzero(np.isin(self.ids, self.source.bad_samples()))
 
     def will_need(self, indices: Sequence[int]) -> None:
         self.source.will_need(self.ids[np.asarray(indices, np.int64)].tolist())

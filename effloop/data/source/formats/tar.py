@@ -91,14 +91,14 @@ class TarSource(IndexedSource):
 
     def scan(self, files: Sequence[Path], targets: Targets) -> Iterator[Entry]:
         for number, path in enumerate(files):
-            data, where = MappedFiles([path])[0], str(path)
+            data = MappedFiles([path])[0]
             samples = self._samples(path, data, targets)
             if targets.kind is Kind.masks:
-                yield from _with_masks(data, where, samples, number)
+                yield from _with_masks(data, samples, number)
                 continue
             parse = _parse_target if targets else _parse_label
             for (name, offset, size), member in samples:
-                label, target = parse(data, member, where, targets)
+                label, target = parse(data, member, str(path), targets)
                 yield Entry(name, label, number, offset, size, target=target)
 
     def learned_in(self, files: Sequence[Path]) -> Targets:
@@ -184,22 +184,17 @@ def _duplicate(first: bytes, second: bytes, where: str) -> DataError:
     )
 
 
-def _with_masks(data: mmap.mmap, where: str, samples: Iterable[_Sample], file: int) -> Iterator[Entry]:
+def _with_masks(data: mmap.mmap, samples: Iterable[_Sample], file: int) -> Iterator[Entry]:
     """The entries of samples with masks, which are decoded by all cores."""
 
-    def seen(sample: _Sample) -> Looked | str:
+    def seen(sample: _Sample) -> Looked:
         _, offset, size = sample[1]
-        try:
-            return look(data[offset : offset + size], PLAIN)
-        except DataError as error:
-            return wrong_with(error)
+        return look(data[offset : offset + size], PLAIN)
 
-    for ((name, offset, size), (mask, start, length)), found in in_parallel(samples, seen):
-        if isinstance(found, str):
-            raise DataError(f"{where}: '{printable(mask)}' {found}")
-        digest, largest = found
+    for ((name, offset, size), (_, start, length)), found in in_parallel(samples, seen):
         held = memoryview(data)[start : start + length]
-        yield Entry(name, 0, file, offset, size, None, digest, mask=held, mask_offset=start, largest=largest)
+        entry = Entry(name, 0, file, offset, size, None, found.digest, mask=held, mask_offset=start)
+        yield entry._replace(largest=found.largest)
 
 
 def _parse_label(data: mmap.mmap, label: ustar.Member, where: str, _: Targets) -> _Learned:

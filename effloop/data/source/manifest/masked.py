@@ -25,7 +25,7 @@ class MaskParser(Parser):
     def __init__(self, part: Part, form: MaskFormat) -> None:
         super().__init__(Kind.masks, (), "", lambda _: ())
         self.part, self.form = part, form
-        self._seen: Looked | str = (b"", -1)
+        self._seen = Looked()
 
     def rows(self, places: Sequence[int]) -> Iterator[Row]:
         """The table's rows, in order; `__call__` is about the last one."""
@@ -34,19 +34,18 @@ class MaskParser(Parser):
             self._seen = seen
             yield row
 
-    def _look(self, row: Row) -> Looked | str:
+    def _look(self, row: Row) -> Looked:
         path = encoded(row[1][1].strip())
         if not path:
-            return "no path of a mask; write one, or leave the row out"
+            return Looked(wrong="no path of a mask; write one, or leave the row out", there=False)
         return look_at_file(os.path.join(self.part.folder, path), self.form)
 
     def __call__(self, texts: Sequence[str]) -> tuple[int, bytes]:
-        if isinstance(self._seen, str):
-            raise DataError(f"{printable(encoded(texts[0].strip()))} {self._seen}".strip())
-        return 0, self._seen[0]
+        if not self._seen.there:
+            raise DataError(f"{printable(encoded(texts[0].strip()))} {self._seen.wrong}".strip())
+        return 0, self._seen.digest
 
     def add_to(self, columns: MaskColumns, text: str) -> None:
         """Add the mask of the last row, which its table calls so, to the columns of its split."""
-        assert not isinstance(self._seen, str)
         path = encoded(text.strip())
         columns.add(path, os.path.join(self.part.folder, path), self._seen)

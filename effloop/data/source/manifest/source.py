@@ -29,7 +29,7 @@ from effloop.data.source.manifest.layout import (
     table_of,
 )
 from effloop.data.source.masks.layout import format_of, names_of, numbered, refuse_larger
-from effloop.data.source.masks.scan import masks_unchanged
+from effloop.data.source.masks.scan import masks_unchanged, refuse_unusable
 from effloop.data.source.root import expand_root
 from effloop.data.source.storage.columns import ColumnFile
 from effloop.data.source.storage.indexed import file_state
@@ -54,6 +54,7 @@ class CsvSource(LooseSource):
         splits = index.meta["splits"]
         if split not in splits:
             raise NoSplitError(_no_split(config, split, [*splits]))
+        refuse_unusable(splits[split])
         self._open(index, split, *self._mask_classes(config, index))
         if (lacking := splits[split]["lacking"]) and not config.allow_missing_classes:
             raise DataError(

@@ -14,6 +14,7 @@ from effloop.data.source.base import NoSplitError, printable
 from effloop.data.source.config import DataConfig
 from effloop.data.source.folder import ENDINGS, entries, folders
 from effloop.data.source.mask_layout import Layout, find_layout, splits_of
+from effloop.data.source.storage.comparing import is_verified
 from effloop.errors import ConfigError, DataError
 
 _NAMED = 3  # of files that have no partner
@@ -236,11 +237,13 @@ def numbered(names: tuple[str, ...], told_by: str, largest: int) -> tuple[tuple[
 
 
 def refuse_larger(largest: int, names: Sequence[str], told_by: str, path: bytes) -> None:
-    """Refuse a mask whose largest value is none of the classes.
+    """Refuse a mask whose largest value is none of the classes, unless all such masks are to be listed.
 
     Raises:
         DataError: with its path.
     """
+    if is_verified():
+        return
     try:
         check_values(largest, len(names))
     except DataError as error:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import time
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,9 +15,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from effloop.data.image.header import Encoded
-from effloop.data.image.mask import MaskFormat, decode_mask, largest_value, mask_digest
-from effloop.data.source.base import printable
+from effloop.data.image.mask import NO_DIGEST, MaskFormat, decode_mask, largest_value, mask_digest
+from effloop.data.source.base import ScanError, printable
 from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
+from effloop.data.source.storage.comparing import is_verified
 from effloop.data.source.storage.kept import folder_times
 from effloop.data.source.storage.regular import read_file
 from effloop.data.source.storage.spool import BlobSpool
@@ -28,31 +30,52 @@ from effloop.system.hardware import available_cores
 _RUN = 16  # masks that a thread takes at a time
 _RACY_NS = 2_000_000_000  # see `kept.folders_unchanged`
 
-Looked = tuple[bytes, int]
-"""(digest, largest value) of a mask."""
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What the index has of a mask.
+
+    Attributes:
+        digest: its `mask_digest`; `NO_DIGEST` if it can't be decoded.
+        largest: its `largest_value`.
+        wrong: why it can't be used, to be put behind its name; empty if it can.
+        there: whether its file could be read.
+    """
+
+    digest: bytes = NO_DIGEST
+    largest: int = -1
+    wrong: str = ""
+    there: bool = True
 
 
 def look(data: Encoded, form: MaskFormat) -> Looked:
-    """What the index has of a mask: decoded once, whole.
+    """What is in a mask: decoded once, whole."""
+    try:
+        mask = decode_mask(data, form)
+    except DataError as error:
+        return Looked(wrong=str(error).removeprefix("has a mask that ").replace("has a mask ", "is a mask ", 1))
+    return Looked(mask_digest(mask), largest_value(mask))
 
-    Raises:
-        DataError: it can't be decoded; the message begins with "has a mask ...".
-    """
-    mask = decode_mask(data, form)
-    return mask_digest(mask), largest_value(mask)
 
-
-def look_at_file(path: bytes, form: MaskFormat) -> Looked | str:
-    """`look` at a file; or what is wrong with it, to be put behind its name."""
+def look_at_file(path: bytes, form: MaskFormat) -> Looked:
+    """`look` at a file."""
     try:
         return look(read_file(path), form)
     except DataError as error:
-        return wrong_with(error)
+        return Looked(wrong=str(error), there=False)
 
 
-def wrong_with(error: DataError) -> str:
-    """What an error of `look` says of a mask, to be put behind its name."""
-    return str(error).removeprefix("has a mask that ").replace("has a mask ", "is a mask ", 1)
+def refuse_unusable(meta: Mapping[str, Any]) -> None:
+    """Refuse a split of which no mask can be used; where some can, training says it, or does without the others.
+
+    Args:
+        meta: of `MaskColumns`.
+
+    Raises:
+        ScanError: the message names the first.
+    """
+    if (says := meta.get("unusable")) and not is_verified():
+        raise ScanError(says)
 
 
 class MaskColumns:
@@ -65,18 +88,24 @@ class MaskColumns:
     def __init__(self, folder: Path) -> None:
         self._paths, self._states = BlobSpool(folder), array("q")
         self._count, self._largest, self._first = 0, -1, 0
+        self._wrong, self._first_wrong = 0, ""
 
     def add(self, name: bytes, path: bytes, looked: Looked) -> None:
         """Add a mask: its path as it is kept, and to its file."""
-        if looked[1] > self._largest:
-            self._largest, self._first = looked[1], self._count
+        if looked.largest > self._largest:
+            self._largest, self._first = looked.largest, self._count
         self._count += 1
+        if looked.wrong:
+            self._wrong += 1
+            self._first_wrong = self._first_wrong or f"{printable(path)} {looked.wrong}"
         self._paths.append(name)
         self._states.extend(mask_state(path))
 
-    def meta(self) -> dict[str, int]:
-        """The largest value, and which is the first that has it."""
-        return {"largest": self._largest, "largest_at": self._first}
+    def meta(self) -> dict[str, Any]:
+        """The largest value, which is the first that has it, and, where not one can be used, what is wrong."""
+        of_all = f" ({self._count:,} of {self._count:,} masks can't be used)" if self._count > 1 else ""
+        unusable = f"{self._first_wrong}{of_all}" if self._wrong and self._wrong == self._count else ""
+        return {"largest": self._largest, "largest_at": self._first, "unusable": unusable}
 
     def write(self, writer: ColumnWriter, prefix: str = "") -> None:
         """Write the columns `mask`, `mask_end` and `mask_state`."""
@@ -100,27 +129,14 @@ class MaskIndexWriter:
         self.masks = MaskColumns(folder)
 
     def add_all(self, images: bytes, masks: bytes, found: Iterable[tuple[bytes, bytes]]) -> None:
-        """Add samples: the paths of images and masks, relative to these two folders.
+        """Add samples: the paths of images and masks, relative to these two folders."""
 
-        Raises:
-            DataError: masks can't be decoded; the message names the first.
-        """
-        bad, count = list[str](), 0
-
-        def looked(pair: tuple[bytes, bytes]) -> Looked | str:
+        def looked(pair: tuple[bytes, bytes]) -> Looked:
             return look_at_file(os.path.join(masks, pair[1]), self.form)
 
         for (image, mask), result in in_parallel(found, looked):
-            count += 1
-            path = os.path.join(masks, mask)
-            if isinstance(result, str):
-                bad.append(f"{printable(path)} {result}")
-                continue
-            self.columns.add(image, 0, _size(os.path.join(images, image)), target=result[0])
-            self.masks.add(mask, path, result)
-        if bad:
-            more = f" ({len(bad):,} of {count:,} masks can't be used)" if len(bad) > 1 else ""
-            raise DataError(f"{bad[0]}{more}")
+            self.columns.add(image, 0, _size(os.path.join(images, image)), target=result.digest)
+            self.masks.add(mask, os.path.join(masks, mask), result)
 
     def write(self, path: Path, meta: dict[str, Any], visited: list[bytes]) -> None:
         """Write the index to `path`; `meta` is added to its header, `visited` are the folders that were read."""
@@ -175,7 +191,7 @@ def masks_unchanged(index: ColumnFile, folder: bytes, prefix: str = "") -> bool:
 T = TypeVar("T")
 
 
-def in_parallel(items: Iterable[T], look_at: Callable[[T], Looked | str]) -> Iterator[tuple[T, Looked | str]]:
+def in_parallel(items: Iterable[T], look_at: Callable[[T], Looked]) -> Iterator[tuple[T, Looked]]:
     """Each item and what was seen of its mask, by all cores, in order and in bounded memory."""
     pending = iter(items)
     with ThreadPoolExecutor(cores := available_cores(), thread_name_prefix="effloop-masks") as pool:

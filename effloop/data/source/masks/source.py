@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from effloop.data.image.mask import MaskFormat
-from effloop.data.source.base import Kind, ScanError, printable, sources
+from effloop.data.source.base import Kind, printable, sources
 from effloop.data.source.mask_layout import Layout, find_layout, is_masks
 from effloop.data.source.masks.layout import (
     USUAL_NAMES,
@@ -23,7 +23,7 @@ from effloop.data.source.masks.layout import (
     pairs,
     refuse_larger,
 )
-from effloop.data.source.masks.scan import MaskIndexWriter, masks_unchanged
+from effloop.data.source.masks.scan import MaskIndexWriter, masks_unchanged, refuse_unusable
 from effloop.data.source.root import root_folder
 from effloop.data.source.storage.columns import ColumnFile
 from effloop.data.source.storage.indexed import file_state
@@ -45,6 +45,7 @@ class MasksSource(LooseSource):
         layout = needed_layout(root, split, config)
         self.mask_format, colour_names = format_of(config, layout.table)
         index = _index(config, root, split, layout, self.mask_format)
+        refuse_unusable(index.meta)
         names, told_by = names_of(config, root, layout.classes, colour_names)
         if told_by in ("", USUAL_NAMES) and not layout.image_end:
             of_splits = [_largest_of(config, root, other) for other in _others(config, split)]
@@ -142,10 +143,7 @@ def _index(config: MasksConfig, root: Path, split: str, layout: Layout, form: Ma
         except OSError as error:
             raise DataError(f"{printable(os.fsencode(error.filename))} can't be read: {error.strerror}") from None
         writer = MaskIndexWriter(path.parent, form)
-        try:
-            writer.add_all(os.fsencode(layout.images), os.fsencode(layout.masks), found)
-        except DataError as error:
-            raise ScanError(str(error)) from None
+        writer.add_all(os.fsencode(layout.images), os.fsencode(layout.masks), found)
         writer.write(path, {"files": states}, visited)
 
     return open_kept(config.name, config.index_dir, identity, is_current, write)

@@ -42,6 +42,11 @@ def comparing(which: Comparing) -> Iterator[None]:
         _comparing.reset(token)
 
 
+def is_verified() -> bool:
+    """Whether data is opened to list all that is wrong with it: a bad sample is no reason to refuse it."""
+    return _comparing.get() is Comparing.kept
+
+
 def is_compared(name: str, num_bytes: int, *, kept: bool = False) -> bool:
     """Whether a column of a dataset, or of what is kept for it, is compared with its checksum now."""
     which = _comparing.get()

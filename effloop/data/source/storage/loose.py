@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded
+from effloop.data.image.mask import undigested
 from effloop.data.source.base import Source, printable
 from effloop.data.source.storage.blobs import Blobs, span, spans
 from effloop.data.source.storage.regular import read_file, read_files, unreadable
@@ -92,9 +93,10 @@ class LooseSource(Source):
         start, end = span(self._ends, index)
         return end - start
 
-    def empty_samples(self) -> NDArray[np.int64]:
+    def bad_samples(self) -> NDArray[np.int64]:
         starts = np.concatenate([[0], self._ends[:-1]]).astype(self._ends.dtype)
-        return np.flatnonzero(starts == self._ends)
+        empty = np.flatnonzero(starts == self._ends)
+        return empty if self._masks is None else np.union1d(empty, undigested(self.target_rows))
 
     def files(self) -> Iterator[bytes]:
         masks = () if self._masks is None else range(len(self))

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded
+from effloop.data.image.mask import undigested
 from effloop.data.source.base import Kind, Source
 from effloop.data.source.config import DataConfig
 from effloop.data.source.fingerprint import fingerprint_of
@@ -196,6 +197,9 @@ class PackedSource(Source):
 
     def size(self, index: int) -> int:
         return self._payload.size(index)
+
+    def bad_samples(self) -> NDArray[np.int64]:
+        return undigested(self._mask_rows) if self.kind is Kind.masks else super().bad_samples()
 
     def will_need(self, indices: Sequence[int]) -> None:
         if not self._waits.expected(len(indices)):

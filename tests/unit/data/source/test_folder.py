@@ -315,9 +315,9 @@ def test_files_without_a_byte_are_known(root: Path) -> None:
     (root / "train" / "cat" / "b" / "1.png").write_bytes(b"")
     (root / "train" / "cat" / "link.jpg").symlink_to("nowhere")
     source = open_source("folder", root)
-    assert [source.key(index) for index in source.empty_samples().tolist()] == ["cat/link.jpg", "cat/b/1.png"]
+    assert [source.key(index) for index in source.bad_samples().tolist()] == ["cat/link.jpg", "cat/b/1.png"]
     with pytest.raises(DataError, match=r"^can't be read: No such file or directory \(it is a link to nowhere\)$"):
-        source.read(source.empty_samples()[0])
+        source.read(source.bad_samples()[0])
 
 
 def test_link_to_itself(root: Path) -> None:
