@@ -19,7 +19,7 @@ from torch import nn
 from effloop.batch import Batch, ImageSize
 from effloop.build.resolve import num_workers
 from effloop.config import Config
-from effloop.data.cache.cached import CachedSource
+from effloop.data.cache.cached import CachedSource, bytes_of_masks
 from effloop.data.cache.shared_memory import FOLDER
 from effloop.data.loader import Loader
 from effloop.data.source import Cache, Kind
@@ -262,6 +262,8 @@ def _loading(config: Config, split: str, loader: Loader, parallel: Parallel) -> 
 def _cache(split: str, source: CachedSource, decoded: Sequence[int]) -> Part:
     """The cache of a split; `decoded` are bytes of some images."""
     wanted = len(source) * sum(decoded) // len(decoded)
+    if source.what is Cache.bytes:
+        wanted = source.fingerprint()["bytes"] + bytes_of_masks(source.source, Cache.bytes)
     return Part(
         f"{split} cache",
         "host",
@@ -270,7 +272,7 @@ def _cache(split: str, source: CachedSource, decoded: Sequence[int]) -> Part:
         there=True,
         shared=True,
         in_shm=True,
-        wanted=source.fingerprint()["bytes"] if source.what is Cache.bytes else wanted,
+        wanted=wanted,
     )
 
 

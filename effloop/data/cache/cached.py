@@ -20,19 +20,21 @@ from effloop.data.cache.shared_memory import FOLDER, Region, table_bytes
 from effloop.data.decode import DecodeConfig, Decoder
 from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded, pnm_header
-from effloop.data.source import Cache, Source
+from effloop.data.image.mask import PLAIN, decode_mask, mask_size
+from effloop.data.source import Cache, Kind, Source
 from effloop.data.source.wrapped import Wrapped
 from effloop.errors import ConfigError, DataError, warn
 from effloop.system.hardware import available_memory
 
 
 class CachedSource(Wrapped):
-    """A source that reads each sample once per machine, as long as there is memory for it.
+    """A source that reads each sample once per machine, as long as there is memory for it: its image, and its mask
+    where targets are masks.
 
     Args:
         source: whose samples are kept.
         what: the encoded bytes, or the decoded pixels as a raw image (`header.pnm_header`), which every decoder
-            returns as a view.
+            returns as a view; of a mask its classes.
         decoder: decodes the pixels.
         capacity: bytes for samples; called only if no process of this machine keeps them yet.
         folder: of a file system in memory.
@@ -48,8 +50,9 @@ class CachedSource(Wrapped):
         self._forget_changed()
 
     def _open(self, capacity: Callable[[], int]) -> None:
-        self.classes = self.source.classes
-        self.region = Region(self._name, len(self.source), capacity, self.folder)
+        if self.what is Cache.pixels:
+            self.mask_format = PLAIN
+        self.region = Region(self._name, _entries(self.source), capacity, self.folder)
 
     def _forget_changed(self) -> None:
         """Of what another run on this machine has kept, forget images that were overwritten in place since then.
@@ -62,10 +65,10 @@ class CachedSource(Wrapped):
                 "put them there; they are read from disk"
             )
 
-    def _stamp(self, index: int) -> int:
-        """When the file of a sample was modified; 0 if that isn't known, or it is gone."""
+    def _stamp(self, entry: int) -> int:
+        """When the file of an entry's sample was modified; 0 if that isn't known, or it is gone."""
         try:
-            return self.source.modified_ns(index) or 0
+            return self.source.modified_ns(entry % len(self.source)) or 0
         except DataError:
             return 0
 
@@ -83,6 +86,21 @@ class CachedSource(Wrapped):
         header, body = pnm_header(height, width, channels), pixels.reshape(-1).data
         self.region.put(index, [header, body], stamp)
         return self.region.get(index) or b"".join((header, body))
+
+    def read_mask(self, index: int) -> Encoded:
+        if self.kind is not Kind.masks:
+            return super().read_mask(index)
+        entry = len(self.source) + index
+        kept = self.region.get(entry)
+        if kept is not None:
+            return kept
+        stamp = self._stamp(index)
+        data = self.source.read_mask(index)
+        if self.what is Cache.pixels:
+            mask = decode_mask(data, self.source.mask_format)
+            data = pnm_header(mask.shape[0], mask.shape[1], 1) + mask.tobytes()
+        self.region.put(entry, [data], stamp)
+        return self.region.get(entry) or data
 
     def entropy_index(self, index: int, data: Encoded) -> Encoded | None:
         return self.source.entropy_index(index, data) if self.what is Cache.bytes else None
@@ -103,8 +121,14 @@ class CachedSource(Wrapped):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         num_bytes: int = state.pop("num_bytes")
+        super().__init__(state["source"])
         self.__dict__.update(state)
         self._open(lambda: num_bytes)
+
+
+def _entries(source: Source) -> int:
+    """What a region has room for: an image of each sample, and behind them a mask of each where targets are masks."""
+    return len(source) * (2 if source.kind is Kind.masks else 1)
 
 
 _LAYOUT = 2  # version of what a region contains
@@ -115,6 +139,8 @@ def _name(source: Source, what: Cache, decoder: Decoder) -> str:
     identity: dict[str, Any] = {"data": source.identity(), "kind": what.value, "layout": _LAYOUT}
     if what is Cache.pixels:
         identity["decoder"] = decoder_identity(decoder)
+    if source.kind is Kind.masks:
+        identity["masks"] = True
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -161,7 +187,7 @@ def cached(
 
     def capacity() -> int:
         total = source.fingerprint()["bytes"] if what is Cache.bytes else _bytes_of_pixels(source, decoder)
-        return int(min(total, _allowed(len(source), limit, share, folder)))
+        return int(min(total + bytes_of_masks(source, what), _allowed(_entries(source), limit, share, folder)))
 
     return CachedSource(source, what, decoder, capacity, folder)
 
@@ -180,17 +206,38 @@ def _allowed(samples: int, limit: float | None, share: float, folder: Path) -> f
 
 
 def _bytes_of_pixels(source: Source, decoder: Decoder) -> int:
-    """Bytes of all samples when decoded: exact up to 2,000 of them, otherwise estimated with a margin.
+    """Bytes of all images when decoded, as `_estimated`."""
+
+    def size_of(sample: int) -> int:
+        height, width = decoder.size(source.read(sample))
+        return decoder.channels * height * width + len(pnm_header(height, width, 3))
+
+    return _estimated(len(source), size_of)
+
+
+def bytes_of_masks(source: Source, what: Cache) -> int:
+    """Bytes of all masks as they are kept, as `_estimated`; 0 where targets are no masks."""
+
+    def size_of(sample: int) -> int:
+        data = source.read_mask(sample)
+        if what is Cache.bytes:
+            return len(data)
+        height, width = mask_size(data)
+        return height * width + len(pnm_header(height, width, 1))
+
+    return _estimated(len(source), size_of) if source.kind is Kind.masks else 0
+
+
+def _estimated(count: int, size_of: Callable[[int], int]) -> int:
+    """Bytes of all samples: exact up to 2,000 of them, otherwise estimated with a margin.
 
     Samples that can't be read count as 0; the error is raised when they are used.
     """
-    count = len(source)
     ids = np.unique(np.linspace(0, count - 1, min(_SAMPLED, count)).astype(np.int64)).tolist()
     sizes = []
     for sample in ids:
         with suppress(DataError):
-            height, width = decoder.size(source.read(sample))
-            sizes.append(decoder.channels * height * width + len(pnm_header(height, width, 3)))
+            sizes.append(size_of(sample))
     if len(ids) == count or not sizes:
         return sum(sizes)
     return int(sum(sizes) / len(sizes) * count * _MARGIN)

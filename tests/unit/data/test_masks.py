@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -22,6 +23,7 @@ from effloop.batch import Batch, ImageSize
 from effloop.data.augment import Augment, augments
 from effloop.data.augment.native.augment import NativeAugment
 from effloop.data.bad import OnBad
+from effloop.data.cache.cached import CachedSource
 from effloop.data.image.nearest import count_classes, crop_mask, nearest_places
 from effloop.data.masks import MaskPlan
 from effloop.data.order import BatchRequest
@@ -354,10 +356,16 @@ def test_a_memory_cache_changes_nothing(root: Path, cache: str) -> None:
         "num_workers=0",
         "data.cache_gb=0.01",
     )
-    plain, kept = (
-        copied(effloop.build_loader(composed(*words, f"data.cache={what}")).epoch(0)) for what in ("none", cache)
-    )
-    assert_same(kept, plain)
+    plain = copied(effloop.build_loader(composed(*words)).epoch(0))
+    with closing(effloop.build_loader(composed(*words, f"data.cache={cache}"))) as loader:
+        assert_same(copied(loader.epoch(0)), plain)
+        source = loader.plan.source
+        assert isinstance(source, CachedSource)
+        assert source.region.kept() == 2 * len(source)
+        source.source.read_mask = None  # type: ignore[method-assign,assignment]
+        assert_same(copied(loader.epoch(0)), plain)
+        again = pickle.loads(pickle.dumps(source))
+        assert (again.kind, again.mask_format, again.classes) == (source.kind, source.mask_format, source.classes)
 
 
 def test_the_recipe_for_masks_is_chosen_unless_another_is(root: Path) -> None:
