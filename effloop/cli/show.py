@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 from effloop.build.loader import build_loader
 from effloop.cli.command import command
 from effloop.config import Config, hydra_app
+from effloop.data.source import Tail
 from effloop.errors import ConfigError, EffLoopError
 from effloop.record import grid
 from effloop.runs.folder import RunInfo, claim_run_dir, write_run_info
@@ -71,7 +72,8 @@ def _draw(options: ShowOptions, config: Config, overrides: Sequence[str], run_di
         ConfigError, DataError: as `build_loader` does; or the picture would be too large.
     """
     epochs = options.epochs or (8 if options.split == "train" else 1)
-    with closing(build_loader(config, options.split)) as loader:
+    few = replace(config, data=replace(config.data, tail=Tail.wrap))  # there may be fewer than a batch has
+    with closing(build_loader(few, options.split)) as loader:
         source = loader.plan.source
         samples = min(options.samples, len(source))
         pixels = grid.Layout(config.size, samples, epochs).pixels

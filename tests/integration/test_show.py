@@ -165,3 +165,9 @@ def test_a_sample_that_cannot_be_decoded(here: Path, tmp_path: Path, capsys: pyt
     assert str(bad) in err
     assert err.count("\n") == 1
     assert not (here / "outputs").exists()
+
+
+def test_fewer_samples_than_a_batch_has(here: Path, photos: Path) -> None:
+    assert show(photos, "run=x", "samples=2", "epochs=1", "batch_size=64") == 0
+    check_tiles(picture(here / "outputs/x"), loader(photos), [0, 39], 1)
+    assert yaml.safe_load((here / "outputs/x/config.yaml").read_text())["data"]["tail"] == "drop"
