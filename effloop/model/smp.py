@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,19 +54,25 @@ class EncoderZoo(Zoo):
 
     def tensors(self, name: str, image_size: Any) -> Mapping[str, Tensor]:
         del image_size
-        try:
+        with self._downloading(name):
             encoder: nn.Module = _package().encoders.get_encoder(self.arch, weights=self._weights(name))
+        return encoder.state_dict()
+
+    def normalisation(self, name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        with self._downloading(name):
+            found = _package().encoders.get_preprocessing_params(self.arch, self._weights(name))
+        return tuple(found["mean"]), tuple(found["std"])
+
+    @contextmanager
+    def _downloading(self, name: str) -> Iterator[None]:
+        try:
+            yield
         except Exception as error:  # of several packages for downloading
             reason = str(error).partition("\n")[0] or type(error).__name__
             raise ConfigError(
                 f"model.backbone_weights: {name} of {self.arch} could not be downloaded from huggingface.co: {reason}; "
                 "download it where there is a network, or set model.backbone_weights=FILE"
             ) from None
-        return encoder.state_dict()
-
-    def normalisation(self, name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        found = _package().encoders.get_preprocessing_params(self.arch, self._weights(name))
-        return tuple(found["mean"]), tuple(found["std"])
 
     def _weights(self, name: str) -> Any:
         """What the package calls these; of timm's encoders, their names have the tag."""
