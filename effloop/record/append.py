@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,23 +21,28 @@ class AppendFile:
             OSError: it can't be opened.
         """
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o666)  # else a pipe is waited for
-        self._file = open(fd, "ab", buffering=0)  # noqa: SIM115  a buffer would be flushed in the middle of a record
+        self._fd = fd
+        self._closing = weakref.finalize(self, os.close, fd)  # of a trainer that was built and never trained, too
 
     def write(self, record: bytes) -> None:
         """Append a record.
 
         Raises:
             OSError: it can't be written; the file is as it was before.
+            ValueError: it is closed.
         """
-        end = self._file.seek(0, os.SEEK_END)
+        if not self._closing.alive:
+            raise ValueError("write to a closed file")
+        end = os.lseek(self._fd, 0, os.SEEK_END)
         rest = memoryview(record)
         try:
             while rest:
-                rest = rest[self._file.write(rest) :]  # a write may be partial if the disk is nearly full
+                rest = rest[os.write(self._fd, rest) :]  # a write may be partial if the disk is nearly full
         except OSError:
             with suppress(OSError):
-                self._file.truncate(end)
+                os.ftruncate(self._fd, end)
             raise
 
     def close(self) -> None:
-        self._file.close()
+        """Close it; doing so again changes nothing."""
+        self._closing()
