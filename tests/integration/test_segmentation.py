@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torchvision
 from masked import make_masks
 from ranks import run_script
 from runs import once, rows, stopping_at
@@ -15,6 +17,7 @@ from runs import once, rows, stopping_at
 import effloop
 from effloop.checkpoint import files
 from effloop.cli.main import main
+from effloop.config.hydra_app import compose_runs
 from effloop.data.augment.base import Evaluation
 from effloop.task.confusion import accuracy_of, iou_of
 
@@ -53,6 +56,25 @@ def test_what_an_experiment_sets_is_kept(root: Path, here: Path) -> None:
     assert (config.model.name, config.model.width) == ("unet", 4)
     assert config.augment.eval is Evaluation.squash
     assert "RandomScaleCrop" in str(config.augment.ops)
+
+
+def test_keys_of_the_task_that_follows(root: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the default task's names, too, and of the model; what the task hasn't is the default task's."""
+
+    def composed(*words: str) -> tuple[Any, str]:
+        config = effloop.compose([f"data.root={root}", *words])
+        return config.task, config.model.name
+
+    task, model = composed("task.class_weights=balanced")
+    assert (task.name, task.class_weights, model) == ("segmentation", "balanced", "unet")
+    task, model = composed("task.class_weights=[1,2,3]", "task.loss={focal:1,dice:1}", "model.depth=2")
+    assert (task.name, task.class_weights, task.loss) == ("segmentation", [1, 2, 3], {"focal": 1, "dice": 1})
+    assert composed("model.depth=2", "augment.ops.flip.p=0.1")[1] == "unet"
+    assert composed("task.label_smoothing=0.1")[0].name == "classification"
+    runs = [*compose_runs([f"data.root={root}", "-m", "task.class_weights=null,balanced", "model.depth=2,3"])]
+    assert [each.config.task.class_weights for each in runs] == [None, None, "balanced", "balanced"]  # type: ignore[attr-defined]
+    assert main([f"data.root={root}", "task.label_smoothing=0.1", "batch_size=4"]) == 2
+    assert "set task=segmentation" in capsys.readouterr().err
 
 
 def test_eval_has_the_runs_scores_and_writes_its_confusion_matrix(
@@ -141,6 +163,31 @@ def test_any_ranks_have_the_same_scores(root: Path, run: Path, tmp_path: Path) -
         found = json.loads(out.splitlines()[-1])
         assert found.pop("loss") == pytest.approx(loss, rel=1e-6)
         assert found == scores
+
+
+def test_batches_of_one_image(root: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One value of each channel, as the pooled ones of DeepLabV3, has no variance; others train on."""
+    deep = [word for word in words(root, "model=deeplabv3_mobilenet_v3_large", "batch_size=1") if "model." not in word]
+    assert main(["train", *deep, "data.tail=wrap"]) == 2
+    err = capsys.readouterr().err
+    assert re.search(r"batch_size: 1 leaves BatchNorm one value of each channel in .* \(of 16 pixels; \d+ such", err)
+    assert "set batch_size=2, or another model" in err
+    assert err.count("\n") == 1
+    assert main(["train", *words(root, "batch_size=1", "epochs=1")]) == 0
+
+
+def test_backbone_weights_of_a_file(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of torchvision's model of images, whose own head is left out; the backbone is trained on from there."""
+    given = torchvision.models.mobilenet_v3_large(weights=None).state_dict()
+    torch.save(given, tmp_path / "weights.pt")
+    few = ("model=lraspp_mobilenet_v3_large", f"model.backbone_weights={tmp_path / 'weights.pt'}", f"out={tmp_path}")
+    small = [word for word in words(root, *few) if word[:7] not in ("model.w", "model.d")]
+    trainer = effloop.build_trainer(effloop.compose(small))
+    backbone = {name: each for name, each in trainer.model.state_dict().items() if name.startswith("backbone.")}
+    assert all(torch.equal(each, given[name.replace("backbone", "features")]) for name, each in backbone.items())
+    (tmp_path / "weights.pt").write_bytes(b"PK\3\4 cut")
+    assert main(["train", *small]) == 2
+    assert f"model.backbone_weights: {tmp_path / 'weights.pt'} " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from effloop.data.image.mask import PLAIN
 from effloop.data.source.base import Kind, printable, sources
 from effloop.data.source.folder import EXTENSIONS, SOUGHT
 from effloop.data.source.formats import ustar
-from effloop.data.source.masks.scan import Looked, in_parallel, look, wrong_with
+from effloop.data.source.masks.scan import Looked, in_parallel, look
 from effloop.data.source.storage.index import Entry
 from effloop.data.source.storage.indexed import IndexedConfig, IndexedSource
 from effloop.data.source.storage.mapped import MappedFiles
