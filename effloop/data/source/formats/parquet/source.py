@@ -18,7 +18,7 @@ from effloop.data.source.formats.parquet.columns import Columns, ParquetConfig
 from effloop.data.source.formats.parquet.copied import CopiedParquet
 from effloop.data.source.formats.parquet.pages import places
 from effloop.data.source.formats.parquet.table import Table
-from effloop.data.source.masks.scan import in_parallel, look
+from effloop.data.source.masks.scan import Looked, in_parallel, look
 from effloop.data.source.root import expand_root
 from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
 from effloop.data.source.storage.index import Entry
@@ -133,19 +133,14 @@ class ParquetSource(IndexedSource):
         paths = table.values(table.path_leaf(image))
         rows = zip(paths, _places(table, image), _places(table, columns.mask(table)), strict=True)
 
-        def seen(sample: tuple[Any, tuple[int, int], tuple[int, int]]) -> tuple[bytes, int] | str:
+        def seen(sample: tuple[Any, tuple[int, int], tuple[int, int]]) -> Looked:
             offset, size = sample[2]
-            try:
-                return look(data[offset : offset + size], PLAIN)
-            except DataError as error:
-                return str(error)
+            return look(data[offset : offset + size], PLAIN)
 
-        for row, (((path,), (offset, size), (start, length)), result) in enumerate(in_parallel(rows, seen)):
-            if isinstance(result, str):
-                raise DataError(f"{table.path}: row {row:,} {result}")
+        for ((path,), (offset, size), (start, length)), found in in_parallel(rows, seen):
             held = memoryview(data)[start : start + length]
-            entry = Entry(b"", 0, file, offset, size, None, result[0], mask=held, mask_offset=start, largest=result[1])
-            yield path, entry
+            entry = Entry(b"", 0, file, offset, size, None, found.digest, mask=held, mask_offset=start)
+            yield path, entry._replace(largest=found.largest)
 
 
 def _masked(targets: Targets) -> bool:
