@@ -282,6 +282,7 @@ NEEDS = {
     "data=masks": "data.root=.",
     "data=memmap": "data.root=.",
     "data=cifar": "data.root=.",
+    "data=hf": "data.root=.",
     "data=parquet": "data.root=.",
     "data.val_split=null": "data.val=0.2",
     "checkpoint.best_by=mae": "task=regression",
