@@ -71,13 +71,29 @@ def interrupt(args: Sequence[str], cwd: Path, run: Path, validations: int) -> tu
     return process.returncode, err
 
 
+SLOW = """
+import time
+from effloop.train.trainer import Trainer
+
+update = Trainer.update
+
+def slow(trainer):
+    time.sleep(0.05)
+    return update(trainer)
+
+Trainer.update = slow
+"""
+"""A plugin file: 20 epochs take five seconds, however fast the machine is, so that no signal comes too late."""
+
+
 @pytest.mark.parametrize("engine", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
 def test_interrupted_and_resumed(here: Path, photos: Path, engine: str) -> None:
     args = once(f"data.root={photos}", *TINY, "epochs=20", "num_workers=1", "optim=sgd", "schedule=step", "amp=true")
     args.append(f"engine={engine}")
     run = here / "outputs/x"
-    code, err = interrupt([*args, "run=x"], here, run, validations=2)
-    assert (code, err) == (130, f"effloop: interrupted; resume with: {PROGRAM} resume outputs/x\n")
+    (here / "slow.py").write_text(SLOW)
+    code, err = interrupt([*args, "run=x", "plugins=[slow.py]"], here, run, validations=2)
+    assert (code, err) == (130, f"effloop: interrupted; resume with: {PROGRAM} resume outputs/x 'plugins=[slow.py]'\n")
     assert 2 <= len([row for row in rows(run) if row["split"] == "val"]) < 20
     assert (read_run(run).state, read_run(run).reason) == ("stopped", "interrupted")
 
