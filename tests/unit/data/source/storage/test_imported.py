@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -84,19 +84,27 @@ def test_a_kill_leaves_nothing_that_is_read_or_stays(root: Path, cache: Path) ->
     assert [path.suffix for path in copies(cache)] == [".index"]
 
 
-def write_slowly(*args: Any) -> None:
-    time.sleep(0.3)
-    write_columns(*args)
-
-
 def test_another_process_waits(root: Path, cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    waits, says = os.pipe()
+    say = imported._print
+
+    def told(line: str) -> None:
+        say(line)
+        os.write(says, b"." * ("another process" in line))
+
+    def write_when_waited_for(*args: Any) -> None:
+        assert select.select([waits], [], [], 120)[0]
+        write_columns(*args)
+
     children = []
     for _ in range(2):
         if not (child := os.fork()):
-            imported.write_columns = write_slowly
+            imported.write_columns, imported._print = write_when_waited_for, told
             os._exit(len(open_source("npz", root)) != 16)
         children.append(child)
     assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+    os.close(waits)
+    os.close(says)
     said = capfd.readouterr().err
     assert said.count(COPIED) == 1
     assert said.count("is being copied by another process") == 1
