@@ -10,8 +10,9 @@ import pytest
 import torch
 import torchvision
 
+from effloop.batch import ImageSize
 from effloop.errors import ConfigError
-from effloop.model import load_backbone, models, modules_above_backbone
+from effloop.model import load_backbone, models, modules_above_backbone, norms_of_one_value
 from effloop.model.smp import SmpConfig
 from effloop.model.zoo import BackboneConfig
 
@@ -50,6 +51,14 @@ def test_any_size(arch: str, encoder: str, channels: int) -> None:
             wide = torch.nn.functional.pad(image, (0, -20 % stride, 0, -50 % stride))
             assert torch.equal(model(image), model(wide)[:, :, :50, :20])
     assert modules_above_backbone(model) == ["decoder", "segmentation_head"]
+
+
+@needs_package
+def test_pan_takes_larger_images() -> None:
+    model = build("PAN")
+    with torch.no_grad():
+        assert model.eval()(torch.zeros(1, 3, 113, 120)).shape == (1, 5, 113, 120)
+    assert "decoder.fpa.branch1.1.bn" in norms_of_one_value(model, ImageSize(113, 120))
 
 
 @needs_package
