@@ -254,13 +254,14 @@ def _messages(process: subprocess.Popen[str]) -> Iterator[Any]:
         _EndedError: it says nothing any more.
     """
     assert process.stdout is not None
-    selector = selectors.DefaultSelector()
-    selector.register(process.stdout, selectors.EVENT_READ)
-    with selector:
+    pipe, rest = process.stdout.fileno(), b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
         while True:
             if not selector.select(_SILENT_S):
                 raise _EndedError(f"the process that fetches (pid {process.pid}) has said nothing for {_SILENT_S:g} s")
-            line = process.stdout.readline()
-            if not line.endswith("\n"):
+            data = os.read(pipe, 1 << 16)  # not `readline`: of two lines the second would stay in a buffer, unseen
+            *lines, rest = (rest + data).split(b"\n")
+            yield from map(json.loads, lines)
+            if not data:
                 return
-            yield json.loads(line)

@@ -12,11 +12,12 @@ import ssl
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from html.parser import HTMLParser
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, unquote, urlsplit
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_opener
 
 from effloop.data.remote.manifest import Manifest, RemoteFile, manifest_of
 from effloop.data.remote.store import TIMEOUT_S, ChangedError, FetchError, Store, retried
@@ -112,13 +113,11 @@ class HttpStore(Store):
         url = self.location.url(folder)
         text = self._text(url)
         try:
-            rows = json.loads(text)
-        except ValueError:
+            return _names_in_json(json.loads(text))
+        except (ValueError, RecursionError):
             links = _Links()
             links.feed(text)
             return links.names(urlsplit(url).path)
-        names = [row["name"] + "/" * (row.get("type") == "directory") for row in rows if isinstance(row, dict)]
-        return [name for name in names if _is_name(name.rstrip("/"))]
 
     def _text(self, url: str) -> str:
         def read() -> str:
@@ -150,6 +149,15 @@ def _names_in(listed: Any) -> Iterator[str]:
         if not isinstance(name, str) or not _is_name(name):
             raise ValueError
         yield name
+
+
+def _names_in_json(rows: Any) -> list[str]:
+    """The names in a listing of nginx's, those of folders with `/`; what else is in there is left out."""
+    if not isinstance(rows, list):
+        raise ValueError
+    found = [row for row in rows if isinstance(row, dict) and isinstance(row.get("name"), str)]
+    names = [row["name"].rstrip("/") + "/" * (row.get("type") == "directory") for row in found]
+    return [name for name in names if _is_name(name.rstrip("/"))]
 
 
 def _is_name(name: str) -> bool:
@@ -207,6 +215,24 @@ def _version(headers: Any) -> str:
     return str(headers.get("ETag") or headers.get("Last-Modified") or "").removeprefix("W/").strip('"')
 
 
+class _Redirects(HTTPRedirectHandler):
+    """Redirects to HTTP alone, and with `Authorization` on the same host."""
+
+    def redirect_request(self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Request | None:
+        to, before = urlsplit(newurl), urlsplit(req.full_url)
+        if to.scheme not in ("http", "https"):
+            raise HTTPError(newurl, code, f"a redirect to {to.scheme}://", headers, fp)
+        again = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if again and (said := req.unredirected_hdrs.get("Authorization")) and to[:2] == before[:2]:
+            again.add_unredirected_header("Authorization", said)
+        return again
+
+
+@cache
+def _opener() -> OpenerDirector:
+    return build_opener(_Redirects)  # with the certificates, which take milliseconds to load
+
+
 def _open(url: str, headers: dict[str, str] | None = None) -> Any:
     """The answer to a request.
 
@@ -217,7 +243,7 @@ def _open(url: str, headers: dict[str, str] | None = None) -> Any:
     if said := os.environ.get(AUTHORIZATION):
         request.add_unredirected_header("Authorization", said)
     try:
-        return urlopen(request, timeout=TIMEOUT_S)  # noqa: S310  http and https alone, after redirects as well
+        return _opener().open(request, timeout=TIMEOUT_S)
     except HTTPError as error:
         error.close()
         if error.code == 416:  # an empty file has no first byte

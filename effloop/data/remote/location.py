@@ -13,8 +13,9 @@ from effloop.errors import ConfigError, printable
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)/?(.*)", re.DOTALL)
 _INNERMOST = re.compile(r"\{([^{}]*)\}")
-_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(\d+))?")
+_RANGE = re.compile(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.(\d{1,18}))?")
 _GLOB = re.compile(r"[*?\[]")
+_QUERY = re.compile(r"\?[A-Za-z][\w.-]*=")
 _MOST_NAMES = 100_000
 _SECRET = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL|AUTHORIZATION")
 _HTTP = ("http", "https")
@@ -42,7 +43,7 @@ def check_root(root: str) -> None:
             f"data.root: '{redacted(root)}' has a user or a password, which would be kept with the run; leave it out, "
             f"and set the environment variable {instead}"
         )
-    if http and ("?" in path or "#" in path):
+    if ("?" in path or "#" in path) if http else _QUERY.search(path):
         raise ConfigError(
             f"data.root: '{redacted(root)}' has a query, as signed URLs have, which would be kept with the run; leave "
             "it out, and read a bucket as s3://, gs:// or az:// with credentials in the environment"
@@ -141,7 +142,12 @@ class Location:
 
     @cached_property
     def _patterns(self) -> list[re.Pattern[str]]:
-        return [re.compile(_translated(name), re.DOTALL) for name in self.names if _GLOB.search(name)]
+        try:
+            return [re.compile(_translated(name), re.DOTALL) for name in self.names if _GLOB.search(name)]
+        except re.error as error:
+            raise ConfigError(
+                f"data.root: '{self.root}' has brackets that name nothing: {error}; correct them"
+            ) from None
 
     def missing(self, keys: set[str]) -> list[str]:
         """Of the files that are named without wildcards those that aren't among some."""

@@ -40,7 +40,14 @@ def test_wildcards_stay_in_a_folder(root, inside, outside):
 
 
 @pytest.mark.parametrize(
-    "root", ["https://me:hidden@h/x", "https://me@h/x", "https://h/x.tar?sig=hidden", "s3://key:hidden@b/x"]
+    "root",
+    [
+        "https://me:hidden@h/x",
+        "https://me@h/x",
+        "https://h/x.tar?sig=hidden",
+        "s3://key:hidden@b/x",
+        "az://c/x?sv=1&sig=hidden",
+    ],
 )
 def test_credentials_in_a_url_are_refused_and_not_shown(root):
     with pytest.raises(ConfigError, match=r"^data\.root: .*environment") as error:
@@ -66,3 +73,13 @@ def test_a_path_is_not_remote():
 def test_bad_roots_are_one_line(root):
     with pytest.raises(ConfigError, match=r"^data\.root: '"):
         _ = Location.of(root).names
+
+
+@pytest.mark.parametrize("name", ["[9-0]", "[!]"])
+def test_brackets_that_name_nothing_are_refused(name):
+    with pytest.raises(ConfigError, match=r"^data\.root: .* brackets"):
+        Location.of(f"s3://b/{name}.tar").matches("0.tar")
+
+
+def test_numbers_without_end_are_no_range():
+    assert len(Location.of("s3://b/{0.." + "9" * 5000 + "}").names) == 1
