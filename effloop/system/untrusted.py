@@ -107,7 +107,15 @@ def read_yaml(path: Path) -> Any:
         FileNotFoundError: there is none.
         OSError, ValueError: as `read_text`, or it is no such YAML.
     """
-    text = read_text(path, MOST_YAML)
+    return parse_yaml(read_text(path, MOST_YAML))
+
+
+def parse_yaml(text: str) -> Any:
+    """The value in YAML, as `read_yaml` reads it.
+
+    Raises:
+        ValueError: it is no such YAML.
+    """
     try:
         depth = 0
         for event in yaml.parse(text, Loader=_LOADER):

@@ -104,9 +104,11 @@ class Columns:
         two the same.
         """
         unique = self._are_unique(files)
+        several = len({file.name for file in files}) < len(files)  # of one name, in different folders
 
         def key(file: Path, row: int, path: str | None) -> bytes:
-            found = path if unique and path else f"{file.name}/{row}" + (f"/{path}" if path else "")
+            name = file.relative_to(self.root) if several else file.name
+            found = path if unique and path else f"{name}/{row}" + (f"/{path}" if path else "")
             return found.encode("utf-8", "surrogateescape")
 
         return key
@@ -153,7 +155,8 @@ class Columns:
             return self.config.classes
         if (found := class_names(table.features.get(label))) or not self.root.is_dir():
             return found
-        return card_names(layout.card(self.root), label, self.config.subset) or read_names(self.root)
+        subset = layout.subset_of(self.root, self.config.subset)
+        return card_names(layout.card(self.root), label, subset) or read_names(self.root)
 
     def mask_names(self) -> list[str] | None:
         """The classes of masks by the config or classes.txt; None if nothing names them."""

@@ -7,18 +7,15 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import yaml
-
 from effloop.data.source.base import WHOLE
 from effloop.data.source.storage.shards import check_complete, find_shards
 from effloop.errors import ConfigError, DataError
 from effloop.registry import choices
+from effloop.system.untrusted import MOST_YAML, parse_yaml
 
 ENDING = ".parquet"
 CARD = "README.md"
-_LARGEST_CARD = 1 << 22  # bytes of README.md that are looked at
 _FOLDERS = ("", "data", "default")
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def find_files(root: Path, split: str, splits: set[str], subset: str | None) -> list[Path]:
@@ -71,6 +68,14 @@ def patterns(root: Path, subset: str | None) -> list[str] | None:
     return [*_paths(_chosen(named, root, subset))] if named else None
 
 
+def subset_of(root: Path, subset: str | None) -> str | None:
+    """The name of the subset that is read, where README.md has several; None where it needs none."""
+    if subset is not None or len(_configs(root)) < 2:
+        return subset
+    named = [each for each in _configs(root) if [*_files(root, each, None)]]
+    return str(_chosen(named, root, None).get("config_name", "default")) if named else None
+
+
 def card(root: Path) -> Mapping[str, Any]:
     """The YAML at the beginning of `ROOT/README.md`; empty if there is none, or none that can be read."""
     path = root / CARD
@@ -84,12 +89,12 @@ def card(root: Path) -> Mapping[str, Any]:
 def _card(path: Path, size: int, mtime_ns: int) -> Mapping[str, Any]:
     del size, mtime_ns  # which card it is
     with open(path, encoding="utf-8", errors="replace") as file:
-        lines = file.read(_LARGEST_CARD).splitlines()
+        lines = file.read(MOST_YAML).splitlines()
     if not lines or lines[0].strip() != "---" or "---" not in lines[1:]:
         return {}
     try:
-        found = yaml.load("\n".join(lines[1 : lines.index("---", 1)]), _Loader)  # noqa: S506  it is a safe one
-    except (yaml.YAMLError, ValueError, RecursionError):
+        found = parse_yaml("\n".join(lines[1 : lines.index("---", 1)]))
+    except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -222,13 +222,15 @@ def _column(batch: Any, leaf: str) -> list[Any]:
 
 def class_names(feature: Any) -> list[str] | None:
     """The classes of a feature, or of what is in its list; None if it names none."""
-    if isinstance(feature, list) and len(feature) == 1:  # as older releases write a list
-        return class_names(feature[0])
-    if not isinstance(feature, dict):
-        return None
-    if feature.get("_type") in _LISTS and isinstance(feature.get("feature"), dict | list):
-        return class_names(feature["feature"]) if feature["feature"] is not feature else None
-    return _texts(feature.get("names")) if feature.get("_type") == "ClassLabel" else None
+    while True:
+        if isinstance(feature, list) and len(feature) == 1:  # as older releases write a list
+            feature = feature[0]
+        elif isinstance(feature, dict) and feature.get("_type") in _LISTS:
+            feature = feature.get("feature")
+        else:
+            break
+    is_label = isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+    return _texts(feature.get("names")) if is_label else None
 
 
 def card_names(card: Mapping[str, Any], column: str, subset: str | None) -> list[str] | None:
@@ -236,15 +238,21 @@ def card_names(card: Mapping[str, Any], column: str, subset: str | None) -> list
     info = card.get("dataset_info")
     infos = [each for each in (info if isinstance(info, list) else [info]) if isinstance(each, dict)]
     if subset is not None:
-        infos = [each for each in infos if each.get("config_name") == subset]
+        infos = [each for each in infos if each.get("config_name", "default") == subset]
     for feature in (each for one in infos for each in one.get("features") or () if isinstance(each, dict)):
         if feature.get("name") == column:
             inner = next((feature[key] for key in ("dtype", "list", "sequence") if key in feature), None)
             inner = inner.get("dtype", inner) if isinstance(inner, dict) else None
             label = inner.get("class_label") if isinstance(inner, dict) else None
             names = label.get("names") if isinstance(label, dict) else None
-            return _texts([*names.values()] if isinstance(names, dict) else names)
+            return _texts(_numbered(names) if isinstance(names, dict) else names)
     return None
+
+
+def _numbered(names: Mapping[Any, Any]) -> list[Any]:
+    """The names of 0, 1, … by their numbers, in whatever order these are; None for one that is missing."""
+    found = {str(number): name for number, name in names.items()}
+    return [found.get(str(number)) for number in range(len(found))]
 
 
 def _texts(names: Any) -> list[str] | None:

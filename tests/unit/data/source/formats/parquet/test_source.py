@@ -99,11 +99,40 @@ def test_numbers_without_names(tmp_path: Path) -> None:
     assert opened(root).classes == ("a", "b", "c", "d", "e")
 
 
+_NAMES = (
+    "features:\n  - name: image\n    dtype: image\n  - name: label\n    dtype:\n"
+    "      class_label:\n        names:\n          '0': {}\n          '2': {}\n          1: {}\n"
+)
+
+
 def test_names_in_the_card(tmp_path: Path) -> None:
     root = one(tmp_path, LABELS)
+    (root / "README.md").write_text(f"---\ndataset_info:\n  {_NAMES.format('cat', 'hen', 'dog')}---\n# A set\n")
+    assert opened(root).classes == ("cat", "dog", "hen")
+
+
+def test_a_card_that_would_fill_memory_names_nothing(tmp_path: Path) -> None:
+    root = one(tmp_path, LABELS)
+    lines = ["a0: &a0 {x: 1}", *(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}" for n in range(1, 64))]
+    (root / "README.md").write_text("\n".join(["---", *lines, "---"]))
+    assert opened(root).classes == ("0", "1", "2")
+
+
+def test_files_of_one_name(tmp_path: Path) -> None:
+    for number in (0, 1):
+        one(tmp_path / f"part{number}", LABELS)
+    (tmp_path / "README.md").write_text("---\nconfigs:\n- config_name: x\n  data_files: '*/set/train.parquet'\n---\n")
+    source = opened(tmp_path)
+    assert (source.key(0), source.key(len(source) - 1)) == ("part0/set/train.parquet/0", "part1/set/train.parquet/7")
+
+
+def test_names_in_the_card_of_the_default_subset(tmp_path: Path) -> None:
+    root = one(tmp_path, LABELS)
+    default = "default: true\n  data_files: '*.parquet'"
     (root / "README.md").write_text(
-        "---\ndataset_info:\n  features:\n  - name: image\n    dtype: image\n  - name: label\n    dtype:\n"
-        "      class_label:\n        names:\n          '0': cat\n          '1': dog\n          '2': hen\n---\n# A set\n"
+        f"---\nconfigs:\n- config_name: old\n  data_files: old/*.parquet\n- config_name: new\n  {default}\n"
+        f"dataset_info:\n- config_name: old\n  {_NAMES.format('x', 'z', 'y')}"
+        f"- config_name: new\n  {_NAMES.format('cat', 'hen', 'dog')}---\n"
     )
     assert opened(root).classes == ("cat", "dog", "hen")
 
