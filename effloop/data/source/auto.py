@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from effloop.data.source.base import WHOLE, Kind, NoSplitError, Source, sources
 from effloop.data.source.config import DataConfig
@@ -12,6 +14,10 @@ from effloop.data.source.splits import find_split
 from effloop.data.source.storage.kept import looking_once
 from effloop.errors import ConfigError, DataError
 
+_HUB = re.compile(r"hf://datasets/([^/]+(?:/[^/@]+)?)(?:@([^/]+))?/?")
+_KEYS = {"classes", "mask", "reduce_zero", "colors", "image", "label"}
+"""Keys that only some formats have."""
+
 
 @dataclass
 class AutoConfig(DataConfig):
@@ -19,9 +25,11 @@ class AutoConfig(DataConfig):
 
     Attributes:
         targets: what the targets of a table are, as of `data=csv`.
-        classes: names of the classes, as of `data=csv` and `data=masks`.
-        mask: column with the paths of masks, as of `data=csv`.
+        classes: names of the classes, as of the format that is found.
+        mask: column of the masks, as of `data=csv` and `data=parquet`.
         reduce_zero, colors: how masks are read, as of `data=masks`.
+        image, label: which columns, arrays, features or extensions are images and targets, as of the format that is
+            found; null is its default.
     """
 
     root: str | None = None
@@ -30,18 +38,32 @@ class AutoConfig(DataConfig):
     mask: str | None = None
     reduce_zero: bool = False
     colors: str | None = None
+    image: str | None = None
+    label: Any = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if found := _HUB.fullmatch(self.root or ""):
+            revision = f" data.revision={found[2]}" if found[2] else ""
+            raise ConfigError(
+                f"data.root: '{self.root}' is a dataset of Hugging Face's hub; set data=hf data.root={found[1]}"
+                f"{revision}"
+            )
 
     def found(self) -> DataConfig:
         name = "embedded" if self.root is None else _format_of(self)
         of = sources[name].config
         known = {field.name for field in fields(of)}
-        for key in ("classes", "mask", "reduce_zero", "colors"):
-            if key not in known and (value := getattr(self, key)) not in (None, False):
-                raise ConfigError(
-                    f"data.{key}: {value} is for masks or tables, but the data is data={name}; leave it out"
-                )
-        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name in known}
-        found = of(**{**given, "name": name})
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        given = {key: value for key, value in own.items() if key not in _KEYS or value not in (None, False)}
+        for key in sorted(_KEYS & given.keys() - known):
+            have = ", ".join(each for each in _formats() if hasattr(sources[each].config, key))
+            raise ConfigError(f"data.{key}: {given[key]} is for {have}, but the data is data={name}; leave it out")
+        if "label" in given and name != "csv":  # of which alone several columns may be named
+            if isinstance(self.label, list):
+                raise ConfigError(f"data.label: {self.label} is for tables, but the data is data={name}; set one name")
+            given["label"] = str(self.label)
+        found = of(**{**{key: value for key, value in given.items() if key in known}, "name": name})
         assert isinstance(found, DataConfig)
         return found
 
@@ -84,8 +106,12 @@ def _format_of(config: AutoConfig) -> str:
     root = expand_root(config)
     if name := format_of(root):
         return name
-    formats = ", ".join(name for name in sources.names() if name not in ("auto", "embedded", "hf"))
-    raise ConfigError(f"data.root: '{config.root}' is in no format that EffLoop knows; have {formats}: set data=FORMAT")
+    have = ", ".join(_formats())
+    raise ConfigError(f"data.root: '{config.root}' is in no format that EffLoop knows; have {have}: set data=FORMAT")
+
+
+def _formats() -> list[str]:
+    return [name for name in sources.names() if name not in ("auto", "embedded", "hf")]
 
 
 def format_of(root: Path) -> str | None:

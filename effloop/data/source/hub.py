@@ -37,6 +37,11 @@ class HubConfig(ParquetConfig):
 
     revision: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.root:
+            self.root = self.root.removeprefix(_PREFIX)
+        super().__post_init__()
+
     def pinned(self) -> Mapping[str, Any]:
         return {"revision": _fetch(self.root, self.revision, [layout.CARD]).name}
 
@@ -105,7 +110,7 @@ def _fetch(root: str | None, revision: str | None, patterns: Sequence[str]) -> P
         raise ConfigError("data.root is missing; data=hf needs it: set data.root=ORG/NAME")
     with _one_line(root, revision), _without_warnings():
         found = hub.snapshot_download(
-            root.removeprefix(_PREFIX),
+            root,
             repo_type="dataset",
             revision=revision,
             allow_patterns=[*patterns],

@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from plans import line, open_source, write_as
 
@@ -62,3 +63,22 @@ def test_an_unreadable_file(photos: Path, name: str) -> None:
     finally:
         os.seteuid(former)
         shutil.rmtree(folder)
+
+
+def test_names_are_those_of_the_format(photos: Path, tmp_path: Path) -> None:
+    path = tmp_path / "set.npz"
+    pixels = np.arange(2 * 4 * 4, dtype=np.uint8).reshape(2, 4, 4)
+    np.savez(path, front=pixels, back=pixels, kind=np.array([0, 1]))
+    source = open_source("auto", path, ".", image="back", label="kind")
+    assert source.labels.tolist() == [0, 1]
+    for root, options, message in (
+        (path, {"label": ["a", "b"]}, r"data\.label: \['a', 'b'\] is for tables, but the data is data=npz; set one"),
+        (
+            photos,
+            {"image": "x"},
+            r"data\.image: x is for beton, csv, .*zarr, but the data is data=folder; leave it out",
+        ),
+        (None, {"label": "x"}, r"data\.label: x is for .*, but the data is data=embedded; leave it out"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            open_source("auto", root, **options)

@@ -124,3 +124,9 @@ def test_the_name_stays_in_a_saved_config(hub: Hub, here: Path) -> None:
     config = compose(["data=hf", f"data.root={NAME}"])
     assert to_dict(config)["data"]["root"] == NAME
     assert from_dict(to_dict(config), (), "the config").data == config.data
+
+
+def test_an_address_of_fsspec_leads_there(hub: Hub) -> None:
+    assert opened(root=f"hf://datasets/{NAME}").where == opened().where
+    with pytest.raises(ConfigError, match=r"hub; set data=hf data\.root=a/b data\.revision=v1$"):
+        compose(["data.root=hf://datasets/a/b@v1"])

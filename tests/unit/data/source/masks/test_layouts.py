@@ -170,6 +170,6 @@ def test_class_folders_are_not_masks(tmp_path: Path) -> None:
         put(tmp_path / f"pets/train/{name}/a.jpg", photo(8, 9, 0))
     assert format_of(tmp_path / "pets") == "folder"
     with pytest.raises(
-        ConfigError, match=r"data\.reduce_zero: True is for masks or tables, but the data is data=folder"
+        ConfigError, match=r"data\.reduce_zero: True is for csv, masks, but the data is data=folder; leave"
     ):
         kind_of(sources["auto"].config(name="auto", root=str(tmp_path / "pets"), reduce_zero=True))
