@@ -119,7 +119,7 @@ def save(config: Config, path: Path) -> None:
 def to_dict(config: Config) -> dict[str, Any]:
     """A config as plain dicts, lists and values, for a run folder or checkpoint; paths are made absolute."""
     plain = as_plain(config)
-    for key in ("root", "val_root", "images", "colors", "index_dir", "download_dir"):
+    for key in ("root", "val_root", "images", "labels", "colors", "index_dir", "download_dir"):
         if key == "root" and not config.data.root_is_path:
             continue
         if plain["data"].get(key) and not is_remote(plain["data"][key]):

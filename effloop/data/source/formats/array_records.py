@@ -21,6 +21,7 @@ from effloop.errors import DataError
 _BLOCK_BYTES = 16 << 20  # of images in memory at a time, or one chunk
 _ENCODED_BYTES = 1 << 15  # of an encoded image, where only reading it tells
 _ENCODED_ROWS = 256
+_MOST_COLUMNS = 1 << 16
 _MOST_CLASSES = 1 << 20  # without names; see `indexed`
 
 
@@ -167,6 +168,10 @@ def _flat(labels: StoredArray) -> NDArray[Any]:
         raise DataError(
             f"{labels.name} is {labels.dtype.name}, {labels.shape}; labels are read of shape (N,) or (N, K): "
             "set data.label=NAME"
+        )
+    if math.prod(labels.shape[1:]) > _MOST_COLUMNS:
+        raise DataError(
+            f"{labels.name} is {labels.shape}; a label has up to {_MOST_COLUMNS:,} values: set data.label=NAME"
         )
     values = labels.load()
     values = values.reshape(len(values), -1)

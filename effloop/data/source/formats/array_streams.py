@@ -21,6 +21,7 @@ DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, gzip.BadGzipFile, NotImplem
 """What reading damaged archives raises."""
 
 _IDX_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_LONGEST = 1 << 48
 _PIECE = 1 << 20  # bytes read at a time: a header may claim any number of them
 
 
@@ -50,6 +51,8 @@ class StreamedArray(StoredArray):
             raise self._damaged(error) from None
         except ValueError as error:
             raise DataError(f"{name} can't be read: {' '.join(str(error).split())[:200]}") from None
+        if not all(0 <= length < _LONGEST for length in self.shape):
+            raise DataError(f"{name} is damaged: its shape is {self.shape}; get it again")
         if self.dtype.hasobject:
             raise DataError(
                 f"{name} holds Python objects, which only unpickling reads, and that could run code: save it anew "

@@ -108,7 +108,7 @@ class CifarSource(ImportedSource):
         batches = [(file.name, read(file, self._key(layout), layout)) for file in files if file.name not in names]
         count = sum(len(labels) for _, (labels, _) in batches)
         last = max((max(labels, default=0) for _, (labels, _) in batches), default=0)
-        classes = self._classes(files, layout) or [str(label) for label in range(max(0, last) + 1)]
+        classes = self._classes(files, layout) or [str(label) for label in range(last + 1)]
         return Contents(_records(batches), count, count * _COPIED, classes, about=RAW)
 
     def _key(self, layout: _Layout) -> str:
@@ -159,8 +159,8 @@ def _pickled(file: Path, key: str, layout: _Layout) -> _Batch:
     pixels, labels = found.get("data"), found.get(key)
     if not isinstance(pixels, Array) or pixels.dtype != np.uint8 or pixels.shape[1:] != (_BYTES,):
         raise DataError(f"{file} has no array 'data' of (N, {_BYTES:,}) uint8; unpack the archive again")
-    if not isinstance(labels, list) or not all(type(label) is int for label in labels):
-        raise DataError(f"{file} has no list '{key}' of numbers; unpack the archive again")
+    if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < 256 for label in labels):
+        raise DataError(f"{file} has no list '{key}' of numbers from 0 to 255; unpack the archive again")
     if len(labels) != len(values := pixels.values(data)):
         raise DataError(f"{file} has {len(labels):,} labels for {len(values):,} images; unpack the archive again")
     return labels, values

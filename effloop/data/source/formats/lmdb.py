@@ -32,11 +32,11 @@ from effloop.data.source.storage.columns import ColumnFile
 from effloop.data.source.storage.index import Entry, IndexWriter, write_index
 from effloop.data.source.storage.indexed import IndexedConfig, IndexedSource
 from effloop.data.source.storage.mapped import MappedFiles, Payload
-from effloop.data.source.storage.packed import check_header
+from effloop.data.source.storage.packed import Split, check_header
 from effloop.data.source.storage.shards import is_of_split
 from effloop.data.source.storage.targets import Targets
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, Records, SplitColumns, register_writer
-from effloop.errors import DataError, warn
+from effloop.errors import ConfigError, DataError, warn
 from effloop.system.hardware import file_system
 
 HEADER_KEY = b"effloop"  # sorts behind all digits
@@ -138,6 +138,13 @@ class LmdbSource(IndexedSource):
         return Foreign(
             tree, None if path is None else lambda tree: Labels(path, lambda key: tree.find(key) is not None)
         )
+
+    def opened(self, index: ColumnFile, files: list[Path]) -> Split:
+        if self.config.labels is not None and _tree(files[0]).find(HEADER_KEY):
+            raise ConfigError(
+                f"data.labels: '{self.config.labels}', but {files[0]} has labels of its own; leave it out"
+            )
+        return super().opened(index, files)
 
     def payload(self, files: MappedFiles, index: ColumnFile) -> Payload:
         made = index.meta["header"].get("about", {}).get(MADE)

@@ -6,14 +6,16 @@ The copy is a file as `data=memmap` reads it, in `data.index_dir`, and is made a
 from __future__ import annotations
 
 import fcntl
+import json
 import os
+import re
 import shlex
 import sys
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +127,7 @@ class ImportedSource(PackedSource):
         files = [Path(os.path.abspath(file)) for file in self.originals()]
         states = [_state(file, ends=len(files) <= _MOST_ENDS) for file in files]
         # A format's own fields choose what is read from the files: another choice is another copy.
-        own = [getattr(self.config, each.name) for each in fields(self.config)[len(fields(ImportedConfig)) :]]
+        own = [getattr(self.config, each.name) for each in self._own_fields()]
         root = expand_root(self.config).resolve()
         identity = f"copy {_VERSION}\0{self.config.name}\0{root}\0{self.split}\0{own}"
 
@@ -200,13 +202,31 @@ class ImportedSource(PackedSource):
                     "name all classes"
                 )
 
+    def _own_fields(self) -> Sequence[Field[Any]]:
+        """Those of the config that other formats needn't have."""
+        return fields(self.config)[len(fields(ImportedConfig)) :]
+
+    def _choice(self) -> str:
+        """The data as a command line names it."""
+        own = {each.name: getattr(self.config, each.name) for each in self._own_fields()}
+        chosen = {each.name: own[each.name] for each in self._own_fields() if own[each.name] != each.default}
+        name = [f"data={self.config.name}"] if chosen else []
+        words = [f"data.{key}={_typed(value)}" for key, value in chosen.items()]
+        return shlex.join([*name, f"data.root={self.config.root}", *words])
+
     def _say(self, path: Path, count: int, seconds: float) -> None:
-        root = shlex.quote(f"data.root={self.config.root}")
         _print(
             f"{self.where} can't be read in place: {count:,} samples were copied to {path} "
-            f"({decimal(path.stat().st_size)}, {duration(seconds)}); {PROGRAM} convert {root} to=memmap out=PATH makes "
-            "a dataset that needs no copy"
+            f"({decimal(path.stat().st_size)}, {duration(seconds)}); {PROGRAM} convert {self._choice()} to=memmap "
+            "out=PATH makes a dataset that needs no copy"
         )
+
+
+def _typed(value: Any) -> str:
+    """A value as it is typed behind `KEY=`."""
+    if isinstance(value, list):
+        return f"[{','.join(map(_typed, value))}]"
+    return str(value) if re.fullmatch(r"[\w./:~-]+", str(value)) else json.dumps(value, ensure_ascii=False)
 
 
 def _state(file: Path, *, ends: bool) -> dict[str, Any]:

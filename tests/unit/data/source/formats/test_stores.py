@@ -176,6 +176,23 @@ def elsewhere(root: Path) -> Path:
     return root
 
 
+def negative(root: Path) -> Path:
+    header = {"descr": "|u1", "fortran_order": False, "shape": (-16, 9, 8)}
+    root.mkdir()
+    with (root / "x_train.npy").open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+    np.save(root / "y_train.npy", LABELS)
+    return root
+
+
+def wide(root: Path) -> Path:
+    """Labels that take no space in the file, and 16 TB of memory."""
+    with h5py.File(root, "w") as file:
+        file["x_train"] = IMAGES
+        file.create_dataset("y_train", (16, 1 << 40), np.uint8, chunks=(1, 1 << 20))
+    return root
+
+
 BAD: dict[str, tuple[str, Callable[[Path], Path], str]] = {
     "floats": (
         "npz",
@@ -232,6 +249,16 @@ BAD: dict[str, tuple[str, Callable[[Path], Path], str]] = {
         "zarr",
         lambda at: pickled_zarr(at / "a"),
         "{root}",
+    ),
+    "a negative shape": (
+        "npz",
+        lambda at: negative(at / "a"),
+        "{root}/x_train.npy is damaged: its shape is (-16, 9, 8); get it again",
+    ),
+    "wide labels": (
+        "hdf5",
+        lambda at: wide(at / "a.h5"),
+        "{root}:y_train is (16, 1099511627776); a label has up to 65,536 values: set data.label=NAME",
     ),
     "values elsewhere": (
         "hdf5",

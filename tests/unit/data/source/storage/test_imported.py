@@ -53,6 +53,12 @@ def test_is_copied_once_and_again_when_the_original_changes(
     assert copies(cache) == [copy]
 
 
+def test_what_converts_it_has_its_keys(root: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    open_source("npz", root, image="images", classes=["a", "b c", "d"])
+    said = f"convert data=npz data.root={root} data.image=images 'data.classes=[a,\"b c\",d]' to=memmap out=PATH"
+    assert said in capsys.readouterr().err
+
+
 def test_a_damaged_copy_is_made_again(root: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wanted = read_bytes(open_source("npz", root), 5)
     [copy] = copies(cache)
