@@ -12,6 +12,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
+from effloop.config import messages
 from effloop.config.hydra_setup import EXPERIMENT, chosen_names, compose_tree
 from effloop.config.schema import Config
 from effloop.config.typed import key_of
@@ -54,10 +55,14 @@ def _chosen(tree: DictConfig, overrides: Sequence[str], group: str, name: str) -
     """`GROUP=NAME`, with the group's keys that are typed or set by experiments, unless a name is."""
     if chosen_names(group, overrides):
         return []
-    word = f"{group}={name}"
+    word, own = f"{group}={name}", _keys_of_group(group, overrides)
     kept = [each for each in overrides if key_of(each) == EXPERIMENT]
+    try:
+        found = compose_tree(Config, [word, *kept, *own])
+    except (HydraException, OmegaConfBaseException):  # an experiment's keys are of the part that it was made for
+        found = compose_tree(Config, [word, *own])
     with flag_override(tree, ["readonly", "struct"], False):
-        tree[group] = compose_tree(Config, [word, *kept, *_keys_of_group(group, overrides)])[group]
+        tree[group] = found[group]
     return [word]
 
 
@@ -136,8 +141,9 @@ def with_task(overrides: Sequence[str]) -> list[str]:
         others = [each for each in overrides if not any(each in keys for keys in own.values())]
         parsed = OverridesParser.create().parse_overrides(others)
         rest = [str(each.input_line) for each in parsed if not each.is_sweep_override()]
-        tree = compose_tree(Config, rest)
-    except (EffLoopError, HydraException, OmegaConfBaseException):  # said when all are composed
+        with messages.in_one_line(Config, rest):
+            tree = compose_tree(Config, rest)
+    except (EffLoopError, HydraException):  # said when all are composed
         return list(overrides)
     composes = all(_names_of(keys) <= {*tree[group]} for group, keys in own.items())
     return list(overrides) if composes else [*overrides, *follow_data(tree, rest)]
