@@ -21,7 +21,7 @@ from effloop.errors import DataError
 _BLOCK_BYTES = 16 << 20  # of images in memory at a time, or one chunk
 _ENCODED_BYTES = 1 << 15  # of an encoded image, where only reading it tells
 _ENCODED_ROWS = 256
-_MOST_COLUMNS = 1 << 16
+_MOST_LABEL_BYTES = 1 << 34  # 2 * 10^9 integers; a header may claim any number of them
 _MOST_CLASSES = 1 << 20  # without names; see `indexed`
 
 
@@ -169,12 +169,13 @@ def _flat(labels: StoredArray) -> NDArray[Any]:
             f"{labels.name} is {labels.dtype.name}, {labels.shape}; labels are read of shape (N,) or (N, K): "
             "set data.label=NAME"
         )
-    if math.prod(labels.shape[1:]) > _MOST_COLUMNS:
+    if (size := math.prod(labels.shape) * labels.dtype.itemsize) > _MOST_LABEL_BYTES:
         raise DataError(
-            f"{labels.name} is {labels.shape}; a label has up to {_MOST_COLUMNS:,} values: set data.label=NAME"
+            f"{labels.name} is {labels.dtype.name}, {labels.shape}, {size / 1e9:,.0f} GB of labels, more than the "
+            f"{_MOST_LABEL_BYTES / 1e9:.0f} that are read: set data.label=NAME"
         )
     values = labels.load()
-    values = values.reshape(len(values), -1)
+    values = values.reshape(len(values), math.prod(labels.shape[1:]))
     values = values[:, 0] if values.shape[1] == 1 else values
     if values.dtype.kind in "SUO" and all(isinstance(value, str | bytes) for value in values.reshape(-1)):
         return np.array([_text(value) for value in values.reshape(-1)], object).reshape(values.shape)

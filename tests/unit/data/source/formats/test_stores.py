@@ -255,10 +255,15 @@ BAD: dict[str, tuple[str, Callable[[Path], Path], str]] = {
         lambda at: negative(at / "a"),
         "{root}/x_train.npy is damaged: its shape is (-16, 9, 8); get it again",
     ),
+    "nothing": (
+        "npz",
+        lambda at: save(at / "a.npz", x_train=IMAGES[:0], y_train=LABELS[:0]),
+        "{root}",
+    ),
     "wide labels": (
         "hdf5",
         lambda at: wide(at / "a.h5"),
-        "{root}:y_train is (16, 1099511627776); a label has up to 65,536 values: set data.label=NAME",
+        "{root}:y_train is uint8, (16, 1099511627776), 17,592 GB of labels, more than the 17 that are read",
     ),
     "values elsewhere": (
         "hdf5",
