@@ -113,7 +113,9 @@ class Foreign:
             return 0, row_of(label, targets)
         if type(label) is not int or label < 0:
             what = repr(label) if isinstance(label, int | float | str | None) else f"a {type(label).__name__}"
-            raise DataError(f"has the label {what[:80]}; allowed are whole numbers from 0, or set data.labels=FILE")
+            raise DataError(
+                f"has the label {what[:80]}; allowed are whole numbers from 0, or set data=lmdb data.labels=FILE"
+            )
         return label, b""
 
     def _sample(self, value: Value) -> _Sample:

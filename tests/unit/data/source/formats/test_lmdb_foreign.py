@@ -18,7 +18,7 @@ import lmdb
 import numpy as np
 import pytest
 from PIL import Image
-from plans import open_source, read_bytes
+from plans import open_source, read_bytes, write_as
 from runs import train
 
 from effloop.cli.main import main
@@ -277,7 +277,7 @@ REFUSED: dict[str, tuple[dict[bytes, Any], str]] = {
     "a dict": ({b"0": {"image": b"x", "label": 1}}, "holds 2 values, not (image, label)"),
     "a text as label": (
         {b"0": (b"x", "cat")},
-        "has the label 'cat'; allowed are whole numbers from 0, or set data.labels=FILE",
+        "has the label 'cat'; allowed are whole numbers from 0, or set data=lmdb data.labels=FILE",
     ),
     "a number": ({b"0": (b"x", 1.5)}, "has the label 1.5; allowed are whole numbers"),
     "another array": (
@@ -339,3 +339,10 @@ def test_damage_after_opening(damaged: tuple[Path, Source]) -> None:
     for index in range(len(source)):
         with pytest.raises(DataError):
             source.read(index)
+
+
+def test_labels_of_its_own(photos: Path, tmp_path: Path) -> None:
+    root = write_as("lmdb", photos, tmp_path / "set.lmdb")
+    (tmp_path / "labels.csv").write_text("name,label\nx,1\n")
+    with pytest.raises(ConfigError, match=r"^data\.labels: .* has labels of its own; leave it out$"):
+        open_source("lmdb", root, labels=str(tmp_path / "labels.csv"))
