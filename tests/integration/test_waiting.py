@@ -110,7 +110,7 @@ def test_stopped_workers_end_the_run(photos: Path, tmp_path: Path) -> None:
         workers = workers_of(process.pid)
         for pid in workers:
             os.kill(pid, signal.SIGSTOP)
-        one_line(process, 2, "no sample was loaded for 2 s: ", "worker ", " of 2 (pid ", ", stopped)", "engine.timeout_s")
+        one_line(process, 2, "no sample was loaded for 2 s: worker ", " of 2 (pid ", ", stopped)", "engine.timeout_s")
         assert gone(workers)
 
 
