@@ -10,6 +10,7 @@ import torch
 
 from effloop.build.limits import check_limits
 from effloop.build.resolve import Resolved, resolved
+from effloop.build.window import window_order, windows_of
 from effloop.config import Config
 from effloop.data.augment import augments
 from effloop.data.augment.mix import Mix
@@ -32,7 +33,9 @@ from effloop.data.source.config import Index
 from effloop.data.source.counts import classes_without_samples
 from effloop.data.source.entropy import with_indexes
 from effloop.data.source.splits import open_part, open_split
+from effloop.data.source.storage.indexed import IndexedSource
 from effloop.data.transfer import Transfer
+from effloop.data.windows import WindowOrder
 from effloop.errors import ConfigError, EffLoopError, warn
 from effloop.parallel import OwnSlice, Slice, own_slice
 from effloop.system.hardware import find_device, keep_freed_memory
@@ -129,13 +132,16 @@ def loader_for(config: Resolved, task: Task, source: Source, parallel: Slice, us
         plan = replace(plan, on_bad=OnBad.replace if train else OnBad.leave_out)
         ledger = Ledger(use.split, source.where, len(source), config.max_errors)
     most = ledger.most if ledger else 0
-    line = check_samples(plan, config.data.check, config.num_workers, most, _verify(config.data))
+    here = source.present() if isinstance(source, IndexedSource) and source.in_windows else None
+    line = check_samples(plan, config.data.check, config.num_workers, most, _verify(config.data), here)
     if line and not parallel.rank:
         warn(line)
     if views.fivecrop:
         plan = five_crops(plan)
     loader = _loader_of(config, task, plan, device, train=train)
     loader.ledger = ledger
+    if isinstance(plan.order, WindowOrder) and isinstance(source, IndexedSource):
+        loader.windows = windows_of(config, plan.order, source, parallel)
     return loader
 
 
@@ -200,6 +206,8 @@ def _plan(config: Resolved, source: Source, parallel: Slice, *, train: bool, kin
     if train and config.data.balance:
         folder = getattr(config.data, "index_dir", None)
         order = BalancedOrder(**vars(order), draw=ClassDraw(source, config.data.balance, config.seed, folder))
+    if train and config.data.window is not None:
+        order = window_order(config, source, order)
     if not len(order):
         raise ConfigError(
             f"batch_size: {order.global_batch} is more than the {len(source)} samples of {source.where}; "
@@ -208,7 +216,8 @@ def _plan(config: Resolved, source: Source, parallel: Slice, *, train: bool, kin
     decoder = decoders.build_for(config.data.channels, config.decode)
     limit = None if config.data.cache_gb is None else config.data.cache_gb * 1e9
     exact = engine_class(config.engine).exact  # DALI decodes by itself
-    if exact and decoder.uses_indexes and config.data.cache is not Cache.pixels:
+    kept = config.data.cache is not Cache.pixels and config.data.window is None
+    if exact and decoder.uses_indexes and kept:
         source = with_indexes(source, config.data)
     augment = augments.build_for(config.data.channels, config.augment, size=config.size, train=train)
     if source.kind is Kind.masks:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+from numpy.typing import NDArray
 
 from effloop.data.decode import Decoder
 from effloop.data.image.header import Encoded, Header, read_header
@@ -19,7 +20,12 @@ _NAMED = 20
 
 
 def check_samples(
-    plan: Plan, limit: int, num_threads: int, allowed: int = 0, verify: str = "verify data.root=PATH"
+    plan: Plan,
+    limit: int,
+    num_threads: int,
+    allowed: int = 0,
+    verify: str = "verify data.root=PATH",
+    among: NDArray[np.int64] | None = None,
 ) -> str:
     """Check the checksum, header and end of up to `limit` samples, evenly spread over the split, and of those that the
     index says are bad; and that their masks, where targets are masks, are as large as they are.
@@ -30,6 +36,7 @@ def check_samples(
         num_threads: how many are checked at the same time.
         allowed: how many may be bad.
         verify: the command that checks every sample of this data.
+        among: (N,) the samples that are here; None is all.
 
     Returns:
         A line about those that are; empty if none is.
@@ -38,9 +45,11 @@ def check_samples(
         DataError: more samples can't be used; the message names the first 20, and says how many there are.
         ConfigError: an image is too small for the augmentation recipe.
     """
-    count = len(plan.source)
+    count = len(plan.source) if among is None else len(among)
     ids = np.unique(np.linspace(0, count - 1, min(limit, count)).astype(np.int64))
     bad_ones = plan.source.bad_samples()
+    if among is not None:
+        ids, bad_ones = among[ids], np.intersect1d(bad_ones, among)
     if limit:
         ids = np.union1d(ids, bad_ones)
     known_bad = frozenset(bad_ones.tolist())

@@ -19,6 +19,7 @@ from effloop.data.plan import Plan
 from effloop.data.source import Kind
 from effloop.data.source.counts import targets_of
 from effloop.data.transfer import Transfer
+from effloop.data.windows import Windows
 from effloop.errors import ConfigError
 
 
@@ -35,6 +36,7 @@ class Loader:
         engine: the workers that load it.
         transfer: copies it to the device and normalises it there.
         ledger: lists what `on_error=skip` did without; None where a bad sample is an error.
+        windows: has shards fetched as they are needed; None where all are here.
     """
 
     def __init__(self, plan: Plan, engine: Engine, transfer: Transfer, ledger: Ledger | None = None) -> None:
@@ -42,6 +44,7 @@ class Loader:
         self.engine = engine
         self.transfer = transfer
         self.ledger = ledger
+        self.windows: Windows | None = None
         self._epochs = itertools.count()
 
     def __iter__(self) -> Iterator[Batch]:
@@ -87,6 +90,8 @@ class Loader:
                 of them than `max_errors` allows.
         """
         batches = self.engine.stream(epoch, samples_seen)
+        if self.windows is not None:
+            batches = self.windows.following(epoch, samples_seen, batches)
         if self.ledger is not None:
             batches = map(partial(self.ledger.note, epoch), batches)
         return self.transfer.stream(batches, partial(self.plan.keys, epoch))
@@ -158,6 +163,8 @@ class Loader:
     def close(self) -> None:
         """End workers that outlive an epoch, once the loader is no longer needed."""
         self.engine.close()
+        if self.windows is not None:
+            self.windows.close()
 
 
 def _checked_ids(ids: Sequence[int], count: int) -> NDArray[np.int64]:

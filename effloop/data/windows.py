@@ -8,13 +8,17 @@ any number of ranks and workers.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from effloop.batch import Batch
 from effloop.data.order import Order
 from effloop.data.random import Permutation, derive
+from effloop.data.remote.window import WindowState
+from effloop.data.remote.window_fetch import WindowFetching
 
 _SHARDS, _WINDOW = 100, 101
 """Purposes of keys; the smaller ones are a permutation's own."""
@@ -76,6 +80,51 @@ class WindowOrder(Order):
             place = np.searchsorted(shard_ends, inside, "right")
             found[rows] = firsts[shards[place]] + inside - (shard_ends - sizes[shards])[place]
         return found
+
+
+class Windows:
+    """Tells the process that fetches shards where a rank is, and waits for them.
+
+    Args:
+        order: of the rank's batches.
+        names: of the shards, below the dataset's folder.
+        state: where it is told.
+        fetching: the process, if this rank has started it.
+    """
+
+    def __init__(
+        self, order: WindowOrder, names: Sequence[str], state: WindowState, fetching: WindowFetching | None
+    ) -> None:
+        self._order, self._names, self._state, self._fetching = order, names, state, fetching
+
+    def following(self, epoch: int, samples_seen: int, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The batches of an engine from a position on; what a batch needs is told and waited for first.
+
+        Raises:
+            ConfigError: the process that fetches has failed, or isn't there.
+        """
+        windows, told = self._order.windows(epoch), (-1, -1)
+        after = self._order.windows(epoch + 1)[0]
+        for number in range(samples_seen // self._order.global_batch, len(self._order)):
+            if (now := self._order.window_of(epoch, number)) != told:
+                told = now
+                needed = [self._named(windows[each]) for each in range(now[0], now[1] + 1)]
+                following = windows[now[1] + 1] if now[1] + 1 < len(windows) else after
+                self._state.tell(self._order.rank, (epoch, number), needed, self._named(following))
+                for name in (name for each in needed for name in each):
+                    self._state.wait_for(self._state.view / name)
+            batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
+
+    def _named(self, shards: NDArray[np.int64]) -> list[str]:
+        return [self._names[shard] for shard in shards.tolist()]
+
+    def close(self) -> None:
+        """End the process that fetches."""
+        if self._fetching:
+            self._fetching.close()
 
 
 @functools.lru_cache(maxsize=4)

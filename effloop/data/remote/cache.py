@@ -97,6 +97,11 @@ class Cache:
     def _manifest_path(self, name: str) -> Path:
         return self.folder / "data" / f"{name}.json"
 
+    def room(self, limit: float | None) -> float:
+        """Bytes that the folder may have, by a limit or the free disk."""
+        held = sum(_bytes_on_disk(path) for path in (self.folder / "objects").iterdir())
+        return limit if limit is not None else held + _SHARE * shutil.disk_usage(self.folder).free
+
     def make_room(self, manifest: Manifest, limit: float | None) -> None:
         """Remove datasets that no process uses, those first whose last use is longest ago, until this one fits.
 
@@ -121,6 +126,11 @@ class Cache:
                     raise ConfigError(self._too_large(manifest, needed, room, limit))
                 path.unlink(missing_ok=True)
                 total -= held.get(path, 0)
+
+    def remove(self, manifest: Manifest) -> None:
+        """Remove the files of a dataset, and what isn't whole of them."""
+        for path in self._contents(manifest):
+            path.unlink(missing_ok=True)
 
     def _contents(self, manifest: Manifest) -> set[Path]:
         """The contents of a dataset, and what isn't whole of them."""

@@ -2,7 +2,8 @@
 
 A client's threads and connections don't survive a fork, and workers are forked: so they are in a process of their own.
 It reads a line of JSON, writes the path of a manifest, waits for a line, and fetches. What it says is a line of JSON:
-{"manifest": PATH}, {"bytes": N} of what has come since, {"done": true} or {"error": LINE, "kind": NAME}.
+{"manifest": PATH}, {"index": PATH} where it needs to know what that lists, {"total": N} bytes to come, {"bytes": N} of
+what has come since, {"done": true, "files": N, "size": BYTES} or {"error": LINE, "kind": NAME}.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from effloop.data.remote.cache import DONE, PART, Cache
 from effloop.data.remote.location import Location
 from effloop.data.remote.manifest import Manifest, RemoteFile
 from effloop.data.remote.store import Attempts, FetchError, Store
+from effloop.data.remote.window import before_training
 from effloop.errors import ConfigError, EffLoopError
 from effloop.system.files import describe_failure
 from effloop.system.processes import end_with_parent, ignore_interrupts, ignore_stops, unblock_interrupts
@@ -221,11 +224,36 @@ def _run(asked: dict[str, Any]) -> None:
         thread.join()
     _say(manifest=str(path))
     sys.stdin.readline()  # until the dataset can't be removed any more
-    if cache.missing(manifest):
-        cache.make_room(manifest, asked["limit"])
-        _fetch(Download(store, manifest, cache, asked["chunk_bytes"]), cache.folder)
+    part = _but_shards(asked, store, manifest, cache) if asked["index"] else manifest
+    if missing := cache.missing(part):
+        _say(total=sum(file.size for file in missing))
+        cache.make_room(part, asked["limit"])
+        _fetch(Download(store, part, cache, asked["chunk_bytes"]), cache.folder)
     cache.link(manifest)
-    _say(done=True)
+    _say(done=True, files=len(part.files), size=part.bytes)
+
+
+def _but_shards(asked: dict[str, Any], store: Store, manifest: Manifest, cache: Cache) -> Manifest:
+    """The files that are fetched now where shards are fetched later, by an index that is fetched for that."""
+    index = [file for file in manifest.files if manifest.name(file) == asked["index"]]
+    if not index:
+        raise ConfigError(
+            f"data.window: '{manifest.root}' has no {asked['index']} beside its shards, which says what is in them; "
+            "convert it to tar, tfrecord or recordio by effloop convert, or drop data.window"
+        )
+    first = replace(manifest, files=tuple(index))
+    if cache.missing(first):
+        cache.make_room(first, asked["limit"])
+        _fetch(Download(store, first, cache, asked["chunk_bytes"]), cache.folder)
+    _say(index=str(cache.content(manifest, index[0])))
+    names = frozenset(json.loads(sys.stdin.readline()))
+    shards = replace(manifest, files=tuple(file for file in manifest.files if manifest.name(file) in names))
+    there = len(shards.files) - len(cache.missing(shards))
+    part = before_training(manifest, names, asked["window"], cache.room(asked["limit"]), there)
+    if cache.missing(part):  # shards of an earlier run may be in its way
+        cache.remove(shards)
+        part = before_training(manifest, names, asked["window"], cache.room(asked["limit"]), 0)
+    return part
 
 
 def _fetch(download: Download, folder: Path) -> None:

@@ -20,6 +20,7 @@ from effloop.data.remote.fetched import Fetched
 from effloop.data.remote.location import Location
 from effloop.data.remote.manifest import Manifest
 from effloop.data.remote.progress import ByteMeter
+from effloop.data.remote.window import Window
 from effloop.errors import ConfigError, DataError, EffLoopError, warn
 from effloop.system.files import describe_failure
 from effloop.system.processes import how_ended, interrupts_blocked_in_children
@@ -61,7 +62,7 @@ _opened: dict[tuple[str, str], _Opened] = {}
 _failed: dict[tuple[str, str], tuple[float, EffLoopError]] = {}
 
 
-def local_root(root: str, folder: Path, limit_gb: float | None = None) -> Path:
+def local_root(root: str, folder: Path, limit_gb: float | None = None, window: Window | None = None) -> Path:
     """Where the files of a remote `data.root` are on this machine: listed, and fetched where they are missing.
 
     That is done once by a process, and by none that another one has started which did.
@@ -70,6 +71,7 @@ def local_root(root: str, folder: Path, limit_gb: float | None = None) -> Path:
         root: a URL.
         folder: for what is fetched.
         limit_gb: 10^9 bytes that it may have; None is 80 % of the free disk.
+        window: of shards that are fetched later; None fetches all.
 
     Raises:
         ConfigError, DataError: they can't be listed or fetched, or don't fit.
@@ -79,7 +81,7 @@ def local_root(root: str, folder: Path, limit_gb: float | None = None) -> Path:
         raise _failed[key][1]
     if key not in _opened:
         try:
-            _opened[key] = _inherited(root, folder) or _open(root, folder, limit_gb)
+            _opened[key] = _inherited(root, folder) or _open(root, folder, limit_gb, window)
         except OSError as error:
             path = Path(os.fsdecode(error.filename)) if error.filename else folder
             raise ConfigError(f"data.download_dir: {describe_failure(path, error)}; set another folder") from None
@@ -137,23 +139,24 @@ def _inherited(root: str, folder: Path) -> _Opened | None:
     return None
 
 
-def _open(root: str, folder: Path, limit_gb: float | None) -> _Opened:
+def _open(root: str, folder: Path, limit_gb: float | None, window: Window | None) -> _Opened:
     location, cache = Location.of(root), Cache(folder)
     began = time.monotonic()
     with cache.fetching(location.place, warn, lambda: _process.told()) as (lock, before):
-        if found := _just_listed(before, root, cache):
+        if found := _just_listed(before, root, cache, whole=window is None):
             return found
         limit = None if limit_gb is None else limit_gb * 1e9
         asked = {"root": root, "folder": str(folder), "limit": limit, "chunk_bytes": CHUNK_BYTES, "parent": os.getpid()}
+        asked |= {"index": window.index, "window": window.count} if window else {"index": None}
         for start in range(1, _STARTS + 1):
             try:
-                manifest, used, count = _fetch(asked, cache, lock)
+                manifest, used, came = _fetch(asked, cache, lock, window)
                 break
             except _EndedError as error:
                 if start == _STARTS:
                     raise DataError(f"data.root: '{root}' can't be fetched: {error}; start again") from None
                 warn(f"data.root: {error}; it is started again")
-        fetched = Fetched(len(manifest.files), manifest.bytes, count, time.monotonic() - began)
+        fetched = Fetched(*came, time.monotonic() - began)
         cache.note(lock, {"root": root, "name": manifest.folder, "listed": time.time(), "fetched": asdict(fetched)})
     return _Opened(cache.root(manifest), manifest, fetched, folder, used)
 
@@ -162,7 +165,7 @@ class _EndedError(Exception):
     """The process that fetches has ended before it was done."""
 
 
-def _just_listed(before: Mapping[str, Any], root: str, cache: Cache) -> _Opened | None:
+def _just_listed(before: Mapping[str, Any], root: str, cache: Cache, *, whole: bool) -> _Opened | None:
     """What another rank of this machine has fetched while this one has waited."""
     if before.get("root") != root or before.get("listed", 0) < _process.began:
         return None
@@ -170,17 +173,19 @@ def _just_listed(before: Mapping[str, Any], root: str, cache: Cache) -> _Opened 
     if manifest is None:
         return None
     used = cache.use(manifest)
-    if cache.missing(manifest):
+    if whole and cache.missing(manifest):
         used.close()
         return None
     return _Opened(cache.root(manifest), manifest, Fetched(**before["fetched"]), cache.folder, used)
 
 
-def _fetch(asked: Mapping[str, Any], cache: Cache, lock: IO[str]) -> tuple[Manifest, IO[str], int]:
+def _fetch(
+    asked: Mapping[str, Any], cache: Cache, lock: IO[str], window: Window | None
+) -> tuple[Manifest, IO[str], tuple[int, int, int]]:
     """Have a process list and fetch.
 
     Returns:
-        What was listed; a file that keeps it from being removed; how many bytes came.
+        What was listed; a file that keeps it from being removed; how many files and bytes are here now, and bytes came.
 
     Raises:
         ConfigError, DataError: what it says.
@@ -195,8 +200,11 @@ def _fetch(asked: Mapping[str, Any], cache: Cache, lock: IO[str]) -> tuple[Manif
                 manifest = Manifest.read(Path(message["manifest"]))
                 assert manifest is not None
                 used = kept.enter_context(cache.use(manifest))
-                meter.total = sum(file.size for file in cache.missing(manifest))
                 _write(process, "go")
+            if "index" in message:
+                assert window is not None
+                _write(process, json.dumps(window.shards_of(Path(message["index"]))))
+            meter.total = message.get("total", meter.total)
             if "bytes" in message:
                 meter.advance(message["bytes"])
                 os.utime(lock.fileno())
@@ -204,7 +212,7 @@ def _fetch(asked: Mapping[str, Any], cache: Cache, lock: IO[str]) -> tuple[Manif
             if message.get("done"):
                 assert manifest is not None
                 kept.pop_all()
-                return manifest, used, meter.bytes
+                return manifest, used, (message["files"], message["size"], meter.bytes)
     raise _ended(process)
 
 

@@ -11,6 +11,7 @@ from effloop.data.source.base import WHOLE, Kind, NoSplitError, Source, sources
 from effloop.data.source.config import DataConfig
 from effloop.data.source.root import expand_root
 from effloop.data.source.splits import find_split
+from effloop.data.source.storage.index import shard_names
 from effloop.data.source.storage.kept import looking_once
 from effloop.errors import ConfigError, DataError
 
@@ -49,6 +50,9 @@ class AutoConfig(DataConfig):
                 f"data.root: '{self.root}' is a dataset of Hugging Face's hub; set data=hf data.root={found[1]}"
                 f"{revision}"
             )
+
+    def shards_in(self, index: Path) -> list[str]:
+        return shard_names(index)
 
     def found(self) -> DataConfig:
         name = "embedded" if self.root is None else _format_of(self)

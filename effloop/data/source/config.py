@@ -6,11 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any, ClassVar
 
 from omegaconf import MISSING
 
-from effloop.data.remote.location import check_root
+from effloop.data.remote.location import check_root, is_remote
 from effloop.errors import ConfigError
 from effloop.registry import PartConfig
 
@@ -74,6 +75,9 @@ class DataConfig(PartConfig):
             ~/.cache/effloop/remote.
         download_gb: GB (10^9 bytes) that this folder may have; data that no run uses is removed for it. null is 80 % of
             the free disk.
+        window: how many shards of a URL's training split are here at a time, where they don't all fit: tar, TFRecord or
+            RecordIO that `effloop convert` wrote. An epoch takes one window of shards after the other, in shuffled
+            order, and shuffles the samples of each; the next window is fetched meanwhile. null: all shards are here.
         channels: 3 is RGB. 1 is grey, from the decoder to the model, in a third of the memory: of a colour JPEG its
             luminance as it is stored, of other colours Pillow's formula (0.299 R + 0.587 G + 0.114 B).
         mean, std: (R, G, B) in units of 0-1, used to normalize on the device. If both are null, images stay uint8. With
@@ -100,6 +104,7 @@ class DataConfig(PartConfig):
     cache_gb: float | None = None
     download_dir: str | None = None
     download_gb: float | None = None
+    window: int | None = None
     channels: int = 3
     mean: list[float] | None = field(default_factory=lambda: [0.485, 0.456, 0.406])  # ImageNet's
     std: list[float] | None = field(default_factory=lambda: [0.229, 0.224, 0.225])
@@ -123,6 +128,42 @@ class DataConfig(PartConfig):
         if not 0 <= self.balance <= 1:
             raise ConfigError(f"data.balance: {self.balance} is not allowed; set a number from 0 to 1")
         self._check_division()
+        if self.window is not None:
+            self._check_window(self.window)
+
+    def _check_window(self, window: int) -> None:
+        if window < 1:
+            raise ConfigError(f"data.window: {window} is not allowed; set a number of shards above 0, or null")
+        if not (self.root_is_path and is_remote(self.root or "")) and self.root != MISSING:
+            raise ConfigError(
+                f"data.window: {window} is for data behind a URL, and data.root='{self.root}' is on this machine; drop "
+                "data.window"
+            )
+        others = {"balance": self.balance, "val": self.val, "fold": self.fold, "group": self.group}
+        for key, value in others.items():
+            if value:
+                raise ConfigError(f"data.{key}: {value} needs all samples, data.window={window} has some; drop one")
+        for key, value, fix in (("tail", self.tail.value, "drop"), ("cache", self.cache.value, "none")):
+            if value != fix:
+                raise ConfigError(f"data.{key}: {value} is not allowed with data.window={window}; set data.{key}={fix}")
+        if self.allow_missing_classes or self.val_split == self.train_split:
+            key = "allow_missing_classes" if self.allow_missing_classes else "val_split"
+            raise ConfigError(
+                f"data.{key}: {getattr(self, key)} is not allowed with data.window={window}, whose validation split is "
+                f"another one of the same classes; drop data.{key}"
+            )
+
+    def shards_in(self, index: Path) -> list[str]:
+        """The names of the files that an index beside them lists.
+
+        Raises:
+            ConfigError: this format has no such index.
+            DataError: it is damaged.
+        """
+        raise ConfigError(
+            f"data.window: data={self.name} can't read some shards of {index.name} only; use data=tar, tfrecord or "
+            "recordio, or drop data.window"
+        )
 
     def _check_normalisation(self) -> None:
         finite, positive = "one finite number", "a number above 0"

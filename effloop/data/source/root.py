@@ -11,6 +11,7 @@ from typing import Any
 from effloop.data.remote.fetch import fetched_of, local_root, manifest_of_root
 from effloop.data.remote.location import is_remote
 from effloop.data.remote.manifest import Manifest
+from effloop.data.remote.window import Window
 from effloop.data.source.config import DataConfig
 from effloop.errors import ConfigError
 
@@ -25,7 +26,9 @@ def expand_root(config: DataConfig) -> Path:
     if not config.root:
         raise ConfigError(f"data.root is missing; data={config.name} needs it: set data.root=PATH")
     if is_remote(config.root):
-        return local_root(config.root, download_folder(config), config.download_gb)
+        index = f"{config.train_split}.index"
+        window = None if config.window is None else Window(config.window, index, config.shards_in)
+        return local_root(config.root, download_folder(config), config.download_gb, window)
     root = Path(os.path.expanduser(config.root))
     try:
         mode = os.stat(root).st_mode
@@ -41,10 +44,14 @@ def expand_root(config: DataConfig) -> Path:
 
 
 def download_folder(config: DataConfig) -> Path:
-    """`data.download_dir`, or a folder in the user's cache folder where that is None."""
+    """`data.download_dir`, or a folder in the user's cache folder where that is None; with `data.window` a folder in
+    it, as what is there comes and goes.
+    """
     if config.download_dir:
-        return Path(config.download_dir).expanduser().absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "effloop" / "remote"
+        folder = Path(config.download_dir).expanduser().absolute()
+    else:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "effloop" / "remote"
+    return folder if config.window is None else folder / "window"
 
 
 def remote_files(config: DataConfig) -> Manifest | None:

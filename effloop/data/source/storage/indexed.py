@@ -10,15 +10,27 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import Any, ClassVar, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
+from effloop.data.remote.window import WindowState
 from effloop.data.source.base import Kind, NoSplitError, printable
 from effloop.data.source.root import root_folder
 from effloop.data.source.storage.blobs import Blobs
 from effloop.data.source.storage.checksum import crc32c_of_ends
 from effloop.data.source.storage.columns import ColumnFile
-from effloop.data.source.storage.index import NAMES, Entry, IndexWriter, open_index, read_names, verify_files
+from effloop.data.source.storage.index import (
+    NAMES,
+    Entry,
+    IndexWriter,
+    open_index,
+    read_names,
+    shard_names,
+    verify_files,
+)
 from effloop.data.source.storage.kept import open_kept
 from effloop.data.source.storage.loose import modified_ns
-from effloop.data.source.storage.mapped import MappedFiles, Payload, ScatteredPayload
+from effloop.data.source.storage.mapped import MappedFiles, Payload, ScatteredPayload, WindowedFiles
 from effloop.data.source.storage.packed import PackedConfig, PackedSource, Split, targets_in
 from effloop.data.source.storage.shards import find_shards
 from effloop.data.source.storage.targets import CLASSES, Targets, read_targets
@@ -36,6 +48,9 @@ class IndexedConfig(PackedConfig):
     """
 
     index_dir: str | None = None
+
+    def shards_in(self, index: Path) -> list[str]:
+        return shard_names(index)
 
 
 class IndexedSource(PackedSource):
@@ -110,7 +125,29 @@ class IndexedSource(PackedSource):
 
     def open_split(self) -> Split:
         root = self.base()
-        return self.opened(*(open_index(root, self.split) or self._kept_index(root)))
+        found = open_index(root, self.split, whole=not self.in_windows)
+        return self.opened(*(found or self._kept_index(root)))
+
+    @property
+    def in_windows(self) -> bool:
+        """Whether only some files are here at a time."""
+        return self.config.window is not None and self.split == self.config.train_split
+
+    def shard_files(self) -> tuple[list[Path], NDArray[np.int64]]:
+        """The files of the split, and how many samples are in each."""
+        return self._files, np.bincount(self._file_of, minlength=len(self._files))
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the samples of each file follow each other."""
+        return bool((np.diff(self._file_of.astype(np.int64)) >= 0).all())
+
+    def present(self) -> NDArray[np.int64]:
+        """The samples in files that are here."""
+        return np.flatnonzero(np.array([file.exists() for file in self._files])[self._file_of])
+
+    def _mapped(self) -> MappedFiles:
+        return WindowedFiles(self._files, WindowState(self.base())) if self.in_windows else MappedFiles(self._files)
 
     def opened(self, index: ColumnFile, files: list[Path]) -> Split:
         """The split that an index is of; arguments as from `open_index`."""
@@ -124,7 +161,7 @@ class IndexedSource(PackedSource):
             header=header,
             targets=index["target"] if targets_in(header) else index.unsigned("label"),
             keys=Blobs(index.blob("key"), index.unsigned("key_end")),
-            payload=self.payload(MappedFiles(files), index),
+            payload=self.payload(self._mapped(), index),
             checksums=None if index.get("crc32c") is None else index.unsigned("crc32c"),
             indexes=index.blobs("entropy") if "entropy" in index else None,
             **self._masks_in(index, header),
@@ -137,7 +174,7 @@ class IndexedSource(PackedSource):
         masks: Blobs | Payload
         if "mask_offset" in index:
             places = [index.unsigned(name) for name in ("file", "mask_offset", "mask_size")]
-            masks = ScatteredPayload(MappedFiles(self._files), *places)
+            masks = ScatteredPayload(self._mapped(), *places)
         else:
             masks = index.blobs("mask")
         return {"masks": masks, "mask_checksums": index.unsigned("mask_crc32c")}

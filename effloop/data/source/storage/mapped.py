@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded
+from effloop.data.remote.window import WindowState
 from effloop.data.source.storage.blobs import span, spans
 from effloop.errors import DataError
 from effloop.system.hardware import allow_open_files
@@ -58,6 +59,28 @@ class MappedFiles:
         except (OSError, ValueError) as error:  # ValueError: an empty file can't be mapped
             raise DataError(f"can't be read: {path}: {getattr(error, 'strerror', None) or error}") from None
         return self._maps.setdefault(number, mapped)  # another thread may have been first
+
+
+class WindowedFiles(MappedFiles):
+    """Files that come and go: a process waits for those it reads, and lets go of removed ones at the next that it maps.
+
+    Args:
+        paths: of all files.
+        state: says whether they still come.
+    """
+
+    def __init__(self, paths: Sequence[Path], state: WindowState) -> None:
+        super().__init__(paths)
+        self._state = state
+
+    def _open(self, number: int) -> mmap.mmap:
+        for held in [*self._maps]:
+            if not self.paths[held].exists():
+                self._views.pop(held, None)
+                self._maps.pop(held, None)
+        if 0 <= number < len(self.paths):
+            self._state.wait_for(self.paths[number])
+        return super()._open(number)
 
 
 class Payload(ABC):

@@ -1,0 +1,70 @@
+"""Config -> the order of a training split of which only some shards are here at a time, and what fetches them."""
+
+from __future__ import annotations
+
+from effloop.build.resolve import Resolved
+from effloop.data.bad import OnError
+from effloop.data.engine.base import engine_class
+from effloop.data.order import Order
+from effloop.data.remote.download import CHUNK_BYTES
+from effloop.data.remote.window import WindowState
+from effloop.data.remote.window_fetch import WindowFetching
+from effloop.data.source import Source
+from effloop.data.source.root import download_folder, expand_root, remote_files
+from effloop.data.source.storage.indexed import IndexedSource
+from effloop.data.windows import WindowOrder, Windows
+from effloop.errors import ConfigError, DataError
+from effloop.parallel import Slice
+from effloop.parallel.rank_env import detect_launcher
+
+
+def window_order(config: Resolved, source: Source, order: Order) -> WindowOrder:
+    """The order of a training split with `data.window`.
+
+    Raises:
+        ConfigError: something else that is set, or the format, needs all samples; or a batch is too large.
+        DataError: the samples of a shard don't follow each other.
+    """
+    window = config.data.window
+    assert window is not None
+    others = {  # key -> what it is, and what turns it off
+        "progressive": (config.progressive, "[]"),
+        "probe": (config.probe, "0"),
+        "on_error": ("skip" if config.on_error is OnError.skip else "", "fail"),
+        "engine": ("" if engine_class(config.engine).exact else config.engine.name, "processes"),
+    }
+    for key, (value, off) in others.items():
+        if value:
+            raise ConfigError(f"{key}: {value} can't be used with data.window={window}; set {key}={off}")
+    if not isinstance(source, IndexedSource):
+        raise ConfigError(
+            f"data.window: {source.where} has no shards that can be fetched one by one; use data=tar, tfrecord or "
+            "recordio, or drop data.window"
+        )
+    _, counts = source.shard_files()
+    found = WindowOrder(**vars(order), shards=tuple(counts.tolist()), window=window)
+    smallest = min(int(counts[each].sum()) for each in found.windows(0)[:-1])
+    if order.global_batch > smallest:
+        raise ConfigError(
+            f"data.window: {window} shards have {smallest:,} samples, fewer than a batch of all ranks, "
+            f"{order.global_batch:,}; set data.window higher or batch_size lower"
+        )
+    if not source.in_order:
+        raise DataError(f"{source.where} has an index whose samples are not in the order of its shards; convert again")
+    return found
+
+
+def windows_of(config: Resolved, order: WindowOrder, source: IndexedSource, parallel: Slice) -> Windows:
+    """Who tells what a rank needs; the first rank of a machine starts the process that fetches it.
+
+    Raises:
+        ConfigError: another run does the same.
+    """
+    manifest, view = remote_files(config.data), expand_root(config.data)
+    assert manifest is not None
+    names = [str(file.relative_to(source.base())) for file in source.shard_files()[0]]
+    env, fetching = detect_launcher(), None
+    if env is None or not env.local_rank:
+        folder = download_folder(config.data)
+        fetching = WindowFetching(manifest, names, folder, config.data.download_gb, CHUNK_BYTES, parallel.sharing)
+    return Windows(order, names, WindowState(view), fetching)

@@ -1,0 +1,145 @@
+"""Training on data behind a URL of which only some shards are on this machine at a time."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from plans import write_as
+from remotes import Server, serving
+from runs import TINY, composed, once
+
+import effloop
+from effloop.cli.main import main
+from effloop.data.remote import window_fetch
+from effloop.data.remote.fetch import forget
+from effloop.data.source import Tail, sources
+from effloop.data.windows import WindowOrder
+
+SHARD = 9_000
+LIMIT = 120_000
+"""Bytes: two windows of two shards, and the rest."""
+KEPT = ("data.window=2", f"data.download_gb={LIMIT / 1e9}", "data=tar")
+
+
+@pytest.fixture
+def server(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A server of the photographs in tar files of about five each."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    forget()
+    (tmp_path / "served").mkdir()
+    write_as("tar", photos, tmp_path / "served/d", shard_bytes=SHARD)
+    with serving(tmp_path / "served") as found:
+        yield found
+    for fetching in [*window_fetch._running.values()]:
+        fetching.close()
+    forget()
+
+
+def train(*words: str) -> int:
+    forget()
+    return main(once("train", *TINY, "record.tensorboard=false", *words))
+
+
+@contextmanager
+def measuring(folder: Path) -> Iterator[list[int]]:
+    """The largest sum of the bytes of all files in a folder, looked at every few milliseconds."""
+    most, over = [0], threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.002):
+            sizes = [os.stat(path).st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+            most[0] = max(most[0], sum(sizes))
+
+    def measure() -> None:
+        while not over.is_set():
+            try:
+                look()
+            except OSError:  # removed in between
+                continue
+
+    thread = threading.Thread(target=measure)
+    thread.start()
+    try:
+        yield most
+    finally:
+        over.set()
+        thread.join()
+
+
+def order_of(server: Server, seed: int, batch: int = 8) -> WindowOrder:
+    """The order on the local files."""
+    source = sources.build(composed("data=tar", f"data.root={server.root}/d").data, "train")
+    _, counts = source.shard_files()
+    return WindowOrder(int(counts.sum()), batch, seed, Tail.drop, shards=tuple(counts.tolist()), window=2)
+
+
+def test_two_epochs_in_less_room_than_the_data(server, here, tmp_path):
+    whole = sum(path.stat().st_size for path in (server.root / "d").iterdir())
+    config = composed("data=tar", f"data.root={server.url}/d/", *KEPT, *TINY)
+    order, seen = order_of(server, config.seed), {0: [], 1: []}
+    with measuring(tmp_path / "cache/effloop/remote/window/objects") as most:
+        loader = effloop.build_loader(config)
+        local = effloop.build_loader(composed("data=tar", f"data.root={server.root}/d", *TINY))
+        for epoch in range(2):
+            for number, batch in enumerate(loader.epoch(epoch)):
+                ids = batch.ids.numpy()
+                assert np.array_equal(ids, order.batch(epoch, number)[0])
+                assert np.array_equal(batch.images.numpy(), local.samples(ids.tolist(), epoch).images.numpy())
+                seen[epoch] += ids.tolist()
+        loader.close()
+    assert len(set(seen[0])) == len(seen[0]) == len(seen[1]) == 40
+    assert seen[0] != seen[1]
+    assert whole > LIMIT >= most[0] > LIMIT / 2
+
+
+def test_a_run_that_is_interrupted_goes_on_in_the_same_order(server, here):
+    words = (f"data.root={server.url}/d/", *KEPT, "epochs=3", "num_workers=1", "engine=processes")
+    assert train(*words, "run=whole") == 0
+    assert "data.window: 2 of 10 shards at a time, 20.0% of an epoch" in (here / "outputs/whole/log.txt").read_text()
+    with stopping_at(2):
+        assert train(*words, "run=cut") != 0
+    forget()
+    assert main(["resume", "outputs/cut"]) == 0
+    assert rows(here / "outputs/cut") == rows(here / "outputs/whole")
+
+
+def test_the_end_of_the_process_that_fetches_is_one_line(server, here):
+    config = composed("data=tar", f"data.root={server.url}/d/", *KEPT, *TINY)
+    loader = effloop.build_loader(config)
+    batches = loader.epoch(0)
+    next(batches)
+    server.pause_s = 0.5
+    (fetching,) = window_fetch._running.values()
+    os.kill(fetching.process.pid, signal.SIGKILL)
+    with pytest.raises(ConfigError, match=r"data\.window: train-.*the process that fetches has ended.*effloop resume"):
+        list(batches)
+    with pytest.raises(ConfigError, match="data.window: .*has ended"):
+        loader.samples(range(40))
+    loader.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["data.window=0"], "data.window: 0 is not allowed"),
+        (["data.window=10"], "data.window: 10 of 10 shards are all of them"),
+        (["data.window=5"], r"data.window: 5 needs .* MB.*there is room for .* MB; set data.window=2"),
+        (["data.balance=0.5"], "data.balance: 0.5 needs all samples"),
+        (["batch_size=20"], "data.window: 2 shards have [0-9]+ samples, fewer than a batch"),
+        (["data=memmap"], "data.window: data=memmap can't read some shards"),
+        (["on_error=skip"], "on_error: skip can't be used with data.window=2"),
+        (["data.root={root}/d"], "data.window: 2 is for data behind a URL"),
+        (["data.root={url}/d/train-{{000000..000003}}.tar"], "has no train.index beside its shards"),
+    ],
+)
+def test_what_windows_can_not_do_is_refused(words, said, server, here, capsys):
+    words = [word.format(root=server.root, url=server.url) for word in words]
+    assert train(f"data.root={server.url}/d/", *KEPT, *words) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "data" in line or "on_error" in line]
+    assert re.search(said, line), line
