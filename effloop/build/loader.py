@@ -132,8 +132,7 @@ def loader_for(config: Resolved, task: Task, source: Source, parallel: Slice, us
         plan = replace(plan, on_bad=OnBad.replace if train else OnBad.leave_out)
         ledger = Ledger(use.split, source.where, len(source), config.max_errors)
     most = ledger.most if ledger else 0
-    here = source.present() if isinstance(source, IndexedSource) and source.in_windows else None
-    line = check_samples(plan, config.data.check, config.num_workers, most, _verify(config.data), here)
+    line = check_samples(plan, config.data.check, config.num_workers, most, _verify(config.data))
     if line and not parallel.rank:
         warn(line)
     if views.fivecrop:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from numpy.typing import NDArray
 
 from effloop.data.decode import Decoder
 from effloop.data.image.header import Encoded, Header, read_header
@@ -25,7 +24,6 @@ def check_samples(
     num_threads: int,
     allowed: int = 0,
     verify: str = "verify data.root=PATH",
-    among: NDArray[np.int64] | None = None,
 ) -> str:
     """Check the checksum, header and end of up to `limit` samples, evenly spread over the split, and of those that the
     index says are bad; and that their masks, where targets are masks, are as large as they are.
@@ -36,7 +34,6 @@ def check_samples(
         num_threads: how many are checked at the same time.
         allowed: how many may be bad.
         verify: the command that checks every sample of this data.
-        among: (N,) the samples that are here; None is all.
 
     Returns:
         A line about those that are; empty if none is.
@@ -45,6 +42,7 @@ def check_samples(
         DataError: more samples can't be used; the message names the first 20, and says how many there are.
         ConfigError: an image is too small for the augmentation recipe.
     """
+    among = plan.source.present()
     count = len(plan.source) if among is None else len(among)
     ids = np.unique(np.linspace(0, count - 1, min(limit, count)).astype(np.int64))
     bad_ones = plan.source.bad_samples()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 from plans import write_as
 from remotes import Server, serving
-from runs import TINY, composed, once
+from runs import TINY, composed, once, rows, stopping_at
 
 import effloop
 from effloop.cli.main import main
@@ -20,6 +22,7 @@ from effloop.data.remote import window_fetch
 from effloop.data.remote.fetch import forget
 from effloop.data.source import Tail, sources
 from effloop.data.windows import WindowOrder
+from effloop.errors import ConfigError
 
 SHARD = 9_000
 LIMIT = 120_000
@@ -119,7 +122,7 @@ def test_the_end_of_the_process_that_fetches_is_one_line(server, here):
     os.kill(fetching.process.pid, signal.SIGKILL)
     with pytest.raises(ConfigError, match=r"data\.window: train-.*the process that fetches has ended.*effloop resume"):
         list(batches)
-    with pytest.raises(ConfigError, match="data.window: .*has ended"):
+    with pytest.raises(ConfigError, match=r"data\.window: .*has ended"):
         loader.samples(range(40))
     loader.close()
 

@@ -115,6 +115,10 @@ class Source(ABC):
     def __len__(self) -> int:
         return len(self.targets)
 
+    def present(self) -> NDArray[np.int64] | None:
+        """The samples that are on this machine; None where all are."""
+        return None
+
     @abstractmethod
     def read(self, index: int) -> Encoded:
         """The encoded image of sample `index`; may be a view of a mapped file.

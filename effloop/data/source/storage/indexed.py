@@ -142,8 +142,9 @@ class IndexedSource(PackedSource):
         """Whether the samples of each file follow each other."""
         return bool((np.diff(self._file_of.astype(np.int64)) >= 0).all())
 
-    def present(self) -> NDArray[np.int64]:
-        """The samples in files that are here."""
+    def present(self) -> NDArray[np.int64] | None:
+        if not self.in_windows:
+            return None
         return np.flatnonzero(np.array([file.exists() for file in self._files])[self._file_of])
 
     def _mapped(self) -> MappedFiles:
