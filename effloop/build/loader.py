@@ -140,7 +140,7 @@ def loader_for(config: Resolved, task: Task, source: Source, parallel: Slice, us
     loader = _loader_of(config, task, plan, device, train=train)
     loader.ledger = ledger
     if isinstance(plan.order, WindowOrder) and isinstance(source, IndexedSource):
-        loader.windows = windows_of(config, plan.order, source)
+        loader.windows = windows_of(config, plan.order, source, parallel)
     return loader
 
 

@@ -14,6 +14,7 @@ from effloop.data.source.root import download_folder, expand_root, remote_files
 from effloop.data.source.storage.indexed import IndexedSource
 from effloop.data.windows import WindowOrder, Windows
 from effloop.errors import ConfigError, DataError
+from effloop.parallel import Slice
 from effloop.parallel.rank_env import detect_launcher
 
 
@@ -53,7 +54,7 @@ def window_order(config: Resolved, source: Source, order: Order) -> WindowOrder:
     return found
 
 
-def windows_of(config: Resolved, order: WindowOrder, source: IndexedSource) -> Windows:
+def windows_of(config: Resolved, order: WindowOrder, source: IndexedSource, parallel: Slice) -> Windows:
     """Who tells what a rank needs; the first rank of a machine starts the process that fetches it.
 
     Raises:
@@ -65,5 +66,5 @@ def windows_of(config: Resolved, order: WindowOrder, source: IndexedSource) -> W
     env, fetching = detect_launcher(), None
     if env is None or not env.local_rank:
         folder = download_folder(config.data)
-        fetching = WindowFetching(manifest, names, folder, config.data.download_gb, CHUNK_BYTES)
+        fetching = WindowFetching(manifest, names, folder, config.data.download_gb, CHUNK_BYTES, parallel.sharing)
     return Windows(order, names, WindowState(view), fetching)

@@ -141,12 +141,16 @@ class Loader:
             DataError: a sample can't be read or decoded; the message names it.
         """
         source = self.plan.source
-        count = min(num_samples, len(source))
+        here = source.present()
+        size = len(source) if here is None else len(here)
+        count = min(num_samples, size)
+        first, last = (0, size - 1) if here is None else (int(here[0]), int(here[-1]))
         if most is not None:  # the recipe decides the images' size, so one is loaded to see
-            count = min(count, most(ImageSize(*self.samples([0]).images.shape[-2:])))
-        ids = np.unique(np.linspace(0, len(source) - 1, count).astype(np.int64)).tolist()
+            count = min(count, most(ImageSize(*self.samples([first]).images.shape[-2:])))
+        places = np.unique(np.linspace(0, size - 1, count).astype(np.int64))
+        ids = (places if here is None else here[places]).tolist()
         mix = self.transfer.mix
-        others = [len(source) - 1] * (len(ids) == 1 and mix is not None and mix.on)  # the one shown is 0
+        others = [last] * (len(ids) == 1 and mix is not None and mix.on)  # the one shown is 0
         columns, masks = [], []
         for epoch in range(num_epochs):
             batch = self.samples([*ids, *others], epoch)

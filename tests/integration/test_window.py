@@ -46,7 +46,7 @@ def server(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 def train(*words: str) -> int:
     forget()
-    return main(once("train", *TINY, "record.tensorboard=false", *words))
+    return main(once("train", *TINY, *words))
 
 
 @contextmanager

@@ -119,15 +119,14 @@ class WindowState:
         """A rank is at a batch of an epoch: windows of shards that it needs now, and the one after them."""
         write_text(self.folder / f"rank-{rank}", json.dumps({"at": at, "needed": needed, "following": following}))
 
-    def told(self) -> list[list[str]]:
-        """Windows that the ranks of this machine need, those first that are needed first.
-
-        A rank that hasn't told yet begins where the others do, and may wait for them before it tells.
-        """
+    def told(self, num_ranks: int) -> list[list[str]]:
+        """Windows that the ranks of this machine need, those first that are needed first; empty until all have told."""
         found: list[dict[str, Any]] = []
         for path in self.folder.glob("rank-*"):
             with suppress(OSError, ValueError):
                 found.append(json.loads(path.read_text()))
+        if len(found) < num_ranks:
+            return []
         found.sort(key=lambda each: each["at"])
         return [*(window for each in found for window in each["needed"]), *(each["following"] for each in found)]
 

@@ -48,6 +48,7 @@ class WindowFetching:
         folder: for what is fetched.
         limit_gb: 10^9 bytes that it may have; None is 80 % of the free disk.
         chunk_bytes: asked for at once.
+        num_ranks: ranks on this machine, each of which tells what it needs.
 
     Raises:
         ConfigError: another run's process does the same.
@@ -60,6 +61,7 @@ class WindowFetching:
         folder: Path,
         limit_gb: float | None,
         chunk_bytes: int,
+        num_ranks: int,
     ) -> None:
         self._view = Cache(folder).view(manifest)
         if before := _running.pop(self._view, None):
@@ -80,7 +82,7 @@ class WindowFetching:
             "folder": str(folder),
         }
         asked |= {"limit": None if limit_gb is None else limit_gb * 1e9, "chunk_bytes": chunk_bytes}
-        asked |= {"parent": os.getpid()}
+        asked |= {"num_ranks": num_ranks, "parent": os.getpid()}
         if (answer := self._ask(asked)) != "ready":
             self.close()
             raise ConfigError(answer or "data.window: the process that fetches could not be started; start again")
@@ -116,7 +118,7 @@ class _Windows:
 
     def __init__(self, asked: dict[str, Any], cache: Cache, manifest: Manifest, state: WindowState) -> None:
         self._cache, self._manifest, self._state = cache, manifest, state
-        self._chunk_bytes = asked["chunk_bytes"]
+        self._chunk_bytes, self._num_ranks = asked["chunk_bytes"], asked["num_ranks"]
         self._store = store_of(Location.of(manifest.root))
         names = frozenset(asked["shards"])
         self._shards = {manifest.name(file): file for file in manifest.files if manifest.name(file) in names}
@@ -127,7 +129,7 @@ class _Windows:
 
     def step(self) -> bool:
         """Remove what isn't needed any more, and fetch a window; whether there was one to fetch."""
-        windows = self._fitting([[self._shards[name] for name in each] for each in self._state.told()])
+        windows = self._fitting([[self._shards[name] for name in each] for each in self._state.told(self._num_ranks)])
         if not windows:
             return False
         wanted = {file.key for window in windows for file in window}
