@@ -19,11 +19,7 @@ _NAMED = 20
 
 
 def check_samples(
-    plan: Plan,
-    limit: int,
-    num_threads: int,
-    allowed: int = 0,
-    verify: str = "verify data.root=PATH",
+    plan: Plan, limit: int, num_threads: int, allowed: int = 0, verify: str = "verify data.root=PATH"
 ) -> str:
     """Check the checksum, header and end of up to `limit` samples, evenly spread over the split, and of those that the
     index says are bad; and that their masks, where targets are masks, are as large as they are.

@@ -239,7 +239,7 @@ def _but_shards(asked: dict[str, Any], store: Store, manifest: Manifest, cache: 
     if not index:
         raise ConfigError(
             f"data.window: '{manifest.root}' has no {asked['index']} beside its shards, which says what is in them; "
-            "convert it to tar, tfrecord or recordio by effloop convert, or drop data.window"
+            "convert it to tar or tfrecord by effloop convert, or drop data.window"
         )
     first = replace(manifest, files=tuple(index))
     if cache.missing(first):

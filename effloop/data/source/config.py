@@ -75,8 +75,8 @@ class DataConfig(PartConfig):
             ~/.cache/effloop/remote.
         download_gb: GB (10^9 bytes) that this folder may have; data that no run uses is removed for it. null is 80 % of
             the free disk.
-        window: how many shards of a URL's training split are here at a time, where they don't all fit: tar, TFRecord or
-            RecordIO that `effloop convert` wrote. An epoch takes one window of shards after the other, in shuffled
+        window: how many shards of a URL's training split are here at a time, where they don't all fit: tar or TFRecord
+            that `effloop convert` wrote. An epoch takes one window of shards after the other, in shuffled
             order, and shuffles the samples of each; the next window is fetched meanwhile. null: all shards are here.
         channels: 3 is RGB. 1 is grey, from the decoder to the model, in a third of the memory: of a colour JPEG its
             luminance as it is stored, of other colours Pillow's formula (0.299 R + 0.587 G + 0.114 B).
@@ -161,8 +161,8 @@ class DataConfig(PartConfig):
             DataError: it is damaged.
         """
         raise ConfigError(
-            f"data.window: data={self.name} can't read some shards of {index.name} only; use data=tar, tfrecord or "
-            "recordio, or drop data.window"
+            f"data.window: data={self.name} can't read some shards of {index.name} only; use data=tar or "
+            "tfrecord, or drop data.window"
         )
 
     def _check_normalisation(self) -> None:
