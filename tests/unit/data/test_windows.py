@@ -1,5 +1,7 @@
 """The order of an epoch where only some shards are here at a time."""
 
+import hashlib
+
 import numpy as np
 import pytest
 
@@ -53,3 +55,20 @@ def test_without_a_seed_it_is_the_order_of_the_source():
 
 def test_the_line_says_how_much_is_shuffled_together():
     assert order_of().describe() == "data.window: 3 of 7 shards at a time, 42.9% of an epoch"
+
+
+@pytest.mark.parametrize(
+    ("window", "expected"), [(1, "951194c26c105562"), (3, "f3051779545b657f"), (9, "f9340883cce291fa")]
+)
+def test_the_order_is_what_it_was_when_runs_began_that_are_resumed(window, expected):
+    digest, order = hashlib.sha256(), order_of(tail=Tail.wrap, window=window)
+    for epoch in range(3):
+        for number in range(len(order)):
+            digest.update(order.batch(epoch, number)[0].astype("<i8").tobytes())
+            digest.update(np.array(order.window_of(epoch, number)).astype("<i8").tobytes())
+    assert digest.hexdigest()[:16] == expected
+
+
+def test_what_an_epoch_goes_through_is_not_computed_for_each_batch():
+    order = order_of()
+    assert order.windows(1) is order.windows(1)
