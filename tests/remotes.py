@@ -46,6 +46,7 @@ class Server:
         url: without a slash at its end.
         faults: those that are left.
         requests: method, path and range of each request so far.
+        queries: what stood behind `?` in them, and the header `Authorization`.
         pause_s: before each piece of 64 KiB.
         ranges: whether parts can be asked for.
         listings: whether folders can be listed.
@@ -55,6 +56,7 @@ class Server:
     url: str = ""
     faults: list[Fault] = field(default_factory=list)
     requests: list[tuple[str, str, str]] = field(default_factory=list)
+    queries: list[tuple[str, str]] = field(default_factory=list)
     pause_s: float = 0.0
     ranges: bool = True
     listings: bool = True
@@ -105,6 +107,7 @@ class _Handler(BaseHTTPRequestHandler):
         asked = urlsplit(self.path)
         name, query, part = unquote(asked.path), parse_qs(asked.query), self.headers.get("Range", "")
         self.of.requests.append((self.command, name, part))
+        self.of.queries.append((asked.query, self.headers.get("Authorization", "")))
         listing = "list-type" in query or name.endswith("/") or part == "bytes=0-0" or self.command == "HEAD"
         fault = self.of.fault(name, listing=listing)
         if fault is not None:

@@ -131,6 +131,32 @@ def test_faults_that_stay_are_one_line(root, fault, words, server):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("skip", ["", "true"])
+@pytest.mark.parametrize(("of", "status"), [("/d/s-001.tar", 429), ("", 503)])
+def test_a_bucket_is_left_alone_as_long_as_it_asks(of, status, skip, server, monkeypatch, capfd):
+    shards(server)
+    monkeypatch.setenv("EFFLOOP_HTTP_AUTHORIZATION", "Bearer of-others")
+    if skip:
+        monkeypatch.setenv("AWS_SKIP_SIGNATURE", skip)
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.delenv(name)
+    server.faults = [Fault(status, times=99, retry_after="3600", of=of, on_listing=True)]
+    with pytest.raises(DataError, match=rf"s3://d{of[2:]}.* {status} .*asks to wait 3,600 s") as error:
+        local_root("s3://d", server.root.parent / "kept")
+    signed = [query for query, said in server.queries if "Signature=" in query]
+    assert len(signed) == (not skip)  # by whatever number of threads
+    assert not any("of-others" in said for _, said in server.queries)
+    assert "Signature" not in str(error.value) + "".join(capfd.readouterr())
+
+
+def test_a_bucket_that_says_how_long_is_asked_again_then(server):
+    files = shards(server, size=CHUNK // 2)
+    server.faults = [Fault(429, times=2, retry_after="2", of="s-001.tar", on_listing=True)]
+    began = time.monotonic()
+    assert read(local_root("s3://d", server.root.parent / "kept")) == files
+    assert time.monotonic() - began > 2
+
+
 @pytest.mark.parametrize("root", ["s3://d", "{url}/d/"])
 def test_a_file_that_changes_while_it_is_fetched(root, server):
     files, kept, root = shards(server), server.root.parent / "kept", root.format(url=server.url)

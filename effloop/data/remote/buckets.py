@@ -6,6 +6,7 @@ import configparser
 import os
 import re
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from effloop.data.remote.http import HttpStore
 from effloop.data.remote.location import Location, redacted
 from effloop.data.remote.manifest import Manifest, RemoteFile, manifest_of
 from effloop.data.remote.store import TIMEOUT_S, ChangedError, FetchError, Store, retried
+from effloop.data.remote.throttle import Throttle
 from effloop.errors import ConfigError, DataError, optional_package
 
 _BUCKETS = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss")
@@ -60,6 +62,7 @@ class BucketStore(Store):
             self._store = from_url(location.place, **options, retry_config={"max_retries": 0})
         except Exception as error:
             raise ConfigError(f"data.root: '{location.root}' can't be opened: {redacted(str(error))[:300]}") from None
+        self._throttle = Throttle(self._signed)
 
     def manifest(self) -> Manifest:
         location = self.location
@@ -84,7 +87,7 @@ class BucketStore(Store):
                             final=True,
                         )
             except self._errors as error:
-                raise self._failure(error) from None
+                raise self._failure(error, "") from None
             return found
 
         return retried(self.location.url(folder), listed, _FIRST_ATTEMPTS)
@@ -94,7 +97,7 @@ class BucketStore(Store):
             try:
                 return _file(self._obstore.head(self._store, key))
             except self._errors as error:
-                raise self._failure(error) from None
+                raise self._failure(error, key) from None
 
         return retried(self.location.url(key), head, _FIRST_ATTEMPTS)
 
@@ -110,14 +113,25 @@ class BucketStore(Store):
             for piece in answer.stream(min_chunk_size=_PIECE):
                 yield memoryview(piece)
         except self._errors as error:
-            raise self._failure(error) from None
+            raise self._failure(error, file.key) from None
 
     @property
     def _errors(self) -> tuple[type[Exception], ...]:
         return (self._obstore.exceptions.BaseError, OSError, ValueError)
 
-    def _failure(self, error: Exception) -> FetchError:
-        """An attempt that got no answer, or another one."""
+    def _signed(self, key: str) -> str:
+        """A URL that is valid for a minute.
+
+        Raises:
+            OSError: it can't be signed.
+        """
+        try:
+            return str(self._obstore.sign(self._store, "GET", key, timedelta(minutes=1)))
+        except self._errors:
+            raise OSError from None
+
+    def _failure(self, error: Exception, key: str) -> FetchError:
+        """An attempt that got no answer, or another one; `key` is of the file, if it is one."""
         errors = self._obstore.exceptions
         if isinstance(error, errors.PreconditionError):
             return ChangedError()
@@ -131,10 +145,10 @@ class BucketStore(Store):
             if isinstance(error, kind):
                 return FetchError(reason, final=True)
         final = isinstance(error, errors.InvalidPathError | errors.NotSupportedError | ValueError)
-        return _told(str(error), final=final)
+        return _told(str(error), final=final, after_s=self._throttle.pause_s(str(error), key))
 
 
-def _told(text: str, *, final: bool) -> FetchError:
+def _told(text: str, *, final: bool, after_s: float | None) -> FetchError:
     """What obstore says of an answer, or of none, in fewer words."""
     if _METADATA in text:  # which is asked where the environment has no credentials
         return FetchError(f"no credentials ({_NO_CREDENTIALS})")
@@ -142,7 +156,7 @@ def _told(text: str, *, final: bool) -> FetchError:
     if status is None:
         return FetchError(text.partition("Debug source:")[0].rpartition(" - ")[2].strip(), final=final)
     refused = status[1][0] == "4" and status[1][:3] not in ("408", "425", "429")
-    return FetchError(status[1].strip() + (f": {code[1]}" if code else ""), final=final or refused)
+    return FetchError(status[1].strip() + (f": {code[1]}" if code else ""), final=final or refused, after_s=after_s)
 
 
 def _file(meta: Mapping[str, Any]) -> RemoteFile:

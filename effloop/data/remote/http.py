@@ -229,7 +229,8 @@ class _Redirects(HTTPRedirectHandler):
 
 
 @cache
-def _opener() -> OpenerDirector:
+def opener() -> OpenerDirector:
+    """Opens requests, redirected ones with care."""
     return build_opener(_Redirects)  # with the certificates, which take milliseconds to load
 
 
@@ -243,13 +244,13 @@ def _open(url: str, headers: dict[str, str] | None = None) -> Any:
     if said := os.environ.get(AUTHORIZATION):
         request.add_unredirected_header("Authorization", said)
     try:
-        return _opener().open(request, timeout=TIMEOUT_S)
+        return opener().open(request, timeout=TIMEOUT_S)
     except HTTPError as error:
         error.close()
         if error.code == 416:  # an empty file has no first byte
             raise _EmptyError from None
         again = error.code in _AGAIN
-        raise FetchError(f"{error.code} {error.reason}", final=not again, after_s=_asked(error.headers)) from None
+        raise FetchError(f"{error.code} {error.reason}", final=not again, after_s=retry_after(error.headers)) from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise _failure(error) from None
 
@@ -274,7 +275,7 @@ def _failure(error: Exception) -> FetchError:
     return FetchError(str(reason), final=final)
 
 
-def _asked(headers: Any) -> float | None:
+def retry_after(headers: Any) -> float | None:
     """Seconds of the header `Retry-After`, a number or a date; None without."""
     said = str(headers.get("Retry-After", ""))
     if said.strip().isdecimal():

@@ -5,7 +5,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from effloop.data.remote.http import _asked, _Links, _names_in, _names_in_json, _open
+from effloop.data.remote.http import _Links, _names_in, _names_in_json, _open, retry_after
 from effloop.data.remote.store import FetchError
 
 NGINX = """<html><head><title>Index of /set/</title></head><body><h1>Index of /set/</h1><hr><pre><a href="../">../</a>
@@ -84,4 +84,4 @@ def test_redirects_keep_the_header_on_the_same_host(monkeypatch):
     ("said", "seconds"), [("7", 7), ("Thu, 01 Jan 1970 00:00:00 GMT", 0), ("soon", None), ("", None)]
 )
 def test_retry_after_is_seconds_or_a_date(said, seconds):
-    assert _asked({"Retry-After": said}) == seconds
+    assert retry_after({"Retry-After": said}) == seconds
