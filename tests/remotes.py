@@ -25,6 +25,7 @@ class Fault:
         cut: bytes after which the connection is closed.
         retry_after: of the answer's header.
         of: the end of the paths that it is for.
+        act, after: called before the answer, and after it.
         on_listing: whether listings, and sizes, have it, too.
     """
 
@@ -35,6 +36,7 @@ class Fault:
     of: str = ""
     on_listing: bool = False
     act: Callable[[], None] = lambda: None
+    after: Callable[[], None] = lambda: None
 
 
 @dataclass
@@ -190,6 +192,8 @@ class _Handler(BaseHTTPRequestHandler):
             except OSError:
                 self.close_connection = True
                 return
+        if fault is not None:
+            fault.after()
 
 
 def _etag(path: Path) -> str:

@@ -167,6 +167,18 @@ def test_a_file_that_changes_while_it_is_fetched(root, server):
     assert read(local_root(root, kept)) == {**files, "s-001.tar": b"new"}
 
 
+def test_a_file_that_is_written_over_while_it_is_sent(server, monkeypatch):
+    monkeypatch.setattr(fetch, "CHUNK_BYTES", 16 << 20)
+    files, kept, root = shards(server, count=1, size=2_000_000), server.root.parent / "kept", f"{server.url}/d/"
+    now = os.urandom(len(files["s-000.tar"]))
+    server.faults = [Fault(after=lambda: (server.root / "d/s-000.tar").write_bytes(now), of="s-000.tar")]
+    with pytest.raises(DataError, match="changed since it was listed"):
+        local_root(root, kept)
+    assert not [*kept.glob("objects/*.done")]
+    forget()
+    assert read(local_root(root, kept)) == {"s-000.tar": now}
+
+
 def test_a_server_without_parts_or_listings(server):
     files = shards(server)
     server.ranges = server.listings = False

@@ -29,7 +29,10 @@ _EXTRA = "effloop[remote]"
 _PIECE = 1 << 20
 _FIRST_ATTEMPTS = 4
 _MOST_FILES = 100_000
-_VERSIONS = ("ETag", "etag", "md5Hash", "md5", "checksum", "blob_id", "sha256", "LastModified", "mtime", "modified")
+_VERSIONS = (
+    *("ETag", "etag", "md5Hash", "md5", "checksum", "blob_id", "sha256", "sha"),
+    *("LastModified", "last_modified", "mtime", "modified", "modificationTime", "modify"),
+)
 """What file systems of fsspec tell about the content of a file."""
 
 
@@ -103,7 +106,7 @@ class BucketStore(Store):
 
     def read(self, file: RemoteFile, start: int, stop: int) -> Iterator[bytes | memoryview]:
         options: dict[str, Any] = {"range": (start, stop)}
-        if file.version and ":" not in file.version:  # a time is no ETag
+        if file.version and ":" not in file.version and not file.version.startswith("W/"):  # a time is no ETag
             options["if_match"] = f'"{file.version}"'
         try:
             answer = self._obstore.get(self._store, file.key, options=options)
@@ -246,6 +249,19 @@ class FsspecStore(Store):
             yield self._system.cat_file(self._path(file.key), start=start, end=stop)
         except Exception as error:
             raise _refused(error) from None
+
+    def check(self, file: RemoteFile) -> None:
+        path = self._path(file.key)
+        folder = self._system._parent(path)
+        try:
+            self._system.invalidate_cache(folder)
+            if self._file(path, self._system.info(path)) == file:
+                return
+            rows = self._system.ls(folder, detail=True)  # which some tell otherwise than of a single file
+        except Exception as error:
+            raise _refused(error) from None
+        if file not in [self._file(row["name"], row) for row in rows if row.get("size") is not None]:
+            raise ChangedError
 
 
 def _refused(error: Exception) -> FetchError:

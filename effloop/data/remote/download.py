@@ -15,16 +15,16 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from effloop.data.remote.buckets import store_of
-from effloop.data.remote.cache import DONE, PART, Cache
+from effloop.data.remote.cache import Cache
 from effloop.data.remote.location import Location
 from effloop.data.remote.manifest import Manifest, RemoteFile
-from effloop.data.remote.store import Attempts, FetchError, Store
+from effloop.data.remote.part import Part
+from effloop.data.remote.store import Attempts, ChangedError, FetchError, Store, retried
 from effloop.data.remote.window import before_training
 from effloop.errors import ConfigError, EffLoopError
 from effloop.system.files import describe_failure
@@ -38,62 +38,6 @@ _SLOW_S, _SLOW_BYTES = 60.0, 64 << 10
 """A connection that brings less in that time is tried anew."""
 _answers = 1
 """Where this process says what it has done."""
-
-
-class Part:
-    """A file that is being fetched: its bytes at their places, and a list of the chunks that are there."""
-
-    def __init__(self, file: RemoteFile, path: Path, chunk_bytes: int) -> None:
-        self.file, self._path = file, path
-        self._part, self._list = path.with_name(path.name + PART), path.with_name(path.name + DONE)
-        size = chunk_bytes if file.ranges else file.size
-        self._chunks = [(start, min(start + size, file.size)) for start in range(0, file.size, size)]
-        known = self._known() if file.ranges else set()
-        self._fd = os.open(self._part, os.O_RDWR | os.O_CREAT, 0o644)
-        self._done = self._list.open("a" if known else "w")
-        self.missing = [chunk for chunk in self._chunks if chunk not in known]
-        self._left, self._lock = len(self.missing), threading.Lock()
-        self.closed = False
-
-    def _known(self) -> set[tuple[int, int]]:
-        try:
-            rows = [line.split() for line in self._list.read_text().splitlines(keepends=True) if line.endswith("\n")]
-            found = {(int(start), int(stop)) for start, stop in rows}
-            return found & {*self._chunks} if self._part.exists() else set()
-        except (OSError, ValueError):
-            return set()
-
-    def write(self, data: bytes | memoryview, at: int) -> None:
-        """Write bytes at their place."""
-        view = memoryview(data)
-        while view:
-            count = os.pwrite(self._fd, view, at)
-            view, at = view[count:], at + count
-
-    def chunk_done(self, start: int, stop: int) -> None:
-        """Note that a chunk is there; with the last one the file appears under its name."""
-        with self._lock:
-            self._done.write(f"{start} {stop}\n")
-            self._done.flush()
-            self._left -= 1
-            if not self._left:
-                self.finish()
-
-    def finish(self) -> None:
-        """Check the size, have it on the disk, and rename it."""
-        os.ftruncate(self._fd, self.file.size)
-        os.fsync(self._fd)
-        self.close()
-        os.replace(self._part, self._path)
-        self._list.unlink(missing_ok=True)
-
-    def close(self) -> None:
-        """Leave it as it is."""
-        if not self.closed:
-            self.closed = True
-            os.close(self._fd)
-            with suppress(OSError):
-                self._done.close()
 
 
 class Download:
@@ -135,7 +79,7 @@ class Download:
             part = Part(file, self._cache.content(self._manifest, file), self._chunk_bytes)
             self._open = [each for each in self._open if not each.closed] + [part]
             if not part.missing:
-                part.finish()
+                self._finish(part)
             for start, stop in part.missing:
                 yield part, start, stop
 
@@ -170,8 +114,21 @@ class Download:
                 attempts.failed(error)
                 if not part.file.ranges:
                     at = start
-        if at == stop:
-            part.chunk_done(start, stop)
+        if at == stop and part.chunk_done(start, stop):
+            self._finish(part)
+
+    def _finish(self, part: Part) -> None:
+        """Have a file appear under its name, if it was the same one all the time."""
+
+        def check() -> None:
+            try:
+                self._store.check(part.file)
+            except ChangedError:
+                part.discard()
+                raise
+
+        retried(self._store.location.url(part.file.key), check, stopped=self._stopped)
+        part.finish()
 
     def _measured(self, file: RemoteFile, at: int, stop: int) -> Iterator[bytes | memoryview]:
         """What the store reads, unless that is as good as nothing."""

@@ -63,6 +63,12 @@ class HttpStore(Store):
                 raise ChangedError
             yield from _pieces(answer)
 
+    def check(self, file: RemoteFile) -> None:
+        if file.size > _PIECE:  # one written over while it is sent has the old header; a small one is sent at once
+            now = _describe(self.location.url(file.key), file.key, or_folder=False)
+            if (now.size, now.version) != (file.size, file.version):
+                raise ChangedError
+
     def _described(self, names: Sequence[str], *, or_folder: bool = False) -> list[RemoteFile]:
         """Sizes and versions of some files.
 

@@ -125,3 +125,11 @@ class Store(ABC):
         Raises:
             FetchError: they can't be read, or the file has changed.
         """
+
+    def check(self, file: RemoteFile) -> None:
+        """Whether a file, once all of it was read, is still the one that was listed; buckets say so with each part.
+
+        Raises:
+            FetchError: it has changed, or doesn't answer.
+        """
+        return

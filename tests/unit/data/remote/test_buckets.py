@@ -1,10 +1,13 @@
 """Stores beside HTTP: which there are, and what fsspec's look like."""
 
+import os
+from dataclasses import replace
+
 import pytest
 
 from effloop.data.remote.buckets import FsspecStore, store_of
 from effloop.data.remote.location import Location
-from effloop.data.remote.store import FetchError
+from effloop.data.remote.store import ChangedError, FetchError
 from effloop.errors import ConfigError
 
 fsspec = pytest.importorskip("fsspec")
@@ -49,3 +52,34 @@ def test_what_is_gone_is_no_bug(system):
 def test_other_schemes_are_refused(root):
     with pytest.raises(ConfigError, match=r"is of no scheme that EffLoop reads; have s3, gs"):
         store_of(Location.of(root))
+
+
+def test_what_fsspec_reads_is_looked_at_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "set/a.tar"
+    path.parent.mkdir()
+    path.write_bytes(b"then")
+    store = FsspecStore(Location.of("local://set"))
+    (file,) = store.manifest().files
+    assert file.version
+    store.check(file)
+    path.write_bytes(b"now!")  # as long as before
+    os.utime(path, ns=(0, 0))
+    with pytest.raises(ChangedError):
+        store.check(file)
+
+
+def test_what_is_told_otherwise_of_a_file_than_of_its_folder_is_no_change(system, monkeypatch):
+    store = FsspecStore(Location.of("memory://bucket/set"))
+    listed = type(system).ls
+    monkeypatch.setattr(
+        type(system),
+        "ls",
+        lambda *args, **options: [{**row, "modify": "Nov 23"} for row in listed(*args, **{**options, "detail": True})],
+    )
+    rows = [{**row, "name": row["name"]} for row in system.ls("/bucket/set", detail=True) if row["type"] == "file"]
+    file = store._file(rows[0]["name"], rows[0])
+    assert file.version == "Nov 23"
+    store.check(file)
+    with pytest.raises(ChangedError):
+        store.check(replace(file, version="Nov 22"))
