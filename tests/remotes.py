@@ -52,6 +52,7 @@ class Server:
         pause_s: before each piece of 64 KiB.
         ranges: whether parts can be asked for.
         listings: whether folders can be listed.
+        encoding: of files, as the server says.
     """
 
     root: Path
@@ -62,6 +63,7 @@ class Server:
     pause_s: float = 0.0
     ranges: bool = True
     listings: bool = True
+    encoding: str = ""
     lock: Any = field(default_factory=threading.Lock)
 
     def fault(self, path: str, *, listing: bool) -> Fault | None:
@@ -125,28 +127,29 @@ class _Handler(BaseHTTPRequestHandler):
         if "list-type" in query:
             self._list_bucket(path, query)
         elif path.is_dir() and self.of.listings:
-            self._list_folder(path, name)
+            self._list_folder(path, name, fault)
         elif path.is_file():
             self._file(path, part, fault)
         else:
             self._answer(404, b"")
 
-    def _answer(self, status: int, body: bytes, **headers: str) -> None:
+    def _answer(self, status: int, body: bytes, cut: int | None = None, **headers: str) -> None:
         self.send_response(status)
         for key, value in headers.items():
             self.send_header(key.replace("_", "-"), value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(body)
+            self.wfile.write(body[:cut])
+        self.close_connection = cut is not None
 
-    def _list_folder(self, path: Path, name: str) -> None:
+    def _list_folder(self, path: Path, name: str, fault: Fault | None) -> None:
         if not name.endswith("/"):
             self._answer(301, b"", Location=quote(name) + "/")
             return
         names = sorted(each.name + "/" * each.is_dir() for each in path.iterdir())
         links = "".join(f'<a href="{quote(each)}">{escape(each)}</a>\n' for each in ("../", *names))
-        self._answer(200, links.encode(), Content_Type="text/html")
+        self._answer(200, links.encode(), fault and fault.cut, Content_Type="text/html")
 
     def _list_bucket(self, bucket: Path, query: dict[str, list[str]]) -> None:
         prefix, start = (query.get(key, [""])[0] for key in ("prefix", "continuation-token"))
@@ -175,6 +178,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Range", f"bytes {first}-{int(first) + len(body) - 1}/{len(data)}")
         self.send_header("ETag", etag)
         self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
+        if self.of.encoding:
+            self.send_header("Content-Encoding", self.of.encoding)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command == "HEAD":

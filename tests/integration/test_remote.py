@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from disks import fill, small_disk
@@ -18,9 +19,12 @@ from remotes import Fault, Server, serving
 from runs import TINY, once, rows
 
 from effloop.cli.main import main
-from effloop.data.remote import fetch
+from effloop.data.remote import fetch, store
+from effloop.data.remote.buckets import store_of
 from effloop.data.remote.cache import PART
 from effloop.data.remote.fetch import fetched_of, forget, local_root
+from effloop.data.remote.http import HttpStore
+from effloop.data.remote.location import Location
 from effloop.errors import ConfigError, DataError
 
 CHUNK = 1 << 16
@@ -98,6 +102,50 @@ def test_resume_notices_a_changed_bucket(server, photos, here, capsys):
     forget()
     assert main(["resume", "outputs/run", "epochs=3"]) == 2
     assert "remote: 5 files, " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("root", ["{url}/b/a%20b/", "{url}/b/a b/*.tar", "s3://b/a b", "{url}/b/a%20b/{{{names}}}"])
+def test_each_name_has_its_own_content(root, server):
+    files = {
+        name: os.urandom(1000) for name in ("100%.tar", "a%20b.tar", "a b.tar", "a+b.tar", "ü#1?x=2.tar", "[1].tar")
+    }
+    (server.root / "b/a b").mkdir(parents=True)
+    for name, data in files.items():
+        (server.root / "b/a b" / name).write_bytes(data)
+    names = ",".join(map(quote, files))
+    assert read(local_root(root.format(url=server.url, names=names), server.root.parent / "kept")) == files
+
+
+def test_what_is_half_or_compressed_is_not_taken(server):
+    files, kept = shards(server), server.root.parent / "kept"
+    server.faults = [Fault(cut=60, of="/d/", on_listing=True)]
+    assert read(local_root(f"{server.url}/d/", kept)) == files
+    server.encoding = "gzip"
+    (server.root / "d/x.tar.gz").write_bytes(b"more")
+    local_root(f"{server.url}/d/x.tar.gz", kept)
+    (server.root / "d/x.tar").write_bytes(b"other")
+    with pytest.raises(DataError, match=r"/d/x\.tar can't be fetched: the server sends it compressed \(gzip\)"):
+        local_root(f"{server.url}/d/x.tar", kept)
+
+
+def test_a_server_that_lets_few_in_is_asked_as_often_as_for_contents(server, monkeypatch):
+    monkeypatch.setattr(store, "_FIRST_S", 0.01)
+    shards(server)
+    server.faults = [Fault(429, times=6, of="s-002.tar", on_listing=True)]
+    manifest = HttpStore(Location.of(f"{server.url}/d/s-{{000..002}}.tar")).manifest()
+    assert len(manifest.files) == 3
+    server.faults = [Fault(429, times=4, of="s-000.tar", on_listing=True)]
+    with pytest.raises(DataError, match="attempt 4 of 4"):
+        HttpStore(Location.of(f"{server.url}/d/s-{{000..002}}.tar")).manifest()
+
+
+@pytest.mark.parametrize("root", ["{url}/d/s-000.tar", "s3://d/s-000.tar"])
+def test_what_has_come_is_there_before_the_rest(root, server):
+    shards(server, size=500_000)
+    found = store_of(Location.of(root.format(url=server.url)))
+    (file,) = found.manifest().files
+    server.pause_s = 0.1
+    assert len(next(found.read(file, 0, file.size))) < 300_000
 
 
 def test_faults_that_pass_are_survived(server):
@@ -194,7 +242,8 @@ def test_a_server_without_parts_or_listings(server):
 _FETCH = """
 import sys
 from pathlib import Path
-from effloop.data.remote import fetch
+from effloop.data.remote import fetch, store
+from effloop.data.remote.buckets import store_of
 fetch.CHUNK_BYTES = 1 << 16
 print(fetch.local_root(sys.argv[1], Path(sys.argv[2])), flush=True)
 """

@@ -16,6 +16,7 @@ from effloop.data.remote.manifest import Manifest, RemoteFile, manifest_of
 from effloop.data.remote.store import TIMEOUT_S, ChangedError, FetchError, Store, retried
 from effloop.data.remote.throttle import Throttle
 from effloop.errors import ConfigError, DataError, optional_package
+from effloop.system.files import describe_failure
 
 _BUCKETS = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss")
 _BY_FSSPEC = (
@@ -26,7 +27,7 @@ _BY_FSSPEC = (
 _METADATA = "169.254.169.254"
 _NO_CREDENTIALS = "set them in the environment, e.g. AWS_ACCESS_KEY_ID; AWS_SKIP_SIGNATURE=true for a public bucket"
 _EXTRA = "effloop[remote]"
-_PIECE = 1 << 20
+_PIECE = 1 << 16  # what has come is kept when the rest does not
 _FIRST_ATTEMPTS = 4
 _MOST_FILES = 100_000
 _VERSIONS = (
@@ -59,8 +60,7 @@ class BucketStore(Store):
         super().__init__(location)
         self._obstore = optional_package("obstore", f"data.root: '{location.root}'", _EXTRA)
         from_url = optional_package("obstore.store", "data.root", _EXTRA).from_url
-        timeouts = {"connect_timeout": f"{TIMEOUT_S:g}s", "timeout": "300s"}  # the latter is of a whole request
-        options = {**_aws(location), "client_options": {**timeouts, "allow_http": True}}
+        options = {**_aws(location), "client_options": {**_client_options(location), "allow_http": True}}
         try:
             self._store = from_url(location.place, **options, retry_config={"max_retries": 0})
         except Exception as error:
@@ -157,9 +157,37 @@ def _told(text: str, *, final: bool, after_s: float | None) -> FetchError:
         return FetchError(f"no credentials ({_NO_CREDENTIALS})")
     status, code = re.search(r"status code: (\d{3}[ A-Za-z]*)", text), re.search(r"<Code>(\w+)</Code>", text)
     if status is None:
-        return FetchError(text.partition("Debug source:")[0].rpartition(" - ")[2].strip(), final=final)
+        return _unanswered(text, final=final)
     refused = status[1][0] == "4" and status[1][:3] not in ("408", "425", "429")
     return FetchError(status[1].strip() + (f": {code[1]}" if code else ""), final=final or refused, after_s=after_s)
+
+
+def _unanswered(text: str, *, final: bool) -> FetchError:
+    """Why there was no answer: the last that obstore tells is what the system has said."""
+    if "TimedOut" in text:
+        return FetchError(f"no answer for {TIMEOUT_S:g} s")
+    if certificate := re.search(r"InvalidCertificate\(\s*(\w+)", text):
+        reason = f"its certificate is not valid: {certificate[1]}; SSL_CERT_FILE=FILE names authorities to trust"
+        return FetchError(reason, final=True)
+    first, _, debug = text.partition("Debug source:")
+    causes = re.findall(r'(?:message|error): "([^"]+)"', debug)
+    reason = causes[-1] if causes else first.rpartition(" - ")[2].strip()
+    return FetchError(reason, final=final or "Name or service not known" in reason)
+
+
+def _client_options(location: Location) -> dict[str, Any]:
+    """How long obstore waits, and what AWS's own programs trust beside the system's authorities.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    timeouts = {"connect_timeout": f"{TIMEOUT_S:g}s", "read_timeout": f"{TIMEOUT_S:g}s", "timeout": "300s"}  # of all
+    if not location.scheme.startswith("s3") or not (bundle := os.environ.get("AWS_CA_BUNDLE")):
+        return timeouts
+    try:
+        return {**timeouts, "root_certificate": Path(bundle).read_bytes()}
+    except OSError as error:
+        raise ConfigError(f"AWS_CA_BUNDLE: {describe_failure(Path(bundle), error)}; correct it, or unset it") from None
 
 
 def _file(meta: Mapping[str, Any]) -> RemoteFile:

@@ -13,24 +13,27 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from html.parser import HTMLParser
+from threading import Event
 from typing import Any
 from urllib.error import HTTPError, URLError
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_opener
 
+from effloop.data.remote.listing import Links, names_in, names_in_json
 from effloop.data.remote.manifest import Manifest, RemoteFile, manifest_of
-from effloop.data.remote.store import TIMEOUT_S, ChangedError, FetchError, Store, retried
+from effloop.data.remote.store import ATTEMPTS, TIMEOUT_S, ChangedError, FetchError, Store, retried
 from effloop.errors import DataError
 
 AUTHORIZATION = "EFFLOOP_HTTP_AUTHORIZATION"
 """Environment variable with the header `Authorization`, which other hosts don't get."""
+_NO_AUTHORIZATION = f"set {AUTHORIZATION} in the environment, e.g. to 'Bearer …'"
 _AGAIN = (408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529)
 _PIECE = 1 << 20
 _MOST_INDEX = 64 << 20  # bytes; 100,000 names of 600 bytes
 _THREADS = 16
 _DEEPEST = 8  # folders in each other
 _MOST_FOLDERS = 10_000
+_PACKED = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".br", ".Z")  # some servers say so of what is stored like that
 _FIRST_ATTEMPTS = 4  # 3 s: a wrong address should not be tried for minutes
 
 
@@ -44,13 +47,14 @@ class HttpStore(Store):
             return manifest_of(location, self._described(names), alone=False, base=location.base)
         if location.has_patterns:
             return manifest_of(location, self._described(location.names), alone=False, base=location.base)
-        if location.path.endswith(".json"):
-            return manifest_of(location, self._described(self._indexed()), alone=False, base=location.base)
-        if location.path and not location.path.endswith("/"):
-            (found,) = self._described([location.path], or_folder=True)
+        key = location.key(location.path)
+        if key.endswith(".json"):
+            return manifest_of(location, self._described(self._indexed(key)), alone=False, base=location.base)
+        if key and not key.endswith("/"):
+            (found,) = self._described([key], or_folder=True)
             if not found.key.endswith("/"):
                 return manifest_of(location, [found], alone=True, base=location.base)
-        folder = location.path.rstrip("/") + "/" if location.path else ""
+        folder = key.rstrip("/") + "/" if key else ""
         return manifest_of(location, self._described(self._below(folder)), alone=False, base=folder)
 
     def read(self, file: RemoteFile, start: int, stop: int) -> Iterator[bytes | memoryview]:
@@ -61,6 +65,8 @@ class HttpStore(Store):
                 raise FetchError(f"the server answers {answer.status} to a request for a part", final=True)
             if _version(answer.headers) != file.version or _size(answer) != file.size:
                 raise ChangedError
+            if (packed := answer.headers.get("Content-Encoding")) and not file.key.endswith(_PACKED):
+                raise FetchError(f"the server sends it compressed ({packed}), which was not asked for", final=True)
             yield from _pieces(answer)
 
     def check(self, file: RemoteFile) -> None:
@@ -76,25 +82,28 @@ class HttpStore(Store):
             names: of the files.
             or_folder: whether one may be a folder, whose key ends with `/` then.
         """
+        stopped = Event()
 
-        def describe(name: str) -> RemoteFile:
+        def describe(name: str, most: int) -> RemoteFile:
             url = self.location.url(name)
-            return retried(url, lambda: _describe(url, name, or_folder=or_folder), _FIRST_ATTEMPTS)
+            return retried(url, lambda: _describe(url, name, or_folder=or_folder), most, stopped)
 
+        first = [describe(name, _FIRST_ATTEMPTS) for name in names[:1]]
         with ThreadPoolExecutor(_THREADS) as pool:
-            found = [pool.submit(describe, name) for name in names]
+            found = [pool.submit(describe, name, ATTEMPTS) for name in names[1:]]
             try:
-                return [each.result() for each in found]
+                return first + [each.result() for each in found]
             except DataError:
+                stopped.set()
                 pool.shutdown(cancel_futures=True)
                 raise
 
-    def _indexed(self) -> list[str]:
+    def _indexed(self, key: str) -> list[str]:
         """The files that a JSON file lists."""
-        url = self.location.url(self.location.path)
+        url = self.location.url(key)
         try:
             listed = json.loads(self._text(url))
-            names = [*_names_in(listed)]
+            names = [*names_in(listed)]
         except (ValueError, RecursionError):
             raise DataError(f"{url} is no list of file names in JSON; set data.root to a folder or a pattern") from None
         return [self.location.base + name for name in names]
@@ -119,11 +128,11 @@ class HttpStore(Store):
         url = self.location.url(folder)
         text = self._text(url)
         try:
-            return _names_in_json(json.loads(text))
+            return names_in_json(json.loads(text))
         except (ValueError, RecursionError):
-            links = _Links()
+            links = Links()
             links.feed(text)
-            return links.names(urlsplit(url).path)
+            return links.names(f"/{folder}")
 
     def _text(self, url: str) -> str:
         def read() -> str:
@@ -133,6 +142,8 @@ class HttpStore(Store):
                     found += piece
                     if len(found) > _MOST_INDEX:
                         raise FetchError("it is no listing: it is too long", final=True)
+                if len(found) < (_size(answer) or 0):
+                    raise FetchError(f"the connection ended after {len(found):,} bytes")
                 return found.decode("utf-8", "replace")
 
         try:
@@ -143,49 +154,6 @@ class HttpStore(Store):
             raise DataError(
                 f"{error}; a server that lists no folders needs names: {self.location.place}/…/train-{{000..127}}.tar"
             ) from None
-
-
-def _names_in(listed: Any) -> Iterator[str]:
-    """The names in an index: a list of names, or of objects with a name, or WebDataset's `shardlist`."""
-    rows = listed.get("shardlist", listed.get("files")) if isinstance(listed, dict) else listed
-    if not isinstance(rows, list):
-        raise ValueError
-    for row in rows:
-        name = next((row[key] for key in ("name", "url", "key") if key in row), None) if isinstance(row, dict) else row
-        if not isinstance(name, str) or not _is_name(name):
-            raise ValueError
-        yield name
-
-
-def _names_in_json(rows: Any) -> list[str]:
-    """The names in a listing of nginx's, those of folders with `/`; what else is in there is left out."""
-    if not isinstance(rows, list):
-        raise ValueError
-    found = [row for row in rows if isinstance(row, dict) and isinstance(row.get("name"), str)]
-    names = [row["name"].rstrip("/") + "/" * (row.get("type") == "directory") for row in found]
-    return [name for name in names if _is_name(name.rstrip("/"))]
-
-
-def _is_name(name: str) -> bool:
-    return bool(name) and not name.startswith("/") and "://" not in name and ".." not in name.split("/")
-
-
-class _Links(HTMLParser):
-    """The links in a page that lists a folder."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._found: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "a":
-            self._found += [value for name, value in attrs if name == "href" and value]
-
-    def names(self, folder: str) -> list[str]:
-        """Those directly in a folder, which has this path."""
-        plain = [href.removeprefix(quote(folder)).removeprefix("./") for href in self._found]
-        names = [unquote(href) for href in plain if not re.search(r"[?#]|^[a-z]+:", href)]
-        return list(dict.fromkeys(name for name in names if _is_name(name) and "/" not in name.rstrip("/")))
 
 
 class _EmptyError(FetchError):
@@ -246,7 +214,7 @@ def _open(url: str, headers: dict[str, str] | None = None) -> Any:
     Raises:
         FetchError: there is none, or it is a failure.
     """
-    request = Request(quote(url, safe="/:%[]!$&'()*+,;=@~"), headers={"User-Agent": "effloop", **(headers or {})})  # noqa: S310
+    request = Request(url, headers={"User-Agent": "effloop", **(headers or {})})  # noqa: S310
     if said := os.environ.get(AUTHORIZATION):
         request.add_unredirected_header("Authorization", said)
     try:
@@ -256,14 +224,16 @@ def _open(url: str, headers: dict[str, str] | None = None) -> Any:
         if error.code == 416:  # an empty file has no first byte
             raise _EmptyError from None
         again = error.code in _AGAIN
-        raise FetchError(f"{error.code} {error.reason}", final=not again, after_s=retry_after(error.headers)) from None
+        hint = f" ({_NO_AUTHORIZATION})" if error.code == 401 else ""
+        after_s = retry_after(error.headers)
+        raise FetchError(f"{error.code} {error.reason}{hint}", final=not again, after_s=after_s) from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise _failure(error) from None
 
 
 def _pieces(answer: Any) -> Iterator[bytes]:
     try:
-        while piece := answer.read(_PIECE):
+        while piece := answer.read1(_PIECE):  # what has come: `read` waits for all, and loses it when that fails
             yield piece
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise _failure(error) from None
@@ -278,6 +248,8 @@ def _failure(error: Exception) -> FetchError:
     if isinstance(cause, socket.gaierror):
         final = cause.errno == socket.EAI_NONAME
     reason = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        reason = f"its certificate is not valid: {cause.verify_message}; SSL_CERT_FILE=FILE names authorities to trust"
     return FetchError(str(reason), final=final)
 
 

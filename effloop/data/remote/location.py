@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
+from urllib.parse import quote, unquote
 
 from effloop.errors import ConfigError, printable
 
@@ -19,6 +20,8 @@ _QUERY = re.compile(r"\?[A-Za-z][\w.-]*=")
 _MOST_NAMES = 100_000
 _SECRET = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL|AUTHORIZATION")
 _HTTP = ("http", "https")
+_PLAIN = "/:[]!$&'()*+,;=@~"
+"""What may stand as it is in the path of a URL; a `%` in a name may not."""
 
 
 def is_remote(root: str | None) -> bool:
@@ -68,7 +71,7 @@ class Location:
         root: as typed.
         scheme: `s3`, `https`, …
         host: the bucket, or host and port.
-        path: what follows, with its patterns.
+        path: what follows, with its patterns, as typed: of a web server a name's `%20` is a space.
     """
 
     root: str
@@ -101,7 +104,11 @@ class Location:
 
     def url(self, key: str) -> str:
         """The URL of a file."""
-        return f"{self.place}/{key}"
+        return f"{self.place}/{quote(key, safe=_PLAIN) if self.is_http else key}"
+
+    def key(self, text: str) -> str:
+        """The name that a part of the path without patterns stands for."""
+        return unquote(text) if self.is_http else text
 
     @cached_property
     def names(self) -> list[str]:
@@ -110,6 +117,10 @@ class Location:
         Raises:
             ConfigError: they are too many.
         """
+        return [self.key(name) for name in self._typed]
+
+    @cached_property
+    def _typed(self) -> list[str]:
         found = list(dict.fromkeys(_expanded(self.path)))
         if len(found) > _MOST_NAMES:
             raise ConfigError(f"data.root: '{self.root}' names more than {_MOST_NAMES:,} files; name a folder instead")
@@ -118,19 +129,19 @@ class Location:
     @property
     def has_patterns(self) -> bool:
         """Whether the path has wildcards or braces; otherwise it is one file, or a folder."""
-        return self.has_wildcards or self.names != [self.path]
+        return self.has_wildcards or self._typed != [self.path]
 
     @property
     def has_wildcards(self) -> bool:
         """Whether files have to be listed to know their names."""
-        return any(_GLOB.search(name) for name in self.names)
+        return any(_GLOB.search(name) for name in self._typed)
 
     @property
     def base(self) -> str:
         """The folder that all paths share, as `a/b/`, or empty; of a path without patterns, that of the path."""
-        folders = [_GLOB.split(name)[0].split("/")[:-1] for name in self.names]
+        folders = [_GLOB.split(name)[0].split("/")[:-1] for name in self._typed]
         shared = takewhile(lambda level: len({*level}) == 1, zip(*folders, strict=False))
-        return "".join(f"{name}/" for name, *_ in shared)
+        return self.key("".join(f"{name}/" for name, *_ in shared))
 
     def matches(self, key: str) -> bool:
         """Whether a file is one of those that the patterns name."""
@@ -138,12 +149,13 @@ class Location:
 
     @cached_property
     def _plain(self) -> frozenset[str]:
-        return frozenset(name for name in self.names if not _GLOB.search(name))
+        return frozenset(self.key(name) for name in self._typed if not _GLOB.search(name))
 
     @cached_property
     def _patterns(self) -> list[re.Pattern[str]]:
         try:
-            return [re.compile(_translated(name), re.DOTALL) for name in self.names if _GLOB.search(name)]
+            typed = [name for name in self._typed if _GLOB.search(name)]
+            return [re.compile(_translated(name, self.key), re.DOTALL) for name in typed]
         except re.error as error:
             raise ConfigError(
                 f"data.root: '{self.root}' has brackets that name nothing: {error}; correct them"
@@ -193,16 +205,17 @@ def _choices(inside: str) -> list[str]:
     return [f"{number:0{width}d}" for number in numbers]
 
 
-def _translated(name: str) -> str:
+def _translated(name: str, key: Callable[[str], str]) -> str:
     """A pattern of a path as a regular expression: `*` stays in a folder, `**` doesn't."""
-    return "".join(map(_translated_part, filter(None, re.split(r"(\*\*/?|\*|\?|\[[^\]]+\])", name))))
+    parts = filter(None, re.split(r"(\*\*/?|\*|\?|\[[^\]]+\])", name))
+    return "".join(_translated_part(part, key) for part in parts)
 
 
-def _translated_part(part: str) -> str:
+def _translated_part(part: str, key: Callable[[str], str]) -> str:
     known = {"*": "[^/]*", "?": "[^/]", "**": ".*", "**/": "(?:.*/)?"}
     if part in known:
         return known[part]
     if part.startswith("[") and part.endswith("]") and len(part) > 2:
         inside = part[1:-1].replace("\\", r"\\")
         return f"[^{inside[1:]}]" if inside[0] == "!" else f"[{inside}]"
-    return re.escape(part)
+    return re.escape(key(part))
