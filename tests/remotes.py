@@ -26,6 +26,7 @@ class Fault:
         retry_after: of the answer's header.
         of: the end of the paths that it is for.
         act, after: called before the answer, and after it.
+        method: of the requests that it is for; empty is any.
         on_listing: whether listings, and sizes, have it, too.
     """
 
@@ -34,6 +35,7 @@ class Fault:
     cut: int | None = None
     retry_after: str = ""
     of: str = ""
+    method: str = ""
     on_listing: bool = False
     act: Callable[[], None] = lambda: None
     after: Callable[[], None] = lambda: None
@@ -49,6 +51,8 @@ class Server:
         faults: those that are left.
         requests: method, path and range of each request so far.
         queries: what stood behind `?` in them, and the header `Authorization`.
+        etags: path -> content and ETag of what came in parts.
+        parts: of uploads that aren't complete: their ID -> number -> what came.
         pause_s: before each piece of 64 KiB.
         ranges: whether parts can be asked for.
         listings: whether folders can be listed.
@@ -60,20 +64,37 @@ class Server:
     faults: list[Fault] = field(default_factory=list)
     requests: list[tuple[str, str, str]] = field(default_factory=list)
     queries: list[tuple[str, str]] = field(default_factory=list)
+    etags: dict[Path, tuple[bytes, str]] = field(default_factory=dict)
+    parts: dict[str, dict[int, bytes]] = field(default_factory=dict)
     pause_s: float = 0.0
     ranges: bool = True
     listings: bool = True
     encoding: str = ""
     lock: Any = field(default_factory=threading.Lock)
 
-    def fault(self, path: str, *, listing: bool) -> Fault | None:
+    def fault(self, path: str, *, listing: bool, method: str = "GET") -> Fault | None:
         """The next fault for a request."""
         with self.lock:
             for fault in self.faults:
-                if fault.times and path.endswith(fault.of) and (fault.on_listing or not listing):
+                if (
+                    fault.times
+                    and fault.method in ("", method)
+                    and path.endswith(fault.of)
+                    and (fault.on_listing or not listing)
+                ):
                     fault.times -= 1
                     return fault
         return None
+
+    def etag(self, path: Path) -> str:
+        """That of a file, which may have been changed since it came."""
+        data = path.read_bytes()
+        came, etag = self.etags.get(path, (b"", ""))
+        return etag if etag and came == data else hashlib.md5(data).hexdigest()
+
+    def put(self) -> list[str]:
+        """The paths that were written to, once for each part."""
+        return [path for method, path, _ in self.requests if method == "PUT"]
 
     def fetched(self) -> list[str]:
         """The paths of whose content more than a byte was asked for."""
@@ -113,25 +134,97 @@ class _Handler(BaseHTTPRequestHandler):
         self.of.requests.append((self.command, name, part))
         self.of.queries.append((asked.query, self.headers.get("Authorization", "")))
         listing = "list-type" in query or name.endswith("/") or part == "bytes=0-0" or self.command == "HEAD"
-        fault = self.of.fault(name, listing=listing)
-        if fault is not None:
-            fault.act()
-        if fault is not None and fault.status:
-            self.send_response(fault.status)
-            if fault.retry_after:
-                self.send_header("Retry-After", fault.retry_after)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+        fault = self.of.fault(name, listing=listing, method=self.command)
+        if self._failed(fault):
             return
         path = self.of.root / name.strip("/")
         if "list-type" in query:
             self._list_bucket(path, query)
-        elif path.is_dir() and self.of.listings:
+        elif path.is_dir() and self.of.listings and "Authorization" not in self.headers:
             self._list_folder(path, name, fault)
         elif path.is_file():
             self._file(path, part, fault)
         else:
             self._answer(404, b"")
+
+    def _failed(self, fault: Fault | None) -> bool:
+        """Whether a fault was the answer."""
+        if fault is None:
+            return False
+        fault.act()
+        if fault.status:
+            headers = {"Retry_After": fault.retry_after} if fault.retry_after else {}
+            self._answer(fault.status, b"", **headers)
+        return bool(fault.status)
+
+    def do_PUT(self) -> None:
+        name, query, fault = self._sent()
+        size = int(self.headers["Content-Length"])
+        if fault is not None and fault.cut is not None:
+            self.rfile.read(min(fault.cut, size))
+            self.close_connection = True
+            self.connection.shutdown(2)
+            return
+        data = self.rfile.read(size)
+        time.sleep(self.of.pause_s)
+        if self._failed(fault):
+            return
+        if not self._bucket(name).is_dir():
+            self._answer(404, b"<Error><Code>NoSuchBucket</Code></Error>")
+            return
+        if "uploadId" in query:
+            with self.of.lock:
+                self.of.parts[query["uploadId"][0]][int(query["partNumber"][0])] = data
+        else:
+            self._write(name, data)
+        self._answer(200, b"", ETag=f'"{hashlib.md5(data).hexdigest()}"')
+
+    def do_POST(self) -> None:
+        name, query, fault = self._sent()
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self._failed(fault):
+            return
+        if "uploads" in query:
+            with self.of.lock:
+                upload = f"{len(self.of.parts)}-{name.rpartition('/')[2]}"
+                self.of.parts[upload] = {}
+            self._xml(f"<InitiateMultipartUploadResult><UploadId>{upload}</UploadId></InitiateMultipartUploadResult>")
+            return
+        parts = self.of.parts.pop(query["uploadId"][0])
+        digests = b"".join(hashlib.md5(parts[number]).digest() for number in sorted(parts))
+        etag = f"{hashlib.md5(digests).hexdigest()}-{len(parts)}"
+        self._write(name, b"".join(parts[number] for number in sorted(parts)), etag)
+        self._xml(f'<CompleteMultipartUploadResult><ETag>"{etag}"</ETag></CompleteMultipartUploadResult>')
+
+    def do_DELETE(self) -> None:
+        name, query, fault = self._sent()
+        if self._failed(fault):
+            return
+        if "uploadId" in query:
+            self.of.parts.pop(query["uploadId"][0], None)
+        else:
+            (self.of.root / name.strip("/")).unlink(missing_ok=True)
+        self._answer(204, b"")
+
+    def _sent(self) -> tuple[str, dict[str, list[str]], Fault | None]:
+        asked = urlsplit(self.path)
+        name = unquote(asked.path)
+        self.of.requests.append((self.command, name, ""))
+        fault = self.of.fault(name, listing=False, method=self.command)
+        return name, parse_qs(asked.query, keep_blank_values=True), fault
+
+    def _bucket(self, name: str) -> Path:
+        return self.of.root / name.strip("/").partition("/")[0]
+
+    def _write(self, name: str, data: bytes, etag: str = "") -> None:
+        path = self.of.root / name.strip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        if etag:
+            self.of.etags[path] = (data, etag)
+
+    def _xml(self, text: str) -> None:
+        self._answer(200, f'<?xml version="1.0"?>{text}'.encode(), Content_Type="application/xml")
 
     def _answer(self, status: int, body: bytes, cut: int | None = None, **headers: str) -> None:
         self.send_response(status)
@@ -157,16 +250,19 @@ class _Handler(BaseHTTPRequestHandler):
         keys = [key for key in keys if key.startswith(prefix) and key >= start]
         rows = "".join(
             f"<Contents><Key>{escape(key)}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
-            f'<ETag>"{_etag(bucket / key)}"</ETag><Size>{(bucket / key).stat().st_size}</Size></Contents>'
+            f'<ETag>"{self.of.etag(bucket / key)}"</ETag><Size>{(bucket / key).stat().st_size}</Size></Contents>'
             for key in keys[:1000]
         )
         more = f"<NextContinuationToken>{escape(keys[1000])}</NextContinuationToken>" if len(keys) > 1000 else ""
         flag = str(bool(more)).lower()
+        if not bucket.is_dir():
+            self._answer(404, b"<Error><Code>NoSuchBucket</Code></Error>")
+            return
         xml = f'<?xml version="1.0"?><ListBucketResult><IsTruncated>{flag}</IsTruncated>{more}{rows}</ListBucketResult>'
         self._answer(200, xml.encode(), Content_Type="application/xml")
 
     def _file(self, path: Path, part: str, fault: Fault | None) -> None:
-        data, etag = path.read_bytes(), f'"{_etag(path)}"'
+        data, etag = path.read_bytes(), f'"{self.of.etag(path)}"'
         if (wanted := self.headers.get("If-Match")) and wanted != etag:
             self._answer(412, b"")
             return
@@ -199,7 +295,3 @@ class _Handler(BaseHTTPRequestHandler):
                 return
         if fault is not None:
             fault.after()
-
-
-def _etag(path: Path) -> str:
-    return hashlib.md5(path.read_bytes()).hexdigest()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import effloop
 from effloop import config as configs
 from effloop.build.resolve import num_workers
@@ -9,7 +11,9 @@ from effloop.cli.command import command
 from effloop.cli.splits import open_splits
 from effloop.convert.convert import convert
 from effloop.convert.options import ConvertOptions
+from effloop.convert.upload import uploads_of
 from effloop.data.decode import decoders
+from effloop.data.source.root import download_folder
 
 
 @command("convert", ConvertOptions, "data.root=/data/pets to=lmdb out=pets.lmdb")
@@ -17,9 +21,11 @@ def convert_data(options: ConvertOptions, overrides: list[str]) -> int:
     """Write the data in another storage format, re-encoded or as it is.
 
     The output is atomic, nothing is overwritten, and the same command resumes an interrupted conversion.
-    num_workers=N sets the threads.
+    num_workers=N sets the threads. What goes to a URL is written to data.download_dir first, and uploaded when it is
+    complete.
     """
     config = configs.compose(overrides)
+    uploads = uploads_of(options, download_folder(replace(config.data, window=None)))
     opened = open_splits(config, options.splits)
-    convert(options, opened, decoders.build(config.decode), num_workers(config), effloop.__version__)
+    convert(options, opened, decoders.build(config.decode), num_workers(config), effloop.__version__, uploads)
     return 0

@@ -15,15 +15,18 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from effloop.convert.disk import check_free, is_disk_full, size, tree_size, unwritable
 from effloop.convert.entropy import compared_line
 from effloop.convert.inspect import Inspector
 from effloop.convert.options import ConvertOptions
 from effloop.convert.readback import compare
 from effloop.convert.records import FirstOfEachClass, Originals, Recoded, mean_size
 from effloop.convert.reencode import Recode
-from effloop.convert.workfolder import WorkFolder, check_free, is_disk_full, size, tree_size, unwritable
+from effloop.convert.upload import UploadFolder, Uploads
+from effloop.convert.workfolder import WorkFolder
 from effloop.data.decode import Decoder
 from effloop.data.image.entropy import VERSION
+from effloop.data.remote.location import Url
 from effloop.data.source.base import Source
 from effloop.data.source.splits import check_same_classes
 from effloop.data.source.storage.targets import Targets
@@ -37,7 +40,12 @@ _SAMPLED = 64  # images that are re-encoded to estimate the size of all
 
 
 def convert(
-    options: ConvertOptions, splits: Mapping[str, Source], decoder: Decoder, threads: int, version: str
+    options: ConvertOptions,
+    splits: Mapping[str, Source],
+    decoder: Decoder,
+    threads: int,
+    version: str,
+    uploads: Uploads | None = None,
 ) -> None:
     """Write the datasets, show the progress, and print a table of the results.
 
@@ -58,6 +66,7 @@ def convert(
         decoder: decodes the images.
         threads: how many re-encode images; 0 means one.
         version: of EffLoop; the work of another version is not continued.
+        uploads: of outputs that are URLs: they are written to a folder here, read back, and then uploaded.
 
     Raises:
         ConfigError: an output is there already or being written, or the disk can't take it.
@@ -69,18 +78,28 @@ def convert(
         check_same_classes(splits["train"], splits["val"])
     recodes = {out: Recode(recipe, decoder) if recipe else None for out, recipe in options.outputs.items()}
     if options.skip_bad:
-        WorkFolder([*recodes], {}).check_absent()
+        _work_folder(options, uploads, {}, splits).check_absent()
         with Meter() as meter:
             splits = Inspector(splits, decoder, threads, meter, whole=any(recodes.values())).sound()
-    with WorkFolder([*recodes], _job(options, splits, decoder, version)) as work:
+    job = _job(options, splits, decoder, version)
+    with _work_folder(options, uploads, job, splits) as work:
         conversion = _Conversion(options, splits, decoder, threads, work)
-        with conversion.cleaning_up(), Meter() as conversion.meter:
-            conversion.check_sources(recoding=any(recodes.values()))
-            results = {out: conversion.write_output(out, recode) for out, recode in recodes.items()}
+        with conversion.cleaning_up():
+            with Meter() as conversion.meter:
+                conversion.check_sources(recoding=any(recodes.values()))
+                results = {out: conversion.write_output(out, recode) for out, recode in recodes.items()}
             work.publish()
     for out, num_bytes in results.items():
         _show(out, splits, num_bytes)
     print(conversion.summary())
+
+
+def _work_folder(
+    options: ConvertOptions, uploads: Uploads | None, job: Mapping[str, Any], splits: Mapping[str, Source]
+) -> WorkFolder:
+    if uploads is None:
+        return WorkFolder([*options.outputs], job)
+    return UploadFolder(uploads, job, {**job, "splits": [source.fingerprint() for source in splits.values()]})
 
 
 def _job(options: ConvertOptions, splits: Mapping[str, Source], decoder: Decoder, version: str) -> dict[str, Any]:
@@ -134,7 +153,7 @@ class _Conversion:
     def _inspector(self) -> Inspector:
         return Inspector(self.splits, self.decoder, self.threads, self.meter)
 
-    def write_output(self, out: Path, recode: Recode | None) -> dict[str, int]:
+    def write_output(self, out: Path | Url, recode: Recode | None) -> dict[str, int]:
         """Write one output, short of publishing it; returns the bytes of each split's images."""
         if self.work.is_finished(out):
             return self.work.noted(out)
@@ -150,7 +169,7 @@ class _Conversion:
             records.size_of = self.decoder.size
         num_bytes = {name: records.num_bytes for name, records in self._records.items()}
         self._needed = sum(num_bytes.values())
-        check_free(self.work.path, self._needed, str(out))
+        check_free(self.work.path, self._needed, str(out), room=self.work.room)
         self._write(out, self._dataset(self._records, about))
         self._compared += sum(records.compared for records in self._records.values())
         self._refused += sum(records.refused for records in self._records.values())
@@ -159,7 +178,7 @@ class _Conversion:
         shutil.rmtree(self._spool(out), ignore_errors=True)
         return num_bytes
 
-    def _recode(self, out: Path, recode: Recode, about: Mapping[str, Any]) -> None:
+    def _recode(self, out: Path | Url, recode: Recode, about: Mapping[str, Any]) -> None:
         """Re-encode all images, or those that an earlier run of this job has not."""
         spool = self._spool(out)
         # Fails early where a package is missing or the file system doesn't suit the format.
@@ -167,7 +186,8 @@ class _Conversion:
         self._write(out, self._dataset(firsts, about))
         self.work.discard()
         self._needed = 2 * self._estimate(recode)  # in the spool, and in the output
-        check_free(self.work.path, self._needed, f"{out} with its temporary files", tree_size(spool))
+        there = tree_size(spool)
+        check_free(self.work.path, self._needed, f"{out} with its temporary files", there, self.work.room)
         recoded = {
             name: Recoded(source, self.meter, name, spool / name, recode) for name, source in self.splits.items()
         }
@@ -177,7 +197,7 @@ class _Conversion:
             self._recoded += records.encode(self.threads)
         self._recoding_s += time.monotonic() - started
 
-    def _read_back(self, out: Path, copied: bool) -> None:
+    def _read_back(self, out: Path | Url, copied: bool) -> None:
         """Open what was written, and compare it with what went in."""
         written = self.work.path / "writing" / out.name
         for name, records in self._records.items():
@@ -190,14 +210,14 @@ class _Conversion:
             scans = self.work.path / "scans"
             compare(self.options.to, written, name, wanted, scans, Targets.of(self.splits[name]))
 
-    def _write(self, out: Path, dataset: Dataset) -> None:
+    def _write(self, out: Path | Url, dataset: Dataset) -> None:
         writers[self.options.to](self.work.writing(out), dataset, self.options.shard_bytes)
 
     def _dataset(self, records: Mapping[str, Records], about: Mapping[str, Any]) -> Dataset:
         first = next(iter(self.splits.values()))
         return Dataset(first.classes, records, about, Targets.of(first))
 
-    def _spool(self, out: Path) -> Path:
+    def _spool(self, out: Path | Url) -> Path:
         return self.work.path / "spool" / out.name
 
     def _estimate(self, recode: Recode) -> int:
@@ -219,16 +239,17 @@ class _Conversion:
             again = "continues from there" if kept else "starts again"
             raise InterruptedRunError(f"interrupted; running the same command again {again}") from None
         except Exception as error:
-            if is_disk_full(error, self.work.path):
+            if not self.work.complete and is_disk_full(error, self.work.path):  # of a server's we would be told as well
                 wrote = size(self._wrote())
                 self.work.remove()
                 raise ConfigError(
                     f"out: the disk of {self.work.path.parent} is full after {wrote}; {size(self._needed)} of images "
-                    "are needed, and what the format adds; make room or set out=PATH"
+                    "are needed, and what the format adds; make room or set "
+                    f"{self.work.room}"
                 ) from error
             self._keep()
             if isinstance(error, OSError) and not isinstance(error, EffLoopError):
-                raise unwritable(self.work.path, error) from error
+                raise unwritable(self.work.path, error, self.work.room) from error
             raise
 
     def _keep(self) -> bool:
@@ -265,7 +286,7 @@ def _about(splits: Mapping[str, Source]) -> Mapping[str, Any]:
     return first if all(about == first for about in abouts) else {"payload": "original"}
 
 
-def _show(out: Path, splits: Mapping[str, Source], num_bytes: Mapping[str, int]) -> None:
+def _show(out: Path | Url, splits: Mapping[str, Source], num_bytes: Mapping[str, int]) -> None:
     """Print a table of one output."""
     table = Table()
     for heading in ("split", "images", "before", "after", "ratio", "mean before", "mean after"):

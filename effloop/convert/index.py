@@ -11,8 +11,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from effloop.convert.disk import size
 from effloop.convert.entropy import EVERY, build_compared, compared_line, crop_differs
-from effloop.convert.workfolder import size
 from effloop.data.image.entropy import matches
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import Source

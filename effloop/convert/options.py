@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 from effloop.convert.reencode import Recipe
+from effloop.data.remote.location import Url
+from effloop.data.remote.send import check_url
 from effloop.data.source.storage.writing import SHARD_BYTES, writers
 from effloop.errors import ConfigError
 
@@ -35,7 +37,8 @@ class ConvertOptions:
 
     Attributes:
         to: the format.
-        out: the file or folder to write; with several sizes a dataset for each, NAME-500, NAME-256.
+        out: the file or folder to write, here or at s3://, gs://, az:// and the like; with several sizes a dataset for
+            each, NAME-500, NAME-256.
         payload: the images' bytes as they are, JPEG, or decoded pixels; without it original, and jpeg with any of
             max_side, quality, color and restart.
         quality: of a JPEG, 90 without it; source keeps the original's tables, lossless its coefficients (by jpegtran).
@@ -54,7 +57,7 @@ class ConvertOptions:
     """
 
     to: Annotated[str, writers]
-    out: Path
+    out: Path | Url
     payload: Literal["original", "jpeg", "raw"] | None = None
     quality: Literal["source", "lossless"] | Annotated[int, range(1, 101)] | None = None
     max_side: tuple[Side, ...] = ()
@@ -70,28 +73,33 @@ class ConvertOptions:
             for other in others:
                 if getattr(self, key) == value and getattr(self, other):
                     raise ConfigError(f"{other}: contradicts {key}={value}; drop one of them")
-        if not os.path.isdir(self._out.parent):  # unlike Path's own, it never raises
+        if isinstance(self._out, Url):
+            check_url(self._out)
+        elif not os.path.isdir(self._out.parent):  # unlike Path's own, it never raises
             raise ConfigError(
                 f"out: '{self.out}' can't be made, the folder {self._out.parent} is not there; make it or set out=PATH"
             )
-        if not self._out.name:
+        elif not self._out.name:
             raise ConfigError(f"out: '{self.out}' has no name; set out=PATH")
 
     @property
-    def _out(self) -> Path:
+    def _out(self) -> Path | Url:
+        if isinstance(self.out, Url):
+            return Url(self.out.rstrip("/"))
         return Path(os.path.abspath(os.path.expanduser(self.out)))
 
     @property
-    def outputs(self) -> dict[Path, Recipe | None]:
-        """{path: how its images are re-encoded}, a dataset for each size; None copies them as they are."""
+    def outputs(self) -> dict[Path | Url, Recipe | None]:
+        """{path or URL: how its images are re-encoded}, a dataset for each size; None copies them as they are."""
         if self.payload == "original" or not any(getattr(self, key) for key in ("payload", *_RECODING)):
             return {self._out: None}
         keys = ("payload", "quality", "restart", "color")
         recipe: dict[str, Any] = {key: getattr(self, key) for key in keys if getattr(self, key)}
         if len(self.max_side) < 2:
             return {self._out: Recipe(**recipe, max_side=next(iter(self.max_side), None))}
-        name = self._out.stem, self._out.suffix
-        return {self._out.with_name(f"-{size}".join(name)): Recipe(**recipe, max_side=size) for size in self.max_side}
+        name = PurePosixPath(self._out.name)
+        sized = {size: self._out.with_name(f"{name.stem}-{size}{name.suffix}") for size in self.max_side}
+        return {out: Recipe(**recipe, max_side=size) for size, out in sized.items()}
 
     @property
     def splits(self) -> tuple[str, ...]:

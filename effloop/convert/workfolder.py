@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import pwd
 import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from effloop.convert.disk import unwritable
+from effloop.data.remote.location import Url
 from effloop.errors import ConfigError
 from effloop.system.files import fsync, try_lock
 
@@ -31,12 +31,18 @@ class WorkFolder:
     Args:
         outs: what will be published, all of it at once; in one folder. The first names the work folder.
         job: a description for JSON; equal descriptions give equal outputs.
+        path: of the work folder, where it isn't beside them; its name ends with `.partial`.
     """
 
-    def __init__(self, outs: Sequence[Path], job: Mapping[str, Any]) -> None:
+    example = "out=PATH"
+    """How another output is named, for messages."""
+    room = "out=PATH"
+    """How another disk is named."""
+
+    def __init__(self, outs: Sequence[Path | Url], job: Mapping[str, Any], path: Path | None = None) -> None:
         self.outs = outs
-        self.path = outs[0].parent / f".{outs[0].name}.partial"
-        self._away = outs[0].parent / f".{outs[0].name}.deleted"  # as long: a name that fits makes both fit
+        self.path = path or Path(outs[0]).parent / f".{outs[0].name}.partial"
+        self._away = self.path.with_suffix(".deleted")  # as long: a name that fits makes both fit
         self._job = json.dumps(job, indent=1, sort_keys=True)
 
     def __enter__(self) -> WorkFolder:
@@ -50,7 +56,7 @@ class WorkFolder:
             self.check_absent()
             self._lock = self._take()
         except OSError as error:
-            raise unwritable(self.path, error) from None
+            raise unwritable(self.path, error, self.room) from None
         try:
             self._adopt()
         except BaseException as error:
@@ -58,7 +64,7 @@ class WorkFolder:
                 self.remove()
             os.close(self._lock)
             if isinstance(error, OSError):
-                raise unwritable(self.path, error) from None
+                raise unwritable(self.path, error, self.room) from None
             raise
         return self
 
@@ -79,7 +85,7 @@ class WorkFolder:
         """Whether all outputs are finished: those missing in `done/` were published before a kill."""
         return (self.path / "complete").exists()
 
-    def is_finished(self, out: Path) -> bool:
+    def is_finished(self, out: Path | Url) -> bool:
         """Whether this output is finished."""
         return self.complete or (self.path / "done" / out.name).exists()
 
@@ -88,12 +94,12 @@ class WorkFolder:
         """Whether any output is finished."""
         return any(map(self.is_finished, self.outs))
 
-    def noted(self, out: Path) -> dict[str, int]:
+    def noted(self, out: Path | Url) -> dict[str, int]:
         """What was noted of an output when it was finished."""
         noted: dict[str, int] = json.loads(self._note(out).read_text())
         return noted
 
-    def writing(self, out: Path) -> Path:
+    def writing(self, out: Path | Url) -> Path:
         """Where to write an output: a path that isn't there, in a folder without anything else."""
         self.discard()
         (self.path / "writing").mkdir()
@@ -103,7 +109,7 @@ class WorkFolder:
         """Remove the output that is half written."""
         shutil.rmtree(self.path / "writing", ignore_errors=True)
 
-    def finish(self, out: Path, note: Mapping[str, int]) -> None:
+    def finish(self, out: Path | Url, note: Mapping[str, int]) -> None:
         """The output is complete: give it ordinary permissions and sync it to the disk.
 
         Args:
@@ -127,11 +133,19 @@ class WorkFolder:
             (self.path / "complete").touch()
             fsync(self.path)
         for out in self.outs:
-            if (self.path / "done" / out.name).exists():
-                self._refuse_existing([out])
-                os.rename(self.path / "done" / out.name, out)
+            if (done := self.path / "done" / out.name).exists():
+                self._place(done, out)
         fsync(self.path.parent)
         self.remove()
+
+    def _place(self, done: Path, out: Path | Url) -> None:
+        """Move an output to its place."""
+        self._refuse_existing([out])
+        os.rename(done, out)
+
+    def _exists(self, out: Path | Url) -> bool:
+        """Whether something is in an output's place."""
+        return os.path.lexists(out)
 
     def remove(self) -> None:
         """Remove the work folder. It is renamed first, so that no run ever continues from half of it."""
@@ -139,7 +153,7 @@ class WorkFolder:
         os.rename(self.path, self._away)
         shutil.rmtree(self._away, ignore_errors=True)
 
-    def _note(self, out: Path) -> Path:
+    def _note(self, out: Path | Url) -> Path:
         return self.path / "notes" / f"{out.name}.json"
 
     @property
@@ -151,12 +165,14 @@ class WorkFolder:
     @property
     def _is_lost(self) -> bool:
         """Whether an output is neither here nor where it was published: it was moved since."""
-        return any(not (self.path / "done" / out.name).exists() and not os.path.lexists(out) for out in self.outs)
+        return any(not (self.path / "done" / out.name).exists() and not self._exists(out) for out in self.outs)
 
-    def _refuse_existing(self, outs: Sequence[Path] | None = None) -> None:
+    def _refuse_existing(self, outs: Sequence[Path | Url] | None = None) -> None:
         for out in outs or self.outs:
-            if os.path.lexists(out):
-                raise ConfigError(f"out: {out} is there already, and nothing is overwritten; remove it or set out=PATH")
+            if self._exists(out):
+                raise ConfigError(
+                    f"out: {out} is there already, and nothing is overwritten; remove it or set {self.example}"
+                )
 
     def _take(self) -> int:
         """Make the folder and lock it."""
@@ -169,7 +185,8 @@ class WorkFolder:
             if not try_lock(fd):
                 os.close(fd)
                 raise ConfigError(
-                    f"out: another process is writing {self.outs[0]}, it holds {self.path}; wait for it or set out=PATH"
+                    f"out: another process is writing {self.outs[0]}, it holds {self.path}; wait for it or set "
+                    f"{self.example}"
                 ) from None
             try:
                 if os.path.samestat(os.stat(self.path / "lock"), os.fstat(fd)):
@@ -193,74 +210,6 @@ class WorkFolder:
             description.write_text(self._job)
             fsync(description)
         self.discard()
-
-
-def check_free(folder: Path, needed: int, what: str, there: int = 0) -> None:
-    """Refuse to write what doesn't fit on the disk.
-
-    Args:
-        folder: where it goes.
-        needed: bytes in all.
-        what: named in the message.
-        there: bytes of them that are on the disk already.
-
-    Raises:
-        ConfigError: with both numbers.
-    """
-    free = free_bytes(folder)
-    if needed - there > free:
-        raise ConfigError(
-            f"out: {what} needs {size(needed - there)}, {folder} has {size(free)} free; make room or set out=PATH"
-        )
-
-
-def free_bytes(folder: Path) -> int:
-    """Bytes that this user can still write there."""
-    status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize
-
-
-_FULL = 1 << 20  # a disk with less than this free is full: a writer that failed may not say why
-
-
-def is_disk_full(error: BaseException | None, folder: Path) -> bool:
-    """Whether an exception comes from a full disk; each library raises its own."""
-    link = error
-    while link is not None:
-        if isinstance(link, OSError) and link.errno in (errno.ENOSPC, errno.EDQUOT):
-            return True
-        if os.strerror(errno.ENOSPC) in str(link) or "MDB_MAP_FULL" in str(link):
-            return True
-        link = link.__cause__ or link.__context__
-    return isinstance(error, OSError | RuntimeError) and free_bytes(folder) < _FULL
-
-
-def unwritable(path: Path, error: OSError) -> ConfigError:
-    """The error for a path that can't be written."""
-    folder = path.parent
-    if error.errno == errno.ENAMETOOLONG:
-        return ConfigError(f"out: {path} can't be written: {error.strerror}; set out=PATH")
-    try:
-        owner = pwd.getpwuid(folder.stat().st_uid).pw_name
-        whose = f"; {folder} belongs to {owner}"
-    except (OSError, KeyError):
-        whose = ""
-    return ConfigError(f"out: {path} can't be written: {error.strerror or error}{whose}; set out=PATH")
-
-
-def tree_size(folder: Path) -> int:
-    """Bytes of all files in a folder."""
-    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else 0
-
-
-def size(num_bytes: float) -> str:
-    """`1.30 MB`: three digits and a decimal unit."""
-    for unit in ("bytes", "kB", "MB", "GB", "TB"):
-        if num_bytes < 999.5 or unit == "TB":
-            break
-        num_bytes /= 1000
-    digits = 0 if unit == "bytes" or num_bytes >= 99.95 else 1 if num_bytes >= 9.995 else 2
-    return f"{num_bytes:,.{digits}f} {unit}"
 
 
 def _settle(path: Path) -> None:

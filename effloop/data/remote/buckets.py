@@ -59,19 +59,26 @@ class BucketStore(Store):
     def __init__(self, location: Location) -> None:
         super().__init__(location)
         self._obstore = optional_package("obstore", f"data.root: '{location.root}'", _EXTRA)
+        self._store = self._opened({"max_retries": 0})
+        self._throttle = Throttle(self._signed)
+
+    def _opened(self, retries: Mapping[str, Any], client: Mapping[str, str] | None = None, **more: Any) -> Any:
+        """A client that tries failed requests again, as `RetryConfig` of obstore has it; with other options."""
+        location = self.location
         from_url = optional_package("obstore.store", "data.root", _EXTRA).from_url
-        options = {**_aws(location), "client_options": {**_client_options(location), "allow_http": True}}
+        client_options = {**_client_options(location), "allow_http": True, **(client or {})}
+        options = {**_aws(location), "client_options": client_options, **more}
         try:
-            self._store = from_url(location.place, **options, retry_config={"max_retries": 0})
+            return from_url(location.place, **options, retry_config=retries)
         except Exception as error:
             raise ConfigError(f"data.root: '{location.root}' can't be opened: {redacted(str(error))[:300]}") from None
-        self._throttle = Throttle(self._signed)
 
     def manifest(self) -> Manifest:
         location = self.location
         if location.has_patterns:
-            found = [file for file in self._listed(location.base) if location.matches(file.key)]
-            return manifest_of(location, found, alone=False, base=location.base)
+            listed = self._listed(location.base)
+            found = [file for file in listed if location.matches(file.key)]
+            return manifest_of(location, found, alone=False, base=location.base, listed=listed)
         folder = location.path.rstrip("/") + "/" if location.path else ""
         found = self._listed(folder)
         if found or not location.path or location.path.endswith("/"):
@@ -83,7 +90,7 @@ class BucketStore(Store):
             found: list[RemoteFile] = []
             try:
                 for batch in self._obstore.list(self._store, prefix=folder.rstrip("/") or None, chunk_size=1000):
-                    found.extend(map(_file, batch))
+                    found.extend(map(bucket_file, batch))
                     if len(found) > _MOST_FILES:
                         raise FetchError(
                             f"it has more than {_MOST_FILES:,} files; pack them into shards, or name some by a pattern",
@@ -93,16 +100,16 @@ class BucketStore(Store):
                 raise self._failure(error, "") from None
             return found
 
-        return retried(self.location.url(folder), listed, _FIRST_ATTEMPTS)
+        return retried(self.location.url(folder), listed, _FIRST_ATTEMPTS, done=self.done)
 
     def _head(self, key: str) -> RemoteFile:
         def head() -> RemoteFile:
             try:
-                return _file(self._obstore.head(self._store, key))
+                return bucket_file(self._obstore.head(self._store, key))
             except self._errors as error:
                 raise self._failure(error, key) from None
 
-        return retried(self.location.url(key), head, _FIRST_ATTEMPTS)
+        return retried(self.location.url(key), head, _FIRST_ATTEMPTS, done=self.done)
 
     def read(self, file: RemoteFile, start: int, stop: int) -> Iterator[bytes | memoryview]:
         options: dict[str, Any] = {"range": (start, stop)}
@@ -110,7 +117,7 @@ class BucketStore(Store):
             options["if_match"] = f'"{file.version}"'
         try:
             answer = self._obstore.get(self._store, file.key, options=options)
-            now = _file(answer.meta)
+            now = bucket_file(answer.meta)
             if (now.size, now.version) != (file.size, file.version):
                 raise ChangedError
             for piece in answer.stream(min_chunk_size=_PIECE):
@@ -190,7 +197,8 @@ def _client_options(location: Location) -> dict[str, Any]:
         raise ConfigError(f"AWS_CA_BUNDLE: {describe_failure(Path(bundle), error)}; correct it, or unset it") from None
 
 
-def _file(meta: Mapping[str, Any]) -> RemoteFile:
+def bucket_file(meta: Mapping[str, Any]) -> RemoteFile:
+    """A file as obstore describes it."""
     version = meta.get("e_tag") or meta["last_modified"].isoformat()
     return RemoteFile(meta["path"], int(meta["size"]), str(version).strip('"'))
 
@@ -243,8 +251,9 @@ class FsspecStore(Store):
     def manifest(self) -> Manifest:
         location = self.location
         if location.has_patterns:
-            found = [file for file in self._listed(location.base) if location.matches(file.key)]
-            return manifest_of(location, found, alone=False, base=location.base)
+            listed = self._listed(location.base)
+            found = [file for file in listed if location.matches(file.key)]
+            return manifest_of(location, found, alone=False, base=location.base, listed=listed)
         found = self._listed(location.path)
         alone = [file.key for file in found] == [location.path]
         folder = location.path.rstrip("/") + "/" if location.path else ""
@@ -260,10 +269,10 @@ class FsspecStore(Store):
             try:
                 rows = self._system.find(path, detail=True)
             except Exception as error:  # each file system has its own
-                raise _refused(error) from None
+                raise refused(error) from None
             return [self._file(name, row) for name, row in rows.items()]
 
-        return retried(self.location.url(folder), listed, _FIRST_ATTEMPTS)
+        return retried(self.location.url(folder), listed, _FIRST_ATTEMPTS, done=self.done)
 
     def _file(self, name: str, row: Mapping[str, Any]) -> RemoteFile:
         key = name.removeprefix(self._root).lstrip("/")
@@ -276,7 +285,7 @@ class FsspecStore(Store):
         try:
             yield self._system.cat_file(self._path(file.key), start=start, end=stop)
         except Exception as error:
-            raise _refused(error) from None
+            raise refused(error) from None
 
     def check(self, file: RemoteFile) -> None:
         path = self._path(file.key)
@@ -287,11 +296,12 @@ class FsspecStore(Store):
                 return
             rows = self._system.ls(folder, detail=True)  # which some tell otherwise than of a single file
         except Exception as error:
-            raise _refused(error) from None
+            raise refused(error) from None
         if file not in [self._file(row["name"], row) for row in rows if row.get("size") is not None]:
             raise ChangedError
 
 
-def _refused(error: Exception) -> FetchError:
+def refused(error: Exception) -> FetchError:
+    """An attempt that fsspec has refused."""
     final = isinstance(error, FileNotFoundError | PermissionError | NotImplementedError | ImportError)
     return FetchError(f"{type(error).__name__}: {error}", final=final)

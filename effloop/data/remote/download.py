@@ -1,6 +1,5 @@
 """The process that lists and fetches: `python -m effloop.data.remote.download`, started by `fetch`.
 
-A client's threads and connections don't survive a fork, and workers are forked: so they are in a process of their own.
 It reads a line of JSON, writes the path of a manifest, waits for a line, and fetches. What it says is a line of JSON:
 {"manifest": PATH}, {"index": PATH} where it needs to know what that lists, {"total": N} bytes to come, {"bytes": N} of
 what has come since, {"done": true, "files": N, "size": BYTES} or {"error": LINE, "kind": NAME}.
@@ -21,23 +20,20 @@ from typing import Any
 
 from effloop.data.remote.buckets import store_of
 from effloop.data.remote.cache import Cache
+from effloop.data.remote.child import say, serve, telling
 from effloop.data.remote.location import Location
 from effloop.data.remote.manifest import Manifest, RemoteFile
 from effloop.data.remote.part import Part
 from effloop.data.remote.store import Attempts, ChangedError, FetchError, Store, retried
 from effloop.data.remote.window import before_training
-from effloop.errors import ConfigError, EffLoopError
+from effloop.errors import ConfigError
 from effloop.system.files import describe_failure
-from effloop.system.processes import end_with_parent, ignore_interrupts, ignore_stops, unblock_interrupts
 
 CHUNK_BYTES = 16 << 20
 """What a thread asks for at once, and what a killed process begins again."""
 THREADS = 16
-_TELL_S = 0.2
 _SLOW_S, _SLOW_BYTES = 60.0, 64 << 10
 """A connection that brings less in that time is tried anew."""
-_answers = 1
-"""Where this process says what it has done."""
 
 
 class Download:
@@ -144,50 +140,22 @@ class Download:
             yield data
 
 
-def _say(**facts: Any) -> None:
-    try:
-        os.write(_answers, json.dumps(facts).encode() + b"\n")  # a line at once, whichever thread says it
-    except BrokenPipeError:  # the process that has asked is gone
-        os._exit(1)
-
-
-def _tell(download: Download, over: threading.Event) -> None:
-    """Say regularly what has come: this shows, too, that this process is alive."""
-    told = 0
-    while not over.wait(_TELL_S):
-        now = download.bytes
-        _say(bytes=now - told)
-        told = now
-    _say(bytes=download.bytes - told)
-
-
-def _alive(over: threading.Event) -> None:
-    while not over.wait(1):
-        _say(bytes=0)
-
-
 def _run(asked: dict[str, Any]) -> None:
     cache, location = Cache(Path(asked["folder"])), Location.of(asked["root"])
-    over = threading.Event()
-    thread = threading.Thread(target=_alive, args=[over], daemon=True)
-    thread.start()
-    try:
+    with telling():
         store = store_of(location)
         manifest = store.manifest()
         path = cache.view(manifest).with_suffix(".json")
         manifest.write(path)
-    finally:
-        over.set()
-        thread.join()
-    _say(manifest=str(path))
+    say(manifest=str(path))
     sys.stdin.readline()  # until the dataset can't be removed any more
     part = _but_shards(asked, store, manifest, cache) if asked["index"] else manifest
     if missing := cache.missing(part):
-        _say(total=sum(file.size for file in missing))
+        say(total=sum(file.size for file in missing))
         cache.make_room(part, asked["limit"])
         _fetch(Download(store, part, cache, asked["chunk_bytes"]), cache.folder)
     cache.link(manifest)
-    _say(done=True, files=len(part.files), size=part.bytes)
+    say(done=True, files=len(part.files), size=part.bytes)
 
 
 def _but_shards(asked: dict[str, Any], store: Store, manifest: Manifest, cache: Cache) -> Manifest:
@@ -202,7 +170,7 @@ def _but_shards(asked: dict[str, Any], store: Store, manifest: Manifest, cache: 
     if cache.missing(first):
         cache.make_room(first, asked["limit"])
         _fetch(Download(store, first, cache, asked["chunk_bytes"]), cache.folder)
-    _say(index=str(cache.content(manifest, index[0])))
+    say(index=str(cache.content(manifest, index[0])))
     names = frozenset(json.loads(sys.stdin.readline()))
     shards = replace(manifest, files=tuple(file for file in manifest.files if manifest.name(file) in names))
     there = len(shards.files) - len(cache.missing(shards))
@@ -214,39 +182,19 @@ def _but_shards(asked: dict[str, Any], store: Store, manifest: Manifest, cache: 
 
 
 def _fetch(download: Download, folder: Path) -> None:
-    over = threading.Event()
-    thread = threading.Thread(target=_tell, args=[download, over], daemon=True)
-    thread.start()
     try:
-        download.run()
+        with telling(lambda: download.bytes):
+            download.run()
     except OSError as error:
         raise ConfigError(
             f"data.download_dir: {describe_failure(folder, error)}; make room there, or set data.download_dir=FOLDER"
         ) from None
-    finally:
-        over.set()
-        thread.join()
 
 
-def main() -> None:
-    """Do what the line on the standard input asks for."""
-    global _answers
-    _answers = os.dup(sys.stdout.fileno())
-    ignore_interrupts()
-    ignore_stops()
-    unblock_interrupts()
-    asked = json.loads(sys.stdin.readline())
-    end_with_parent(asked["parent"])
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what packages print is no answer
-    try:
-        _run(asked)
-    except EffLoopError as error:
-        _say(error=str(error), kind="config" if isinstance(error, ConfigError) else "data")
-    except OSError as error:
-        path = Path(os.fsdecode(error.filename)) if error.filename else Path(asked["folder"])
-        _say(error=f"data.download_dir: {describe_failure(path, error)}; set another folder", kind="config")
-    os._exit(0)  # a client may have threads that wait
+def _unwritable(asked: dict[str, Any], error: OSError) -> str:
+    path = Path(os.fsdecode(error.filename)) if error.filename else Path(asked["folder"])
+    return f"data.download_dir: {describe_failure(path, error)}; set another folder"
 
 
 if __name__ == "__main__":
-    main()
+    serve(_run, _unwritable)

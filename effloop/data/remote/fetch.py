@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import selectors
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from effloop.data.remote.cache import Cache
+from effloop.data.remote.child import EndedError, started
 from effloop.data.remote.download import CHUNK_BYTES
 from effloop.data.remote.fetched import Fetched
 from effloop.data.remote.location import Location
@@ -23,11 +21,9 @@ from effloop.data.remote.progress import ByteMeter
 from effloop.data.remote.window import Window
 from effloop.errors import ConfigError, DataError, EffLoopError, warn
 from effloop.system.files import describe_failure
-from effloop.system.processes import how_ended, interrupts_blocked_in_children
 
 _FOUND = "EFFLOOP_REMOTE"
 """Environment variable with the local paths of remote roots, for processes that are started from here."""
-_SILENT_S = 60.0
 _STARTS = 3
 _FAILED_S = 5.0
 """For which a failure is remembered: building a run asks again what composing its config has asked."""
@@ -146,23 +142,19 @@ def _open(root: str, folder: Path, limit_gb: float | None, window: Window | None
         if found := _just_listed(before, root, cache, whole=window is None):
             return found
         limit = None if limit_gb is None else limit_gb * 1e9
-        asked = {"root": root, "folder": str(folder), "limit": limit, "chunk_bytes": CHUNK_BYTES, "parent": os.getpid()}
+        asked = {"root": root, "folder": str(folder), "limit": limit, "chunk_bytes": CHUNK_BYTES}
         asked |= {"index": window.index, "window": window.count} if window else {"index": None}
         for start in range(1, _STARTS + 1):
             try:
                 manifest, used, came = _fetch(asked, cache, lock, window)
                 break
-            except _EndedError as error:
+            except EndedError as error:
                 if start == _STARTS:
                     raise DataError(f"data.root: '{root}' can't be fetched: {error}; start again") from None
                 warn(f"data.root: {error}; it is started again")
         fetched = Fetched(*came, time.monotonic() - began)
         cache.note(lock, {"root": root, "name": manifest.folder, "listed": time.time(), "fetched": asdict(fetched)})
     return _Opened(cache.root(manifest), manifest, fetched, folder, used)
-
-
-class _EndedError(Exception):
-    """The process that fetches has ended before it was done."""
 
 
 def _just_listed(before: Mapping[str, Any], root: str, cache: Cache, *, whole: bool) -> _Opened | None:
@@ -189,21 +181,23 @@ def _fetch(
 
     Raises:
         ConfigError, DataError: what it says.
-        _EndedError: it was killed, or hangs.
+        EndedError: it was killed, or hangs.
     """
-    with _downloading(asked, lock) as (process, messages), ByteMeter(asked["root"]) as meter, ExitStack() as kept:
+    with (
+        started("effloop.data.remote.download", "fetches", asked, [lock.fileno()]) as child,  # it keeps the lock
+        ByteMeter(asked["root"]) as meter,
+        ExitStack() as kept,
+    ):
         manifest = None
-        for message in messages:
-            if "error" in message:
-                raise (ConfigError if message["kind"] == "config" else DataError)(message["error"])
+        for message in child.messages():
             if "manifest" in message:
                 manifest = Manifest.read(Path(message["manifest"]))
                 assert manifest is not None
                 used = kept.enter_context(cache.use(manifest))
-                _write(process, "go")
+                child.write("go")
             if "index" in message:
                 assert window is not None
-                _write(process, json.dumps(window.shards_of(Path(message["index"]))))
+                child.write(json.dumps(window.shards_of(Path(message["index"]))))
             meter.total = message.get("total", meter.total)
             if "bytes" in message:
                 meter.advance(message["bytes"])
@@ -213,63 +207,4 @@ def _fetch(
                 assert manifest is not None
                 kept.pop_all()
                 return manifest, used, (message["files"], message["size"], meter.bytes)
-    raise _ended(process)
-
-
-def _ended(process: subprocess.Popen[str]) -> Exception:
-    """Of a process that has ended before it was done: killed, or by a bug, of which it has said more."""
-    code = process.wait()
-    line = f"the process that fetches (pid {process.pid}) {how_ended(code)}"
-    return _EndedError(line) if code < 0 else RuntimeError(line)
-
-
-@contextmanager
-def _downloading(asked: Mapping[str, Any], lock: IO[str]) -> Iterator[tuple[subprocess.Popen[str], Iterator[Any]]]:
-    """The process that fetches, and what it says; it is ended with the block."""
-    places = [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    with interrupts_blocked_in_children():
-        process = subprocess.Popen(
-            [sys.executable, "-m", "effloop.data.remote.download"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
-            pass_fds=[lock.fileno()],  # locked until that process has ended, too
-        )
-    try:
-        _write(process, json.dumps(asked))
-        yield process, _messages(process)
-    except BrokenPipeError:
-        raise _ended(process) from None
-    finally:
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe:
-                pipe.close()
-
-
-def _write(process: subprocess.Popen[str], line: str) -> None:
-    assert process.stdin is not None
-    process.stdin.write(f"{line}\n")
-    process.stdin.flush()
-
-
-def _messages(process: subprocess.Popen[str]) -> Iterator[Any]:
-    """What a process says, until it ends.
-
-    Raises:
-        _EndedError: it says nothing any more.
-    """
-    assert process.stdout is not None
-    pipe, rest = process.stdout.fileno(), b""
-    with selectors.DefaultSelector() as selector:
-        selector.register(pipe, selectors.EVENT_READ)
-        while True:
-            if not selector.select(_SILENT_S):
-                raise _EndedError(f"the process that fetches (pid {process.pid}) has said nothing for {_SILENT_S:g} s")
-            data = os.read(pipe, 1 << 16)  # not `readline`: of two lines the second would stay in a buffer, unseen
-            *lines, rest = (rest + data).split(b"\n")
-            yield from map(json.loads, lines)
-            if not data:
-                return
+        raise child.ended()

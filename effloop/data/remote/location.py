@@ -30,6 +30,19 @@ def is_remote(root: str | None) -> bool:
     return found is not None and found[1].lower() != "file"
 
 
+class Url(str):
+    """The URL of a file or folder that is written."""
+
+    @property
+    def name(self) -> str:
+        """What follows the last slash."""
+        return self.rpartition("/")[2]
+
+    def with_name(self, name: str) -> Url:
+        """Another one beside it."""
+        return Url(f"{self.rpartition('/')[0]}/{name}")
+
+
 def check_root(root: str) -> None:
     """Refuse a URL with credentials in it, which would be kept in the run folder.
 

@@ -15,6 +15,8 @@ from effloop.data.remote.location import Location
 from effloop.errors import DataError
 from effloop.system.files import write_text
 
+UPLOADING = "effloop-uploading.json"
+"""A file that is in a folder as long as `convert` uploads to it."""
 _LONGEST_NAME = 60
 
 
@@ -106,12 +108,28 @@ class Manifest:
             return None
 
 
-def manifest_of(location: Location, files: Sequence[RemoteFile], *, alone: bool, base: str) -> Manifest:
+def manifest_of(
+    location: Location,
+    files: Sequence[RemoteFile],
+    *,
+    alone: bool,
+    base: str,
+    listed: Sequence[RemoteFile] | None = None,
+) -> Manifest:
     """The manifest of what a store has listed; empty files and the markers of folders are left out.
 
+    Args:
+        location: what was listed.
+        files: those that it names.
+        alone: as `Manifest` has it.
+        base: as `Manifest` has it.
+        listed: those beside them as well; None is `files`.
+
     Raises:
-        DataError: there is nothing, a file that is named is missing, or a name isn't one for a local file.
+        DataError: there is nothing, a file that is named is missing, a name isn't one for a local file, or the files
+            are being uploaded.
     """
+    _refuse_unfinished(location, files, files if listed is None else listed)
     found = sorted((file for file in files if file.size and not file.key.endswith("/")), key=lambda file: file.key)
     root = location.root
     if missing := location.missing({file.key for file in files}) if location.has_patterns else []:
@@ -126,3 +144,13 @@ def manifest_of(location: Location, files: Sequence[RemoteFile], *, alone: bool,
         if strange or any("/".join(parts[:depth]) in names for depth in range(1, len(parts))):
             raise DataError(f"data.root: '{root}' has a file '{name}', which can't be a local file's name; rename it")
     return Manifest(root, location.place, base, alone, tuple(found))
+
+
+def _refuse_unfinished(location: Location, files: Sequence[RemoteFile], listed: Sequence[RemoteFile]) -> None:
+    folders = [file.key.removesuffix(UPLOADING) for file in listed if f"/{file.key}".endswith(f"/{UPLOADING}")]
+    for folder in folders:
+        if any(file.key.startswith(folder) for file in files):
+            raise DataError(
+                f"data.root: {location.url(folder)} isn't complete: effloop convert uploads to it, or was ended "
+                f"before it was done ({UPLOADING} says that); give its command again, or remove what is there"
+            )

@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from threading import Event
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from effloop.data.remote.location import Location, redacted
 from effloop.data.remote.manifest import Manifest, RemoteFile
@@ -51,10 +51,11 @@ class Attempts:
         what: the URL.
         most: attempts without any progress.
         stopped: is set when others have failed for good.
+        done: what is to be done with it, as `fetched`.
     """
 
-    def __init__(self, what: str, most: int = ATTEMPTS, stopped: Event | None = None) -> None:
-        self._what, self._most, self._stopped = what, most, stopped or Event()
+    def __init__(self, what: str, most: int = ATTEMPTS, stopped: Event | None = None, done: str = "fetched") -> None:
+        self._what, self._most, self._stopped, self._done = what, most, stopped or Event(), done
         self._failed, self._began = 0, time.monotonic()
 
     def progress(self) -> None:
@@ -69,7 +70,7 @@ class Attempts:
         """
         self._failed += 1
         seconds = time.monotonic() - self._began
-        told = f"{redacted(self._what)} can't be fetched: {error}"
+        told = f"{redacted(self._what)} can't be {self._done}: {error}"
         if (error.after_s or 0) > _MOST_PATIENT_S:
             raise DataError(f"{told}; the server asks to wait {error.after_s:,.0f} s: start again then")
         if error.final:
@@ -77,7 +78,7 @@ class Attempts:
         if self._failed >= self._most:
             raise DataError(
                 f"{told} (attempt {self._failed} of {self._most}, {seconds:.0f} s); look at the server and the "
-                "network, and start again: what was fetched is kept"
+                f"network, and start again: what was {self._done} is kept"
             )
         pause = min(_LONGEST_S, _FIRST_S * 2 ** (self._failed - 1)) * random.uniform(0.5, 1)
         if error.after_s:
@@ -85,13 +86,15 @@ class Attempts:
         self._stopped.wait(pause)
 
 
-def retried(what: str, call: Callable[[], T], most: int = ATTEMPTS, stopped: Event | None = None) -> T:
-    """What a call returns, at the first attempt that succeeds.
+def retried(
+    what: str, call: Callable[[], T], most: int = ATTEMPTS, stopped: Event | None = None, done: str = "fetched"
+) -> T:
+    """What a call returns, at the first attempt that succeeds; arguments as of `Attempts`.
 
     Raises:
         DataError: none does.
     """
-    attempts = Attempts(what, most, stopped)
+    attempts = Attempts(what, most, stopped, done)
     while True:
         try:
             return call()
@@ -105,6 +108,9 @@ class Store(ABC):
     Args:
         location: what is read there.
     """
+
+    done: ClassVar[str] = "fetched"
+    """What is done there, for messages."""
 
     def __init__(self, location: Location) -> None:
         self.location = location

@@ -85,7 +85,7 @@ NUMBER, SEVERAL = "a whole number from 1 to 65,500", "several, each once, with c
     ("words", "wanted"),
     [
         (["out=x"], f"convert needs to=NAME; see {PROGRAM} convert --help"),
-        (["to=memmap"], f"convert needs out=PATH; see {PROGRAM} convert --help"),
+        (["to=memmap"], f"convert needs out=PATH|URL; see {PROGRAM} convert --help"),
         (["to=", "out=x"], "convert: 'to=' has no value; set to=NAME or drop it"),
         (
             ["to=memmap", "out=x", "quality"],
@@ -133,7 +133,7 @@ def test_refusals(words: list[str], wanted: str, tmp_path: Path, monkeypatch: py
     ("name", "wanted"),
     [
         ("a", "can't be made, the folder {folder} is not there; make it or set out=PATH"),
-        ("a" * 300, "is not allowed; set a PATH whose names have at most 255 bytes"),
+        ("a" * 300, "is not allowed; set a PATH whose names have at most 255 bytes or a URL"),
     ],
 )
 def test_folder_that_is_not_there(name: str, wanted: str, tmp_path: Path) -> None:

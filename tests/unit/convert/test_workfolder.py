@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from plans import line
 
-from effloop.convert.workfolder import WorkFolder, check_free, free_bytes, is_disk_full, size
+from effloop.convert.disk import check_free, free_bytes, is_disk_full, size
+from effloop.convert.workfolder import WorkFolder
 from effloop.errors import ConfigError, DataError
 
 JOB = {"to": "memmap"}

@@ -1,0 +1,192 @@
+"""The process that uploads: `python -m effloop.data.remote.upload`, started by `send`.
+
+It reads a line of JSON, {"url": URL, "path": PATH, "job": DIGEST, "part_bytes": N}, and writes the file or folder to
+the URL; or, where PATH is null, says what is there: {"done": true, "whole": BOOL, "job": DIGEST|null}. While it
+uploads, it says {"total": N} bytes to go, {"bytes": N} of what has gone since, {"done": true, "files": N, "size":
+BYTES} or {"error": LINE, "kind": NAME}.
+
+As long as a folder isn't complete, a file in it says so, `manifest.UPLOADING`, with which nothing reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from effloop.data.remote.child import say, serve, telling
+from effloop.data.remote.location import Location
+from effloop.data.remote.manifest import UPLOADING, RemoteFile
+from effloop.data.remote.store import Attempts, FetchError, retried
+from effloop.data.remote.target import Target, target_of
+from effloop.errors import ConfigError, DataError
+
+PART_BYTES = 8 << 20
+"""What a request sends of a larger file: 16 at once have 300 s, which 3.6 Mbit/s suffice for."""
+_HEADERS = (".index", ".idx", ".lst", ".json", ".txt", ".md", ".csv")
+"""Endings of files that say what is in the others: these come last."""
+_FEW = 3
+
+
+class Upload:
+    """Writes files by threads.
+
+    Args:
+        target: where they go.
+        files: name there -> the local file.
+    """
+
+    def __init__(self, target: Target, files: Mapping[str, Path]) -> None:
+        self._target, self._files = target, files
+        self._stopped, self._lock = threading.Event(), threading.Lock()
+        self.bytes = 0
+
+    def run(self, names: Collection[str]) -> None:
+        """Write some of them, at the same time.
+
+        Raises:
+            DataError: one can't be written.
+            OSError: a local one can't be read.
+        """
+        with ThreadPoolExecutor(self._target.at_once) as pool:
+            for each in [pool.submit(self._put, name) for name in names]:
+                each.result()
+
+    def _put(self, name: str) -> None:
+        key, path = self._target.key(name), self._files[name]
+        attempts = Attempts(self._target.location.url(key), stopped=self._stopped, done="written")
+        while not self._stopped.is_set():
+            sent = _Sent(self._add)
+            try:
+                self._target.put(path, key, sent)
+                self._add(path.stat().st_size - sent.bytes)  # not all file systems say how far they are
+                return
+            except FetchError as error:
+                self._add(-sent.bytes)
+                self._failed(attempts, error)
+            except BaseException:
+                self._stopped.set()
+                raise
+
+    def _failed(self, attempts: Attempts, error: FetchError) -> None:
+        try:
+            attempts.failed(error)
+        except DataError:
+            self._stopped.set()
+            raise
+
+    def _add(self, count: int) -> None:
+        with self._lock:
+            self.bytes += count
+
+
+class _Sent:
+    def __init__(self, told: Callable[[int], None]) -> None:
+        self.bytes, self._told = 0, told
+
+    def __call__(self, count: int) -> None:
+        self.bytes += count
+        self._told(count)
+
+
+def _job_of(target: Target, marker: RemoteFile) -> str | None:
+    """The job that uploads to a folder, as the file in it says."""
+
+    def read() -> bytes:
+        return b"".join(target.read(marker, 0, marker.size))
+
+    try:
+        return str(json.loads(retried(target.location.url(marker.key), read, done=target.done))["job"])
+    except (ValueError, LookupError, TypeError):
+        return None
+
+
+def _look(target: Target) -> None:
+    """Say what is there; and make sure that files can be written and removed there, before hours of work."""
+    found = target.found()
+    marker = found.get(UPLOADING)
+    if not found or marker:
+        probe = target.key(f"{UPLOADING}.probe") if marker else f"{target.location.path}.part"
+        url = target.location.url(probe)
+        retried(url, lambda: target.put(b"{}", probe), done=target.done)
+        retried(url, lambda: target.remove(probe), done="removed")
+    say(done=True, whole=bool(found) and not marker, job=_job_of(target, marker) if marker else None)
+
+
+def _upload(target: Target, files: Mapping[str, Path], job: str) -> None:
+    folder = "" not in files
+    kept = _kept(target, files, job)
+    sizes = {name: path.stat().st_size for name, path in files.items()}
+    say(total=sum(size for name, size in sizes.items() if name not in kept))
+    upload, url = Upload(target, files), target.location.url
+    with telling(lambda: upload.bytes):
+        marker = target.key(UPLOADING)
+        if folder and len(kept) < len(files):
+            text = json.dumps({"job": job, "why": "effloop convert uploads to this folder; it isn't complete"}).encode()
+            retried(url(marker), lambda: target.put(text, marker), done=target.done)
+        todo = [name for name in files if name not in kept]
+        upload.run([name for name in todo if not _is_header(name)])
+        upload.run([name for name in todo if _is_header(name)])
+        found = target.found()
+        for name, size in sizes.items():
+            if name not in found or found[name].size != size:
+                has = f"{found[name].size:,} bytes" if name in found else "nothing"
+                raise DataError(f"{url(target.key(name))} has {has} after {size:,} were written; start again")
+        if UPLOADING in found:
+            retried(url(marker), lambda: target.remove(marker), done="removed")
+    say(done=True, files=len(files), size=sum(sizes.values()))
+
+
+def _kept(target: Target, files: Mapping[str, Path], job: str) -> set[str]:
+    """The files that are there already, from this very job.
+
+    Raises:
+        ConfigError: there is something else.
+    """
+    found = target.found()
+    marker, root = found.pop(UPLOADING, None), target.location.root
+    if found and marker is None:
+        if {*found} == {*files} and all(target.same(file, files[name]) for name, file in found.items()):
+            return {*files}  # all was done but for telling
+        raise ConfigError(f"out: {root} is there already, and nothing is overwritten; remove it or set out=URL")
+    if marker and _job_of(target, marker) != job:
+        raise ConfigError(
+            f"out: {root} has what another conversion has uploaded and not completed; remove it or set out=URL"
+        )
+    if others := sorted({*found} - {*files}):
+        named = ", ".join(others[:_FEW]) + ", …" * (len(others) > _FEW)
+        raise ConfigError(f"out: {root} has files of something else ({named}); remove them or set out=URL")
+    return {name for name, file in found.items() if target.same(file, files[name])}
+
+
+def _is_header(name: str) -> bool:
+    path = PurePosixPath(name)
+    return path.suffix in _HEADERS or path.name.startswith(".z")
+
+
+def _files_of(path: Path) -> dict[str, Path]:
+    if path.is_file():
+        return {"": path}
+    return {str(file.relative_to(path)): file for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+def _run(asked: dict[str, Any]) -> None:
+    files = _files_of(Path(asked["path"])) if asked["path"] else {}
+    with telling():
+        target = target_of(Location.of(asked["url"]), asked["part_bytes"], max(1, len(files)))
+    if files:
+        _upload(target, files, asked["job"])
+    else:
+        with telling():
+            _look(target)
+
+
+def _unreadable(asked: dict[str, Any], error: OSError) -> str:
+    return f"out: {error.filename or asked['path']} can't be read: {error.strerror or error}; start again"
+
+
+if __name__ == "__main__":
+    serve(_run, _unreadable)
