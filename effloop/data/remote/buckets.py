@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -10,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from effloop.data.remote.aws import aws_options
 from effloop.data.remote.http import HttpStore
 from effloop.data.remote.location import Location, redacted
 from effloop.data.remote.manifest import Manifest, RemoteFile, manifest_of
@@ -67,7 +67,7 @@ class BucketStore(Store):
         location = self.location
         from_url = optional_package("obstore.store", "data.root", _EXTRA).from_url
         client_options = {**_client_options(location), "allow_http": True, **(client or {})}
-        options = {**_aws(location), "client_options": client_options, **more}
+        options = {**aws_options(location), "client_options": client_options, **more}
         try:
             return from_url(location.place, **options, retry_config=retries)
         except Exception as error:
@@ -201,39 +201,6 @@ def bucket_file(meta: Mapping[str, Any]) -> RemoteFile:
     """A file as obstore describes it."""
     version = meta.get("e_tag") or meta["last_modified"].isoformat()
     return RemoteFile(meta["path"], int(meta["size"]), str(version).strip('"'))
-
-
-def _aws(location: Location) -> dict[str, str]:
-    """What `~/.aws` says, as AWS's own programs have it, where the environment has no keys: obstore doesn't read it."""
-    if not location.scheme.startswith("s3") or "AWS_ACCESS_KEY_ID" in os.environ:
-        return {}
-    profile = os.environ.get("AWS_PROFILE", "default")
-    found: dict[str, str] = {}
-    for variable, name, section in (
-        ("AWS_CONFIG_FILE", "config", profile if profile == "default" else f"profile {profile}"),
-        ("AWS_SHARED_CREDENTIALS_FILE", "credentials", profile),
-    ):
-        parser = configparser.RawConfigParser()
-        path = Path(os.environ.get(variable) or Path.home() / ".aws" / name)
-        try:
-            parser.read(path)
-        except configparser.Error:
-            raise ConfigError(f"data.root: {path} can't be read; correct it, or set AWS_ACCESS_KEY_ID") from None
-        if parser.has_section(section):
-            found |= dict(parser.items(section))
-    names = {
-        "aws_access_key_id": "access_key_id",
-        "aws_secret_access_key": "secret_access_key",
-        "aws_session_token": "session_token",
-        "region": "region",
-        "endpoint_url": "endpoint",
-    }
-    variables = {"region": ("AWS_REGION", "AWS_DEFAULT_REGION"), "endpoint_url": ("AWS_ENDPOINT_URL", "AWS_ENDPOINT")}
-    return {
-        option: found[name]
-        for name, option in names.items()
-        if name in found and not any(each in os.environ for each in variables.get(name, ()))
-    }
 
 
 class FsspecStore(Store):
