@@ -53,6 +53,8 @@ class Server:
         queries: what stood behind `?` in them, and the header `Authorization`.
         etags: path -> content and ETag of what came in parts.
         parts: of uploads that aren't complete: their ID -> number -> what came.
+        connections: that were opened so far.
+        hangs_up: whether it ends each connection after an answer, without saying so in it.
         pause_s: before each piece of 64 KiB.
         ranges: whether parts can be asked for.
         listings: whether folders can be listed.
@@ -66,6 +68,8 @@ class Server:
     queries: list[tuple[str, str]] = field(default_factory=list)
     etags: dict[Path, tuple[bytes, str]] = field(default_factory=dict)
     parts: dict[str, dict[int, bytes]] = field(default_factory=dict)
+    connections: int = 0
+    hangs_up: bool = False
     pause_s: float = 0.0
     ranges: bool = True
     listings: bool = True
@@ -121,6 +125,12 @@ def serving(root: Path) -> Iterator[Server]:
 class _Handler(BaseHTTPRequestHandler):
     of: Server
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a body waits 40 ms for its header to be acknowledged
+
+    def setup(self) -> None:
+        super().setup()
+        with self.of.lock:
+            self.of.connections += 1
 
     def log_message(self, *_: object) -> None:
         pass
@@ -130,6 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         asked = urlsplit(self.path)
+        self.close_connection = self.close_connection or self.of.hangs_up
         name, query, part = unquote(asked.path), parse_qs(asked.query), self.headers.get("Range", "")
         self.of.requests.append((self.command, name, part))
         self.of.queries.append((asked.query, self.headers.get("Authorization", "")))

@@ -43,7 +43,7 @@ def check_samples(
     ids = np.unique(np.linspace(0, count - 1, min(limit, count)).astype(np.int64))
     bad_ones = plan.source.bad_samples()
     if among is not None:
-        ids, bad_ones = among[ids], np.intersect1d(bad_ones, among)
+        ids, bad_ones = among[ids], among.holding(bad_ones)
     if limit:
         ids = np.union1d(ids, bad_ones)
     known_bad = frozenset(bad_ones.tolist())

@@ -144,7 +144,8 @@ class Loader:
         here = source.present()
         size = len(source) if here is None else len(here)
         count = min(num_samples, size)
-        first, last = (0, size - 1) if here is None else (int(here[0]), int(here[-1]))
+        ends = np.array([0, size - 1])
+        first, last = (ends if here is None else here[ends]).tolist()
         if most is not None:  # the recipe decides the images' size, so one is loaded to see
             count = min(count, most(ImageSize(*self.samples([first]).images.shape[-2:])))
         places = np.unique(np.linspace(0, size - 1, count).astype(np.int64))

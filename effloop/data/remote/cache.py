@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -74,14 +74,15 @@ class Cache:
 
     def link(self, manifest: Manifest) -> None:
         """Make the folder of links."""
-        view = self.view(manifest)
+        view, objects = str(self.view(manifest)), str(self.folder / "objects")
+        ways: dict[str, str] = {}  # folder of links -> how the contents are reached from there
         for file in manifest.files:
-            path, content = view / manifest.name(file), self.content(manifest, file)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            target = os.path.relpath(content, path.parent)
-            if not (path.is_symlink() and os.readlink(path) == target):
-                path.unlink(missing_ok=True)
-                path.symlink_to(target)
+            path = f"{view}/{manifest.name(file)}"
+            folder = path.rpartition("/")[0]
+            if folder not in ways:
+                os.makedirs(folder, exist_ok=True)
+                ways[folder] = os.path.relpath(objects, folder)
+            _link(path, f"{ways[folder]}/{file.identity(manifest.place)}")
 
     def use(self, manifest: Manifest) -> IO[str]:
         """Keep a dataset from being removed as long as the file that this returns is open."""
@@ -131,6 +132,11 @@ class Cache:
         """Remove the files of a dataset, and what isn't whole of them."""
         for path in self._contents(manifest):
             path.unlink(missing_ok=True)
+
+    def held(self, manifest: Manifest, files: Iterable[RemoteFile]) -> set[RemoteFile]:
+        """Those of some files that are here, or a part of them."""
+        names = {path.name.partition(".")[0] for path in (self.folder / "objects").iterdir()}
+        return {file for file in files if file.identity(manifest.place) in names}
 
     def _contents(self, manifest: Manifest) -> set[Path]:
         """The contents of a dataset, and what isn't whole of them."""
@@ -232,6 +238,16 @@ def _is_locked(path: Path) -> bool:
             return not try_lock(file.fileno())
     except OSError:
         return True
+
+
+def _link(path: str, target: str) -> None:
+    """Have a link there, to this target."""
+    try:
+        os.symlink(target, path)
+    except FileExistsError:
+        if not (os.path.islink(path) and os.readlink(path) == target):
+            os.unlink(path)
+            os.symlink(target, path)
 
 
 def _noted(path: Path) -> dict[str, Any]:

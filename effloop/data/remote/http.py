@@ -19,6 +19,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_opener
 
+from effloop.data.remote.connections import Connections, KeptHTTP, KeptHTTPS
 from effloop.data.remote.listing import Links, names_in, names_in_json
 from effloop.data.remote.manifest import Manifest, RemoteFile, manifest_of
 from effloop.data.remote.store import ATTEMPTS, TIMEOUT_S, ChangedError, FetchError, Store, retried
@@ -175,6 +176,8 @@ def _describe(url: str, name: str, *, or_folder: bool) -> RemoteFile:
         size = _size(answer)
         if size is None:
             raise FetchError("the server doesn't tell its size", final=True)
+        if answer.status == 206:
+            answer.read(1)  # the connection is kept if nothing is left to read
         return RemoteFile(name, size, _version(answer.headers), ranges=answer.status == 206)
 
 
@@ -205,7 +208,8 @@ class _Redirects(HTTPRedirectHandler):
 @cache
 def opener() -> OpenerDirector:
     """Opens requests, redirected ones with care."""
-    return build_opener(_Redirects)  # with the certificates, which take milliseconds to load
+    kept = Connections()
+    return build_opener(_Redirects, KeptHTTP(kept), KeptHTTPS(kept))
 
 
 def _open(url: str, headers: dict[str, str] | None = None) -> Any:

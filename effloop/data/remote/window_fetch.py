@@ -122,6 +122,7 @@ class _Windows:
         self._store = store_of(Location.of(manifest.root))
         names = frozenset(asked["shards"])
         self._shards = {manifest.name(file): file for file in manifest.files if manifest.name(file) in names}
+        self._held = cache.held(manifest, self._shards.values())
         self._limit = cache.room(asked["limit"])
         self._budget = self._limit - sum(
             disk_bytes(file) for file in manifest.files if manifest.name(file) not in names
@@ -133,11 +134,13 @@ class _Windows:
         if not windows:
             return False
         wanted = {file.key for window in windows for file in window}
-        behind = tuple(file for file in self._shards.values() if file.key not in wanted)
-        self._cache.remove(replace(self._manifest, files=behind))
+        if behind := tuple(file for file in self._held if file.key not in wanted):
+            self._cache.remove(replace(self._manifest, files=behind))
+            self._held -= {*behind}
         for window in windows:
             part = replace(self._manifest, files=tuple(window))
             if self._cache.missing(part):
+                self._held |= {*window}
                 self._cache.make_room(part, self._limit)
                 Download(self._store, part, self._cache, self._chunk_bytes).run()
                 return True

@@ -15,6 +15,7 @@ from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded
 from effloop.data.image.mask import PLAIN, MaskFormat, decode_mask, mask_digest
 from effloop.data.in_progress import in_progress
+from effloop.data.source.ranges import Ranges
 from effloop.errors import DataError
 from effloop.registry import Registry
 from effloop.system.cached import cached_property
@@ -115,7 +116,7 @@ class Source(ABC):
     def __len__(self) -> int:
         return len(self.targets)
 
-    def present(self) -> NDArray[np.int64] | None:
+    def present(self) -> Ranges | None:
         """The samples that are on this machine; None where all are."""
         return None
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from effloop.data.remote.window import WindowState
 from effloop.data.source.base import Kind, NoSplitError, printable
+from effloop.data.source.ranges import Ranges
 from effloop.data.source.root import root_folder
 from effloop.data.source.storage.blobs import Blobs
 from effloop.data.source.storage.checksum import crc32c_of_ends
@@ -36,6 +37,7 @@ from effloop.data.source.storage.shards import find_shards
 from effloop.data.source.storage.targets import CLASSES, Targets, read_targets
 from effloop.data.source.storage.targets import NAME as TARGETS
 from effloop.errors import DataError
+from effloop.system.cached import cached_property
 
 
 @dataclass
@@ -135,17 +137,31 @@ class IndexedSource(PackedSource):
 
     def shard_files(self) -> tuple[list[Path], NDArray[np.int64]]:
         """The files of the split, and how many samples are in each."""
-        return self._files, np.bincount(self._file_of, minlength=len(self._files))
+        counts = np.zeros(len(self._files), np.int64)
+        np.add.at(counts, self._file_of[self._same_file.starts], self._same_file.lengths)
+        return self._files, counts
 
     @property
     def in_order(self) -> bool:
         """Whether the samples of each file follow each other."""
-        return bool((np.diff(self._file_of.astype(np.int64)) >= 0).all())
+        files = self._file_of[self._same_file.starts]
+        return bool((files[1:] > files[:-1]).all())
 
-    def present(self) -> NDArray[np.int64] | None:
+    def present(self) -> Ranges | None:
         if not self.in_windows:
             return None
-        return np.flatnonzero(np.array([file.exists() for file in self._files])[self._file_of])
+        here = np.array([file.exists() for file in self._files])[self._file_of[self._same_file.starts]]
+        return Ranges(self._same_file.starts[here], self._same_file.stops[here])
+
+    @cached_property
+    def _same_file(self) -> Ranges:
+        """Samples that are in the same file; 0.2 s for 100 million."""
+        found = Ranges.of_equal(self._file_of)
+        if (self._file_of[found.starts] >= len(self._files)).any():
+            raise DataError(
+                f"{self.where} is damaged: its index has samples in files that it doesn't list; convert again"
+            )
+        return found
 
     def _mapped(self) -> MappedFiles:
         return WindowedFiles(self._files, WindowState(self.base())) if self.in_windows else MappedFiles(self._files)

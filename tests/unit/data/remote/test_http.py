@@ -4,8 +4,10 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from remotes import serving
 
-from effloop.data.remote.http import _open, retry_after
+from effloop.data.remote.http import HttpStore, _open, retry_after
+from effloop.data.remote.location import Location
 from effloop.data.remote.store import FetchError
 
 
@@ -43,3 +45,32 @@ def test_redirects_keep_the_header_on_the_same_host(monkeypatch):
 )
 def test_retry_after_is_seconds_or_a_date(said, seconds):
     assert retry_after({"Retry-After": said}) == seconds
+
+
+@pytest.mark.parametrize("hangs_up", [False, True])
+def test_connections_are_kept(tmp_path, hangs_up):
+    (tmp_path / "d").mkdir()
+    for number in range(100):
+        (tmp_path / f"d/{number:02}.tar").write_bytes(bytes(number + 1))
+    with serving(tmp_path) as server:
+        server.hangs_up = hangs_up
+        store = HttpStore(Location.of(f"{server.url}/d/{{00..99}}.tar"))
+        files = store.manifest().files
+        assert [file.size for file in files] == [*range(1, 101)]
+        for file in files[:20]:
+            assert b"".join(store.read(file, 0, file.size)) == bytes(file.size)
+        assert len(server.requests) == 120
+        assert server.connections == 120 if hangs_up else server.connections <= 16
+
+
+def test_an_answer_that_is_not_read_to_its_end_takes_its_connection_along(tmp_path):
+    (tmp_path / "a.tar").write_bytes(bytes(4 << 20))
+    (tmp_path / "b.tar").write_bytes(b"whole")
+    with serving(tmp_path) as server:
+        store = HttpStore(Location.of(f"{server.url}/{{a,b}}.tar"))
+        first, second = store.manifest().files
+        before = server.connections
+        next(pieces := store.read(first, 0, first.size))
+        pieces.close()
+        assert b"".join(store.read(second, 0, second.size)) == b"whole"
+        assert server.connections <= before + 1
