@@ -124,8 +124,9 @@ def check_same_data(state: Mapping[str, Any], data: Mapping[str, Any], *, in_pla
         DataError: with both fingerprints.
     """
     then = dict(state.get("data", data))
-    both = {**data, "remote": then.get("remote")} if not ("remote" in then and "remote" in data) else data
-    lines = compare.inputs(then, both)
+    on_one_side = {key for key in then.keys() ^ data.keys() if key.startswith("remote")}
+    known = ({key: value for key, value in each.items() if key not in on_one_side} for each in (then, data))
+    lines = compare.inputs(*known)
     if lines and in_place:
         raise DataError(
             f"the data is not what the run was trained on: {'; '.join(lines)}; put it back, "

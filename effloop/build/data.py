@@ -27,7 +27,7 @@ class Data:
         batches: what the loop asks for batches: `train`, or loaders of several sizes that take turns.
         largest: the loader of the training split whose batches take most memory.
         val: the validation split.
-        fingerprints: {split: its fingerprint}; of the files behind a URL `remote`, too.
+        fingerprints: {split: its fingerprint}; of the files behind a URL `remote`, too, or `remote-KEY`.
         notes: lines for users.
         download: what it took to have the files behind a URL here.
     """
@@ -63,15 +63,14 @@ def build_data(environment: Environment) -> Data:
     batches, largest = _stages(environment, train)
     val = loader_for(config, task, source_of(config, "val", parallel), parallel, Use("val", False))
     fingerprints = {"train": train.plan.source.fingerprint(), "val": val.plan.source.fingerprint()}
-    if (remote := remote_files(config.data)) is not None:
-        fingerprints["remote"] = remote.fingerprint()
+    fingerprints |= {name: manifest.fingerprint() for name, manifest in remote_files(config.data).items()}
     check_same_classes(train.plan.source, val.plan.source)
     parallel.assert_equal("the data", json.dumps(fingerprints, sort_keys=True))
     notes = [*dict.fromkeys(split.plan.source.note for split in (train, val) if split.plan.source.note)]
     if line := train.plan.order.describe():
         notes.append(line)
-    download, line = remote_facts(config.data)
-    notes += [line] * bool(line)
+    download, lines = remote_facts(config.data)
+    notes += lines
     if fingerprints["train"] == fingerprints["val"]:
         notes.append(
             f"validation uses the training images ({val.plan.source.where}): its scores say nothing about other "

@@ -60,8 +60,8 @@ def windows_of(config: Resolved, order: WindowOrder, source: IndexedSource, para
     Raises:
         ConfigError: another run does the same.
     """
-    manifest, view = remote_files(config.data), expand_root(config.data)
-    assert manifest is not None
+    view = expand_root(config.data)
+    manifest = remote_files(config.data)["remote"]
     names = [str(file.relative_to(source.base())) for file in source.shard_files()[0]]
     env, fetching = detect_launcher(), None
     if env is None or not env.local_rank:

@@ -120,8 +120,8 @@ def find_differences(original: RunRecord, config: Config) -> Iterator[str]:
     yield from compare.environments(original.environment, _environment(config, _num_ranks(original, config) or 1))
     opened = {split: open_split(config.data, split) for split in ("train", "val")}
     fingerprints = {split: source.fingerprint() for split, source in opened.items()}
-    if remote := remote_files(config.data):
-        fingerprints["remote"] = remote.fingerprint()
+    remote = remote_files(config.data)
+    fingerprints |= {name: manifest.fingerprint() for name, manifest in remote.items()}
     data = {"classes": list(opened["train"].classes), **fingerprints, **initial_files(config)}
     yield from compare.inputs(original.data, data) if original.data else ["data: not recorded then"]
     if remote:  # whose ETags say it

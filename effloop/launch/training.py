@@ -14,8 +14,7 @@ from effloop.build.resolve import num_workers
 from effloop.build.trainer import build_trainer
 from effloop.checkpoint import files
 from effloop.config import Config
-from effloop.data.remote.location import is_remote
-from effloop.data.source import expand_root
+from effloop.data.source.root import fetch_all
 from effloop.diagnose.advice import advise
 from effloop.diagnose.review import review
 from effloop.errors import PROGRAM, InterruptedRunError, PreemptedRunError
@@ -84,10 +83,7 @@ def fetched(config: Config) -> bool:
     Raises:
         ConfigError, DataError: it can't be fetched.
     """
-    remote = is_remote(config.data.root)
-    if remote:
-        expand_root(config.data)
-    return remote
+    return fetch_all(config.data)
 
 
 def _fit(trainer: Trainer, run_dir: Path, lower: str) -> None:

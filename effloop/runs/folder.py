@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,6 @@ TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(/\d+)?$")  # the number 
 RESUMED = "resumed.json"
 """File of a run folder: how the run was resumed with other overrides or in another environment."""
 
-REMOTE = "remote.json"
-"""File of a run folder: the files behind a `data.root` that is a URL, with their sizes and ETags."""
 
 _DIFFS = ("effloop.diff", "changes.diff")
 _MAX_DIFF_BYTES = 5_000_000
@@ -120,8 +118,9 @@ def _clear(folder: Path) -> None:
     if not (folder / STATE).is_file():
         return
     remove_stale(folder)
-    for path in (*(folder / name for name in (RESUMED, REMOTE, *_DIFFS)), *folder.glob("tensorboard/*.tfevents.*")):
-        path.unlink(missing_ok=True)
+    for pattern in (RESUMED, "remote*.json", *_DIFFS, "tensorboard/*.tfevents.*"):
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -147,14 +146,14 @@ class RunInfo:
         overrides: those that it was composed from, or is resumed with.
         data: {split: its fingerprint}, and the names of the `classes`.
         ranks: number of processes that train.
-        remote: the files behind a URL, for remote.json; None without.
+        remote: the files behind each URL, by the name of their JSON file, `remote` or `remote-KEY`.
     """
 
     config: Config
     overrides: Sequence[str]
     data: Mapping[str, Any]
     ranks: int = 1
-    remote: Manifest | None = None
+    remote: Mapping[str, Manifest] = field(default_factory=dict)
 
 
 def write_run_info(run_dir: Path, info: RunInfo) -> None:
@@ -167,8 +166,8 @@ def write_run_info(run_dir: Path, info: RunInfo) -> None:
     _write_overrides(run_dir, info.overrides)
     _write_json(run_dir / "environment.json", describe_environment(checkouts, info.ranks))
     _write_json(run_dir / "data.json", {**info.data, **initial_files(info.config)})
-    if info.remote:
-        info.remote.write(run_dir / REMOTE)
+    for name, manifest in info.remote.items():
+        manifest.write(run_dir / f"{name}.json")
     named = zip(_DIFFS, (checkouts["effloop"], checkouts["git"]), strict=True)  # the latter name if they are equal
     for name, checkout in {each.root: (name, each) for name, each in named if each}.values():
         if checkout.facts["dirty"]:

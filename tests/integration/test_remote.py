@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +16,7 @@ from urllib.parse import quote
 
 import pytest
 from disks import fill, small_disk
-from plans import write_as
+from plans import open_source, write_as
 from remotes import Fault, Server, serving
 from runs import TINY, once, rows
 
@@ -146,6 +148,40 @@ def test_what_has_come_is_there_before_the_rest(root, server):
     (file,) = found.manifest().files
     server.pause_s = 0.1
     assert len(next(found.read(file, 0, file.size))) < 300_000
+
+
+def test_tables_and_their_images_behind_urls(server, photos, here, capsys):
+    bucket = server.root / "b"
+    shutil.copytree(photos, bucket / "images")
+    for split in ("train", "val"):
+        source = open_source("folder", photos, split)
+        lines = [f"{source.name(index)},{source.classes[label]}" for index, label in enumerate(source.labels)]
+        (bucket / f"{split}.csv").write_text("\n".join(["path,label", *lines, ""]))
+    for run, place in (("local", bucket), ("remote", "s3://b")):
+        words = [f"data.root={place}/train.csv", f"data.val_root={place}/val.csv", f"data.images={place}/images"]
+        assert train("data=csv", *words, f"run={run}") == 0
+    assert rows(here / "outputs/remote") == rows(here / "outputs/local")
+    listed = [
+        json.loads((here / f"outputs/remote/remote{end}.json").read_text()) for end in ("", "-val_root", "-images")
+    ]
+    assert [len(each["files"]) for each in listed[:2]] == [1, 1]
+    facts = json.loads((here / "outputs/remote/summary.json").read_text())["download"]
+    assert facts["files"] == sum(len(each["files"]) for each in listed)
+    with open(bucket / "val.csv", "a") as table:
+        table.write("\n")  # the samples are the same
+    forget()
+    assert main(["resume", "outputs/remote", "epochs=3"]) == 2
+    assert re.search(r"remote-val_root: 1 files, .* then, 1 files", capsys.readouterr().err)
+
+
+def test_faults_of_other_keys_name_them(server, here, capsys):
+    (server.root / "b").mkdir()
+    (server.root / "b/t.csv").write_text("path,label\n0.jpg,a\n")
+    for url in ("s3://b/none.csv", "s3://me:hidden@b/val.csv"):
+        assert train("data=csv", "data.root=s3://b/t.csv", f"data.val_root={url}") == 2
+        assert re.search(
+            r"^effloop: (?!.*hidden).*(data\.val_root|none\.csv can't be fetched)", capsys.readouterr().err, re.M
+        )
 
 
 def test_faults_that_pass_are_survived(server):

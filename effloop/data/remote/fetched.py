@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
 
@@ -20,6 +20,10 @@ class Fetched:
     bytes: int
     fetched_bytes: int
     seconds: float
+
+    def __add__(self, other: Fetched) -> Fetched:
+        """Both together."""
+        return Fetched(*(one + more for one, more in zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def hit_rate(self) -> float:

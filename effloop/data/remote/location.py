@@ -43,8 +43,8 @@ class Url(str):
         return Url(f"{self.rpartition('/')[0]}/{name}")
 
 
-def check_root(root: str) -> None:
-    """Refuse a URL with credentials in it, which would be kept in the run folder.
+def check_root(root: str, key: str = "root") -> None:
+    """Refuse a URL with credentials in it, which would be kept in the run folder; `data.KEY` is what it is for.
 
     Raises:
         ConfigError: it has a user, a password or a query.
@@ -56,12 +56,12 @@ def check_root(root: str) -> None:
     if "@" in host and (http or ":" in host.partition("@")[0]):
         instead = "EFFLOOP_HTTP_AUTHORIZATION, e.g. to 'Bearer …'" if http else "AWS_ACCESS_KEY_ID and the like"
         raise ConfigError(
-            f"data.root: '{redacted(root)}' has a user or a password, which would be kept with the run; leave it out, "
+            f"data.{key}: '{redacted(root)}' has a user or a password, which would be kept with the run; leave it out, "
             f"and set the environment variable {instead}"
         )
     if ("?" in path or "#" in path) if http else _QUERY.search(path):
         raise ConfigError(
-            f"data.root: '{redacted(root)}' has a query, as signed URLs have, which would be kept with the run; leave "
+            f"data.{key}: '{redacted(root)}' has a query, as signed URLs have, which would be kept with the run; leave "
             "it out, and read a bucket as s3://, gs:// or az:// with credentials in the environment"
         )
 

@@ -87,6 +87,9 @@ class DataConfig(PartConfig):
     root_is_path: ClassVar[bool] = True
     """Whether `root` is a path, or a URL, rather than a name."""
 
+    url_keys: ClassVar[tuple[str, ...]] = ("root",)
+    """Names of the fields that may be URLs of data."""
+
     root: str | None = MISSING
     train_split: str = "train"
     val_split: str | None = "val"
@@ -110,7 +113,8 @@ class DataConfig(PartConfig):
     std: list[float] | None = field(default_factory=lambda: [0.229, 0.224, 0.225])
 
     def __post_init__(self) -> None:
-        check_root(self.root or "")
+        for key in self.url_keys:
+            check_root(getattr(self, key) or "", key)
         if self.check < 0:
             raise ConfigError(f"data.check: {self.check} is not allowed; set 0 (none) or a number above it")
         for key in ("cache_gb", "download_gb"):
@@ -174,6 +178,12 @@ class DataConfig(PartConfig):
                 raise ConfigError(f"data.{key}: {values} is not allowed; set {finite}")
         if self.std is not None and min(self.std) <= 0:
             raise ConfigError(f"data.std: {self.std} is not allowed; set {positive}")
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """{name of a field: the URL that it is}."""
+        values = {key: getattr(self, key) for key in self.url_keys if self.root_is_path or key != "root"}
+        return {key: value for key, value in values.items() if is_remote(value)}
 
     def found(self) -> DataConfig:
         """The config of the source that reads the data: this one, unless it only says how to find that.

@@ -13,7 +13,7 @@ from effloop.data.remote.location import is_remote
 from effloop.data.remote.manifest import Manifest
 from effloop.data.remote.window import Window
 from effloop.data.source.config import DataConfig
-from effloop.errors import ConfigError
+from effloop.errors import ConfigError, EffLoopError
 
 
 def expand_root(config: DataConfig) -> Path:
@@ -43,6 +43,35 @@ def expand_root(config: DataConfig) -> Path:
     return root
 
 
+def fetched_path(config: DataConfig, key: str) -> Path | None:
+    """Where the files of another key than `data.root` are on this machine, fetched if need be; None if it is no URL.
+
+    Raises:
+        ConfigError, DataError: they can't be listed or fetched.
+    """
+    url = config.urls.get(key)
+    if url is None:
+        return None
+    try:
+        return local_root(url, download_folder(config), config.download_gb)
+    except EffLoopError as error:
+        raise type(error)(str(error).replace("data.root", f"data.{key}")) from None
+
+
+def fetch_all(config: DataConfig) -> bool:
+    """Have all data behind URLs here; whether there is any.
+
+    Raises:
+        ConfigError, DataError: it can't be listed or fetched.
+    """
+    for key in config.urls:
+        if key == "root":
+            expand_root(config)
+        else:
+            fetched_path(config, key)
+    return bool(config.urls)
+
+
 def download_folder(config: DataConfig) -> Path:
     """`data.download_dir`, or a folder in the user's cache folder where that is None; with `data.window` a folder in
     it, as what is there comes and goes.
@@ -54,15 +83,17 @@ def download_folder(config: DataConfig) -> Path:
     return folder if config.window is None else folder / "window"
 
 
-def remote_files(config: DataConfig) -> Manifest | None:
-    """The files behind a `data.root` that is a URL, once it was opened; None for a path."""
-    return manifest_of_root(config.root, download_folder(config)) if config.root and is_remote(config.root) else None
+def remote_files(config: DataConfig) -> dict[str, Manifest]:
+    """The files behind each URL, once it was opened: `remote` are those of `data.root`, `remote-KEY` of others."""
+    found = {key: manifest_of_root(url, download_folder(config)) for key, url in config.urls.items()}
+    return {"remote" if key == "root" else f"remote-{key}": files for key, files in found.items() if files}
 
 
-def remote_facts(config: DataConfig) -> tuple[dict[str, float], str]:
-    """What it took to have a URL's files here, for a run's summary, and in a line; empty for a path."""
-    found = fetched_of(config.root, download_folder(config)) if config.root and is_remote(config.root) else None
-    return (found[0].facts(), found[1]) if found else ({}, "")
+def remote_facts(config: DataConfig) -> tuple[dict[str, float], list[str]]:
+    """What it took to have the files behind URLs here, for a run's summary, and a line for each; empty for paths."""
+    found = [each for url in config.urls.values() if (each := fetched_of(url, download_folder(config)))]
+    facts = sum((fetched for fetched, _ in found[1:]), found[0][0]).facts() if found else {}
+    return facts, [line for _, line in found]
 
 
 def root_file(config: DataConfig) -> Path:

@@ -15,7 +15,7 @@ class CsvConfig(DataConfig):
     """Fields of `data=csv`.
 
     Attributes:
-        images: the folder that paths are relative to; null is that of the table.
+        images: the folder that paths are relative to, or its URL; null is that of the table.
         image: the column with the paths of the images; null is file_name, path, image, filename or id.
         label: the column with the targets, or a list of several; null is label, labels, class or target.
         classes: names of the classes, in the order of their labels; null sorts them.
@@ -23,11 +23,13 @@ class CsvConfig(DataConfig):
             segmentation, where there is no column of other targets.
         reduce_zero, colors: how masks are read, as of `data=masks`.
         split: the column that says which split a row is of; null is split or is_valid, if there is one.
-        val_root: a second table, of the validation split; `root` is then the training split's.
+        val_root: a second table, of the validation split, or its URL; `root` is then the training split's.
         targets: what the targets are: classes, flags, numbers or masks; null is what `task` takes if it is set, or
             else what the values look like.
         index_dir: where the index is kept; null is $XDG_CACHE_HOME/effloop or ~/.cache/effloop.
     """
+
+    url_keys = ("root", "val_root", "images")
 
     images: str | None = None
     image: str | None = None

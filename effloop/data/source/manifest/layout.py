@@ -13,7 +13,7 @@ from effloop.data.source import tables
 from effloop.data.source.base import WHOLE, Kind, ScanError
 from effloop.data.source.folder import ENDINGS, EXTENSIONS
 from effloop.data.source.manifest.config import CsvConfig
-from effloop.data.source.root import expand_root
+from effloop.data.source.root import expand_root, fetched_path
 from effloop.data.source.splits import USUAL
 from effloop.data.source.tables import IMAGE, LABEL, Row, Table, shown
 from effloop.errors import ConfigError, DataError
@@ -107,7 +107,7 @@ def find_tables(config: CsvConfig, split: str) -> dict[str | None, Path]:
     if config.val_root:
         if root.is_dir():
             raise ConfigError(f"data.root: '{config.root}' is a folder; with data.val_root it is a table: name a file")
-        val = Path(os.path.expanduser(config.val_root)).absolute()
+        val = fetched_path(config, "val_root") or Path(os.path.expanduser(config.val_root)).absolute()
         if not val.is_file():
             raise ConfigError(f"data.val_root: '{config.val_root}' is no file that is there; set data.val_root=FILE")
         return {config.train_split: root, config.val_split or "val": val}

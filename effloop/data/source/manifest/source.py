@@ -30,7 +30,7 @@ from effloop.data.source.manifest.layout import (
 )
 from effloop.data.source.masks.layout import format_of, names_of, numbered, refuse_larger
 from effloop.data.source.masks.scan import masks_unchanged, refuse_unusable
-from effloop.data.source.root import expand_root
+from effloop.data.source.root import expand_root, fetched_path
 from effloop.data.source.storage.columns import ColumnFile
 from effloop.data.source.storage.indexed import file_state
 from effloop.data.source.storage.kept import folders_unchanged, open_kept, times_digest
@@ -235,7 +235,8 @@ def _index(config: CsvConfig, split: str) -> ColumnFile:
 def _as_said(config: CsvConfig) -> CsvConfig:
     """The config with whole paths, and what `ROOT/targets.json` says of the columns, where the user doesn't."""
     if config.images:
-        config = replace(config, images=os.path.abspath(os.path.expanduser(config.images)))
+        images = fetched_path(config, "images") or os.path.abspath(os.path.expanduser(config.images))
+        config = replace(config, images=str(images))
     targets = read_targets(expand_root(config))
     if not targets or config.label is not None or config.targets is not None:
         return config
