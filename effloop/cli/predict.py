@@ -22,6 +22,7 @@ from effloop.cli.predict_masks import check_options, mask_columns
 from effloop.config.typed import key_of
 from effloop.data.check import listed
 from effloop.data.image.other import EXTENSIONS
+from effloop.data.remote.location import is_remote
 from effloop.data.source import Source
 from effloop.data.source.auto import format_of
 from effloop.data.source.files import Unlabelled, find_images
@@ -116,9 +117,12 @@ def _source(options: PredictOptions, overrides: Sequence[str], trained: Trained)
     """The images, and whether they have targets.
 
     Raises:
-        ConfigError: paths beside `data.root`, a dataset beside other paths, or a split of what has none.
+        ConfigError: a URL, paths beside `data.root`, a dataset beside other paths, or a split of what has none.
         DataError: there are no such images.
     """
+    for path in options.paths:
+        if is_remote(url := str(path).replace(":/", "://", 1)) and not path.exists():  # a path has one slash
+            raise ConfigError(f"predict: '{url}' is a URL, not a path; write data.root={url} instead")
     datasets = [path for path in options.paths if _is_dataset(path)]
     split = options.split or "val"
     if not options.paths:

@@ -27,6 +27,7 @@ from effloop.report.comparison import (
     short_names,
     time_by_part,
 )
+from effloop.report.downloads import download_line, downloaded
 from effloop.report.figures import write_csv
 from effloop.report.page import render_page
 from effloop.report.sweep_plot import plot_sweep
@@ -69,6 +70,7 @@ def _rows(comparison: Comparison, folder: Path) -> list[Row]:
     """Rows of the CSV: all config keys that differ, the measurements, and the time of each part."""
     swept, configs = comparison.swept, differences([run.config for run in comparison.runs])
     differ = {**swept, **configs, **swept}
+    fetched = dict.fromkeys(name for run in comparison.runs for name in downloaded(run))
     rows = []
     for index, run in enumerate(comparison.runs):
         seconds = time_by_part(run)
@@ -80,6 +82,7 @@ def _rows(comparison: Comparison, folder: Path) -> list[Row]:
         row |= {name: _finite_or_none(metric_value(run, name)) for name in comparison.measures}
         row |= {f"last val/{meter.name}": last.get(meter.name) for meter in comparison.meters}
         row |= {f"time/{part}": seconds.get(part) for part in TIME_PARTS}
+        row |= {f"download/{name}": _finite_or_none(downloaded(run).get(name, math.nan)) for name in fetched}
         rows.append({**row, "path": to_text(os.path.relpath(run.path, folder))})
     return rows
 
@@ -132,7 +135,7 @@ def _means_table(comparison: Comparison) -> Table:
 
 
 def report_table(runs: Sequence[RunRecord], objective: str) -> Table:
-    """A table with a row for each run, the best first, as wide as the terminal; failures and left out keys are below.
+    """A row for each run, the best first, as wide as the terminal; below are failures, left out keys and downloads.
 
     Raises:
         ConfigError: there is no such objective.
@@ -182,11 +185,13 @@ def _table(comparison: Comparison, num_keys: int, name_width: int = _MAX_NAME) -
 
 
 def _caption(comparison: Comparison, num_keys: int) -> Text:
-    """The swept keys that have no column, and why runs failed."""
+    """The swept keys that have no column, why runs failed, and what was fetched for them."""
     lines = [] if comparison.same_data else ["no best: the runs were validated on different data"]
     if more := list(comparison.swept)[num_keys:]:
         lines.append(f"+{len(more)} more in {SUMMARY}: {', '.join(map(to_text, more))}")
     for name, run in zip(comparison.names, comparison.runs, strict=True):
         if run.state in FAILED_STATES or run.reason:
             lines.append(f"{to_text(name)} {to_text(run.state)}: {to_text(failure_reason(run))}")
+        if line := download_line(run):
+            lines.append(f"{to_text(name)} remote data: {line}")
     return Text("\n".join(lines), style="not italic")

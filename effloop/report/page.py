@@ -26,11 +26,12 @@ from effloop.report.comparison import (
     short_names,
     time_by_part,
 )
+from effloop.report.downloads import download_line
 from effloop.report.evaluation_page import describe_evaluations
 from effloop.report.pipeline import read_pipeline
 from effloop.report.sweep_plot import plot_sweep
 from effloop.report.templates import environment, stylesheet
-from effloop.report.values import are_numbers, as_number, to_text
+from effloop.report.values import are_numbers, to_text
 from effloop.runs.compare import PER_RUN_KEYS, PLACE
 from effloop.runs.environment import effloop_version
 from effloop.runs.reader import flatten
@@ -66,7 +67,7 @@ def render_page(comparison: Comparison, title: str) -> str:
             if run.state in FAILED_STATES or run.reason
         ],
         skipped=_skipped(comparison),
-        downloads=_downloads(comparison),
+        downloads=[(index, line) for index, run in enumerate(runs) if (line := download_line(run))],
         max_labels=_MAX_LABELS,
         time_parts=TIME_PARTS,
         bars=_bars(comparison),
@@ -85,21 +86,6 @@ def render_page(comparison: Comparison, title: str) -> str:
             [{key: value for key, value in run.environment.items() if key not in PER_RUN_KEYS} for run in runs],
         ),
     )
-
-
-def _downloads(comparison: Comparison) -> list[tuple[int, str]]:
-    """Of each run on remote data: its index, and what was fetched for it."""
-    found = []
-    for index, run in enumerate(comparison.runs):
-        told = run.summary.get("download")
-        if isinstance(told, Mapping):
-            size, came, rate, hits = (
-                as_number(told.get(key)) for key in ("bytes", "fetched_bytes", "mb_per_s", "hit_rate")
-            )
-            speed = f", {rate:,.1f} MB/s" if came else ""
-            line = f"{came / 1e6:,.1f} of {size / 1e6:,.1f} MB fetched{speed}"
-            found.append((index, f"{line}; {hits:.1%} of the bytes were there already"))
-    return found
 
 
 def _skipped(comparison: Comparison) -> list[tuple[int, str, list[tuple[str, str]], int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -30,6 +31,7 @@ from effloop.data.remote.location import Location
 from effloop.errors import ConfigError, DataError
 
 CHUNK = 1 << 16
+SECRET = os.urandom(8).hex()
 
 
 @pytest.fixture
@@ -42,7 +44,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     with serving(tmp_path / "served") as found:
         monkeypatch.setenv("AWS_ENDPOINT_URL", found.url)
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-            monkeypatch.setenv(name, "not-a-secret")
+            monkeypatch.setenv(name, SECRET)
         monkeypatch.setenv("AWS_REGION", "us-east-1")
         yield found
     forget()
@@ -67,7 +69,7 @@ def read(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_training_from_a_bucket_is_training_from_the_disk(server, photos, here):
+def test_training_from_a_bucket_is_training_from_the_disk(server, photos, here, capsys):
     (server.root / "b").mkdir()
     write_as("tar", photos, server.root / "b/set", shard_bytes=20_000)
     assert train(f"data.root={server.root}/b/set", "run=local") == 0
@@ -76,9 +78,16 @@ def test_training_from_a_bucket_is_training_from_the_disk(server, photos, here):
     summary = json.loads((here / "outputs/remote/summary.json").read_text())["download"]
     assert summary["hit_rate"] == 0
     assert summary["fetched_bytes"] == summary["bytes"] > 10_000
+    assert main(["report", "outputs/local", "outputs/remote", "out=report"]) == 0
+    assert " MB/s; 0.0% of the bytes were there already" in " ".join(capsys.readouterr().out.split())
+    lines = [dict(row) for row in csv.DictReader((here / "report/summary.csv").read_text().splitlines())]
+    assert [row["download/fetched_bytes"] for row in lines] == ["", str(float(summary["bytes"]))]
+    assert main(["predict", "outputs/remote", "s3://b/set"]) == 2
+    assert "predict: 's3://b/set' is a URL, not a path; write data.root=s3://b/set" in capsys.readouterr().err
     kept = json.loads((here / "outputs/remote/remote.json").read_text())
     assert {"set/train-000000.tar", "set/train-000001.tar", "set/train.index"} < {file["key"] for file in kept["files"]}
-    assert "not-a-secret" not in "".join(path.read_text() for path in here.rglob("*.*") if path.suffix != ".ckpt")
+    texts = [path.read_text() for path in here.rglob("*.*") if path.suffix not in (".ckpt", ".png")]
+    assert SECRET not in "".join(texts)
     server.requests.clear()
     forget()
     assert main(["verify", "data.root=s3://b/set/{train,val}-00000*"]) == 0
