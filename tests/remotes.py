@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+from written import Writing
+
 
 @dataclass
 class Fault:
@@ -122,8 +124,7 @@ def serving(root: Path) -> Iterator[Server]:
             thread.join()
 
 
-class _Handler(BaseHTTPRequestHandler):
-    of: Server
+class _Handler(Writing, BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # a body waits 40 ms for its header to be acknowledged
 
@@ -167,75 +168,6 @@ class _Handler(BaseHTTPRequestHandler):
             headers = {"Retry_After": fault.retry_after} if fault.retry_after else {}
             self._answer(fault.status, b"", **headers)
         return bool(fault.status)
-
-    def do_PUT(self) -> None:
-        name, query, fault = self._sent()
-        size = int(self.headers["Content-Length"])
-        if fault is not None and fault.cut is not None:
-            self.rfile.read(min(fault.cut, size))
-            self.close_connection = True
-            self.connection.shutdown(2)
-            return
-        data = self.rfile.read(size)
-        time.sleep(self.of.pause_s)
-        if self._failed(fault):
-            return
-        if not self._bucket(name).is_dir():
-            self._answer(404, b"<Error><Code>NoSuchBucket</Code></Error>")
-            return
-        if "uploadId" in query:
-            with self.of.lock:
-                self.of.parts[query["uploadId"][0]][int(query["partNumber"][0])] = data
-        else:
-            self._write(name, data)
-        self._answer(200, b"", ETag=f'"{hashlib.md5(data).hexdigest()}"')
-
-    def do_POST(self) -> None:
-        name, query, fault = self._sent()
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        if self._failed(fault):
-            return
-        if "uploads" in query:
-            with self.of.lock:
-                upload = f"{len(self.of.parts)}-{name.rpartition('/')[2]}"
-                self.of.parts[upload] = {}
-            self._xml(f"<InitiateMultipartUploadResult><UploadId>{upload}</UploadId></InitiateMultipartUploadResult>")
-            return
-        parts = self.of.parts.pop(query["uploadId"][0])
-        digests = b"".join(hashlib.md5(parts[number]).digest() for number in sorted(parts))
-        etag = f"{hashlib.md5(digests).hexdigest()}-{len(parts)}"
-        self._write(name, b"".join(parts[number] for number in sorted(parts)), etag)
-        self._xml(f'<CompleteMultipartUploadResult><ETag>"{etag}"</ETag></CompleteMultipartUploadResult>')
-
-    def do_DELETE(self) -> None:
-        name, query, fault = self._sent()
-        if self._failed(fault):
-            return
-        if "uploadId" in query:
-            self.of.parts.pop(query["uploadId"][0], None)
-        else:
-            (self.of.root / name.strip("/")).unlink(missing_ok=True)
-        self._answer(204, b"")
-
-    def _sent(self) -> tuple[str, dict[str, list[str]], Fault | None]:
-        asked = urlsplit(self.path)
-        name = unquote(asked.path)
-        self.of.requests.append((self.command, name, ""))
-        fault = self.of.fault(name, listing=False, method=self.command)
-        return name, parse_qs(asked.query, keep_blank_values=True), fault
-
-    def _bucket(self, name: str) -> Path:
-        return self.of.root / name.strip("/").partition("/")[0]
-
-    def _write(self, name: str, data: bytes, etag: str = "") -> None:
-        path = self.of.root / name.strip("/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-        if etag:
-            self.of.etags[path] = (data, etag)
-
-    def _xml(self, text: str) -> None:
-        self._answer(200, f'<?xml version="1.0"?>{text}'.encode(), Content_Type="application/xml")
 
     def _answer(self, status: int, body: bytes, cut: int | None = None, **headers: str) -> None:
         self.send_response(status)

@@ -20,6 +20,9 @@ from effloop.errors import ConfigError, optional_package
 T = TypeVar("T")
 
 THREADS = 16
+"""Requests at the same time."""
+LARGE_AT_ONCE = 2
+"""Files of several parts."""
 _CLIENT = {"read_timeout": "300s"}
 """A client waits as long for the answer as it takes to send a part."""
 _MOST_PARTS = 10_000  # of an object, as S3 has it
@@ -88,14 +91,13 @@ class BucketTarget(BucketStore, Target):
     Args:
         location: the place.
         part_bytes: what a request sends of a larger file.
-        parts_at_once: of a file.
     """
 
-    def __init__(self, location: Location, part_bytes: int, parts_at_once: int) -> None:
+    def __init__(self, location: Location, part_bytes: int) -> None:
         super().__init__(location)
         plain = {"disable_bulk_delete": "true"} if location.scheme.startswith("s3") else {}  # not all servers have that
         self._patient = self._opened(_RETRIES, _CLIENT, **plain)
-        self._part_bytes, self._parts_at_once = part_bytes, parts_at_once
+        self._part_bytes = part_bytes
 
     def _files(self, folder: str) -> list[RemoteFile]:
         return self._listed(folder)
@@ -120,7 +122,7 @@ class BucketTarget(BucketStore, Target):
             return
         size = data.stat().st_size
         part, large = self._part_of(size), size > self._part_of(size)
-        options = {"use_multipart": large, "chunk_size": part, "max_concurrency": self._parts_at_once}
+        options = {"use_multipart": large, "chunk_size": part, "max_concurrency": THREADS // LARGE_AT_ONCE}
         with _Counted(data, sent) as file:
             self._put(self._patient, key, file, **options)
 
@@ -236,13 +238,12 @@ def _callback(sent: Callable[[int], None]) -> Any:
     return Sent()
 
 
-def target_of(location: Location, part_bytes: int, num_files: int) -> Target:
+def target_of(location: Location, part_bytes: int) -> Target:
     """What writes to a location.
 
     Args:
         location: the file or folder.
         part_bytes: what a request sends of a larger file.
-        num_files: that will be written.
 
     Raises:
         ConfigError: a package is missing, or nothing is written to such a URL.
@@ -250,7 +251,7 @@ def target_of(location: Location, part_bytes: int, num_files: int) -> Target:
     try:
         store = store_of(location)
         if isinstance(store, BucketStore):
-            return BucketTarget(location, part_bytes, max(1, THREADS // num_files))
+            return BucketTarget(location, part_bytes)
         return FsspecTarget(location)
     except ConfigError as error:
         raise ConfigError(str(error).replace("data.root", "out")) from None

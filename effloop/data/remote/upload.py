@@ -21,7 +21,7 @@ from effloop.data.remote.child import say, serve, telling
 from effloop.data.remote.location import Location
 from effloop.data.remote.manifest import UPLOADING, RemoteFile
 from effloop.data.remote.store import Attempts, FetchError, retried
-from effloop.data.remote.target import Target, target_of
+from effloop.data.remote.target import LARGE_AT_ONCE, THREADS, Target, target_of
 from effloop.errors import ConfigError, DataError
 
 PART_BYTES = 8 << 20
@@ -45,15 +45,17 @@ class Upload:
         self.bytes = 0
 
     def run(self, names: Collection[str]) -> None:
-        """Write some of them, at the same time.
+        """Write some of them, several at the same time; of large ones a few, so that a kill loses few.
 
         Raises:
             DataError: one can't be written.
             OSError: a local one can't be read.
         """
-        with ThreadPoolExecutor(self._target.at_once) as pool:
-            for each in [pool.submit(self._put, name) for name in names]:
-                each.result()
+        large = [name for name in names if self._files[name].stat().st_size > PART_BYTES]
+        for some, at_once in ((large, LARGE_AT_ONCE), (sorted({*names} - {*large}), THREADS)):
+            with ThreadPoolExecutor(min(at_once, self._target.at_once)) as pool:
+                for each in [pool.submit(self._put, name) for name in some]:
+                    each.result()
 
     def _put(self, name: str) -> None:
         key, path = self._target.key(name), self._files[name]
@@ -176,7 +178,7 @@ def _files_of(path: Path) -> dict[str, Path]:
 def _run(asked: dict[str, Any]) -> None:
     files = _files_of(Path(asked["path"])) if asked["path"] else {}
     with telling():
-        target = target_of(Location.of(asked["url"]), asked["part_bytes"], max(1, len(files)))
+        target = target_of(Location.of(asked["url"]), asked["part_bytes"])
     if files:
         _upload(target, files, asked["job"])
     else:

@@ -71,8 +71,8 @@ class DataConfig(PartConfig):
             follow the training split; classes that only the validation split has come after.
         cache_gb: GB (10^9 bytes) for the cache of both splits; what doesn't fit is read from disk. null is half of
             the free memory.
-        download_dir: folder for the files behind a URL, which runs share; null is $XDG_CACHE_HOME/effloop/remote or
-            ~/.cache/effloop/remote.
+        download_dir: folder for the files behind a URL, which runs share, and for what `effloop convert` writes to
+            one; null is $XDG_CACHE_HOME/effloop/remote or ~/.cache/effloop/remote.
         download_gb: GB (10^9 bytes) that this folder may have; data that no run uses is removed for it. null is 80 % of
             the free disk.
         window: how many shards of a URL's training split are here at a time, where they don't all fit: tar or TFRecord
