@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from effloop.data.source.storage import columns
 from effloop.data.source.storage.columns import MAGIC, ColumnFile, ColumnWriter
 from effloop.errors import DataError
 
@@ -219,3 +220,11 @@ def test_a_large_file_is_not_read_ahead(tmp_path: Path, megabytes: int, wanted: 
     maps = Path("/proc/self/smaps").read_text().partition(str(file.path))[2]
     flags = maps.partition("VmFlags:")[2].partition("\n")[0].split()
     assert ("rr" in flags) == wanted
+
+
+def test_columns_of_a_large_file_are_read_ahead_as_a_whole(path, monkeypatch):
+    monkeypatch.setattr(columns, "_READ_AHEAD_UP_TO", 0)
+    file = ColumnFile(path)
+    for name, values in COLUMNS.items():
+        with file.read_ahead(name):
+            assert np.array_equal(file[name], values)
