@@ -26,7 +26,6 @@ from effloop.data.remote import fetch, store
 from effloop.data.remote.buckets import store_of
 from effloop.data.remote.cache import PART
 from effloop.data.remote.fetch import fetched_of, forget, local_root
-from effloop.data.remote.http import HttpStore
 from effloop.data.remote.location import Location
 from effloop.errors import ConfigError, DataError
 
@@ -139,15 +138,16 @@ def test_what_is_half_or_compressed_is_not_taken(server):
         local_root(f"{server.url}/d/x.tar", kept)
 
 
-def test_a_server_that_lets_few_in_is_asked_as_often_as_for_contents(server, monkeypatch):
+@pytest.mark.parametrize("root", ["s3://d", "{url}/d/", "{url}/d/s-{{000..002}}.tar"])
+def test_a_server_that_is_busy_is_asked_as_often_for_names_as_for_contents(root, server, monkeypatch):
     monkeypatch.setattr(store, "_FIRST_S", 0.01)
     shards(server)
-    server.faults = [Fault(429, times=6, of="s-002.tar", on_listing=True)]
-    manifest = HttpStore(Location.of(f"{server.url}/d/s-{{000..002}}.tar")).manifest()
-    assert len(manifest.files) == 3
-    server.faults = [Fault(429, times=4, of="s-000.tar", on_listing=True)]
-    with pytest.raises(DataError, match="attempt 4 of 4"):
-        HttpStore(Location.of(f"{server.url}/d/s-{{000..002}}.tar")).manifest()
+    location = Location.of(root.format(url=server.url))
+    server.faults = [Fault(503, times=7, on_listing=True)]
+    assert len(store_of(location).manifest().files) == 3
+    server.faults = [Fault(503, times=99, on_listing=True)]
+    with pytest.raises(DataError, match=r"503 Service Unavailable \(attempt 8 of 8"):
+        store_of(location).manifest()
 
 
 @pytest.mark.parametrize("root", ["{url}/d/s-000.tar", "s3://d/s-000.tar"])

@@ -166,7 +166,8 @@ def _told(text: str, *, final: bool, after_s: float | None) -> FetchError:
     if status is None:
         return _unanswered(text, final=final)
     refused = status[1][0] == "4" and status[1][:3] not in ("408", "425", "429")
-    return FetchError(status[1].strip() + (f": {code[1]}" if code else ""), final=final or refused, after_s=after_s)
+    reason = status[1].strip() + (f": {code[1]}" if code else "")
+    return FetchError(reason, final=final or refused, after_s=after_s, answered=True)
 
 
 def _unanswered(text: str, *, final: bool) -> FetchError:

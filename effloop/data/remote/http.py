@@ -22,7 +22,7 @@ from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_o
 from effloop.data.remote.connections import Connections, KeptHTTP, KeptHTTPS
 from effloop.data.remote.listing import Links, names_in, names_in_json
 from effloop.data.remote.manifest import Manifest, RemoteFile, manifest_of
-from effloop.data.remote.store import ATTEMPTS, TIMEOUT_S, ChangedError, FetchError, Store, retried
+from effloop.data.remote.store import TIMEOUT_S, ChangedError, FetchError, Store, retried
 from effloop.errors import DataError
 
 AUTHORIZATION = "EFFLOOP_HTTP_AUTHORIZATION"
@@ -85,15 +85,14 @@ class HttpStore(Store):
         """
         stopped = Event()
 
-        def describe(name: str, most: int) -> RemoteFile:
+        def describe(name: str) -> RemoteFile:
             url = self.location.url(name)
-            return retried(url, lambda: _describe(url, name, or_folder=or_folder), most, stopped)
+            return retried(url, lambda: _describe(url, name, or_folder=or_folder), _FIRST_ATTEMPTS, stopped)
 
-        first = [describe(name, _FIRST_ATTEMPTS) for name in names[:1]]
         with ThreadPoolExecutor(_THREADS) as pool:
-            found = [pool.submit(describe, name, ATTEMPTS) for name in names[1:]]
+            found = [pool.submit(describe, name) for name in names]
             try:
-                return first + [each.result() for each in found]
+                return [each.result() for each in found]
             except DataError:
                 stopped.set()
                 pool.shutdown(cancel_futures=True)
@@ -230,7 +229,8 @@ def _open(url: str, headers: dict[str, str] | None = None) -> Any:
         again = error.code in _AGAIN
         hint = f" ({_NO_AUTHORIZATION})" if error.code == 401 else ""
         after_s = retry_after(error.headers)
-        raise FetchError(f"{error.code} {error.reason}{hint}", final=not again, after_s=after_s) from None
+        reason = f"{error.code} {error.reason}{hint}"
+        raise FetchError(reason, final=not again, after_s=after_s, answered=True) from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise _failure(error) from None
 

@@ -30,11 +30,14 @@ class FetchError(Exception):
         reason: why, in words.
         final: whether another attempt would fail the same way.
         after_s: seconds that the server wants to be left alone.
+        answered: whether the server has said so: it is there, and is asked `ATTEMPTS` times.
     """
 
-    def __init__(self, reason: str, *, final: bool = False, after_s: float | None = None) -> None:
+    def __init__(
+        self, reason: str, *, final: bool = False, after_s: float | None = None, answered: bool = False
+    ) -> None:
         super().__init__(redacted(reason)[:_LONGEST_REASON])
-        self.final, self.after_s = final, after_s
+        self.final, self.after_s, self.answered = final, after_s, answered
 
 
 class ChangedError(FetchError):
@@ -75,9 +78,10 @@ class Attempts:
             raise DataError(f"{told}; the server asks to wait {error.after_s:,.0f} s: start again then")
         if error.final:
             raise DataError(told)
-        if self._failed >= self._most:
+        most = max(self._most, ATTEMPTS) if error.answered else self._most
+        if self._failed >= most:
             raise DataError(
-                f"{told} (attempt {self._failed} of {self._most}, {seconds:.0f} s); look at the server and the "
+                f"{told} (attempt {self._failed} of {most}, {seconds:.0f} s); look at the server and the "
                 f"network, and start again: what was {self._done} is kept"
             )
         pause = min(_LONGEST_S, _FIRST_S * 2 ** (self._failed - 1)) * random.uniform(0.5, 1)
