@@ -6,13 +6,14 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from effloop.data.remote.cache import is_removed
 from effloop.data.source.storage.columns import ColumnFile, DamagedFileError
 from effloop.errors import ConfigError, DataError, warn
 
@@ -146,4 +147,15 @@ def _written(name: str, path: Path, write: Callable[[Path], None], fix: str | No
     except OSError as error:
         fix = f"{fix} to another folder" if fix else f"data={name} data.index_dir=PATH"
         raise ConfigError(f"data.index_dir: {path} can't be written: {error.strerror}; set {fix}") from None
+    _remove_orphans(path.parent)
     return ColumnFile(path)
+
+
+def _remove_orphans(folder: Path) -> None:
+    """Remove what was made of data behind a URL that was since removed to make room: that of its like is made anew."""
+    for path in folder.glob("*.index"):
+        with suppress(DataError, OSError, LookupError, TypeError):  # others keep other facts
+            meta = ColumnFile(path).meta
+            files = meta["files" if "files" in meta else "tables"]
+            if is_removed(Path(files[0]["name"])):
+                path.unlink()
