@@ -215,6 +215,8 @@ class FsspecStore(Store):
         except (ImportError, ValueError) as error:
             raise ConfigError(f"data.root: '{location.root}': {redacted(str(error))[:300]}") from None
         self._root = self._path("").rstrip("/")
+        if location.scheme == "ftp":  # one connection
+            self.at_once = 1
 
     def manifest(self) -> Manifest:
         location = self.location
@@ -235,6 +237,8 @@ class FsspecStore(Store):
 
         def listed() -> list[RemoteFile]:
             try:
+                if self._system.isfile(path):  # which `find` of some takes for a folder
+                    return [self._file(path, self._system.info(path))]
                 rows = self._system.find(path, detail=True)
             except Exception as error:  # each file system has its own
                 raise refused(error) from None

@@ -31,7 +31,6 @@ from effloop.system.files import describe_failure
 
 CHUNK_BYTES = 16 << 20
 """What a thread asks for at once, and what a killed process begins again."""
-THREADS = 16
 _SLOW_S, _SLOW_BYTES = 60.0, 64 << 10
 """A connection that brings less in that time is tried anew."""
 
@@ -62,8 +61,8 @@ class Download:
             OSError: it can't be written.
         """
         try:
-            with ThreadPoolExecutor(THREADS) as pool:
-                threads = [pool.submit(self._work) for _ in range(THREADS)]
+            with ThreadPoolExecutor(self._store.at_once) as pool:
+                threads = [pool.submit(self._work) for _ in range(self._store.at_once)]
             for each in threads:
                 each.result()
         finally:

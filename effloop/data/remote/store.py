@@ -115,6 +115,8 @@ class Store(ABC):
 
     done: ClassVar[str] = "fetched"
     """What is done there, for messages."""
+    at_once: int = 16
+    """Requests at the same time."""
 
     def __init__(self, location: Location) -> None:
         self.location = location

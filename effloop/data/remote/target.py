@@ -19,8 +19,6 @@ from effloop.errors import ConfigError, optional_package
 
 T = TypeVar("T")
 
-THREADS = 16
-"""Requests at the same time."""
 LARGE_AT_ONCE = 2
 """Files of several parts."""
 _CLIENT = {"read_timeout": "300s"}
@@ -34,8 +32,6 @@ class Target(Store, ABC):
     """A file or folder that is written; the location's path has no patterns."""
 
     done = "written"
-    at_once = THREADS
-    """Files that may be written at the same time."""
 
     def found(self) -> dict[str, RemoteFile]:
         """What is there: name in the folder -> file; the name is empty for a file in the folder's place.
@@ -122,7 +118,7 @@ class BucketTarget(BucketStore, Target):
             return
         size = data.stat().st_size
         part, large = self._part_of(size), size > self._part_of(size)
-        options = {"use_multipart": large, "chunk_size": part, "max_concurrency": THREADS // LARGE_AT_ONCE}
+        options = {"use_multipart": large, "chunk_size": part, "max_concurrency": self.at_once // LARGE_AT_ONCE}
         with _Counted(data, sent) as file:
             self._put(self._patient, key, file, **options)
 

@@ -21,7 +21,7 @@ from effloop.data.remote.child import say, serve, telling
 from effloop.data.remote.location import Location
 from effloop.data.remote.manifest import UPLOADING, RemoteFile
 from effloop.data.remote.store import Attempts, FetchError, retried
-from effloop.data.remote.target import LARGE_AT_ONCE, THREADS, Target, target_of
+from effloop.data.remote.target import LARGE_AT_ONCE, Target, target_of
 from effloop.errors import ConfigError, DataError
 
 PART_BYTES = 8 << 20
@@ -52,7 +52,7 @@ class Upload:
             OSError: a local one can't be read.
         """
         large = [name for name in names if self._files[name].stat().st_size > PART_BYTES]
-        for some, at_once in ((large, LARGE_AT_ONCE), (sorted({*names} - {*large}), THREADS)):
+        for some, at_once in ((large, LARGE_AT_ONCE), (sorted({*names} - {*large}), self._target.at_once)):
             with ThreadPoolExecutor(min(at_once, self._target.at_once)) as pool:
                 for each in [pool.submit(self._put, name) for name in some]:
                     each.result()
