@@ -57,6 +57,6 @@ class ByteMeter:
         self._bar.advance(self._task, count)
         if self._plain and time.monotonic() - self._said >= _LINE_EVERY_S:
             self._said = time.monotonic()
-            speed = self.bytes / self.seconds / 1e6
-            line = f"{self._what}: {self.bytes / 1e9:,.2f} of {self._total / 1e9:,.2f} GB, {speed:,.1f} MB/s"
-            print(line, file=sys.stderr, flush=True)
+            came, total = self.bytes / 1e6, self._total / 1e6
+            line = f"{came:,.1f} of {total:,.1f} MB, {came / self.seconds:,.1f} MB/s" if total else "nothing yet"
+            print(f"{self._what}: {line}", file=sys.stderr, flush=True)
