@@ -218,6 +218,13 @@ def _bad_yaml(error: MarkedYAMLError) -> str:
     return f"{where}: {error.problem}"
 
 
+_MEANT = {
+    "data.label": ("data.labels", "set data.labels=FILE for a file of labels"),
+    "data.labels": ("data.label", "set data.label=NAME for what has the labels here"),
+}
+"""What another key of nearly the same name is for."""
+
+
 def _unknown_key(key: str, root: type, tree: DictConfig | None) -> str:
     """`'momentm' is not a key; did you mean 'optim.momentum'?`; `tree` says which parts are chosen."""
     if key.partition(".")[0] == "experiment":
@@ -230,7 +237,9 @@ def _unknown_key(key: str, root: type, tree: DictConfig | None) -> str:
     if key in keys:  # of another part
         group, _, names = keys[key].owners.partition("=")
         owners = either([f"{group}={name}" for name in names.split(",")])
-        return f"'{key}' is not a key of the {group} chosen; {owners} has it"
+        other, meant = _MEANT.get(key, ("", ""))
+        has_other = other in keys and tree is not None and _part(tree, group) in keys[other].defaults
+        return f"'{key}' is not a key of the {group} chosen; {owners} has it{f'; {meant}' if has_other else ''}"
     chosen = {group: _part(tree, group) for group in groups} if tree is not None else {}
     owners_of = {name: [*each.defaults] for name, each in keys.items()}
     return unknown_key(key, owners_of, groups, {group: part for group, part in chosen.items() if part})

@@ -18,6 +18,9 @@ _OTHER = frozenset(
     {"name", "names", "list", "id", "ids", "path", "paths", "mask", "masks", "mean", "std", "shape", "size", "sizes"}
 )
 """Words of arrays that say something about images or labels."""
+_NAMES = frozenset({"class", "classes", "label", "labels", "category", "categories", "name", "names", "list"})
+"""Words of an array with the names of the classes, which has one of the following, too."""
+_SEVERAL = frozenset({"classes", "categories", "names", "list"})
 _SPLITS = frozenset({"train", "val", "test", *(name for names in USUAL.values() for name in names)})
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z](?![a-z])|\d+")
 _LISTED = 16
@@ -64,7 +67,7 @@ class ArrayNames:
             raise NoSplitError(
                 f"{self.where} has no split '{split}'; it has {there}: set data.train_split or data.val_split"
             )
-        labels = _chosen(found, self.config.label, _LABELS)
+        labels = self._labels(found)
         return self._one(images, "images", "image"), self._one(labels, "labels", "label")
 
     def splits(self) -> list[str]:
@@ -74,7 +77,18 @@ class ArrayNames:
 
     def labels(self) -> list[str]:
         """The arrays of labels of all splits."""
-        return _chosen(self.names, self.config.label, _LABELS)
+        return self._labels(self.names)
+
+    def class_names(self) -> list[str]:
+        """Arrays that may hold the names of the classes."""
+        own = {name: {*_words(name.rpartition("/")[2])} for name in self.names}
+        found = [name for name, words in own.items() if words <= _NAMES and words & _SEVERAL]
+        return [name for name in found if name not in self.labels()]
+
+    def _labels(self, names: Sequence[str]) -> list[str]:
+        """Those of these arrays that have labels: what is called `classes` only where nothing else is."""
+        found = _chosen(names, self.config.label, _LABELS)
+        return [name for name in found if {*_words(name.rpartition("/")[2])} != {"classes"}] or found
 
     def _one(self, found: Sequence[str], what: str, key: str) -> str:
         if len(found) == 1:
@@ -118,7 +132,12 @@ def _listed(names: Sequence[str]) -> str:
     return (", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED:,} more" * (len(names) > _LISTED))) or "none"
 
 
+def has_split(name: str) -> bool:
+    """Whether a file or folder has the name of a usual split in its own."""
+    return bool({*_words(name)} & _SPLITS)
+
+
 def named_after_splits(root: Path, files: Sequence[Path]) -> bool:
     """Whether files in a folder are its dataset: one has the name of a usual split in its own, and no folder has."""
-    named = any({*_words(file.stem)} & _SPLITS for file in files)
+    named = any(has_split(file.stem) for file in files)
     return named and not any((root / split).is_dir() for split in _SPLITS)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from effloop.data.source.formats.array_records import StoredArray
+from effloop.data.source.formats.stored_array import StoredArray
 from effloop.errors import DataError
 
 DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, gzip.BadGzipFile, NotImplementedError, RuntimeError)

@@ -8,12 +8,15 @@ reads the stream; nothing in it is run.
 from __future__ import annotations
 
 import mmap
+import struct
 from typing import Any
 
 from effloop.data.source.storage.pickled_arrays import Bytes
 from effloop.errors import DataError, optional_package
 
 _HEAD = 16
+_STREAM = b"\xff" * 4  # how an Arrow stream begins
+_MOST_BUFFERS = 1 << 16
 _MOST_VALUES = 64  # of a list; a sample has two
 _DEEPEST = 3
 _ALIGNED = 8  # Arrow's values
@@ -22,7 +25,10 @@ _ALIGNED = 8  # Arrow's values
 def is_serialized(data: mmap.mmap, start: int, end: int) -> bool:
     """Whether a value begins as `pyarrow.serialize` wrote it."""
     head = data[start : min(end, start + _HEAD + 4)]
-    return len(head) == _HEAD + 4 and not any(head[:_HEAD]) and any(head[_HEAD:])
+    if len(head) < _HEAD + 4:
+        return False
+    counts, begins = struct.unpack_from("<4I", head), head[_HEAD:]
+    return any(begins) if not any(counts) else begins == _STREAM and max(counts) < _MOST_BUFFERS
 
 
 def read_serialized(data: mmap.mmap, start: int, end: int) -> Any:
@@ -39,7 +45,7 @@ def read_serialized(data: mmap.mmap, start: int, end: int) -> Any:
     """
     arrow = optional_package("pyarrow", "a value by pyarrow.serialize", "effloop[parquet]")
     ipc = optional_package("pyarrow.ipc", "a value by pyarrow.serialize", "effloop[parquet]")
-    if not is_serialized(data, start, end):
+    if not is_serialized(data, start, end) or any(data[start : start + _HEAD]):
         raise DataError(
             "isn't written by pyarrow.serialize, or holds arrays, which aren't read; write bytes and numbers"
         )
@@ -58,6 +64,8 @@ def read_serialized(data: mmap.mmap, start: int, end: int) -> Any:
 
 def _value(union: Any, place: int, origin: int, depth: int) -> Any:
     """A value of a union; `origin` is the address of the first byte of what holds it."""
+    if not hasattr(union, "type_codes"):  # keys and values of a dict
+        raise DataError("holds a dict, which isn't read; write (image, label)")
     code = union.type_codes[place].as_py()
     number = union.type.type_codes.index(code)
     child, at = union.field(number), union.offsets[place].as_py()

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from effloop.data.image.header import pnm_header
 from effloop.data.source.base import sources
 from effloop.data.source.formats.array_names import ArrayNames, ArraysConfig, named_after_splits
-from effloop.data.source.formats.array_records import StoredArray, contents_of
+from effloop.data.source.formats.array_records import contents_of
+from effloop.data.source.formats.stored_array import HeldArray, StoredArray
 from effloop.data.source.root import expand_root
 from effloop.data.source.storage.imported import ORIGINAL, RAW, Contents, ImportedSource
 from effloop.errors import ConfigError, DataError
@@ -72,17 +73,6 @@ class BetonSource(ImportedSource):
 
 def _files(root: Path) -> list[Path]:
     return sorted(file for file in root.iterdir() if file.suffix in _ENDINGS and file.is_file())
-
-
-class _Numbers(StoredArray):
-    """A field of one number each."""
-
-    def __init__(self, name: str, values: NDArray[Any]) -> None:
-        self.name, self.shape, self.dtype, self._values = name, values.shape, values.dtype, values
-
-    def blocks(self, rows: int) -> Iterator[NDArray[Any]]:
-        for start in range(0, len(self), rows):
-            yield self._values[start : start + rows]
 
 
 class _Images(StoredArray):
@@ -155,5 +145,5 @@ def _read(path: Path) -> dict[str, StoredArray]:
         if kind == 2:
             found[name] = _Images(f"{path}:{name}", path, rows[f"f{place}"], table)
         elif kind < 2:
-            found[name] = _Numbers(f"{path}:{name}", rows[f"f{place}"])
+            found[name] = HeldArray(f"{path}:{name}", rows[f"f{place}"])
     return found

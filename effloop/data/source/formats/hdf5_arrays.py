@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from effloop.data.source.formats.array_names import ArrayNames, ArraysConfig
-from effloop.data.source.formats.array_records import StoredArray, contents_of
+from effloop.data.source.formats.array_records import contents_of
+from effloop.data.source.formats.stored_array import StoredArray
 from effloop.data.source.storage.imported import Contents
 from effloop.errors import DataError, optional_package
 

@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from effloop.data.source.base import WHOLE, printable, sources
-from effloop.data.source.formats.lmdb_foreign import MADE, MAKERS, Foreign, MadePayload
+from effloop.data.source.formats.lmdb_foreign import Foreign
 from effloop.data.source.formats.lmdb_labels import Labels
 from effloop.data.source.formats.lmdb_pages import MAGIC, Tree, Value
+from effloop.data.source.formats.lmdb_values import MADE, MAKERS, MadePayload
 from effloop.data.source.root import expand_root
 from effloop.data.source.storage.checksum import crc32c
 from effloop.data.source.storage.columns import ColumnFile
@@ -55,9 +56,12 @@ class LmdbConfig(IndexedConfig):
 
     Attributes:
         labels: a file with labels of images that have none in their environment: CSV, TSV, or lines `NAME LABEL`.
+        classes: names of the classes of another program's environment, in the order of their labels; null: those of
+            classes.txt, or of the labels themselves.
     """
 
     labels: str | None = None
+    classes: list[str] | None = None
 
 
 @sources.register("lmdb", LmdbConfig)
@@ -135,15 +139,19 @@ class LmdbSource(IndexedSource):
 
     def _foreign(self, tree: Tree) -> Foreign:
         path = self._labels_file()
-        return Foreign(
-            tree, None if path is None else lambda tree: Labels(path, lambda key: tree.find(key) is not None)
-        )
+        names = self.config.classes
+
+        def labels(tree: Tree) -> Labels:
+            assert path is not None
+            return Labels(path, lambda key: tree.find(key) is not None, names)
+
+        return Foreign(tree, None if path is None else labels, names)
 
     def opened(self, index: ColumnFile, files: list[Path]) -> Split:
-        if self.config.labels is not None and _tree(files[0]).find(HEADER_KEY):
-            raise ConfigError(
-                f"data.labels: '{self.config.labels}', but {files[0]} has labels of its own; leave it out"
-            )
+        for key in ("labels", "classes"):
+            value = getattr(self.config, key)
+            if value is not None and _tree(files[0]).find(HEADER_KEY):
+                raise ConfigError(f"data.{key}: '{value}', but {files[0]} has {key} of its own; leave it out")
         return super().opened(index, files)
 
     def payload(self, files: MappedFiles, index: ColumnFile) -> Payload:

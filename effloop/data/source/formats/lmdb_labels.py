@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from effloop.data.source.base import printable
@@ -19,6 +19,7 @@ class Labels:
     Args:
         path: of the file.
         is_name: whether a text is the name of a sample, as in a first row that has no columns' names.
+        names: of the classes, in order, where `data.classes` says them.
 
     Attributes:
         classes: their names; None where labels are numbers.
@@ -28,15 +29,19 @@ class Labels:
         DataError: it can't be read.
     """
 
-    def __init__(self, path: Path, is_name: Callable[[bytes], bool]) -> None:
+    def __init__(self, path: Path, is_name: Callable[[bytes], bool], names: Sequence[str] | None = None) -> None:
         self._path = path
         if not path.is_file():
-            raise ConfigError(f"data.labels: '{path}' is not there; set data.labels=FILE")
+            raise ConfigError(
+                f"data.labels: '{path}' is not there; set data.labels=FILE (a column, of other formats, is data.label)"
+            )
         found = self._rows(path, is_name)
         texts = set(found.values())
         numbers = all(text.isascii() and text.isdigit() and len(text) < 10 for text in texts)
-        self.classes = None if numbers else sorted(texts)
+        self.classes = None if numbers else [*(names or sorted(texts))]
         places = {text: int(text) if numbers else place for place, text in enumerate(self.classes or texts)}
+        if missing := texts - places.keys():
+            raise DataError(f"{path} has the class '{shown(min(missing))}', which data.classes doesn't name; add it")
         self._labels = {name: places[text] for name, text in found.items()}
 
     def _rows(self, path: Path, is_name: Callable[[bytes], bool]) -> dict[bytes, str]:

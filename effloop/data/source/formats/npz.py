@@ -13,8 +13,9 @@ from typing import BinaryIO, cast
 
 from effloop.data.source.base import sources
 from effloop.data.source.formats.array_names import ArrayNames, ArraysConfig, named_after_splits
-from effloop.data.source.formats.array_records import StoredArray, contents_of
+from effloop.data.source.formats.array_records import contents_of
 from effloop.data.source.formats.array_streams import DAMAGED, StreamedArray, npy_header
+from effloop.data.source.formats.stored_array import StoredArray
 from effloop.data.source.root import begins_with, expand_root
 from effloop.data.source.storage.imported import Contents, ImportedSource
 from effloop.errors import ConfigError, DataError

@@ -1,5 +1,7 @@
 """A file of `torch.save`: `{"header": JSON, "splits": {split: {column: tensor}}}`.
 
+Of other people's files the tensors are copied (`pth_arrays`).
+
 Such a file is a zip archive of a pickle, `data.pkl`, and the values of every tensor, uncompressed. It is loaded with
 `weights_only`, which allows tensors, numbers and text and executes nothing, and onto the device "meta", which leaves
 the values in the file: `torch.load(mmap=True)` maps the whole file private and writable, which Linux refuses for
@@ -9,11 +11,10 @@ files larger than memory.
 from __future__ import annotations
 
 import json
-import pickle
 import sys
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +23,21 @@ import torch
 from numpy.typing import NDArray
 
 from effloop.data.source.base import sources
-from effloop.data.source.root import begins_with, root_file
+from effloop.data.source.formats.array_names import ArraysConfig, named_after_splits
+from effloop.data.source.formats.pth_arrays import LEGACY, arrays_in, load
+from effloop.data.source.root import begins_with, expand_root
 from effloop.data.source.storage.arrays import DIMENSIONS, DTYPES, Array, no_split, pack, write_payload
+from effloop.data.source.storage.imported import Contents, ImportedSource
 from effloop.data.source.storage.mapped import MappedFiles
-from effloop.data.source.storage.packed import PackedConfig, PackedSource, Split, check_header
+from effloop.data.source.storage.packed import Split, check_header
 from effloop.data.source.storage.spool import Spool
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, SplitColumns, register_writer
-from effloop.errors import DataError
+from effloop.errors import ConfigError, DataError
 
 MAGIC = b"PK\x03\x04"
 _PICKLE = "/data.pkl"
 _LOCAL_HEADER, _LENGTHS_AT = 30, 26
+_ENDINGS = (".pt", ".pth")
 _UNREADABLE = (zipfile.BadZipFile, ValueError, EOFError, OverflowError, NotImplementedError)
 
 _DTYPES: dict[int, dict[torch.dtype, type]] = {
@@ -47,14 +52,21 @@ _DTYPES: dict[int, dict[torch.dtype, type]] = {
 """What tensors may be, by their number of dimensions."""
 
 
-@sources.register("pth", PackedConfig)
-class PthSource(PackedSource):
-    """One file of torch.save, mapped: all splits as tensors, and no pickle that could run code."""
+@sources.register("pth", ArraysConfig)
+class PthSource(ImportedSource):
+    """torch.save without a pickle that could run code: EffLoop's file is mapped, tensors of others are copied once."""
+
+    config: ArraysConfig
 
     def open_split(self) -> Split:
-        path = root_file(self.config)
+        path = expand_root(self.config)
+        if path.is_dir() or begins_with(path, LEGACY):
+            return super().open_split()
         records = _records(path)
-        headers, splits = _load(path)
+        content = load(path, "meta")
+        if not isinstance(content, dict) or not {"header", "splits"} <= content.keys():
+            return super().open_split()
+        headers, splits = _header(path, content)
         if self.split not in headers or self.split not in splits:
             raise no_split(path, self.split, [split for split in headers if split in splits])
         where = f"{path}:{self.split}"
@@ -62,15 +74,43 @@ class PthSource(PackedSource):
         arrays = {name: _array(tensors, name, records, where) for name in DTYPES if name in tensors}
         return pack(check_header(headers[self.split], where), where, MappedFiles([path]), arrays)
 
+    def originals(self) -> Sequence[Path]:
+        root = expand_root(self.config)
+        if files := [root] if root.is_file() else _files(root):
+            return files
+        raise ConfigError(f"data.root: '{self.config.root}' has no .pt or .pth files; set data.root=PATH")
+
+    def contents(self, files: Sequence[Path]) -> Contents:
+        for path in files:
+            if not begins_with(path, LEGACY):
+                _records(path)
+        return arrays_in(files, self.split, self.config)
+
     @classmethod
     def claims(cls, root: Path) -> bool:
-        if not begins_with(root, MAGIC):
-            return False
-        try:
-            with zipfile.ZipFile(root) as archive:
-                return any(name.endswith(_PICKLE) for name in archive.namelist())
-        except (*_UNREADABLE, OSError):
-            return False
+        return named_after_splits(root, _files(root)) if root.is_dir() else _is_saved(root)
+
+
+def _files(root: Path) -> list[Path]:
+    """The files of a folder, or of the one in it that torchvision once kept them in."""
+    places = [root, *sorted(root.glob("processed")), *sorted(root.glob("*/processed"))]
+    found = (
+        [file for file in sorted(place.iterdir()) if file.suffix in _ENDINGS and _is_saved(file)] for place in places
+    )
+    return next(filter(None, found), [])
+
+
+def _is_saved(path: Path) -> bool:
+    """Whether `torch.save` wrote a file."""
+    if begins_with(path, LEGACY):
+        return True
+    if not begins_with(path, MAGIC):
+        return False
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith(_PICKLE) for name in archive.namelist())
+    except (*_UNREADABLE, OSError):
+        return False
 
 
 def _records(path: Path) -> dict[int, int]:
@@ -84,7 +124,8 @@ def _records(path: Path) -> dict[int, int]:
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
                 raise _not_ours(path, "it is compressed, and can't be mapped")
             archive.read(folders[0] + _PICKLE)  # compares its CRC-32; torch.load doesn't
-            order = archive.read(f"{folders[0]}/byteorder").decode()
+            says = f"{folders[0]}/byteorder"  # torch up to 2.0 wrote none
+            order = archive.read(says).decode() if says in archive.NameToInfo else sys.byteorder
             records = {}
             for entry in entries:
                 file.seek(entry.header_offset + _LENGTHS_AT)
@@ -98,18 +139,9 @@ def _records(path: Path) -> dict[int, int]:
     return records
 
 
-def _load(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def _header(path: Path, content: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Headers and tensors by split; the tensors are on the device "meta"."""
-    try:
-        with warnings.catch_warnings(), path.open("rb") as file:
-            warnings.simplefilter("ignore")  # the DataError is the only line to print
-            content = torch.load(file, weights_only=True, map_location="meta")
-    except pickle.UnpicklingError:
-        raise _not_ours(path, "it holds more than tensors, numbers and text, and is not run") from None
-    except Exception as error:  # a damaged or crafted pickle can raise anything
-        text = " ".join(str(error).split())[:200]
-        raise DataError(f"{path} is damaged: torch.load says: {text}; convert the images again") from None
-    header, splits = (content.get(name) if isinstance(content, dict) else None for name in ("header", "splits"))
+    header, splits = content["header"], content["splits"]
     if not isinstance(header, str) or not isinstance(splits, dict):
         raise _not_ours(path, "it has no header")
     try:

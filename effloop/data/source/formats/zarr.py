@@ -19,9 +19,9 @@ import numpy as np
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import sources
 from effloop.data.source.formats.array_names import ArraysConfig
-from effloop.data.source.formats.zarr_arrays import arrays_in
+from effloop.data.source.formats.zarr_arrays import arrays_in, nodes_in
 from effloop.data.source.formats.zarr_dialects import N5, ZARR2, ZARR3, Dialect, Layout
-from effloop.data.source.root import files_in, root_folder
+from effloop.data.source.root import expand_root, files_in, root_folder
 from effloop.data.source.storage.arrays import (
     DIMENSIONS,
     DTYPES,
@@ -55,6 +55,8 @@ class ZarrSource(ImportedSource):
     config: ArraysConfig
 
     def open_split(self) -> Split:
+        if nodes_in(root := expand_root(self.config)) and (root.is_file() or _dialect(root) is None):
+            return super().open_split()
         root = root_folder(self.config)
         dialect = _dialect(root)
         if dialect is None:
@@ -66,7 +68,7 @@ class ZarrSource(ImportedSource):
         attributes = dialect.attributes(folder)
         if HEADER not in attributes:
             there = _splits(root, dialect)
-            if there or dialect is N5:  # which the package zarr doesn't read
+            if there:
                 raise no_split(root, self.split, there)
             return super().open_split()
         header = check_header_crc32c(attributes[HEADER], attributes.get(CHECKSUM), where)
@@ -86,14 +88,15 @@ class ZarrSource(ImportedSource):
         return pack(header, where, MappedFiles(files), arrays, extents)
 
     def originals(self) -> Sequence[Path]:
-        return files_in(root_folder(self.config))
+        root = expand_root(self.config)
+        return [root] if root.is_file() else files_in(root)
 
     def contents(self, files: Sequence[Path]) -> Contents:
-        return arrays_in(root_folder(self.config), self.split, self.config)
+        return arrays_in(expand_root(self.config), self.split, self.config)
 
     @classmethod
     def claims(cls, root: Path) -> bool:
-        return root.is_dir() and _dialect(root) is not None
+        return (root.is_dir() and _dialect(root) is not None) or bool(nodes_in(root))
 
 
 def _dialect(root: Path) -> Dialect | None:

@@ -17,6 +17,7 @@ from typing import Any
 import lmdb
 import numpy as np
 import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from PIL import Image
 from plans import open_source, read_bytes, write_as
 from runs import train
@@ -106,15 +107,31 @@ def by_pyarrow(root: Path, split: str, samples: Samples) -> None:
     put(root / f"{split}.lmdb", {**records, b"__len__": serialized(len(samples))})
 
 
-def varint(value: int) -> bytes:
-    return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + varint(value >> 7)
+def _datum_class() -> Any:
+    """Caffe's message (caffe/src/caffe/proto/caffe.proto), by protobuf itself."""
+    file = descriptor_pb2.FileDescriptorProto(name="caffe.proto", package="caffe", syntax="proto2")
+    message = file.message_type.add(name="Datum")
+    of = descriptor_pb2.FieldDescriptorProto
+    kinds = {"channels": of.TYPE_INT32, "height": of.TYPE_INT32, "width": of.TYPE_INT32, "data": of.TYPE_BYTES}
+    kinds |= {"label": of.TYPE_INT32, "float_data": of.TYPE_FLOAT, "encoded": of.TYPE_BOOL}
+    for number, (name, kind) in enumerate(kinds.items(), 1):
+        label = of.LABEL_REPEATED if name == "float_data" else of.LABEL_OPTIONAL
+        message.field.add(name=name, number=number, type=kind, label=label)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("caffe.Datum"))
+
+
+Datum = _datum_class()
 
 
 def datum(data: bytes, label: int, shape: tuple[int, int, int] | None = None) -> bytes:
-    """Caffe's message; with a shape its data is raw pixels."""
-    channels, height, width = shape or (3, 30, 30)
-    numbers = b"\x08" + varint(channels) + b"\x10" + varint(height) + b"\x18" + varint(width)
-    return numbers + b"\x22" + varint(len(data)) + data + b"\x28" + varint(label) + b"\x38" + varint(int(not shape))
+    """As convert_imageset writes an image; with a shape its data is raw pixels."""
+    if shape is None:
+        return bytes(Datum(data=data, label=label, encoded=True).SerializeToString())
+    channels, height, width = shape
+    found = Datum(channels=channels, height=height, width=width, data=data, label=label)
+    return bytes(found.SerializeToString())
 
 
 def caffe(root: Path, split: str, samples: Samples) -> None:
@@ -133,6 +150,18 @@ def caffe_raw(root: Path, split: str, samples: Samples) -> None:
     put(root / split, records, subdir=True)
 
 
+def dicts(root: Path, split: str, samples: Samples) -> None:
+    """Dicts, and the count as text under another key."""
+    records = {b"%05d" % n: pickle.dumps({"label": y, "image": data}) for n, (_, data, y) in enumerate(samples)}
+    put(root / f"{split}.lmdb", {**records, b"length": b"%d" % len(samples), b"__len__": b"%d" % len(samples)})
+
+
+def planes(root: Path, split: str, samples: Samples) -> None:
+    """Pixels with their channels first."""
+    of = [np.ascontiguousarray(pixels_of(data).transpose(2, 0, 1)) for _, data, _ in samples]
+    put(root / f"{split}.lmdb", {b"%05d" % n: pickle.dumps((of[n], y)) for n, (_, _, y) in enumerate(samples)})
+
+
 def pickled_pixels(root: Path, split: str, samples: Samples) -> None:
     records = {b"%05d" % n: pickle.dumps((pixels_of(data), np.int64(y))) for n, (_, data, y) in enumerate(samples)}
     put(root / f"{split}.lmdb", records)
@@ -149,8 +178,9 @@ WRITERS: dict[str, Write] = {
     "folder2lmdb, pyarrow": by_pyarrow,
     "caffe": caffe,
     "names": named,
+    "dicts": dicts,
 }
-PIXELS: dict[str, Write] = {"caffe, raw": caffe_raw, "pickled pixels": pickled_pixels}
+PIXELS: dict[str, Write] = {"caffe, raw": caffe_raw, "pickled pixels": pickled_pixels, "planes": planes}
 
 
 def pixels_of(data: bytes) -> np.ndarray[Any, Any]:
@@ -265,6 +295,46 @@ def test_a_file_of_labels(name: str, photos: Path, tmp_path: Path) -> None:
         open_source("lmdb", tmp_path, labels=str(labels))
 
 
+def test_names_of_classes(photos: Path, tmp_path: Path) -> None:
+    """`data.classes` names numbers, and orders texts, folders and what a file of labels says; it has to name all."""
+    samples = samples_of(photos, "train")
+    (tmp_path / "labels.csv").write_text("name,label\n" + "".join(f"{n},{'xyz'[y]}\n" for n, _, y in samples))
+    for name, value in (("numbers", lambda y: y), ("texts", lambda y: "xyz"[y])):
+        put(
+            tmp_path / name / "train.lmdb",
+            {b"%d" % n: pickle.dumps((data, value(y))) for n, (_, data, y) in enumerate(samples)},
+        )
+    named(tmp_path / "folders", "train", samples)
+    order = {"numbers": "xyz", "texts": "zyx", "folders": "cba", "labels": "yxz"}
+    for name, names in order.items():
+        root = tmp_path / ("folders" if name == "labels" else name)
+        labels = {"labels": str(tmp_path / "labels.csv")} if name == "labels" else {}
+        source = open_source("lmdb", root, classes=[*names], **labels)
+        assert source.classes == tuple(names)
+        of = "abc" if name == "folders" else "xyz"
+        found = {read_bytes(source, i): source.classes[int(source.labels[i])] for i in range(len(source))}
+        assert found == {data: of[y] for _, data, y in samples}
+        with pytest.raises((DataError, ConfigError)) as error:
+            open_source("lmdb", root, classes=[*names[:2]], **labels)
+        assert "\n" not in str(error.value)
+        assert name == "numbers" or "which data.classes doesn't name; add it" in str(error.value)
+
+
+def test_a_column_where_a_file_is_meant(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`data.label` is a column, `data.labels` a file: each refusal names the other."""
+    named(here / "set", "train", samples_of(photos, "train"))
+    for choice in ((), ("data=lmdb",)):
+        assert main(["show", *choice, "data.root=set", "data.label=labels.csv"]) == 2
+        assert "set data.labels=FILE" in capsys.readouterr().err
+    for root, choice in ((photos, ()), (photos, ("data=tar",))):
+        assert main(["show", *choice, f"data.root={root}", "data.labels=label"]) == 2
+        err = capsys.readouterr().err
+        assert ("set data.label=NAME" in err) == bool(choice)
+        assert "data.labels" in err
+    assert main(["show", "data.root=set", "data.labels=label", "data.val=0.2"]) == 2
+    assert "a column, of other formats, is data.label" in capsys.readouterr().err
+
+
 JPEG = b"\xff\xd8\xff\xe0 a JPEG"
 REFUSED: dict[str, tuple[dict[bytes, Any], str]] = {
     "other count": ({b"0": (b"x", 1), b"__len__": 2}, "says 2 samples in __len__, it holds 1; write it again"),
@@ -274,23 +344,29 @@ REFUSED: dict[str, tuple[dict[bytes, Any], str]] = {
         "the value of '1' holds posix.system, which is never run",
     ),
     "code as length": ({b"0": (b"x", 1), b"__len__": os.system}, "the value of '__len__' holds posix.system"),
-    "a dict": ({b"0": {"image": b"x", "label": 1}}, "holds 2 values, not (image, label)"),
+    "a dict": ({b"0": {"photo": b"x", "label": 1}}, "holds 2 values, not (image, label)"),
     "a text as label": (
         {b"0": (b"x", "cat")},
         "has the label 'cat'; allowed are whole numbers from 0, or set data=lmdb data.labels=FILE",
     ),
     "a number": ({b"0": (b"x", 1.5)}, "has the label 1.5; allowed are whole numbers"),
     "another array": (
-        {b"0": (np.zeros((3, 4, 2), np.uint8), 1)},
-        "holds an array of uint8 and shape (3, 4, 2); allowed",
+        {b"0": (np.zeros((5, 4, 2), np.uint8), 1)},
+        "holds an array of uint8 and shape (5, 4, 2); allowed",
     ),
     "floats": ({b"0": (np.zeros((3, 4)), 1)}, "holds an array of float64 and shape (3, 4); allowed are uint8 pixels"),
     "mixed": ({b"0": (b"x", 1), b"1": (np.zeros((3, 4), np.uint8), 1)}, "'1' isn't stored as the first one is"),
     "no labels": ({b"a": JPEG}, "holds images without labels: set data=lmdb data.labels=FILE"),
     "nothing": ({}, "has no samples; write it again"),
-    "floats of Caffe": ({b"a": b"\x08\x01\x35" + bytes(4)}, "is a Datum of floats (float_data)"),
+    "floats of Caffe": ({b"a": Datum(float_data=[0.5, 1]).SerializeToString()}, "is a Datum of floats (float_data)"),
     "another size of Caffe": ({b"a": datum(b"12345", 1, (1, 2, 2))}, "is a Datum of 5 bytes for 1 x 2 x 2"),
     "something else": ({b"a": b"\x01\x02 what"}, "is no image, no pickle of (image, label) and no Datum"),
+    "lz4": (
+        {b"0": b"\x04\x22\x4d\x18" + b"x" * 9},
+        "the value of '0' is written by lz4, which isn't read; write images",
+    ),
+    "zlib": ({b"0": zlib.compress(b"x" * 99)}, "is written by zlib, which isn't read"),
+    "msgpack": ({b"0": b"\x92\xc4\x03abc\x01"}, "is written by msgpack, which isn't read"),
     "no image": ({b"a": b"\x08\x01"}, "is a Datum without data, or none"),
 }
 

@@ -160,6 +160,12 @@ def _write_with_little_space(path: Path) -> int | None:
     return None
 
 
+NOT_RUN = (
+    "holds more than tensors, numbers and text, and is not run; save tensors of images and labels alone, or convert "
+    "the images again"
+)
+
+
 class Payload:
     """What a made-up file runs when it is unpickled."""
 
@@ -174,12 +180,8 @@ class Payload:
 def test_nothing_is_run(path: Path, tmp_path: Path, legacy: bool) -> None:
     content = {"header": "{}", "splits": {}, "more": Payload(tmp_path / "was-run")}
     torch.save(content, path, _use_new_zipfile_serialization=not legacy)
-    why = (
-        f"{path} is damaged, or no archive of torch.save: File is not a zip file"
-        if legacy
-        else f"{path} is not a dataset written by EffLoop: it holds more than tensors, numbers and text, and is not run"
-    )
-    with pytest.raises(DataError, match=line(f"{why}; convert the images again")):
+    wanted = f"{path} {NOT_RUN}"
+    with pytest.raises(DataError, match=line(wanted)):
         open_source("pth", path)
     assert not (tmp_path / "was-run").exists()
     torch.load(path, weights_only=False)  # the payload works
@@ -188,19 +190,28 @@ def test_nothing_is_run(path: Path, tmp_path: Path, legacy: bool) -> None:
 
 def test_whole_model(path: Path) -> None:
     save(path, torch.nn.Linear(2, 3))
-    wanted = (
-        f"{path} is not a dataset written by EffLoop: it holds more than tensors, numbers and text, and is not run; "
-        "convert the images again"
-    )
-    with pytest.raises(DataError, match=line(wanted)):
+    with pytest.raises(DataError, match=line(f"{path} {NOT_RUN}")):
         open_source("pth", path)
 
 
 @pytest.mark.parametrize(
-    "content", [torch.nn.Linear(2, 3).state_dict(), torch.zeros(3), [1], {"header": "{}"}, {"header": {}, "splits": {}}]
+    ("content", "has"),
+    [
+        (torch.nn.Linear(2, 3).state_dict(), "weight, bias"),
+        (torch.zeros(3), "none"),
+        ([1], "none"),
+        ({"header": "{}"}, "none"),
+    ],
 )
-def test_weights_of_a_model(path: Path, content: Any) -> None:
+def test_weights_of_a_model(path: Path, content: Any, has: str) -> None:
     save(path, content)
+    wanted = f"{path} has no array that looks like images; it has {has}: set data.image=NAME"
+    with pytest.raises(DataError, match=line(wanted)):
+        open_source("pth", path)
+
+
+def test_header_of_another_program(path: Path) -> None:
+    save(path, {"header": {}, "splits": {}})
     wanted = f"{path} is not a dataset written by EffLoop: it has no header; convert the images again"
     with pytest.raises(DataError, match=line(wanted)):
         open_source("pth", path)
@@ -343,7 +354,7 @@ def test_split_without_samples(tmp_path: Path) -> None:
 
 
 def test_folder_instead_of_a_file(tmp_path: Path) -> None:
-    wanted = f"data.root: '{tmp_path}' is a folder; data=pth reads one file: set data.root=FILE"
+    wanted = f"data.root: '{tmp_path}' has no .pt or .pth files; set data.root=PATH"
     with pytest.raises(ConfigError, match=line(wanted)):
         open_source("pth", tmp_path)
 

@@ -1,0 +1,180 @@
+"""Tensors that other people saved, N5 by tensorstore, archives of zarr; and names of classes in arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+import zarr
+from plans import open_source, read_bytes
+from runs import train
+from stores import make_splits
+
+from effloop.cli.main import main
+from effloop.data.image.header import pnm_header
+from effloop.data.source.formats.pth import PthSource
+from effloop.data.source.formats.zarr import ZarrSource
+from effloop.errors import DataError, EffLoopError
+
+SPLITS = make_splits(train=16, test=8)
+
+
+def tensors(split: str) -> tuple[torch.Tensor, torch.Tensor]:
+    images, labels = SPLITS[split]
+    return torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64))
+
+
+def pairs(root: Path, legacy: bool = False) -> None:
+    """As torchvision once kept MNIST: (images, labels) in MNIST/processed."""
+    (root / "MNIST" / "processed").mkdir(parents=True)
+    for split, name in (("train", "training"), ("test", "test")):
+        file = root / "MNIST" / "processed" / f"{name}.pt"
+        torch.save(tensors(split), file, _use_new_zipfile_serialization=not legacy)
+
+
+def dict_of_planes(root: Path) -> None:
+    """Views: channels first, and from the second sample of a longer tensor."""
+    found = {}
+    for split in SPLITS:
+        images, labels = tensors(split)
+        longer = torch.cat([images[:1], images]).permute(0, 3, 1, 2)
+        found |= {f"{split}_images": longer[1:], f"{split}_labels": labels}
+    torch.save(found, root)
+
+
+def nested(root: Path) -> None:
+    """With the labels as a list, and the classes' names."""
+    found: dict[str, Any] = {
+        split: {"data": tensors(split)[0], "targets": tensors(split)[1].tolist()} for split in SPLITS
+    }
+    torch.save({**found, "classes": ["a", "b", "c"]}, root)
+
+
+def n5(root: Path, turned: bool) -> None:
+    """By tensorstore, which doesn't turn dimensions around; turned, as z5py 3.0 and zarr 2.18 have them."""
+    store = pytest.importorskip("tensorstore")
+    for split, (images, labels) in SPLITS.items():
+        for name, values in (("images", images), ("labels", labels)):
+            values = values.T if turned else values
+            block = [min(5, length) for length in values.shape]
+            meta = {
+                "dimensions": values.shape,
+                "blockSize": block,
+                "dataType": "uint8",
+                "compression": {"type": "gzip"},
+            }
+            spec = {"driver": "n5", "kvstore": {"driver": "file", "path": f"{root}/{split}/{name}"}, "metadata": meta}
+            store.open(spec, create=True).result()[...].write(values).result()
+    if turned:  # those also write a root
+        (root / "attributes.json").write_text('{"n5": "2.0.0"}')
+
+
+def zipped(root: Path) -> None:
+    store = zarr.storage.ZipStore(root, mode="w")
+    write_group(zarr.open_group(store, mode="w"))
+    store.close()
+
+
+def write_group(group: zarr.Group) -> None:
+    for split, (images, labels) in SPLITS.items():
+        of = group.create_group(split)
+        of.create_array("images", data=images, chunks=(4, 9, 8, 3), shards=(8, 9, 8, 3))
+        of.create_array("labels", data=labels)
+
+
+def folders(root: Path) -> None:
+    """train.zarr beside test.zarr."""
+    for split, (images, labels) in SPLITS.items():
+        group = zarr.open_group(str(root / f"{split}.zarr"), mode="w")
+        group.create_array("images", data=images)
+        group.create_array("labels", data=labels)
+
+
+STORES: dict[str, tuple[type, Callable[[Path], None]]] = {
+    "pairs": (PthSource, pairs),
+    "legacy": (PthSource, lambda root: pairs(root, legacy=True)),
+    "planes.pt": (PthSource, dict_of_planes),
+    "nested.pth": (PthSource, nested),
+    "n5": (ZarrSource, lambda root: n5(root, turned=False)),
+    "turned.n5": (ZarrSource, lambda root: n5(root, turned=True)),
+    "set.zarr.zip": (ZarrSource, zipped),
+    "folders": (ZarrSource, folders),
+}
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_is_read_to_the_bit(name: str, tmp_path: Path) -> None:
+    kind, write = STORES[name]
+    write(tmp_path / name)
+    for split, (images, labels) in SPLITS.items():
+        usual = "training" if kind is PthSource and "." not in name and split == "train" else split
+        source = open_source("auto", tmp_path / name, usual)
+        assert type(source) is kind
+        assert source.classes == (("a", "b", "c") if name == "nested.pth" else ("0", "1", "2"))
+        assert source.labels.tolist() == labels.tolist()
+        found = [read_bytes(source, index) for index in range(len(source))]
+        assert found == [pnm_header(9, 8, 3) + image.tobytes() for image in images]
+
+
+def test_trained_on_and_converted(here: Path) -> None:
+    pairs(here / "set")
+    assert train(here / "set", "epochs=1") == 0
+    assert main(["convert", "data.root=set", "to=pth", "out=packed"]) == 0
+    packed, source = open_source("pth", here / "packed"), open_source("pth", here / "set", "training")
+    assert packed.fingerprint() == source.fingerprint()
+
+
+def bad(path: Path, content: Any) -> str:
+    torch.save(content, path)
+    with pytest.raises(EffLoopError) as caught:
+        open_source("auto", path, ".")
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_is_no_dataset(tmp_path: Path) -> None:
+    images, labels = tensors("train")
+    path = tmp_path / "set.pt"
+    assert "images is float32, (16, 9, 8, 3); images are read as uint8" in bad(path, (images / 255, labels))
+    assert "holds more than tensors, numbers and text" in bad(path, torch.utils.data.TensorDataset(images, labels))
+    assert "has several arrays that may be labels, y, label" in bad(path, {"x": images, "y": labels, "label": labels})
+    assert "images has 16 images, " in bad(path, (images, labels[1:]))
+    assert "has no array that looks like images; it has labels" in bad(path, {"images": ["a", 1], "labels": labels})
+    whole = path.read_bytes()
+    for length in range(0, len(whole), 199):
+        path.write_bytes(whole[:length])
+        with pytest.raises(DataError):
+            open_source("pth", path)
+
+
+NAMES = ["ant", "bee", "cow"]
+
+
+@pytest.mark.parametrize("name", ["classes", "class_names", "label_names", "list_classes", "names"])
+def test_names_of_the_classes(name: str, tmp_path: Path) -> None:
+    """Beside the labels, by h5py and numpy; not what has too few names, or a name twice."""
+    images, labels = SPLITS["train"]
+
+    def classes(names: list[str]) -> tuple[str, ...]:
+        path = tmp_path / f"{len(names)}{names[-1]}.h5"
+        with h5py.File(path, "w") as file:
+            file["train/images"], file["train/labels"] = images, labels
+            file.create_dataset(name, data=names, dtype=h5py.string_dtype())
+        return open_source("hdf5", path).classes
+
+    assert classes(NAMES) == tuple(NAMES)
+    assert classes([*NAMES, "dog"]) == (*NAMES, "dog")
+    assert classes(NAMES[:2]) == classes(["ant", "bee", "ant"]) == ("0", "1", "2")
+    np.savez(tmp_path / "set.npz", x_train=images, y_train=labels, **{name: np.array(NAMES)})
+    assert open_source("npz", tmp_path / "set.npz").classes == tuple(NAMES)
+
+
+def test_labels_that_are_called_classes(tmp_path: Path) -> None:
+    images, labels = SPLITS["train"]
+    np.savez(tmp_path / "set.npz", images=images, classes=np.array(NAMES)[labels])
+    assert open_source("npz", tmp_path / "set.npz", ".").classes == tuple(NAMES)
