@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -122,6 +123,32 @@ def serving(root: Path) -> Iterator[Server]:
         finally:
             http.shutdown()
             thread.join()
+
+
+@contextmanager
+def measuring(folder: Path) -> Iterator[list[int]]:
+    """The largest sum of the bytes of all files in a folder, looked at every few milliseconds."""
+    most, over = [0], threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.002):
+            sizes = [os.stat(path).st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+            most[0] = max(most[0], sum(sizes))
+
+    def measure() -> None:
+        while not over.is_set():
+            try:
+                look()
+            except OSError:  # removed in between
+                continue
+
+    thread = threading.Thread(target=measure)
+    thread.start()
+    try:
+        yield most
+    finally:
+        over.set()
+        thread.join()
 
 
 class _Handler(Writing, BaseHTTPRequestHandler):

@@ -1,8 +1,8 @@
 """The process that lists and fetches: `python -m effloop.data.remote.download`, started by `fetch`.
 
 It reads a line of JSON, writes the path of a manifest, waits for a line, and fetches. What it says is a line of JSON:
-{"manifest": PATH}, {"index": PATH} where it needs to know what that lists, {"total": N} bytes to come, {"bytes": N} of
-what has come since, {"done": true, "files": N, "size": BYTES} or {"error": LINE, "kind": NAME}.
+{"manifest": PATH}, {"linked": true} where it waits for the names of the shards, {"total": N} bytes to come,
+{"bytes": N} of what has come since, {"done": true, "files": N, "size": BYTES} or {"error": LINE, "kind": NAME}.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _run(asked: dict[str, Any]) -> None:
         manifest.write(path)
     say(manifest=str(path))
     sys.stdin.readline()  # until the dataset can't be removed any more
-    part = _but_shards(asked, store, manifest, cache) if asked["index"] else manifest
+    part = _but_shards(asked, store, manifest, cache) if asked["window"] else manifest
     if missing := cache.missing(part):
         say(total=sum(file.size for file in missing))
         cache.make_room(part, asked["limit"])
@@ -158,18 +158,13 @@ def _run(asked: dict[str, Any]) -> None:
 
 
 def _but_shards(asked: dict[str, Any], store: Store, manifest: Manifest, cache: Cache) -> Manifest:
-    """The files that are fetched now where shards are fetched later, by an index that is fetched for that."""
-    index = [file for file in manifest.files if manifest.name(file) == asked["index"]]
-    if not index:
-        raise ConfigError(
-            f"data.window: '{manifest.root}' has no {asked['index']} beside its shards, which says what is in them; "
-            "convert it to tar or tfrecord by effloop convert, or drop data.window"
-        )
-    first = replace(manifest, files=tuple(index))
+    """The files that are fetched now where shards are fetched later: by names, and files that say which are shards."""
+    first = replace(manifest, files=tuple(file for file in manifest.files if manifest.name(file) in asked["first"]))
     if cache.missing(first):
         cache.make_room(first, asked["limit"])
         _fetch(Download(store, first, cache, asked["chunk_bytes"]), cache.folder)
-    say(index=str(cache.content(manifest, index[0])))
+    cache.link(manifest)
+    say(linked=True)
     names = frozenset(json.loads(sys.stdin.readline()))
     shards = replace(manifest, files=tuple(file for file in manifest.files if manifest.name(file) in names))
     there = len(shards.files) - len(cache.missing(shards))

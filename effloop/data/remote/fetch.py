@@ -107,6 +107,11 @@ def tell_progress(told: Callable[[], None]) -> None:
     _process.told = told
 
 
+def progressed() -> None:
+    """Call what `tell_progress` was given."""
+    _process.told()
+
+
 def forget() -> None:
     """Have `local_root` list everything anew, as in a new process."""
     for found in _opened.values():
@@ -142,8 +147,8 @@ def _open(root: str, folder: Path, limit_gb: float | None, window: Window | None
         if found := _just_listed(before, root, cache, whole=window is None):
             return found
         limit = None if limit_gb is None else limit_gb * 1e9
-        asked = {"root": root, "folder": str(folder), "limit": limit, "chunk_bytes": CHUNK_BYTES}
-        asked |= {"index": window.index, "window": window.count} if window else {"index": None}
+        asked: dict[str, Any] = {"root": root, "folder": str(folder), "limit": limit, "chunk_bytes": CHUNK_BYTES}
+        asked |= {"first": [*window.first], "window": window.count} if window else {"window": None}
         for start in range(1, _STARTS + 1):
             try:
                 manifest, used, came = _fetch(asked, cache, lock, window)
@@ -195,9 +200,10 @@ def _fetch(
                 assert manifest is not None
                 used = kept.enter_context(cache.use(manifest))
                 child.write("go")
-            if "index" in message:
+            if "linked" in message:
                 assert window is not None
-                child.write(json.dumps(window.shards_of(Path(message["index"]))))
+                assert manifest is not None
+                child.write(json.dumps(window.shards_of(cache.root(manifest))))
             meter.total = message.get("total", meter.total)
             if "bytes" in message:
                 meter.advance(message["bytes"])

@@ -29,12 +29,13 @@ class Window:
 
     Attributes:
         count: of shards.
-        index: name of the file that lists them.
-        shards_of: path of that file -> their names.
+        first: names of files that are fetched before all others, where they are there, as they say which are shards.
+        shards_of: `data.root` on this machine, with these files and links to where all others will be -> names of the
+            shards.
     """
 
     count: int
-    index: str
+    first: Collection[str]
     shards_of: Callable[[Path], list[str]]
 
 
@@ -102,8 +103,8 @@ class WindowState:
         except BlockingIOError:
             file.close()
             return None
-        for path in (self._error, *self.folder.glob("rank-*")):
-            path.unlink(missing_ok=True)
+        self._error.unlink(missing_ok=True)
+        self.forget()
         self.beat()
         return file
 
@@ -119,6 +120,11 @@ class WindowState:
         """A rank is at a batch of an epoch: windows of shards that it needs now, and the one after them."""
         write_text(self.folder / f"rank-{rank}", json.dumps({"at": at, "needed": needed, "following": following}))
 
+    def forget(self) -> None:
+        """Nothing is needed any more."""
+        for path in self.folder.glob("rank-*"):
+            path.unlink(missing_ok=True)
+
     def told(self, num_ranks: int) -> list[list[str]]:
         """Windows that the ranks of this machine need, those first that are needed first; empty until all have told."""
         found: list[dict[str, Any]] = []
@@ -130,8 +136,8 @@ class WindowState:
         found.sort(key=lambda each: each["at"])
         return [*(window for each in found for window in each["needed"]), *(each["following"] for each in found)]
 
-    def wait_for(self, path: Path) -> None:
-        """Wait until a shard is here.
+    def wait_for(self, path: Path, waits: Callable[[], None] = lambda: None) -> None:
+        """Wait until a shard is here, and call `waits` meanwhile.
 
         Raises:
             ConfigError: it won't be: the process that fetches has failed, or isn't there.
@@ -139,6 +145,7 @@ class WindowState:
         while not path.exists():
             if reason := self._ended():
                 raise ConfigError(f"data.window: {path.name} is not on this machine: {reason}")
+            waits()
             time.sleep(_POLL_S)
 
     def _ended(self) -> str:

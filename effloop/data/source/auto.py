@@ -11,8 +11,8 @@ from effloop.data.source.base import WHOLE, Kind, NoSplitError, Source, sources
 from effloop.data.source.config import DataConfig
 from effloop.data.source.root import expand_root
 from effloop.data.source.splits import find_split
-from effloop.data.source.storage.index import shard_names
 from effloop.data.source.storage.kept import looking_once
+from effloop.data.source.storage.scanned import IndexedConfig
 from effloop.errors import ConfigError, DataError
 
 _HUB = re.compile(r"hf://datasets/([^/]+(?:/[^/@]+)?)(?:@([^/]+))?/?")
@@ -55,8 +55,13 @@ class AutoConfig(DataConfig):
                 f"{revision}"
             )
 
-    def shards_in(self, index: Path) -> list[str]:
-        return shard_names(index)
+    def shards_in(self, root: Path) -> list[str]:
+        shared = {field.name: getattr(self, field.name) for field in fields(DataConfig)}
+        for name in _formats() if root.is_dir() else ():
+            of = sources[name].config
+            if issubclass(of, IndexedConfig) and (found := of(**{**shared, "name": name}).shards_in(root)):
+                return found
+        return super().shards_in(root)
 
     def found(self) -> DataConfig:
         name = "embedded" if self.root is None else _format_of(self)

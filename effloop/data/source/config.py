@@ -75,9 +75,10 @@ class DataConfig(PartConfig):
             one; null is $XDG_CACHE_HOME/effloop/remote or ~/.cache/effloop/remote.
         download_gb: GB (10^9 bytes) that this folder may have; data that no run uses is removed for it. null is 80 % of
             the free disk.
-        window: how many shards of a URL's training split are here at a time, where they don't all fit: tar or TFRecord
-            that `effloop convert` wrote. An epoch takes one window of shards after the other, in shuffled
-            order, and shuffles the samples of each; the next window is fetched meanwhile. null: all shards are here.
+        window: how many shards of a URL's training split are here at a time, where they don't all fit: tar, TFRecord,
+            RecordIO or uncompressed parquet. An epoch takes one window of shards after the other, in shuffled order,
+            and shuffles the samples of each; the next window is fetched meanwhile. Shards without the index that
+            `effloop convert` writes are fetched once more, before the first run. null: all shards are here.
         channels: 3 is RGB. 1 is grey, from the decoder to the model, in a third of the memory: of a colour JPEG its
             luminance as it is stored, of other colours Pillow's formula (0.299 R + 0.587 G + 0.114 B).
         mean, std: (R, G, B) in units of 0-1, used to normalize on the device. If both are null, images stay uint8. With
@@ -157,16 +158,20 @@ class DataConfig(PartConfig):
                 f"another one of the same classes; drop data.{key}"
             )
 
-    def shards_in(self, index: Path) -> list[str]:
-        """The names of the files that an index beside them lists.
+    def shards_in(self, root: Path) -> list[str]:
+        """The names of the training split's shards, of which only some may be here.
+
+        Args:
+            root: `data.root`, with an index of the shards or README.md, if there are any, and links to where all other
+                files will be.
 
         Raises:
-            ConfigError: this format has no such index.
-            DataError: it is damaged.
+            ConfigError: this format has no shards.
+            DataError: they can't be told from other files, or what lists them is damaged.
         """
         raise ConfigError(
-            f"data.window: data={self.name} can't read some shards of {index.name} only; use data=tar or "
-            "tfrecord, or drop data.window"
+            f"data.window: data={self.name} can't read some shards of '{self.root}' only; use data=tar, tfrecord, "
+            "recordio or parquet, or drop data.window"
         )
 
     def _check_normalisation(self) -> None:

@@ -17,6 +17,7 @@ from effloop.data.source.config import DataConfig
 from effloop.data.source.folder import ENDINGS
 from effloop.data.source.formats.parquet import layout
 from effloop.data.source.formats.parquet.columns import ParquetConfig
+from effloop.data.source.root import CARD
 from effloop.errors import ConfigError, DataError, optional_package
 
 _TABLES = ("*metadata.csv", "*metadata.jsonl", "*metadata.parquet")
@@ -43,7 +44,7 @@ class HubConfig(ParquetConfig):
         super().__post_init__()
 
     def pinned(self) -> Mapping[str, Any]:
-        return {"revision": _fetch(self.root, self.revision, [layout.CARD]).name}
+        return {"revision": _fetch(self.root, self.revision, [CARD]).name}
 
     def found(self) -> DataConfig:
         once = self.revision is not None and _COMMIT.fullmatch(self.revision)
@@ -81,9 +82,9 @@ def _snapshot(root: str | None, revision: str | None, subset: str | None) -> Pat
     Raises:
         ConfigError, DataError: they can't be fetched, or aren't of a format that can be read.
     """
-    folder = _fetch(root, revision, [layout.CARD])
+    folder = _fetch(root, revision, [CARD])
     parquet = layout.patterns(folder, subset) or [f"{subset}/*{layout.ENDING}" if subset else f"*{layout.ENDING}"]
-    beside = [layout.CARD] if subset else [layout.CARD, "*.index", "classes.txt", "targets.json"]
+    beside = [CARD] if subset else [CARD, "*.index", "classes.txt", "targets.json"]
     images = [f"*{ending}" for each in ENDINGS for ending in (each.decode(), each.decode().upper())]
     for patterns in (parquet,) if subset else (parquet, ["*.tar"], [*images, *_TABLES]):
         folder = _fetch(root, revision, [*beside, *patterns])
@@ -115,7 +116,7 @@ def _fetch(root: str | None, revision: str | None, patterns: Sequence[str]) -> P
             revision=revision,
             allow_patterns=[*patterns],
             library_name="effloop",
-            tqdm_class=_no_bar() if patterns == [layout.CARD] else None,
+            tqdm_class=_no_bar() if patterns == [CARD] else None,
         )
         return Path(found)
 

@@ -15,6 +15,9 @@ from effloop.data.remote.window import Window
 from effloop.data.source.config import DataConfig
 from effloop.errors import ConfigError, EffLoopError
 
+CARD = "README.md"
+"""What says, in datasets of Hugging Face's hub, which files are of which split."""
+
 
 def expand_root(config: DataConfig) -> Path:
     """`data.root` as a path, `~` expanded; of a URL where its files are on this machine, fetched if need be.
@@ -26,8 +29,8 @@ def expand_root(config: DataConfig) -> Path:
     if not config.root:
         raise ConfigError(f"data.root is missing; data={config.name} needs it: set data.root=PATH")
     if is_remote(config.root):
-        index = f"{config.train_split}.index"
-        window = None if config.window is None else Window(config.window, index, config.shards_in)
+        first = (f"{config.train_split}.index", CARD)
+        window = None if config.window is None else Window(config.window, first, config.shards_in)
         return local_root(config.root, download_folder(config), config.download_gb, window)
     root = Path(os.path.expanduser(config.root))
     try:

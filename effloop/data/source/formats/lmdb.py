@@ -31,9 +31,10 @@ from effloop.data.source.root import expand_root
 from effloop.data.source.storage.checksum import crc32c
 from effloop.data.source.storage.columns import ColumnFile
 from effloop.data.source.storage.index import Entry, IndexWriter, write_index
-from effloop.data.source.storage.indexed import IndexedConfig, IndexedSource
+from effloop.data.source.storage.indexed import IndexedSource
 from effloop.data.source.storage.mapped import MappedFiles, Payload
 from effloop.data.source.storage.packed import Split, check_header
+from effloop.data.source.storage.scanned import IndexedConfig
 from effloop.data.source.storage.shards import is_of_split
 from effloop.data.source.storage.targets import Targets
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, Records, SplitColumns, register_writer
@@ -133,8 +134,8 @@ class LmdbSource(IndexedSource):
         made = self._foreign(_tree(files[0])).made
         return {MADE: made} if made else {}
 
-    def scan(self, files: Sequence[Path], targets: Targets) -> Iterator[Entry]:
-        tree = _tree(files[0])
+    def scan_file(self, files: Sequence[Path], number: int, targets: Targets) -> Iterator[Entry]:
+        tree = _tree(files[number])
         return _entries(tree, targets) if tree.find(HEADER_KEY) else self._foreign(tree).entries(targets)
 
     def _foreign(self, tree: Tree) -> Foreign:

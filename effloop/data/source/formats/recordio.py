@@ -20,15 +20,17 @@ from numpy.typing import NDArray
 
 from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded
+from effloop.data.remote.cache import is_file
 from effloop.data.source.base import Kind, printable, sources
 from effloop.data.source.formats.recordio_lists import Keys, Offsets, list_files
 from effloop.data.source.root import begins_with
 from effloop.data.source.storage.checksum import crc32c
 from effloop.data.source.storage.columns import ColumnFile
 from effloop.data.source.storage.index import Entry, IndexWriter, write_index, write_names
-from effloop.data.source.storage.indexed import IndexedConfig, IndexedSource
+from effloop.data.source.storage.indexed import IndexedSource
 from effloop.data.source.storage.mapped import MappedFiles, Payload, ScatteredPayload
 from effloop.data.source.storage.packed import targets_in
+from effloop.data.source.storage.scanned import IndexedConfig
 from effloop.data.source.storage.shards import any_shard
 from effloop.data.source.storage.targets import NAME as TARGETS
 from effloop.data.source.storage.targets import Targets, row_of
@@ -48,7 +50,7 @@ class RecordIOSource(IndexedSource):
 
     def shards(self, root: Path) -> list[Path]:
         file = root / f"{self.split}.rec"
-        return [file] if file.is_file() else self.find(root, ["*.rec"])
+        return [file] if is_file(file) else self.find(root, ["*.rec"])
 
     def sidecars(self, files: Sequence[Path]) -> list[Path]:
         return [other for file in files for other in list_files(file) if other.is_file()]
@@ -56,21 +58,21 @@ class RecordIOSource(IndexedSource):
     def payload(self, files: MappedFiles, index: ColumnFile) -> Payload:
         return _FramedPayload(files, index)
 
-    def scan(self, files: Sequence[Path], targets: Targets) -> Iterator[Entry]:
-        for number, path in enumerate(files):
-            offsets, keys = Offsets(path), Keys(path, alone=len(files) == 1)
-            for start, parts, record in _records(path):
-                try:
-                    identity, labels, payload = _unpack(record)
-                    label, target = (0, row_of(labels, targets)) if targets else (_class(labels), b"")
-                except DataError as error:
-                    raise DataError(f"{path}: the record at byte {start:,} {error}") from None
-                offsets.check(start)
-                # Frames start at multiples of 4: an odd offset marks a sample in several frames from offset - 1 on.
-                offset = start + 1 if len(parts) > 1 else parts[0][0] + payload
-                size, checksum = len(record) - payload, crc32c(record[payload:])
-                yield Entry(keys[identity], label, number, offset, size, checksum, target)
-            offsets.check(1 << 64)
+    def scan_file(self, files: Sequence[Path], number: int, targets: Targets) -> Iterator[Entry]:
+        path = files[number]
+        offsets, keys = Offsets(path), Keys(path, alone=len(files) == 1)
+        for start, parts, record in _records(path):
+            try:
+                identity, labels, payload = _unpack(record)
+                label, target = (0, row_of(labels, targets)) if targets else (_class(labels), b"")
+            except DataError as error:
+                raise DataError(f"{path}: the record at byte {start:,} {error}") from None
+            offsets.check(start)
+            # Frames start at multiples of 4: an odd offset marks a sample in several frames from offset - 1 on.
+            offset = start + 1 if len(parts) > 1 else parts[0][0] + payload
+            size, checksum = len(record) - payload, crc32c(record[payload:])
+            yield Entry(keys[identity], label, number, offset, size, checksum, target)
+        offsets.check(1 << 64)
 
     @classmethod
     def claims(cls, root: Path) -> bool:

@@ -19,8 +19,9 @@ from effloop.data.source.folder import EXTENSIONS, SOUGHT
 from effloop.data.source.formats import ustar
 from effloop.data.source.masks.scan import Looked, in_parallel, look
 from effloop.data.source.storage.index import Entry
-from effloop.data.source.storage.indexed import IndexedConfig, IndexedSource
+from effloop.data.source.storage.indexed import IndexedSource
 from effloop.data.source.storage.mapped import MappedFiles
+from effloop.data.source.storage.scanned import IndexedConfig
 from effloop.data.source.storage.targets import CLASSES, MASKS, Targets, row_of
 from effloop.errors import ConfigError, DataError
 
@@ -89,17 +90,17 @@ class TarSource(IndexedSource):
             raise DataError(f"{compressed[0]} is compressed, so no sample can be read by itself; decompress it")
         return found
 
-    def scan(self, files: Sequence[Path], targets: Targets) -> Iterator[Entry]:
-        for number, path in enumerate(files):
-            data = MappedFiles([path])[0]
-            samples = self._samples(path, data, targets)
-            if targets.kind is Kind.masks:
-                yield from _with_masks(data, samples, number)
-                continue
-            parse = _parse_target if targets else _parse_label
-            for (name, offset, size), member in samples:
-                label, target = parse(data, member, str(path), targets)
-                yield Entry(name, label, number, offset, size, target=target)
+    def scan_file(self, files: Sequence[Path], number: int, targets: Targets) -> Iterator[Entry]:
+        path = files[number]
+        data = MappedFiles([path])[0]
+        samples = self._samples(path, data, targets)
+        if targets.kind is Kind.masks:
+            yield from _with_masks(data, samples, number)
+            return
+        parse = _parse_target if targets else _parse_label
+        for (name, offset, size), member in samples:
+            label, target = parse(data, member, str(path), targets)
+            yield Entry(name, label, number, offset, size, target=target)
 
     def learned_in(self, files: Sequence[Path]) -> Targets:
         """Masks where the first sample has one and no label."""

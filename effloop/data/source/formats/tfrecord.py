@@ -20,8 +20,9 @@ from effloop.data.source.formats.example import Example, example_before
 from effloop.data.source.formats.protobuf import BrokenMessageError
 from effloop.data.source.storage.checksum import crc32c
 from effloop.data.source.storage.index import Entry, IndexWriter, write_index, write_names
-from effloop.data.source.storage.indexed import IndexedConfig, IndexedSource
+from effloop.data.source.storage.indexed import IndexedSource
 from effloop.data.source.storage.mapped import MappedFiles
+from effloop.data.source.storage.scanned import IndexedConfig
 from effloop.data.source.storage.shards import any_shard, check_complete
 from effloop.data.source.storage.targets import Targets, flags_of, row_of
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, register_writer
@@ -81,25 +82,24 @@ class TFRecordSource(IndexedSource):
             return tfds.Features(config.image, config.label, config.key)
         return found if config.key == usual.key else found._replace(key=config.key)
 
-    def scan(self, files: Sequence[Path], targets: Targets) -> Iterator[Entry]:
-        features = self._features()
-        for number, file in enumerate(files):
-            for count, (offset, data) in enumerate(_records(file)):
-                key = b""
-                try:
-                    example = Example(data)
-                    key = example.text(features.key, "data=tfrecord data.key")
-                    start, end = example.span(features.image, "data=tfrecord data.image")
-                    label, target = self._learned(example, features.label, targets)
-                except BrokenMessageError:
-                    raise DataError(f"{file}: record {count} {_NO_EXAMPLE}") from None
-                except DataError as error:
-                    name = f" ({printable(key)})" if key else ""
-                    raise DataError(f"{file}: record {count}{name} {error}") from None
-                key = key or f"{file.name}/{count}".encode(errors="surrogateescape")
-                # The record's checksum can't verify the image alone: it gets its own, for 5 % of the scan's time.
-                checksum = crc32c(data[start:end])
-                yield Entry(key, label, number, offset + start, end - start, checksum, target)
+    def scan_file(self, files: Sequence[Path], number: int, targets: Targets) -> Iterator[Entry]:
+        file, features = files[number], self._features()
+        for count, (offset, data) in enumerate(_records(file)):
+            key = b""
+            try:
+                example = Example(data)
+                key = example.text(features.key, "data=tfrecord data.key")
+                start, end = example.span(features.image, "data=tfrecord data.image")
+                label, target = self._learned(example, features.label, targets)
+            except BrokenMessageError:
+                raise DataError(f"{file}: record {count} {_NO_EXAMPLE}") from None
+            except DataError as error:
+                name = f" ({printable(key)})" if key else ""
+                raise DataError(f"{file}: record {count}{name} {error}") from None
+            key = key or f"{file.name}/{count}".encode(errors="surrogateescape")
+            # The record's checksum can't verify the image alone: it gets its own, for 5 % of the scan's time.
+            checksum = crc32c(data[start:end])
+            yield Entry(key, label, number, offset + start, end - start, checksum, target)
 
     def _learned(self, example: Example, feature: str, targets: Targets) -> tuple[int, bytes]:
         """Label and target of a record, as of `Record`."""

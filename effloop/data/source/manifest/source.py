@@ -32,9 +32,9 @@ from effloop.data.source.masks.layout import format_of, names_of, numbered, refu
 from effloop.data.source.masks.scan import masks_unchanged, refuse_unusable
 from effloop.data.source.root import expand_root, fetched_path
 from effloop.data.source.storage.columns import ColumnFile
-from effloop.data.source.storage.indexed import file_state
 from effloop.data.source.storage.kept import folders_unchanged, open_kept, times_digest
 from effloop.data.source.storage.loose import LooseSource
+from effloop.data.source.storage.states import file_state
 from effloop.data.source.storage.targets import NAME as TARGETS
 from effloop.data.source.storage.targets import Targets, read_targets
 from effloop.errors import DataError

@@ -27,7 +27,7 @@ class Entry(NamedTuple):
     """Where one sample is: index of the file, offset and size in bytes; `target`, `entropy` and `mask` as of `Record`.
 
     With a `mask_offset` its mask is in the same file, in any form, and not in the index; `largest` is the largest value
-    in it.
+    in it. Its bytes are in `mask`, or else their number and CRC-32C in `mask_measured`.
     """
 
     key: bytes
@@ -41,6 +41,7 @@ class Entry(NamedTuple):
     mask: Encoded = b""
     mask_offset: int = 0
     largest: int = -1
+    mask_measured: tuple[int, int] | None = None
 
     @classmethod
     def of(cls, record: Record, file: int, offset: int) -> Entry:
@@ -72,8 +73,9 @@ class IndexWriter(SplitColumns):
         self.max_label = max(self.max_label, entry.largest)
         if entry.mask_offset:
             self._mask_offset.append(entry.mask_offset)
-            self._mask_size.append(len(entry.mask))
-            self._mask_crc32c.append(crc32c(entry.mask))
+            size, checksum = entry.mask_measured or (len(entry.mask), crc32c(entry.mask))
+            self._mask_size.append(size)
+            self._mask_crc32c.append(checksum)
         elif self.targets.kind is Kind.masks:
             self.add_mask(entry.mask)
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from effloop.data.remote.cache import is_file
 from effloop.errors import DataError
 
 _NUMBERED = re.compile(r"(.*)-(\d{5})-of-(\d{5})(.*)", re.DOTALL)
@@ -51,8 +52,9 @@ def is_of_split(name: str, split: str) -> bool:
 
 
 def any_shard(root: Path, endings: Sequence[str]) -> Path | None:
-    """A file of the split `train` or `val`; None if there is none."""
-    return next((file for split in ("train", "val") for file in find_shards(root, split, endings)), None)
+    """A file of the split `train` or `val` that is here; None if there is none."""
+    found = (file for split in ("train", "val") for file in find_shards(root, split, endings))
+    return next((file for file in found if file.exists()), None)
 
 
 def check_complete(files: Sequence[Path]) -> None:
@@ -80,4 +82,4 @@ def _word(split: str) -> re.Pattern[str]:
 
 
 def _files(folder: Path, endings: Iterable[str]) -> list[Path]:
-    return sorted({file for ending in endings for file in folder.glob(ending) if file.is_file()})
+    return sorted({file for ending in endings for file in folder.glob(ending) if is_file(file)})

@@ -13,7 +13,7 @@ from effloop.data.source.formats.parquet import layout
 from effloop.data.source.formats.parquet.table import Table, card_names, class_names
 from effloop.data.source.formats.parquet.targets import Learner
 from effloop.data.source.storage.index import read_names
-from effloop.data.source.storage.indexed import MAX_UNNAMED, IndexedConfig
+from effloop.data.source.storage.scanned import MAX_UNNAMED, IndexedConfig
 from effloop.data.source.storage.spool import Spool
 from effloop.data.source.storage.targets import MASKS, Targets
 from effloop.errors import ConfigError, DataError
@@ -56,11 +56,13 @@ class Columns:
         config: which are chosen.
         root: the dataset's folder, or its only file.
         files: of all splits, as classes without names are numbered over all.
+        opened: opens one of them, or what was kept of one that isn't here.
     """
 
     config: ParquetConfig
     root: Path
     files: Callable[[], Sequence[Path]]
+    opened: Callable[[Path], Table] = Table
 
     def image(self, table: Table) -> str:
         """The column of images; raises as all here if it isn't there."""
@@ -84,13 +86,13 @@ class Columns:
 
     def targets(self, file: Path) -> Targets:
         """What the targets are, by one of the files."""
-        with Table(file) as table:
+        with self.opened(file) as table:
             label = self.label(table)
             return MASKS if label is None else self._learner(table, label).targets(lambda: self._texts(label))
 
     def classes(self, file: Path) -> list[str]:
         """Names of the classes, by one of the files."""
-        with Table(file) as table:
+        with self.opened(file) as table:
             label = self.label(table)
             if label is None:
                 raise table.no_label()
@@ -116,7 +118,7 @@ class Columns:
     def _are_unique(self, files: Sequence[Path]) -> bool:
         hashes = Spool("q")
         for file in files:
-            with Table(file) as table:
+            with self.opened(file) as table:
                 leaf = table.path_leaf(self.image(table))
                 for (path,) in table.values(leaf) if leaf else [(None,)]:
                     if not path:
@@ -145,6 +147,11 @@ class Columns:
             except DataError as error:
                 raise DataError(f"{table.path}: row {row:,} {error}") from None
             yield path, number, target
+
+    def paths(self, table: Table) -> Iterator[tuple[str | None, int, bytes]]:
+        """As `learned`, where nothing but the path is in a column."""
+        for (path,) in table.values(table.path_leaf(self.image(table))):
+            yield path, 0, b""
 
     def _learner(self, table: Table, label: str) -> Learner:
         return Learner(table, label, self._names(table, label))
@@ -189,6 +196,6 @@ class Columns:
     def _values(self, label: str) -> Iterator[tuple[Path, Any]]:
         """The values of a column in all splits, each with its file."""
         for file in dict.fromkeys(self.files()):
-            with Table(file) as table:
+            with self.opened(file) as table:
                 for (value,) in table.values(table.label(label)):
                     yield file, value

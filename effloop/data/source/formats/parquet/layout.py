@@ -7,14 +7,15 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from effloop.data.remote.cache import is_file
 from effloop.data.source.base import WHOLE
+from effloop.data.source.root import CARD
 from effloop.data.source.storage.shards import check_complete, find_shards
 from effloop.errors import ConfigError, DataError
 from effloop.registry import choices
 from effloop.system.untrusted import MOST_YAML, parse_yaml
 
 ENDING = ".parquet"
-CARD = "README.md"
 _FOLDERS = ("", "data", "default")
 
 
@@ -46,13 +47,13 @@ def find_files(root: Path, split: str, splits: set[str], subset: str | None) -> 
 
 
 def first_file(root: Path) -> Path | None:
-    """A file of a dataset, to look at; None if there is none of any split."""
+    """A file of a dataset that is here, to look at; None if there is none of any split."""
     try:
         for split in ("train", WHOLE):
-            if found := _by_card(root, split, None):
+            if found := [file for file in _by_card(root, split, None) or () if file.exists()]:
                 return found[0]
     except ConfigError:  # there are several subsets
-        return next(iter(sorted(root.glob(f"*/*{ENDING}"))), None)
+        return next((file for file in sorted(root.glob(f"*/*{ENDING}")) if file.exists()), None)
     bases = [root / folder for folder in _FOLDERS]
     places = (path for base in bases for path in (base, base / "train", base / "val", base / "test"))
     return next((file for place in places for file in sorted(place.glob(f"*{ENDING}")) if file.is_file()), None)
@@ -152,6 +153,6 @@ def _matching(root: Path, pattern: str) -> list[Path]:
     if path.is_absolute() or ".." in path.parts:
         raise DataError(f"{root / CARD} names files outside of its folder, '{pattern}'; correct its data_files")
     try:
-        return sorted(file for file in root.glob(pattern) if file.suffix == ENDING and file.is_file())
+        return sorted(file for file in root.glob(pattern) if file.suffix == ENDING and is_file(file))
     except ValueError:  # `**` beside something else
         return []

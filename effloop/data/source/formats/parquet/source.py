@@ -6,7 +6,7 @@ uncompressed, a sample is (file, offset, size). pyarrow reads the footer and the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,16 @@ from effloop.data.source.formats.parquet.copied import CopiedParquet
 from effloop.data.source.formats.parquet.pages import places
 from effloop.data.source.formats.parquet.table import Table
 from effloop.data.source.masks.scan import Looked, in_parallel, look
-from effloop.data.source.root import expand_root
+from effloop.data.source.root import CARD, expand_root
 from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
 from effloop.data.source.storage.index import Entry
 from effloop.data.source.storage.indexed import IndexedSource
 from effloop.data.source.storage.mapped import MappedFiles
 from effloop.data.source.storage.packed import Split
+from effloop.data.source.storage.parts import write_part
 from effloop.data.source.storage.shards import is_of_split
-from effloop.data.source.storage.targets import Targets
-from effloop.errors import DataError
+from effloop.data.source.storage.targets import CLASSES, MASKS, Targets, read_targets
+from effloop.errors import PROGRAM, DataError
 
 
 @sources.register("parquet", ParquetConfig)
@@ -55,9 +56,12 @@ class ParquetSource(IndexedSource):
             )
         return layout.find_files(root, self.split, self._splits, self.config.subset)
 
+    def scan_sidecars(self, files: Sequence[Path]) -> list[Path]:
+        return []
+
     def sidecars(self, files: Sequence[Path]) -> list[Path]:
         """The card, and the other splits, as classes without names are numbered over all."""
-        card = self.base() / layout.CARD
+        card = self.base() / CARD
         return [*([card] if card.is_file() else []), *(file for file in self._all_files() if file not in {*files})]
 
     def _all_files(self) -> list[Path]:
@@ -72,7 +76,26 @@ class ParquetSource(IndexedSource):
 
     @property
     def _columns(self) -> Columns:
-        return Columns(self.config, self.base(), self._all_files)
+        return Columns(self.config, self.base(), self._all_files, self._opener())
+
+    def _opener(self) -> Callable[[Path], Table]:
+        """Opens any of the files; of those that come and go what was kept."""
+        if self.config.window is None:
+            return Table
+        train = self._of_split(self.config.train_split)
+        files = train.shards(self.base())
+        places, shards = {file: place for place, file in enumerate(files)}, train.coming(files)
+
+        def opened(file: Path) -> Table:
+            if file not in places:
+                return Table(file)
+            shards.scan(lambda number, part: train.keep_part(files, number, part))
+            return Table(file, shards.part(places[file]).table)
+
+        return opened
+
+    def targets_of(self, files: Sequence[Path]) -> Targets:
+        return self.learned_in(files)
 
     def learned_in(self, files: Sequence[Path]) -> Targets:
         return self._columns.targets(files[0])
@@ -83,7 +106,8 @@ class ParquetSource(IndexedSource):
     def opened(self, index: ColumnFile, files: list[Path]) -> Split:
         self._is_copied = bool(index.meta.get("copied"))
         if self._is_copied:
-            beside = self.sidecars(files)
+            coming = self._files_of(self.config.train_split) if self.config.window is not None else []
+            beside = [file for file in self.sidecars(files) if file not in coming]
             return CopiedParquet.of(self.config, self.split, self._columns, files, beside).open_split()
         return super().opened(index, files)
 
@@ -101,7 +125,7 @@ class ParquetSource(IndexedSource):
 
     def _write_scan(self, path: Path, files: Sequence[Path], states: list[Any], targets: Targets) -> None:
         """Write the index; of files that can't be read in place it says just that."""
-        for file in files:
+        for file in () if self.in_windows else files:  # of those that come and go `keep_part` has seen it
             with Table(file) as table:
                 images = [self._columns.image(table), *([self._columns.mask(table)] if _masked(targets) else [])]
                 if any(table.chunks(str(table.leaf(column))) is None for column in images):
@@ -111,36 +135,66 @@ class ParquetSource(IndexedSource):
         super()._write_scan(path, files, states, targets)
 
     def scan(self, files: Sequence[Path], targets: Targets) -> Iterator[Entry]:
+        return self._entries(files, targets, self._found)
+
+    def scan_file(self, files: Sequence[Path], number: int, targets: Targets) -> Iterator[Entry]:
+        with Table(files[number]) as table:
+            yield from self._found(number, table, targets)
+
+    def _entries(
+        self, files: Sequence[Path], targets: Targets, found: Callable[[int, Table, Targets], Iterator[Entry]]
+    ) -> Iterator[Entry]:
+        """Every sample, with its key and what is learned about it; `found` says where in a file it is."""
         columns, names = self._columns, self.class_names(files, targets)
         key = columns.keys(files)
         for number, file in enumerate(files):
-            with Table(file) as table:
-                if _masked(targets):
-                    found = self._with_masks(table, number)
-                else:
-                    learned, images = columns.learned(table, targets, names), _places(table, columns.image(table))
-                    found = (
-                        (path, Entry(b"", label, number, offset, size, target=target))
-                        for (path, label, target), (offset, size) in zip(learned, images, strict=True)
-                    )
-                for row, (path, entry) in enumerate(found):
-                    yield entry._replace(key=key(file, row, path))
+            with columns.opened(file) as table:
+                learned = columns.paths(table) if _masked(targets) else columns.learned(table, targets, names)
+                for row, ((path, label, target), entry) in enumerate(
+                    zip(learned, found(number, table, targets), strict=True)
+                ):
+                    made = key(file, row, path)
+                    yield entry._replace(key=made, label=label, target=target or entry.target)
 
-    def _with_masks(self, table: Table, file: int) -> Iterator[tuple[str | None, Entry]]:
-        """The entries of samples with masks, which are decoded by all cores, and the paths of their images."""
+    def _found(self, number: int, table: Table, targets: Targets) -> Iterator[Entry]:
+        """Where each sample of a file is, and its mask."""
+        if _masked(targets):
+            return self._with_masks(table, number)
+        places = _places(table, self._columns.image(table))
+        return (Entry(b"", 0, number, offset, size) for offset, size in places)
+
+    def keep_part(self, files: Sequence[Path], number: int, path: Path) -> None:
+        file, columns = files[number], Columns(self.config, self.base(), self._all_files)
+        with Table(file) as table:
+            label, said = columns.label(table), read_targets(self.base())
+            targets = said or (MASKS if label is None else CLASSES)
+            images = [columns.image(table), *([columns.mask(table)] if _masked(targets) else [])]
+            if any(table.chunks(str(table.leaf(column))) is None for column in images):
+                raise DataError(
+                    f"data.window: {file.name} of {self.config.root} has its images compressed once more, or in a "
+                    f"dictionary, so they can't be read in place; where there is room for all of them, {PROGRAM} "
+                    "convert to=parquet out=PATH writes them as they are, or drop data.window"
+                )
+            light = table.without_images(images, None if _masked(targets) else label)
+            write_part(path, file, self._reading(self._found(number, table, targets)), targets, light)
+
+    def joined(self, files: Sequence[Path], targets: Targets) -> Iterator[Entry]:
+        shards = self.coming(files)
+        return self._entries(files, targets, lambda number, table, _: shards.part(number).entries(number))
+
+    def _with_masks(self, table: Table, file: int) -> Iterator[Entry]:
+        """The entries of samples with masks, which are decoded by all cores."""
         data, columns = MappedFiles([table.path])[0], self._columns
-        image = columns.image(table)
-        paths = table.values(table.path_leaf(image))
-        rows = zip(paths, _places(table, image), _places(table, columns.mask(table)), strict=True)
+        rows = zip(_places(table, columns.image(table)), _places(table, columns.mask(table)), strict=True)
 
-        def seen(sample: tuple[Any, tuple[int, int], tuple[int, int]]) -> Looked:
-            offset, size = sample[2]
+        def seen(sample: tuple[tuple[int, int], tuple[int, int]]) -> Looked:
+            offset, size = sample[1]
             return look(data[offset : offset + size], PLAIN)
 
-        for ((path,), (offset, size), (start, length)), found in in_parallel(rows, seen):
+        for ((offset, size), (start, length)), found in in_parallel(rows, seen):
             held = memoryview(data)[start : start + length]
             entry = Entry(b"", 0, file, offset, size, None, found.digest, mask=held, mask_offset=start)
-            yield path, entry._replace(largest=found.largest)
+            yield entry._replace(largest=found.largest)
 
 
 def _masked(targets: Targets) -> bool:

@@ -23,6 +23,7 @@ MASK = ("mask", "masks", "annotation", "annotations", "segmentation")
 FEATURES = b"huggingface"
 """Key of the metadata in which the package `datasets` says what the columns are."""
 
+_ARROW = b"ARROW:schema"
 _ROWS = 1 << 14  # of labels in memory
 _BUFFERED = 1 << 20  # bytes of a column that are read at a time, instead of all of a row group
 _LISTS = ("Sequence", "List", "LargeList")
@@ -33,18 +34,20 @@ class Table:
 
     Args:
         path: of it.
+        data: its bytes, where they are elsewhere.
 
     Raises:
         ConfigError: pyarrow is missing.
         DataError: it is no parquet file, or a damaged one.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, data: memoryview | None = None) -> None:
         self.path = path
         self._arrow = optional_package("pyarrow", "data=parquet", "effloop[parquet]")
         parquet: Any = optional_package("pyarrow.parquet", "data=parquet", "effloop[parquet]")
         with self.reading():
-            self.file = parquet.ParquetFile(path, buffer_size=_BUFFERED, pre_buffer=False)
+            place = path if data is None else self._arrow.BufferReader(data)
+            self.file = parquet.ParquetFile(place, buffer_size=_BUFFERED, pre_buffer=False)
             self.schema = self.file.schema_arrow
         self.names: list[str] = list(self.schema.names)
 
@@ -194,6 +197,29 @@ class Table:
                 yield from zip(*columns, strict=True)
         if not asked:
             yield from ([None] * len(leaves) for _ in range(self.rows))
+
+    def without_images(self, images: Sequence[str], label: str | None) -> bytes:
+        """A parquet file of the same rows with columns of images, without their bytes, and one of labels."""
+        arrow, sink = self._arrow, self._arrow.BufferOutputStream()
+        parquet: Any = optional_package("pyarrow.parquet", "data=parquet", "effloop[parquet]")
+        with self.reading():
+            columns = {name: self._paths(name) for name in images}
+            if label is not None:
+                columns[label] = self.file.read(columns=[label]).column(label)
+            said = {key: value for key, value in (self.file.metadata.metadata or {}).items() if key != _ARROW}
+            parquet.write_table(arrow.table(columns).replace_schema_metadata(said), sink, compression="zstd")
+        found: bytes = sink.getvalue().to_pybytes()
+        return found
+
+    def _paths(self, column: str) -> Any:
+        """A column of images of which only the paths are left."""
+        arrow, kind = self._arrow, self.schema.field(column).type
+        if self.leaf(column) == column:
+            return arrow.nulls(self.rows, kind)
+        leaf = self.path_leaf(column)
+        paths = self.file.read(columns=[leaf]).column(column).combine_chunks() if leaf else None
+        texts = arrow.nulls(self.rows, arrow.string()) if paths is None else paths.field("path")
+        return arrow.StructArray.from_arrays([arrow.nulls(self.rows, arrow.binary()), texts], ["bytes", "path"])
 
     def chunks(self, leaf: str) -> list[Chunk] | None:
         """Where the values of a column of bytes are, by row groups; None if they can't be read as they are stored."""

@@ -14,9 +14,9 @@ import yaml
 from effloop.data.image.mask import decode_mask
 from effloop.data.image.png import png_bytes
 from effloop.data.source.base import Kind, printable
-from effloop.data.source.formats.parquet.layout import CARD
 from effloop.data.source.formats.parquet.pages import places
 from effloop.data.source.formats.parquet.table import FEATURES, Table
+from effloop.data.source.root import CARD
 from effloop.data.source.storage.index import Entry, IndexWriter, write_index, write_names
 from effloop.data.source.storage.mapped import MappedFiles
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, register_writer
