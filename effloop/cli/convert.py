@@ -27,5 +27,7 @@ def convert_data(options: ConvertOptions, overrides: list[str]) -> int:
     config = configs.compose(overrides)
     uploads = uploads_of(options, download_folder(replace(config.data, window=None)))
     opened = open_splits(config, options.splits)
+    if uploads and options.to == "folder":
+        uploads.check_count(sum(map(len, opened.values())))
     convert(options, opened, decoders.build(config.decode), num_workers(config), effloop.__version__, uploads)
     return 0

@@ -13,6 +13,7 @@ from typing import Any
 from effloop.convert.disk import unwritable
 from effloop.convert.options import ConvertOptions
 from effloop.convert.workfolder import WorkFolder
+from effloop.data.remote.buckets import MOST_FILES
 from effloop.data.remote.location import Url
 from effloop.data.remote.send import There, look, send
 from effloop.errors import ConfigError
@@ -49,6 +50,17 @@ class Uploads:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise unwritable(self.path.parent, error, _ROOM) from None
+
+    def check_count(self, files: int) -> None:
+        """Refuse so many files that nothing would read them.
+
+        Raises:
+            ConfigError: they are too many.
+        """
+        if files > MOST_FILES:
+            raise ConfigError(
+                f"to: a folder of {files:,} files can't be read behind a URL, which may have {MOST_FILES:,}; set to=tar"
+            )
 
     def there(self, url: Url) -> There:
         """What was there when it was looked at."""

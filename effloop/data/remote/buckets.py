@@ -29,7 +29,8 @@ _NO_CREDENTIALS = "set them in the environment, e.g. AWS_ACCESS_KEY_ID; AWS_SKIP
 _EXTRA = "effloop[remote]"
 _PIECE = 1 << 16  # what has come is kept when the rest does not
 _FIRST_ATTEMPTS = 4
-_MOST_FILES = 100_000
+MOST_FILES = 100_000
+"""In a dataset behind a URL."""
 _VERSIONS = (
     *("ETag", "etag", "md5Hash", "md5", "checksum", "blob_id", "sha256", "sha"),
     *("LastModified", "last_modified", "mtime", "modified", "modificationTime", "modify"),
@@ -91,9 +92,9 @@ class BucketStore(Store):
             try:
                 for batch in self._obstore.list(self._store, prefix=folder.rstrip("/") or None, chunk_size=1000):
                     found.extend(map(bucket_file, batch))
-                    if len(found) > _MOST_FILES:
+                    if len(found) > MOST_FILES:
                         raise FetchError(
-                            f"it has more than {_MOST_FILES:,} files; pack them into shards, or name some by a pattern",
+                            f"it has more than {MOST_FILES:,} files; pack them into shards, or name some by a pattern",
                             final=True,
                         )
             except self._errors as error:

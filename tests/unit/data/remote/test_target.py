@@ -22,6 +22,7 @@ def system():
 def test_fsspec_writes_a_folder(system, tmp_path):
     target = FsspecTarget(Location.of("memory://bucket/deep/set"))
     assert target.found() == {}
+    assert target.at_once == 1  # it isn't known to take more
     files = {}
     for name in ("a.tar", "sub/b.tar", "a.index"):
         files[name] = tmp_path / Path(name).name
