@@ -111,8 +111,12 @@ def loading_costs(plan: Plan, seconds: float, *, most: int = 512, at_once: int =
 
 
 def short_requests(plan: Plan, most: int, at_once: int = _RUN) -> Iterator[BatchRequest]:
-    """Up to `most` samples of the first epoch in its order, a few at a time."""
-    ids = itertools.chain.from_iterable(request.ids[request.valid] for request in plan.requests(0))
+    """Up to `most` samples of the first epoch in its order, a few at a time; of data in windows, of what is here."""
+    here = plan.source.present()
+    if here is None:
+        ids = itertools.chain.from_iterable(request.ids[request.valid] for request in plan.requests(0))
+    else:
+        ids = iter(here[np.unique(np.linspace(0, len(here) - 1, most).astype(np.int64))])
     while run := list(itertools.islice(ids, min(at_once, most))):
         most -= len(run)
         yield BatchRequest(0, np.array(run, np.int64), np.ones(len(run), np.bool_))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -82,6 +83,12 @@ def test_a_run_that_is_interrupted_goes_on_in_the_same_order(server, here):
     forget()
     assert main(["resume", "outputs/cut"]) == 0
     assert rows(here / "outputs/cut") == rows(here / "outputs/whole")
+
+
+def test_what_held_a_run_back_is_measured_on_what_is_here(server, here, monkeypatch):
+    monkeypatch.setattr("effloop.diagnose.review._LEAST_TRAINED_S", 0.0)
+    assert train(f"data.root={server.url}/d/", *KEPT, "run=run") == 0
+    assert json.loads((here / "outputs/run/efficiency.json").read_text())["verdict"]["bound"]
 
 
 def test_the_end_of_the_process_that_fetches_is_one_line(server, here):
