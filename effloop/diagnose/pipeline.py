@@ -113,6 +113,7 @@ def loading_costs(plan: Plan, seconds: float, *, most: int = 512, at_once: int =
 def short_requests(plan: Plan, most: int, at_once: int = _RUN) -> Iterator[BatchRequest]:
     """Up to `most` samples of the first epoch in its order, a few at a time; of data in windows, of what is here."""
     here = plan.source.present()
+    ids: Iterator[np.int64]
     if here is None:
         ids = itertools.chain.from_iterable(request.ids[request.valid] for request in plan.requests(0))
     else:
