@@ -61,8 +61,8 @@ class ParquetSource(IndexedSource):
 
     def sidecars(self, files: Sequence[Path]) -> list[Path]:
         """The card, and the other splits, as classes without names are numbered over all."""
-        card = self.base() / CARD
-        return [*([card] if card.is_file() else []), *(file for file in self._all_files() if file not in {*files})]
+        card, own = self.base() / CARD, {*files}
+        return [*([card] if card.is_file() else []), *(file for file in self._all_files() if file not in own)]
 
     def _all_files(self) -> list[Path]:
         """Those of all splits."""
