@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from effloop.build.resolve import Resolved
 from effloop.data.bad import OnError
 from effloop.data.engine.base import engine_class
 from effloop.data.order import Order
 from effloop.data.remote.download import CHUNK_BYTES
-from effloop.data.remote.window import WindowState
 from effloop.data.remote.window_fetch import WindowFetching
 from effloop.data.source import Source
-from effloop.data.source.root import download_folder, expand_root, remote_files
+from effloop.data.source.root import download_folder, remote_files
 from effloop.data.source.storage.indexed import IndexedSource
 from effloop.data.windows import WindowOrder, Windows
 from effloop.errors import ConfigError, DataError
@@ -60,11 +61,10 @@ def windows_of(config: Resolved, order: WindowOrder, source: IndexedSource, para
     Raises:
         ConfigError: another run does the same.
     """
-    view = expand_root(config.data)
     manifest = remote_files(config.data)["remote"]
     names = [str(file.relative_to(source.base())) for file in source.shard_files()[0]]
-    env, fetching = detect_launcher(), None
+    env, start = detect_launcher(), None
     if env is None or not env.local_rank:
-        folder = download_folder(config.data)
-        fetching = WindowFetching(manifest, names, folder, config.data.download_gb, CHUNK_BYTES, parallel.sharing)
-    return Windows(order, names, WindowState(view), fetching)
+        folder, ranks = download_folder(config.data), env.local_world_size if env else parallel.world_size
+        start = partial(WindowFetching, manifest, names, folder, config.data.download_gb, CHUNK_BYTES, ranks)
+    return Windows(order, names, source.window_state, start, config.epochs)

@@ -16,11 +16,15 @@ from effloop.data.engine import Engine
 from effloop.data.ledger import Ledger
 from effloop.data.order import BatchRequest
 from effloop.data.plan import Plan
-from effloop.data.source import Kind
+from effloop.data.remote.window import NotHereError, without_waiting
+from effloop.data.source import Kind, Source
 from effloop.data.source.counts import targets_of
 from effloop.data.transfer import Transfer
 from effloop.data.windows import Windows
 from effloop.errors import ConfigError
+
+_NAMED = 8
+"""Samples in a message."""
 
 
 class Loader:
@@ -89,12 +93,15 @@ class Loader:
             DataError: a sample can't be read or decoded; the message names it. With `on_error=skip`: there are more
                 of them than `max_errors` allows.
         """
-        batches = self.engine.stream(epoch, samples_seen)
-        if self.windows is not None:
-            batches = self.windows.following(epoch, samples_seen, batches)
+        batches = self.host_batches(epoch, samples_seen)
         if self.ledger is not None:
             batches = map(partial(self.ledger.note, epoch), batches)
         return self.transfer.stream(batches, partial(self.plan.keys, epoch))
+
+    def host_batches(self, epoch: int, samples_seen: int = 0) -> Iterator[Batch]:
+        """What the engine loads for `epoch`, on the host; same arguments, same errors."""
+        batches = self.engine.stream(epoch, samples_seen)
+        return batches if self.windows is None else self.windows.following(epoch, samples_seen, batches)
 
     def samples(self, ids: Sequence[int], epoch: int = 0) -> Batch:
         """Some samples as the model sees them in an epoch, loaded by the calling thread.
@@ -107,13 +114,18 @@ class Loader:
             epoch: counted from 0.
 
         Raises:
-            ConfigError: no ids, or no such sample.
+            ConfigError: no ids, or no such sample; or, with `data.window`, some are in no shard that is on this machine
+                or is being fetched.
             DataError: a sample can't be read or decoded; the message names it.
         """
         numbers = _checked_ids(ids, len(self.plan.source))
         request = BatchRequest(epoch, numbers, np.ones(len(numbers), np.bool_))
         batch = self.plan.empty_batch(request)
-        self.plan.amend(batch, self.plan.fill(request, batch.images, 0, len(batch)))
+        try:
+            with without_waiting():
+                self.plan.amend(batch, self.plan.fill(request, batch.images, 0, len(batch)))
+        except NotHereError as error:
+            raise ConfigError(f"{error}{_absent(self.plan.source, numbers)}") from None
         (moved,) = self.transfer.stream([batch], partial(self.plan.keys, epoch))
         return moved
 
@@ -170,6 +182,15 @@ class Loader:
         self.engine.close()
         if self.windows is not None:
             self.windows.close()
+
+
+def _absent(source: Source, ids: NDArray[np.int64]) -> str:
+    """Which samples are not on this machine, for a message that says why."""
+    here = source.present()
+    assert here is not None
+    absent = np.setdiff1d(ids, here.holding(ids))
+    some = ", ".join(map(str, absent[:_NAMED].tolist())) + ", …" * (len(absent) > _NAMED)
+    return f"; of the {len(ids):,} samples {len(absent):,} are not here: {some}" if len(absent) else ""
 
 
 def _checked_ids(ids: Sequence[int], count: int) -> NDArray[np.int64]:

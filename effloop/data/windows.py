@@ -8,7 +8,7 @@ any number of ranks and workers.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -111,14 +111,31 @@ class Windows:
     Args:
         order: of the rank's batches.
         names: of the shards, below the dataset's folder.
-        state: where it is told.
-        fetching: the process, if this rank has started it.
+        state: where it is told; the source's own.
+        start: starts the process, if this rank is to.
+        epochs: after which nothing more is needed.
+
+    Raises:
+        ConfigError: another run's process does the same.
     """
 
     def __init__(
-        self, order: WindowOrder, names: Sequence[str], state: WindowState, fetching: WindowFetching | None
+        self,
+        order: WindowOrder,
+        names: Sequence[str],
+        state: WindowState,
+        start: Callable[[], WindowFetching] | None,
+        epochs: int,
     ) -> None:
-        self._order, self._names, self._state, self._fetching = order, names, state, fetching
+        self._order, self._names, self._state, self._start, self._epochs = order, names, state, start, epochs
+        self._fetching: WindowFetching | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """Have the process run: it may have been ended by `close`, or by that of another loader of this data."""
+        self._state.begin()
+        if self._start and not (self._fetching and self._fetching.open):
+            self._fetching = self._start()
 
     def following(self, epoch: int, samples_seen: int, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The batches of an engine from a position on; what a batch needs is told and waited for first.
@@ -126,8 +143,9 @@ class Windows:
         Raises:
             ConfigError: the process that fetches has failed, or isn't there.
         """
+        self._begin()
         windows, told = self._order.windows(epoch), (-1, -1)
-        after = self._order.windows(epoch + 1)[0]
+        after = self._order.windows(epoch + 1)[0] if epoch + 1 < self._epochs else windows[0][:0]
         for number in range(samples_seen // self._order.global_batch, len(self._order)):
             if (now := self._order.window_of(epoch, number)) != told:
                 told = now
@@ -135,7 +153,7 @@ class Windows:
                 following = windows[now[1] + 1] if now[1] + 1 < len(windows) else after
                 self._state.tell(self._order.rank, (epoch, number), needed, self._named(following))
                 for name in (name for each in needed for name in each):
-                    self._state.wait_for(self._state.view / name)
+                    self._state.wait_for(self._state.view / name, told=True)
             batch = next(batches, None)
             if batch is None:
                 return
@@ -145,6 +163,7 @@ class Windows:
         return [self._names[shard] for shard in shards.tolist()]
 
     def close(self) -> None:
-        """End the process that fetches."""
+        """End the process that fetches, until the next epoch."""
+        self._state.trains_since = None
         if self._fetching:
             self._fetching.close()

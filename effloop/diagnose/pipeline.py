@@ -23,11 +23,14 @@ from effloop.data.masks import MaskPlan
 from effloop.data.order import BatchRequest
 from effloop.data.plan import Plan
 from effloop.data.source import Source
+from effloop.data.source.ranges import Ranges
 from effloop.data.source.wrapped import Wrapped
 from effloop.diagnose.timed import Cost, Stopwatch, Timed, for_seconds
 
 _RUN = 16  # samples that are prepared at a time, as engines do
 _PAGE = 4096
+_PLACES = 4096
+"""Samples that are looked at, at most, where only some are here."""
 _CACHES = 128 << 20  # bytes, more than most processors' caches
 
 
@@ -111,13 +114,11 @@ def loading_costs(plan: Plan, seconds: float, *, most: int = 512, at_once: int =
 
 
 def short_requests(plan: Plan, most: int, at_once: int = _RUN) -> Iterator[BatchRequest]:
-    """Up to `most` samples of the first epoch in its order, a few at a time; of data in windows, of what is here."""
-    here = plan.source.present()
-    ids: Iterator[np.int64]
-    if here is None:
-        ids = itertools.chain.from_iterable(request.ids[request.valid] for request in plan.requests(0))
-    else:
-        ids = iter(here[np.unique(np.linspace(0, len(here) - 1, most).astype(np.int64))])
+    """Up to `most` samples of the first epoch in its order, a few at a time; where only some are here, any of these."""
+    ids: Iterator[np.int64] = itertools.chain.from_iterable(request.ids[request.valid] for request in plan.requests(0))
+    if (here := plan.source.present()) is not None:
+        places = np.unique(np.linspace(0, len(here) - 1, min(len(here), _PLACES)).astype(np.int64))
+        ids = iter(here[np.random.default_rng(plan.seed).permutation(places)])
     while run := list(itertools.islice(ids, min(at_once, most))):
         most -= len(run)
         yield BatchRequest(0, np.array(run, np.int64), np.ones(len(run), np.bool_))
@@ -136,6 +137,9 @@ class InMemory(Wrapped):
 
     def read_mask(self, index: int) -> Encoded:
         return self.source.read_mask(index) if self.masks is None else self.masks[index]
+
+    def present(self) -> Ranges | None:
+        return None if self.source.present() is None else Ranges.of_each(np.array(sorted(self.images), np.int64))
 
 
 def sample_ids(plan: Plan, count: int) -> NDArray[np.int64]:
@@ -174,8 +178,8 @@ def loader_rate(loader: Loader, seconds: float, prefetch: int) -> float:
         seconds: of measuring.
         prefetch: batches that are loaded ahead, and aren't counted.
     """
-    engine, warm_up = loader.engine, prefetch + 2
-    stream = itertools.chain.from_iterable(engine.stream(epoch) for epoch in itertools.count())
+    warm_up = prefetch + 2
+    stream = itertools.chain.from_iterable(loader.host_batches(epoch) for epoch in itertools.count())
     began, images = 0.0, 0
     for number, batch in enumerate(for_seconds(stream, seconds, warm_up + 2)):
         if number == warm_up:
@@ -190,7 +194,7 @@ def transfer_cost(loader: Loader, seconds: float) -> float:
     """Seconds per image of copying to the device, augmenting there, normalising and mixing, nothing else going on."""
     plan, transfer = loader.plan, loader.transfer
     pin = transfer.device.type == "cuda"
-    batches = [_copy(batch, pin=pin) for batch in itertools.islice(loader.engine.stream(0), 4)]
+    batches = [_copy(batch, pin=pin) for batch in itertools.islice(loader.host_batches(0), 4)]
     count = sum(map(len, batches))
 
     def move() -> None:

@@ -107,7 +107,9 @@ class TunedLoop:
             num_workers=setting.num_workers,
             pin_memory=trainer.parallel.device.type == "cuda",
         )
-        measured = _Measured(trainer, Loader(loader.plan, engine, loader.transfer), setting)
+        tried = Loader(loader.plan, engine, loader.transfer)
+        tried.windows = loader.windows
+        measured = _Measured(trainer, tried, setting)
         try:
             trainer.progress.samples_seen = 0
             trainer.train_epoch(measured.batches(self._position))

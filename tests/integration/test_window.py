@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,10 +18,13 @@ from runs import TINY, composed, once, rows, stopping_at
 
 import effloop
 from effloop.cli.main import main
+from effloop.data.loader import Loader
 from effloop.data.remote import window_fetch
 from effloop.data.remote.fetch import forget
+from effloop.data.remote.window_fetch import WindowFetching
 from effloop.data.source import Tail, sources
 from effloop.data.windows import WindowOrder
+from effloop.diagnose.pipeline import loader_rate, loading_costs, sample_ids
 from effloop.errors import ConfigError
 
 SHARD = 9_000
@@ -91,18 +95,96 @@ def test_what_held_a_run_back_is_measured_on_what_is_here(server, here, monkeypa
     assert json.loads((here / "outputs/run/efficiency.json").read_text())["verdict"]["bound"]
 
 
-def test_the_end_of_the_process_that_fetches_is_one_line(server, here):
-    config = composed("data=tar", f"data.root={server.url}/d/", *KEPT, *TINY)
-    loader = effloop.build_loader(config)
-    batches = loader.epoch(0)
+def kill(fetching: WindowFetching) -> None:
+    """Kill the process that fetches, and wait for the next one, if there is one."""
+    pid, until = fetching.pid, time.monotonic() + 60
+    os.kill(pid, signal.SIGKILL)
+    while fetching.pid == pid and not list(fetching.state.folder.glob("error")):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_a_killed_process_that_fetches_is_started_again(server, here, capsys):
+    """Twice; the third time is one line, for the run and for who looks at samples."""
+    config = composed("data=tar", f"data.root={server.url}/d/", *KEPT, *TINY, "num_workers=1", "engine=processes")
+    loader, order = effloop.build_loader(config), order_of(server, config.seed)
+    (fetching,) = window_fetch._running.values()
+    seen = []
+    for number, batch in enumerate(loader.epoch(0)):
+        seen += batch.ids.tolist()
+        assert np.array_equal(batch.ids.numpy(), order.batch(0, number)[0])
+        if number in (0, 2):
+            kill(fetching)
+    assert sorted(seen) == list(range(40))
+    assert len(re.findall(r"that fetches \(pid [0-9]+\) was killed .*started again", capsys.readouterr().err)) == 2
+    batches = loader.epoch(1)
     next(batches)
     server.pause_s = 0.5
-    (fetching,) = window_fetch._running.values()
-    os.kill(fetching.process.pid, signal.SIGKILL)
-    with pytest.raises(ConfigError, match=r"data\.window: train-.*the process that fetches has ended.*effloop resume"):
+    kill(fetching)
+    with pytest.raises(
+        ConfigError, match=r"data\.window: train-.*that fetches .*was killed by SIGKILL.*effloop resume"
+    ):
         list(batches)
-    with pytest.raises(ConfigError, match=r"data\.window: .*has ended"):
+    with pytest.raises(ConfigError, match=r"data\.window: .*was killed.* of the 40 samples .* are not here: "):
         loader.samples(range(40))
+    loader.close()
+
+
+def windows_loader(server: Server, *words: str) -> tuple[Loader, WindowOrder]:
+    config = composed("data=tar", f"data.root={server.url}/d/", *KEPT, *TINY, *words)
+    return effloop.build_loader(config), order_of(server, config.seed)
+
+
+def here_of(loader: Loader) -> set[int]:
+    """The samples that are on this machine."""
+    found = loader.plan.source.present()
+    assert found is not None
+    return set(found.holding(np.arange(40)).tolist())
+
+
+def test_samples_that_no_rank_has_asked_for_are_one_line(server, here):
+    """Workers that read ahead wait for them, though."""
+    loader, order = windows_loader(server, "num_workers=1", "engine=threads")
+    coming = np.concatenate([order.batch(0, number)[0] for number in range(3)]).tolist()
+    absent = sorted({*range(40)} - {*coming[:24]} - here_of(loader))
+    for number, batch in enumerate(loader.epoch(0)):
+        assert np.array_equal(batch.ids.numpy(), order.batch(0, number)[0])
+        assert len(loader.samples(batch.ids[:2].tolist())) == 2
+        if not number:
+            with pytest.raises(ConfigError, match="in none of the windows that are trained on now; of the 2 samples"):
+                loader.samples([coming[0], absent[-1]])
+            with pytest.raises(ConfigError, match="in none of the windows"):
+                loader.plan.source.read(absent[-1])
+    loader.close()
+    absent = sorted({*range(40)} - here_of(loader))
+    with pytest.raises(ConfigError, match=r"only training fetches one window after the other; drop data\.window"):
+        loader.plan.source.read(absent[0])
+
+
+def test_a_look_at_what_loading_costs_reads_what_is_here(server, here):
+    """As at the end of a run, and by `diagnose`, while the process that fetches is there."""
+    loader, _ = windows_loader(server, "num_workers=1", "engine=processes")
+    for _ in loader.epoch(0):
+        pass
+    assert loading_costs(loader.plan, 0.05).images
+    assert loader_rate(loader, 0.05, 2) > 0
+    assert set(sample_ids(loader.plan, 512)) <= here_of(loader)
+    loader.close()
+    assert loader_rate(loader, 0.05, 2) > 0  # which starts it again, as it does workers
+    windows_loader(server)[0].close()
+    assert loader_rate(loader, 0.05, 2) > 0
+    loader.close()
+    assert not window_fetch._running
+
+
+def test_the_last_epoch_fetches_no_window_for_the_next(server, here):
+    loader, _ = windows_loader(server)  # of 2 epochs
+    (told,) = (here.parent / "cache").glob("effloop/remote/window/locks/*.window")
+    following = []
+    for epoch in range(3):
+        for _ in loader.epoch(epoch):
+            following.append(json.loads((told / "rank-0").read_text())["following"])
+        assert bool(following[-1]) == (epoch == 0)
     loader.close()
 
 

@@ -25,7 +25,7 @@ from effloop.data.remote.location import Location
 from effloop.data.remote.manifest import Manifest, RemoteFile
 from effloop.data.remote.part import Part
 from effloop.data.remote.store import Attempts, ChangedError, FetchError, Store, retried
-from effloop.data.remote.window import before_training
+from effloop.data.remote.window import TAKEN, WindowState, before_training
 from effloop.errors import ConfigError
 from effloop.system.files import describe_failure
 
@@ -169,6 +169,8 @@ def _but_shards(asked: dict[str, Any], store: Store, manifest: Manifest, cache: 
     shards = replace(manifest, files=tuple(file for file in manifest.files if manifest.name(file) in names))
     there = len(shards.files) - len(cache.missing(shards))
     part = before_training(manifest, names, asked["window"], cache.room(asked["limit"]), there)
+    if cache.missing(part) and WindowState(cache.view(manifest)).is_fetched():
+        raise ConfigError(f"data.window: {TAKEN}")
     if cache.missing(part):  # shards of an earlier run may be in its way
         cache.remove(shards)
         part = before_training(manifest, names, asked["window"], cache.room(asked["limit"]), 0)

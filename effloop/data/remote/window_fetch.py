@@ -15,15 +15,17 @@ import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from effloop.data.remote.buckets import store_of
 from effloop.data.remote.cache import Cache
 from effloop.data.remote.download import Download
 from effloop.data.remote.location import Location
 from effloop.data.remote.manifest import Manifest, RemoteFile
-from effloop.data.remote.window import WindowState, disk_bytes
+from effloop.data.remote.restarted import Restarted
+from effloop.data.remote.window import TAKEN, WindowState, disk_bytes
 from effloop.errors import ConfigError, EffLoopError
 from effloop.system.files import describe_failure
 from effloop.system.processes import (
@@ -36,11 +38,14 @@ from effloop.system.processes import (
 
 _POLL_S = 0.05
 _BEAT_S = 1.0
+_RESUME = "continue with effloop resume"
 _running: dict[Path, WindowFetching] = {}
 
 
 class WindowFetching:
     """The process, as long as this object or until `close`; another one that this process has started is ended.
+
+    It is started again when it is killed, up to twice.
 
     Args:
         manifest: of the dataset.
@@ -66,37 +71,35 @@ class WindowFetching:
         self._view = Cache(folder).view(manifest)
         if before := _running.pop(self._view, None):
             before.close()
-        places = [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
-        with interrupts_blocked_in_children():
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "effloop.data.remote.window_fetch"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
-            )
-        self._end = weakref.finalize(self, _end, self.process)
-        asked: dict[str, Any] = {
-            "manifest": str(self._view.with_suffix(".json")),
-            "shards": [*shards],
-            "folder": str(folder),
-        }
-        asked |= {"limit": None if limit_gb is None else limit_gb * 1e9, "chunk_bytes": chunk_bytes}
-        asked |= {"num_ranks": num_ranks, "parent": os.getpid()}
-        if (answer := self._ask(asked)) != "ready":
+        self.state = state = WindowState(self._view)
+        claim = state.claim()
+        if claim is None:
+            raise ConfigError(f"data.window: {TAKEN}")
+        asked: dict[str, Any] = {"manifest": str(self._view.with_suffix(".json")), "shards": [*shards]}
+        asked |= {"folder": str(folder), "limit": None if limit_gb is None else limit_gb * 1e9}
+        asked |= {"chunk_bytes": chunk_bytes, "num_ranks": num_ranks, "parent": os.getpid()}
+        self._kept = Restarted(_start, partial(_ask, asked), lambda line: state.fail(f"{line}; {_RESUME}"))
+        self._end = weakref.finalize(self, _close, self._kept, claim)
+        try:
+            answer = self._kept.answer()
+        except BaseException:  # Ctrl-C
+            self.close()
+            raise
+        if answer != "ready":
             self.close()
             raise ConfigError(answer or "data.window: the process that fetches could not be started; start again")
         _running[self._view] = self
 
-    def _ask(self, asked: dict[str, Any]) -> str:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        try:
-            self.process.stdin.write(json.dumps(asked) + "\n")
-            self.process.stdin.flush()
-            return self.process.stdout.readline().strip()
-        except BrokenPipeError:
-            return ""
+    @property
+    def pid(self) -> int:
+        """Of the process that fetches now."""
+        assert self._kept.process is not None
+        return self._kept.process.pid
+
+    @property
+    def open(self) -> bool:
+        """Whether this, or one that has taken its place, was started by this process, and not closed."""
+        return self._view in _running
 
     def close(self) -> None:
         """End the process."""
@@ -105,12 +108,32 @@ class WindowFetching:
             del _running[self._view]
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe:
-            pipe.close()
+def _close(kept: Restarted, claim: IO[str]) -> None:
+    kept.close()
+    claim.close()
+
+
+def _start() -> subprocess.Popen[str]:
+    places = [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with interrupts_blocked_in_children():
+        return subprocess.Popen(
+            [sys.executable, "-m", "effloop.data.remote.window_fetch"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
+        )
+
+
+def _ask(asked: dict[str, Any], process: subprocess.Popen[str], again: bool) -> str:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(json.dumps({**asked, "again": again}) + "\n")
+        process.stdin.flush()
+        return process.stdout.readline().strip()
+    except (BrokenPipeError, ValueError):  # ValueError: closed by now
+        return ""
 
 
 class _Windows:
@@ -130,9 +153,10 @@ class _Windows:
 
     def step(self) -> bool:
         """Remove what isn't needed any more, and fetch a window; whether there was one to fetch."""
-        windows = self._fitting([[self._shards[name] for name in each] for each in self._state.told(self._num_ranks)])
-        if not windows:
+        told = self._state.told(self._num_ranks)
+        if not told:
             return False
+        windows = self._fitting([[self._shards[name] for name in each] for each in told])
         wanted = {file.key for window in windows for file in window}
         if behind := tuple(file for file in self._held if file.key not in wanted):
             self._cache.remove(replace(self._manifest, files=behind))
@@ -147,11 +171,21 @@ class _Windows:
         return False
 
     def _fitting(self, windows: list[list[RemoteFile]]) -> list[list[RemoteFile]]:
-        """The first windows that have room at the same time."""
+        """The first windows that have room at the same time.
+
+        Raises:
+            ConfigError: not even one has.
+        """
         sizes: dict[str, int] = {}
         for count, window in enumerate(windows):
             sizes |= {file.key: disk_bytes(file, fetched=False) for file in window}
-            if sum(sizes.values()) > self._budget:
+            if (needed := sum(sizes.values())) > self._budget:
+                if not count:
+                    raise ConfigError(
+                        f"{len(window)} shards need {needed / 1e6:,.1f} MB, and {self._cache.folder} has room for "
+                        f"{max(0, self._budget) / 1e6:,.1f} MB beside the other files; make room there, or set "
+                        "data.window lower"
+                    )
                 return windows[:count]
         return windows
 
@@ -166,10 +200,9 @@ def _run(asked: dict[str, Any]) -> None:
     cache, manifest = Cache(Path(asked["folder"])), Manifest.read(Path(asked["manifest"]))
     assert manifest is not None
     state = WindowState(cache.view(manifest))
-    lock = state.lock()
+    lock = state.lock(again=asked["again"])
     if lock is None:
-        line = "another run fetches the windows of this data; end it, or set data.download_dir to a folder of its own"
-        print(f"data.window: {line}", flush=True)
+        print(f"data.window: {TAKEN}", flush=True)
         return
     used = cache.use(manifest)
     threading.Thread(target=_beat, args=[state], daemon=True).start()

@@ -69,12 +69,13 @@ class ShardPass:
         """Some shards, one after the other."""
         windows = [names[start : start + self._count] for start in range(0, len(names), self._count)]
         folder, state = self._cache.folder, WindowState(self._cache.view(self._manifest))
+        state.begin()
         with closing(WindowFetching(self._manifest, self._shards, folder, self._limit_gb, CHUNK_BYTES, 1)):
             for place, window in enumerate(windows):
                 following = windows[min(place + 1, len(windows) - 1)]
                 state.tell(0, (0, place), [window], following)
                 for name in window:
-                    state.wait_for(state.view / name, waits)
+                    state.wait_for(state.view / name, waits, told=True)
                     yield name
                     waits()
         state.forget()

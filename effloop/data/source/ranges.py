@@ -33,6 +33,11 @@ class Ranges:
         found = np.concatenate(starts)
         return cls(found, np.append(found[1:], len(values))[: len(found)])
 
+    @classmethod
+    def of_each(cls, samples: NDArray[np.int64]) -> Ranges:
+        """Those that (N,) ascending numbers name."""
+        return cls(samples, samples + 1)
+
     @property
     def lengths(self) -> NDArray[np.int64]:
         """(R,) how many samples each range has."""

@@ -12,6 +12,7 @@ from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import Kind, Source, at_most
 from effloop.data.source.fingerprint import fingerprint_of
+from effloop.data.source.ranges import Ranges
 from effloop.system.cached import cached_property
 
 
@@ -53,6 +54,9 @@ class Wrapped(Source):
     @property
     def target_names(self) -> tuple[str, ...]:
         return self.source.target_names
+
+    def present(self) -> Ranges | None:
+        return self.source.present()
 
     def read(self, index: int) -> Encoded:
         return self.source.read(index)
@@ -214,6 +218,10 @@ class Subset(Wrapped):
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def present(self) -> Ranges | None:
+        here = self.source.present()
+        return None if here is None else Ranges.of_each(np.flatnonzero(np.isin(self.ids, here.holding(self.ids))))
 
     def read(self, index: int) -> Encoded:
         return self.source.read(int(self.ids[index]))

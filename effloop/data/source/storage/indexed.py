@@ -68,8 +68,22 @@ class IndexedSource(ScannedSource):
             )
         return found
 
+    @cached_property
+    def window_state(self) -> WindowState:
+        """What is known of the files where only some are here at a time."""
+        return WindowState(self.base())
+
+    def __getstate__(self) -> dict[str, Any]:
+        windows = {"window_state": self.window_state} if self.in_windows else {}
+        return {**super().__getstate__(), **windows}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "window_state" in state:
+            self.window_state = state["window_state"]
+        super().__setstate__(state)
+
     def _mapped(self) -> MappedFiles:
-        return WindowedFiles(self._files, WindowState(self.base())) if self.in_windows else MappedFiles(self._files)
+        return WindowedFiles(self._files, self.window_state) if self.in_windows else MappedFiles(self._files)
 
     def opened(self, index: ColumnFile, files: list[Path]) -> Split:
         """The split that an index is of; arguments as from `open_index`."""
