@@ -79,15 +79,14 @@ class Attempts:
         if error.final:
             raise DataError(told)
         most = max(self._most, ATTEMPTS) if error.answered else self._most
-        if self._failed >= most:
+        asked = error.after_s is not None and seconds < _MOST_PATIENT_S  # a rate limit: its turn comes
+        if self._failed >= most and not asked:
             raise DataError(
                 f"{told} (attempt {self._failed} of {most}, {seconds:.0f} s); look at the server and the "
                 f"network, and start again: what was {self._done} is kept"
             )
         pause = min(_LONGEST_S, _FIRST_S * 2 ** (self._failed - 1)) * random.uniform(0.5, 1)
-        if error.after_s:
-            pause = error.after_s + random.uniform(0, 1)  # all threads were told the same
-        self._stopped.wait(pause)
+        self._stopped.wait(pause + (error.after_s or 0))  # longer by a pause of its own: all threads were told the same
 
 
 def retried(
