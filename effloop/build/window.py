@@ -39,8 +39,8 @@ def window_order(config: Resolved, source: Source, order: Order) -> WindowOrder:
             raise ConfigError(f"{key}: {value} can't be used with data.window={window}; set {key}={off}")
     if not isinstance(source, IndexedSource):
         raise ConfigError(
-            f"data.window: {source.where} has no shards that can be fetched one by one; use data=tar or tfrecord, "
-            "or drop data.window"
+            f"data.window: {source.where} has no shards that can be fetched one by one; use data=tar, tfrecord, "
+            "recordio or parquet, or drop data.window"
         )
     _, counts = source.shard_files()
     found = WindowOrder(**vars(order), shards=tuple(counts.tolist()), window=window)

@@ -50,6 +50,11 @@ class AutoConfig(DataConfig):
         super().__post_init__()
         if found := _HUB.fullmatch(self.root or ""):
             revision = f" data.revision={found[2]}" if found[2] else ""
+            if self.window is not None:
+                raise ConfigError(
+                    f"data.root: '{self.root}' is a dataset of Hugging Face's hub; with data.window set its format, "
+                    "data=parquet or tar"
+                )
             raise ConfigError(
                 f"data.root: '{self.root}' is a dataset of Hugging Face's hub; set data=hf data.root={found[1]}"
                 f"{revision}"
