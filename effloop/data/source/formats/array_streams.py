@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -94,7 +95,13 @@ def npy_header(stream: BinaryIO) -> tuple[tuple[int, ...], np.dtype[np.generic]]
     """
     version = npy.read_magic(stream)
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, fortran, dtype = read(stream)
+    try:
+        with warnings.catch_warnings(action="ignore"):  # about headers of Python 2
+            shape, fortran, dtype = read(stream)
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error):
+        raise
+    except Exception as error:  # of its tokens, such as tokenize.TokenError
+        raise ValueError(f"its header is damaged: {error}; get it again") from None
     if fortran and len(shape) > 1:
         raise ValueError("its values are in Fortran's order; save numpy.ascontiguousarray of it")
     return shape, dtype

@@ -18,6 +18,7 @@ from effloop.data.source.base import Kind, printable, sources
 from effloop.data.source.formats import tfds
 from effloop.data.source.formats.example import Example, example_before
 from effloop.data.source.formats.protobuf import BrokenMessageError
+from effloop.data.source.root import begins_with
 from effloop.data.source.storage.checksum import crc32c
 from effloop.data.source.storage.index import Entry, IndexWriter, write_index, write_names
 from effloop.data.source.storage.indexed import IndexedSource
@@ -31,6 +32,7 @@ from effloop.errors import DataError
 _HEAD, _CHECK = struct.Struct("<QI"), struct.Struct("<I")
 _FIVE = "[0-9]" * 5
 _ENDINGS = ("*.tfrecord", "*.tfrecords", f"*-{_FIVE}-of-{_FIVE}")
+_ARRAY_RECORD = ".array_record"
 _COMPRESSED_ENDINGS = ("*.tfrecord.gz", "*.tfrecords.gz")
 _NO_EXAMPLE = "holds no tf.train.Example: its protobuf can't be parsed; data=tfrecord reads these only"
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x78\x01": "zlib", b"\x78\x9c": "zlib", b"\x78\xda": "zlib"}
@@ -63,6 +65,10 @@ class TFRecordSource(IndexedSource):
 
     def shards(self, root: Path) -> list[Path]:
         files = self.find(root, _ENDINGS) or self.find(root, _COMPRESSED_ENDINGS)
+        if other := next((file for file in files if _ARRAY_RECORD in file.name), None):
+            raise DataError(
+                f"{other} is an ArrayRecord file, which isn't read; prepare the dataset with file_format='tfrecord'"
+            )
         check_complete(files)
         return files
 
@@ -116,7 +122,10 @@ class TFRecordSource(IndexedSource):
     @classmethod
     def claims(cls, root: Path) -> bool:
         first = any_shard(root, _ENDINGS)
-        return first is not None and _begins_with_a_record(first)
+        if first is None:
+            return False
+        by_name = _ARRAY_RECORD in first.name or begins_with(first, b"\x1f\x8b")  # which are refused
+        return by_name or _begins_with_a_record(first)
 
 
 @register_writer("tfrecord")

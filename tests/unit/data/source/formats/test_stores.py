@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
+import lzma
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +33,7 @@ from stores import (
 )
 
 from effloop.cli.main import main
-from effloop.data.image.header import pnm_header
+from effloop.data.image.header import pnm_header, read_header
 from effloop.data.source import Kind, NoSplitError
 from effloop.data.source.folder import FolderSource
 from effloop.data.source.splits import find_split
@@ -61,6 +63,60 @@ def wanted(name: str, split: str, number: int) -> bytes:
     if name == "mnist":
         return pnm_header(9, 8, 1) + image[:, :, 0].tobytes()
     return pnm_header(9, 8, 3) + image.tobytes()
+
+
+BETON = lzma.decompress(
+    base64.b85decode(
+        rb"{Wp48S^xk9=GL@E0stWa8~^|S5YJf5|Nj#Kqg?<203lJ<Mo0rz5^pDdqt)B`n8$Bw!j6C!2ftn^4xZ`Q(WBnspk1iqM2`+t*n<N5q&y{00h?PKlx"
+        rb";~*=^FBf?*xwW_4RU=8HuG|bQ5ajF!L?fZgAp<daiE=>KI&Te=9q{y~R8G7+;kU5zD`X<o&~O<`)Iul$8<?^T0BN0aO$*CP#+ZK2e>v2Eeu5QP%<"
+        rb"5k+6CRtw;R|b9RWgmRGE{P2p)BZ~IG#5Ntxrh(BBakI+u9CMc9~A3cvG;c%X(BVX(&%Z1UEn2LTXk@6>X_Zh$jm`#}d*ss-)55y%?`1O%CF$JZt?"
+        rb"r*_xO-BsTkrAq`U>&;7u_qW@S%&FmQdqv}cC1<C<y!>^`N!I={QFWXbj==HAVT@wQ$6@8WC=Tf%PMT&wL9>{y)Iv>4?as~LXZ;<{}7Y-ad=ty3(f"
+        rb"zPC`J#d{CwW~nlLU_z>kIVgMq+h#3fVs^^rC)1*Nd=Z^3X)M-0)C5vr|V9lFl3Cm38=hUsQfSib3YtXbscTLlRD$J(v@`%)`(%^q7ILiycOJ@?}4"
+        rb"3Dckd5CJOy>~mA6{l2bzF&dw@jWKR;o~I*U>?q5H(Uq8rekzgjCw2E3zy_F2nElwV)sPRwB~$qIkv1^}rLgXA!EjAS4AGGhs;yuhy3VmD7+hI~>1"
+        rb"I+`zUg+XS>)wg1qk`a+O7QiQY&=L9$O$n`Q1}J_$g!wJAlh7Y~Qsz@Wj0?U#bs2OJ+il6Au3nllXCXS@;Xh|CK0452^fo-us#`E>^&gh4X`fz-7c"
+        rb"GQ~33fHZcXIu<mcca7{-H(UB3VtzaFx&ao#LTv>+cW>Q$b>2|DH<mFoh2>Hj_t^E5^D|F2sTOdOD-BUgIDP##dfXgau-?cmN#Jw(Gst-O(W<rn?4"
+        rb"*w97_;Gky_zTVdl_*9Jsr-E2`<gH=R=|&i^MirFWyB>>4?nV>{}2Hy0PJ&9r~SUJd@&lIw~aAwaGs|lU+gH$h0&Fmihe4Q@+Woo8NddZO_=@Iuho"
+        rb"zb#3fVs^^rC)1*Nd=Z^3X)M-0)C5vr|V9lFl3Cm38=hUsQfSib3YtXbscTLlRD$J(v@`%)`(%^q7ILiycOJ@_eP2|IwxDs11iJMhH4E?=q-K1*go"
+        rb"kP{C75R>?Ecv<)h&Ht4sMh~g{eBS$-FfLZWkA?Gtfxu<NB~$qIkv1^}rLgXA!EjAS4AGGhs;yuhy3VmD7+hI~>1I+`zUg+XS>)wg1qk`a+O7QiQY"
+        rb"&=L9$O$n`Q1}J_$g!wJAlh7Y~Qsz@Wj0?U#bs2OJ+il6Au3nllXCXS@;Xh|CK0452^fo-us#`E>^&gh4X`fz-7cGQ4c?|pZ^d6D*)_sQ>XpDu6!{"
+        rb"XpSO)MZg8HbBVX(&%Z1UEn2LTXk@6>X_Zh$jm`#}d*ss-)55y%?`1O%CF$JZt?r*_xO-BsTkrAq`U>&;7u_qW@S%&FmQdqv}cC1<C<y!>^`N!I={"
+        rb"QFWXbj==HAVT@wQ$6@8WC=Tf%PMT&wL9>{y)Iv>4?as~LXZ;<{}7Y-ad=ty3(fzPC`J#d{CwW~nlLU_z>kIVgMq+h#3fVs^^rC)1*Nd=Z^3X)M-0"
+        rb")C5vr|V9lFl3Cm38=hUsQfSib3YtXbscTLlRD$J(v@`%)`(%^q7ILiycOJ@_eP2|IwxDs11iJMhH4E?=q-K1*gokP{C75R>?Ecv<)h&Ht4sMh~g{"
+        rb"eBS$-FfLZWkA?Gtfxu<NB~cGQvY-Ff0`UNQWwK4^02IZ(p^u9Y^PfCU7G4dq;a>kK;-fW>RU6^1Z>6#^kU#>?+ykPBRI8m|$2I#k8p9c>G5CYzsS"
+        rb"IHHjhcMe?du!+QF9Jmv4TT4Tu(IL;BlS1h*Q(M99~uQ{kC}nC$GQ@61Cb)6<jAddmqH|BQi<Z5O+0OmuM~rnhbLpq{u-ZFDMs7Cl$eqdqXN<xYwe"
+        rb"7y5I=PV@J!#3lFekxt3d1uPDXlpP-wrO#3GP#4chXoB7JJ%|G)JJPxt*dPUU5tiNuSb&jNMuZX=W>V#!3ymF}K?6`ZtJ<7GY6T5{?;j=JGehEz8C"
+        rb"Rg%(65u#Al;9*tY;dwb%~et#!{m2sQM~Ph-?f=5{$gPpOw{{ThQ?;qP{~dQ<O^8Vy$Mpux=Q%!B>s60r@_woUV1mMR9RvHc*;<P1C^UX9*Qu?U&^"
+        rb"h>Wpejc@Lyrn+P~c7EVOa-?)GGdQ|}cQ@{?)kFE~;2#KN6v#>2s@xpp}5qm&ebj~`Aoahk<1RKMV2RXtPKcYTe<Hw1MlveMotIDgpYgySJ|vAuIz"
+        rb"!UuinF!N~Ah8sd%x2=q+r8n*4FM5kl)!az)UQqZ=(?Br1Ml_2a*k*tCi9$C#U;0NXr5=i?ny6kRo@vqG#@(I$)+KmZ_zTVdl_*9Jsr-E2`<gH=R="
+        rb"|&i^MirFWyB>@`1O%CF$JZt?r*_xO-BsTkrAq`U>&;7u_qW@S%&FmQdqv}cC1<C<y!>^`N!I={QFWXbj==HAVT@wQ$6@8WC=Tf%PMT&wL9>{y)Iv"
+        rb">4?as~LXZ;<{}7Y-ad=ty3(fzPC`J#d{CwW~nlLU_z>kIVgMq+h#3fVs^^rC)1*Nd=Z^3X)M-0)C5vr|V9lFl3Cm38=hUsQfSib3YtXbscTLlRD$"
+        rb"J(v@`%)`(%^q7ILiycOJ@_eP2|IwxDs11iJMhH4E?=q-K1*gokP{C75R>?Ecv<)h&Ht4sMh~g{YR1pQpZ^d6D*)_sQ>XpDu6!{XpSO)MZg8HbBVX"
+        rb"(&%Z1UEn2LTXk@6>X_Zh$jm`#}d*ss-)55y%?`1O%CF$JZt?r*_xO-BsTkrAq`U>&;7u_qW@S%&FmQdqv}cC1<C<y!>^`N!I={QFWXbj==HAVT@w"
+        rb"Q$6@8WC=Tf%PMT&wL9>{y)Iv>4?as~LXZ;<{}7Y-ad=ty3(fzPC`J#d{CwW~nlLU_z>kIVgMq+h#3fVs^^rC)1*Nd=Z^3X)M-0)C5vr|V9lFl3Cm"
+        rb"38=hUsQfSib3YtXbscTLlRD$J(v@`%)`(%^q7ILiycOJ@_eP2|IwxDs11iJMhH4E?=q-K1*gokP{C75R>?Ecv<)h&Ht4sMh~g{eBS$-FfLZWkA?G"
+        rb"tfxu<NB~cGQvY-DD0V@FPb5p1NzOH;R8lSg~F>Y|4rz2nND9eS>m6(ctDv|Ohb@v&-2AEBl{n)S7kPpNqQ~33fHZcXIu<mcca7{-H(UB3VtzaFx&"
+        rb"ao#LTv>+cW>Q$b>2|DH<mFoh2>Hj_t^E5^D|F2sTOdOD-BUgIDP##dfXgau-?cmN#Jw(Gst-O(W<rn?4*w97_;Gky_zTVdl_*9Jsr-E2`<gH=R=|"
+        rb"&i^MirFWyB>@`1O%CF$JZt?r*_xO-BsTkrAq`U>&;7u_qW@S%&FmQdqv}cC1<C<y!>^`N!I={QFWXbj==HAVT@wQ$6@8WC=Tf%PMT&wL9>{y)Iv>"
+        rb"4?as~LXZ;<{}7Y-ad=ty3(fzPC`J#d{CwW~nlLU_z>kIVgMq+h#3fM=KeC_y5CJOy>~mA6{l2bzF&dw@jWKR;o~I*U>?q5H(Uq8rekzgjCw2E3zy"
+        rb"_F2nElwV)sPRwB~$qIkv1^}rLgXA!EjAS4AGGhs;yuhy3VmD7+hI~>1I+`zUg+XS>)wg1qk`a+O7QiQY&=L9$O$n`Q1}J_$g!wJAlh7Y~Qsz@Wj0"
+        rb"?U#bs2OJ+il6Au3nllXCXS@;Xh|CK0452^fo-us#`E>^&gh4X`fz-7cGQ~33fHZcXIu<mcca7{-H(UB3VtzaFx&ao#LTv>+cW>Q$b>2|DH<mFoh2"
+        rb">Hj_t^E5^D|F2sTOdOD-BUgIDP##dfXgau-?cmN#Jw(Gst-O(W<rn?4*w97_;Gky_zTVdl_*9Jsr-E2`<gH=R=|&i^MirFWyB>>4?nVi2Mz!s0I+"
+        rb"?2PBs~v)B6Myem2?RWO~#$(V+mpnq7=p%VmUJwgUhFGF+${jnh}>00Dy-;DCS#DJ1g=vBYQl0ssI200dcD"
+    )
+)
+"""By FFCV 1.0.2, `write_mode="proportion"`: images (9, 8, 3), raw or JPEG, of 40 x the number + the column; labels."""
+
+
+def test_what_ffcv_wrote(tmp_path: Path) -> None:
+    (tmp_path / "set.beton").write_bytes(BETON)
+    source = open_source("auto", tmp_path / "set.beton", ".")
+    assert source.labels.tolist() == [0, 1, 2, 0]
+    formats = [read_header(read_bytes(source, index)).format for index in range(4)]
+    assert {*formats} == {"PNM", "JPEG"}
+    for index, name in enumerate(formats):
+        pixels = make_decoder().decode(source.read(index)).astype(int)
+        wanted = np.broadcast_to(40 * index + np.arange(8)[None, :, None], (9, 8, 3))
+        assert abs(pixels - wanted).max() <= (0 if name == "PNM" else 3)
 
 
 @pytest.mark.parametrize("name", STORES)

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 import mmap
 import random
+import re
 import struct
 import tracemalloc
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ import numpy as np
 import pytest
 from images import encode, photo
 from nvidia.dali import Pipeline, fn, tfrecord, types
-from plans import line, open_source, read_bytes, write_as, write_records
+from plans import line, make_decoder, open_source, read_bytes, write_as, write_records
 from tfrecord import TFRecordWriter, example_pb2
 from tfrecord.reader import tfrecord_loader
 from tfrecord.tools.tfrecord2idx import create_index
@@ -591,6 +594,55 @@ def test_tensorflow_datasets(tfds: Path) -> None:
     (tfds / "label.labels.txt").write_text("cat\ndog\n")
     with pytest.raises(DataError, match="z has the label 2; allowed are 0 to 1"):
         open_source("tfrecord", tfds)
+
+
+BY_TFDS = tuple(
+    zlib.decompress(base64.b85decode(data))
+    for data in (
+        (
+            rb"c-m`bfPl>#C%)urVB`wqV$IA=OivZ^;Bw<~=?w65=jD>(0xID3^l%9R(#$~2#K8n4g~UGk0x51!7sn8enaK$USQr>Y7#LH(wnu_Y^mO%eS?83{#K"
+            rb"p(Onv<B6nj^$2#mvRXz$MMa2ev{#Ei)%IFEKY&h?9$*i`77{ATNDpN7JTWsFUpZ8xpy?7`dWhP72}*;PNBJNup3EnHU)*C4fOv1JL3V46~ki&1J;"
+            rb"nI7VEKGXy!#Mpi_fdXDq)^h`uJPBetkV9m2n(&U7k5y)|0Gp~LI00?zu(*"
+        ),
+        (
+            rb"c-pm-PfNrw5XJBP6w917qF%)7%7P$!+M7s;?X(-npVCaxrS!YoOm|n8CM$~Ol+1hZev?W1Y%wmVP*T^Te^3R%{i5gUiE>h9MHyM+to)6{a!I=;$j"
+            rb"~WEcW@DRp)FjgY`t==k%0;tTc^x^E1PuUl&TC`ubd6NJSTnZy}V8Y{lIYxN&O|N472JmkAP-JTW6PAdcT&2uaU;STw7`PmY0&GNAjX@EsDeN1P>("
+            rb"NAH^e&Cp(igP4KEx8toL){}Bn{I~_qb;~{d55KJL+ILoNzE9y8}5ul!uI(uwqn4RA?+`#|cKGWokdu)CANtneS!L-{${4V&g$;<Iyi`Capo(&(oZ"
+            rb"ud3"
+        ),
+    )
+)
+"""TFRecords and `features.json` by TensorFlow Datasets 4.9.10: PNG (2, 3, 3) of one value, cat or dog, and names."""
+
+
+def test_what_tensorflow_datasets_wrote(tmp_path: Path) -> None:
+    for name, data in zip(("zoo-train.tfrecord-00000-of-00001", "features.json"), BY_TFDS, strict=True):
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / "label.labels.txt").write_text("cat\ndog\n")
+    source = open_source("auto", tmp_path)
+    found = [(source.classes[source.labels[i]], source.key(i), int(decoded(source, i).max())) for i in range(3)]
+    assert sorted(found) == [("cat", "0.png", 0), ("cat", "2.png", 100), ("dog", "1.png", 50)]
+
+
+def decoded(source: Source, index: int) -> np.ndarray[Any, Any]:
+    return make_decoder().decode(source.read(index))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "zoo-train.array_record-00000-of-00001",
+            "is an ArrayRecord file, which isn't read; prepare the dataset with ",
+        ),
+        ("train-00000-of-00001", "is compressed (gzip); write it again without compression"),
+    ],
+)
+def test_refused_by_name(name: str, message: str, tmp_path: Path) -> None:
+    """What `data=auto` knows, and can't read."""
+    (tmp_path / name).write_bytes(gzip.compress(b"records"))
+    with pytest.raises(DataError, match=re.escape(f"{tmp_path / name} {message}")):
+        open_source("auto", tmp_path)
 
 
 def test_tensorflow_datasets_of_an_older_release(tfds: Path) -> None:
