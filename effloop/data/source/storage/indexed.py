@@ -119,5 +119,7 @@ class IndexedSource(ScannedSource):
         return modified_ns(self._files[int(self._file_of[index])])
 
     def verify_index(self) -> None:
+        for file in self._files if self.in_windows else ():
+            self.window_state.wait_for(file)  # else each of those that aren't here would be a problem
         super().verify_index()
         verify_files(self.base(), self.split)
