@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
+
 from effloop.build.resolve import Resolved
 from effloop.data.bad import OnError
 from effloop.data.engine.base import engine_class
@@ -44,7 +46,9 @@ def window_order(config: Resolved, source: Source, order: Order) -> WindowOrder:
         )
     _, counts = source.shard_files()
     found = WindowOrder(**vars(order), shards=tuple(counts.tolist()), window=window)
-    smallest = min(int(counts[each].sum()) for each in found.windows(0)[:-1])
+    smallest = int(
+        np.sort(counts)[:window].sum()
+    )  # in any epoch a batch is in two windows at most: there is room for two
     if order.global_batch > smallest:
         raise ConfigError(
             f"data.window: {window} shards have {smallest:,} samples, fewer than a batch of all ranks, "

@@ -215,3 +215,22 @@ def test_what_windows_can_not_do_is_refused(words, said, server, here, capsys):
     assert train(f"data.root={server.url}/d/", *KEPT, *words) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "data" in line or "on_error" in line]
     assert re.search(said, line), line
+
+
+def test_a_batch_that_is_larger_than_a_window_of_a_later_epoch_is_refused(photos, server, here):
+    """The last shard is smaller: a batch could begin before it and end after it, and there is room for two windows."""
+    write_as("tar", photos, server.root / "e", shard_bytes=13_000)
+    source = sources.build(composed("data=tar", f"data.root={server.root}/e").data, "train")
+    *others, last = source.shard_files()[1].tolist()
+    assert last < min(others)
+    for seed in range(2 * len(others)):
+        words = (
+            f"data.root={server.url}/e/",
+            *KEPT,
+            "data.window=1",
+            f"batch_size={last + 1}",
+            f"seed={seed}",
+            *TINY[3:],
+        )
+        with pytest.raises(ConfigError, match=f"1 shards have {last} samples, fewer than a batch"):
+            effloop.build_loader(composed(*words))
