@@ -63,7 +63,8 @@ def _tfrecord(folder: Path, split: str, place: tuple[int, int], records: list[Re
 
 
 def _recordio(folder: Path, split: str, place: tuple[int, int], records: list[Record]) -> None:
-    _written("recordio", folder, split, records).rename(folder / f"{split}_{place[0]}.rec")
+    name = "training" if split == "train" else split  # as some call it
+    _written("recordio", folder, split, records).rename(folder / f"{name}_{place[0]}.rec")
 
 
 def _parquet(folder: Path, split: str, place: tuple[int, int], records: list[Record]) -> None:

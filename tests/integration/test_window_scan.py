@@ -178,8 +178,17 @@ def test_one_scans_and_others_wait(server, photos, capsys):
     ("layout", "words", "said"),
     [
         ("snappy", ["data=parquet"], r"train-00.*has its images compressed once more.*effloop convert to=parquet"),
-        ("tar", ["data.root={url}/b/d/pets-train-000.tar"], r"data\.window: data=auto can't read some shards of"),
-        ("tar", ["data.train_split=cats"], r"data\.window: data=auto can't read some shards of"),
+        (
+            "tar",
+            ["data.root={url}/b/d/pets-train-000.tar"],
+            r"data\.window: '.*000\.tar' has no shards of the split 'train'",
+        ),
+        ("tar", ["data=tar", "data.train_split=cats"], r"data\.window: .* has no shards of the split 'cats'"),
+        (
+            "tar",
+            ["data=hf", "data.root=zoo/animals"],
+            r"data\.window: 2 .*set data=parquet .*data\.root=hf://datasets/zoo",
+        ),
         ("tar", ["data.window=10"], r"data\.window: 10 of 10 shards are all of them"),
         ("tar", ["data.window=5"], r"data\.window: 5 needs .* MB.*set data\.window=2"),
     ],

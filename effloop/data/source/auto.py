@@ -62,11 +62,15 @@ class AutoConfig(DataConfig):
 
     def shards_in(self, root: Path) -> list[str]:
         shared = {field.name: getattr(self, field.name) for field in fields(DataConfig)}
-        for name in _formats() if root.is_dir() else ():
+        for name in _formats():
             of = sources[name].config
-            if issubclass(of, IndexedConfig) and (found := of(**{**shared, "name": name}).shards_in(root)):
+            if issubclass(of, IndexedConfig) and (found := of(**{**shared, "name": name}).named_shards(root)):
                 return found
-        return super().shards_in(root)
+        raise ConfigError(
+            f"data.window: '{self.root}' has no shards of the split '{self.train_split}', by the names of its files: "
+            "tar, TFRecord, RecordIO or parquet; set data.train_split=NAME, data.root=URL of their folder, or drop "
+            "data.window"
+        )
 
     def found(self) -> DataConfig:
         name = "embedded" if self.root is None else _format_of(self)

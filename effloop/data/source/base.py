@@ -23,6 +23,9 @@ from effloop.system.cached import cached_property
 WHOLE = "."
 """The split of data that has no splits: all samples."""
 
+USUAL = {"train": ("training",), "val": ("valid", "validation", "dev", "eval")}
+"""Other names that splits usually have, for data without `train` or `val`."""
+
 
 class NoSplitError(DataError):
     """Data that is in order, but has no split of that name."""

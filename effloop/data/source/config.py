@@ -139,7 +139,12 @@ class DataConfig(PartConfig):
     def _check_window(self, window: int) -> None:
         if window < 1:
             raise ConfigError(f"data.window: {window} is not allowed; set a number of shards above 0, or null")
-        if not (self.root_is_path and is_remote(self.root or "")) and self.root != MISSING:
+        if not self.root_is_path:
+            raise ConfigError(
+                f"data.window: {window} is for data behind a URL; set data=parquet or tar, and "
+                f"data.root=hf://datasets/{self.root} instead of data={self.name}"
+            )
+        if not is_remote(self.root or "") and self.root != MISSING:
             raise ConfigError(
                 f"data.window: {window} is for data behind a URL, and data.root='{self.root}' is on this machine; drop "
                 "data.window"

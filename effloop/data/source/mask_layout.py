@@ -9,8 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 from effloop.data.image.mask import IGNORED
-from effloop.data.source.base import WHOLE
-from effloop.data.source.splits import USUAL
+from effloop.data.source.base import USUAL, WHOLE
 
 _MOST_SPLITS = 32
 _VOC = Path("ImageSets", "Segmentation")

@@ -6,15 +6,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from effloop.data.source.base import WHOLE, Kind, NoSplitError, Source, sources
+from effloop.data.source.base import USUAL, WHOLE, Kind, NoSplitError, Source, sources
 from effloop.data.source.config import DataConfig
 from effloop.data.source.division import part_of
 from effloop.data.source.storage.kept import looking_once
 from effloop.data.source.wrapped import Relabelled
 from effloop.errors import ConfigError, DataError, EffLoopError
-
-USUAL = {"train": ("training",), "val": ("valid", "validation", "dev", "eval")}
-"""Other names that splits usually have, for data without `train` or `val`."""
 
 _TEST = "test"
 """Taken for validation where nothing else is there."""

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from effloop.data.source.base import WHOLE, NoSplitError
-from effloop.data.source.splits import USUAL
+from effloop.data.source.base import USUAL, WHOLE, NoSplitError
 from effloop.data.source.storage.imported import ImportedConfig
 from effloop.errors import DataError
 

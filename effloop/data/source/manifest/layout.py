@@ -10,11 +10,10 @@ from itertools import islice
 from pathlib import Path
 
 from effloop.data.source import tables
-from effloop.data.source.base import WHOLE, Kind, ScanError
+from effloop.data.source.base import USUAL, WHOLE, Kind, ScanError
 from effloop.data.source.folder import ENDINGS, EXTENSIONS
 from effloop.data.source.manifest.config import CsvConfig
 from effloop.data.source.root import expand_root, fetched_path
-from effloop.data.source.splits import USUAL
 from effloop.data.source.tables import IMAGE, LABEL, Row, Table, shown
 from effloop.errors import ConfigError, DataError
 from effloop.registry import choices

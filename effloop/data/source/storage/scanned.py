@@ -11,7 +11,7 @@ from tempfile import gettempdir
 from typing import Any, ClassVar, Self
 
 from effloop.data.remote.manifest import Manifest
-from effloop.data.source.base import Kind, NoSplitError, printable, sources
+from effloop.data.source.base import USUAL, Kind, NoSplitError, printable, sources
 from effloop.data.source.root import remote_files, root_folder
 from effloop.data.source.storage.columns import ColumnFile
 from effloop.data.source.storage.coming import ComingShards
@@ -27,10 +27,9 @@ from effloop.data.source.storage.kept import kept_folder, open_kept
 from effloop.data.source.storage.packed import PackedConfig, PackedSource, targets_in
 from effloop.data.source.storage.parts import write_part
 from effloop.data.source.storage.shards import find_shards
-from effloop.data.source.storage.states import file_state, listing, remote_state
-from effloop.data.source.storage.targets import CLASSES, Targets, read_targets
-from effloop.data.source.storage.targets import NAME as TARGETS
-from effloop.errors import DataError
+from effloop.data.source.storage.states import file_state, listing, remote_state, said
+from effloop.data.source.storage.targets import CLASSES, Targets, read_targets, unnamed
+from effloop.errors import ConfigError, DataError
 
 
 @dataclass
@@ -45,13 +44,23 @@ class IndexedConfig(PackedConfig):
     index_dir: str | None = None
 
     def shards_in(self, root: Path) -> list[str]:
-        index = index_path(root, self.train_split)
+        if found := self.named_shards(root):
+            return found
+        raise ConfigError(
+            f"data.window: '{self.root}' has no shards of the split '{self.train_split}', by the names of its files; "
+            "set data.train_split=NAME, or data.root=URL of their folder"
+        )
+
+    def named_shards(self, root: Path) -> list[str]:
+        """As `shards_in`; empty if there are none."""
+        index, factory = index_path(root, self.train_split), sources[self.name].factory
         if index.is_file():
             return shard_names(index)
-        factory = sources[self.name].factory
         if not root.is_dir() or not (isinstance(factory, type) and issubclass(factory, ScannedSource)):
-            return super().shards_in(root)
-        return [str(file.relative_to(root)) for file in factory.unopened(self, self.train_split).shards(root)]
+            return []
+        others = USUAL["train"] if self.train_split == "train" else ()
+        found = (factory.unopened(self, split).shards(root) for split in (self.train_split, *others))
+        return [str(file.relative_to(root)) for file in next(filter(None, found), [])]
 
 
 class ScannedSource(PackedSource):
@@ -141,7 +150,7 @@ class ScannedSource(PackedSource):
             raise NoSplitError(
                 f"data.root: '{self.config.root}' has no files of the split '{self.split}'; {listing(root)}"
             )
-        states = self._states([*files, *self.sidecars(files), *_said(root)])
+        states = self._states([*files, *self.sidecars(files), *said(root)])
 
         def is_current(index: ColumnFile) -> bool:
             return index.meta.get("files") == states and isinstance(index.meta.get("header"), dict)
@@ -177,7 +186,7 @@ class ScannedSource(PackedSource):
         """Of a split whose files come and go: what a scan has found in each of them."""
         manifest, root = self._manifest, self.base()
         assert manifest is not None
-        read = self._states([*self.scan_sidecars(files), *_said(root)])
+        read = self._states([*self.scan_sidecars(files), *said(root)])
         digest = hashlib.sha256(self._scan_identity("parts", read)).hexdigest()[:16]
         kept = kept_folder(self.config.index_dir) / f"{self.config.name}-{digest}.shards"
         return ComingShards(self.config, manifest, [str(file.relative_to(root)) for file in files], kept)
@@ -236,7 +245,7 @@ class ScannedSource(PackedSource):
             differs = expected != count
             what = f"says {expected} samples, it holds {count}" if differs else "doesn't match their keys and labels"
             raise DataError(f"{self.where} is damaged: its header {what}; convert it again")
-        header = own or {**_unnamed(targets, names), "about": self.about_in(files), "fingerprint": found}
+        header = own or {**unnamed(targets, names), "about": self.about_in(files), "fingerprint": found}
         writer.write(path, {"header": header, "files": states, "labels_end": writer.max_label + 1})
 
     def _class_names(self, root: Path, index: ColumnFile) -> list[str]:
@@ -281,17 +290,5 @@ class ScannedSource(PackedSource):
             )
 
 
-def _unnamed(targets: Targets, names: list[str] | None) -> dict[str, Any]:
-    """What a header says of targets; of classes without `names` it is None where no class is named yet."""
-    if targets.kind is Kind.masks:
-        return {"classes": None, "targets": targets.header()}  # named as classes are
-    return {"classes": list(targets.classes), "targets": targets.header()} if targets else {"classes": names}
-
-
 MAX_UNNAMED = 1 << 20
 """Classes without names. 30,000,000, from one wrong label, took 3 GB of numbers as text."""
-
-
-def _said(root: Path) -> list[Path]:
-    """What says what the targets of all files are, if it is there."""
-    return [root / TARGETS] if (root / TARGETS).is_file() else []

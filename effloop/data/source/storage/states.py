@@ -9,6 +9,7 @@ from typing import Any
 from effloop.data.remote.manifest import RemoteFile
 from effloop.data.source.base import printable
 from effloop.data.source.storage.checksum import crc32c_of_ends
+from effloop.data.source.storage.targets import NAME
 
 
 def file_state(file: Path) -> dict[str, Any]:
@@ -37,3 +38,8 @@ def listing(root: Path) -> str:
     if not names:
         return "it is empty: set data.root=PATH"
     return f"it has {', '.join(names[:8])}{', …' if len(names) > 8 else ''}: set data.train_split or data.val_split"
+
+
+def said(root: Path) -> list[Path]:
+    """What says what the targets of all files are, if it is there."""
+    return [root / NAME] if (root / NAME).is_file() else []
