@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from effloop.build.environment import Environment
@@ -29,7 +29,7 @@ class Data:
         val: the validation split.
         fingerprints: {split: its fingerprint}; of the files behind a URL `remote`, too, or `remote-KEY`.
         notes: lines for users.
-        download: what it took to have the files behind a URL here.
+        download: says what it took, until then, to have the files behind a URL here.
     """
 
     train: Loader
@@ -38,7 +38,7 @@ class Data:
     val: Loader
     fingerprints: dict[str, Any]
     notes: Sequence[str] = ()
-    download: Mapping[str, float] = field(default_factory=dict)
+    download: Callable[[], Mapping[str, float]] = dict
 
     @property
     def classes(self) -> list[str]:
@@ -77,7 +77,11 @@ def build_data(environment: Environment) -> Data:
             "images; set data.val_split to a split of images that aren't trained on"
         )
         parallel.on_rank0(lambda: warn(notes[-1]))
-    return Data(train, batches, largest, val, fingerprints, notes, download)
+
+    def downloaded() -> Mapping[str, float]:
+        return {**download, **(train.windows.facts() if train.windows else {})}
+
+    return Data(train, batches, largest, val, fingerprints, notes, downloaded)
 
 
 def _stages(environment: Environment, train: Loader) -> tuple[BatchStream, Loader]:

@@ -8,6 +8,7 @@ any number of ranks and workers.
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -129,6 +130,7 @@ class Windows:
     ) -> None:
         self._order, self._names, self._state, self._start, self._epochs = order, names, state, start, epochs
         self._fetching: WindowFetching | None = None
+        self._waited_s = 0.0
         self._begin()
 
     def _begin(self) -> None:
@@ -152,12 +154,22 @@ class Windows:
                 needed = [self._named(windows[each]) for each in range(now[0], now[1] + 1)]
                 following = windows[now[1] + 1] if now[1] + 1 < len(windows) else after
                 self._state.tell(self._order.rank, (epoch, number), needed, self._named(following))
+                began = time.monotonic()
                 for name in (name for each in needed for name in each):
                     self._state.wait_for(self._state.view / name, told=True)
+                self._waited_s += time.monotonic() - began
             batch = next(batches, None)
             if batch is None:
                 return
             yield batch
+
+    def facts(self) -> dict[str, float]:
+        """For a run's summary: bytes fetched since it trains, 10^6 of them a second while any were fetched, and seconds
+        that batches waited for them.
+        """
+        num_bytes, seconds = self._state.fetched()
+        speed = num_bytes / 1e6 / seconds if seconds else 0.0
+        return {"window_bytes": num_bytes, "window_mb_per_s": speed, "window_wait_s": self._waited_s}
 
     def _named(self, shards: NDArray[np.int64]) -> list[str]:
         return [self._names[shard] for shard in shards.tolist()]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from effloop.batch import Batch, Preview, Previews
@@ -60,11 +59,11 @@ class Recorder:
 
     Attributes:
         review: is given a run's `Efficiency` at its end, and says its stages, verdict and override; None: nobody looks.
-        download: for the summary, what it took to have remote data here; empty for other data.
+        download: says for the summary what it took to have remote data here; empty for other data.
     """
 
     review: Callable[[Any], Mapping[str, Any]] | None = None
-    download: Mapping[str, float] = MappingProxyType({})
+    download: Callable[[], Mapping[str, float]] = dict
 
     def __enter__(self) -> Recorder:
         return self

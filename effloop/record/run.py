@@ -264,8 +264,8 @@ class RunRecorder(Recorder):
             "time": times,
             "efficiency": efficiency,
         }
-        if self.download:
-            full["download"] = self.download
+        if download := self.download():
+            full["download"] = download
         if skipped := counted(self._skipped.read()):
             full["skipped"] = skipped
         for line in efficiency.lines():

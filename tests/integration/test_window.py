@@ -26,6 +26,8 @@ from effloop.data.source import Tail, sources
 from effloop.data.windows import WindowOrder
 from effloop.diagnose.pipeline import loader_rate, loading_costs, sample_ids
 from effloop.errors import ConfigError
+from effloop.report.downloads import download_line
+from effloop.runs.reader import read_run
 
 SHARD = 9_000
 LIMIT = 120_000
@@ -82,6 +84,11 @@ def test_a_run_that_is_interrupted_goes_on_in_the_same_order(server, here):
     words = (f"data.root={server.url}/d/", *KEPT, "epochs=3", "num_workers=1", "engine=processes")
     assert train(*words, "run=whole") == 0
     assert "data.window: 2 of 10 shards at a time, 20.0% of an epoch" in (here / "outputs/whole/log.txt").read_text()
+    told = json.loads((here / "outputs/whole/summary.json").read_text())["download"]
+    shards = sum(path.stat().st_size for path in (server.root / "d").glob("train-*.tar"))
+    assert 2 * shards < told["window_bytes"] <= 3 * shards  # what an epoch ends with, the next may begin with
+    assert told["window_mb_per_s"] > 0 < told["window_wait_s"]
+    assert download_line(read_run(here / "outputs/whole")).endswith(f"waited {told['window_wait_s']:,.1f} s")
     with stopping_at(2):
         assert train(*words, "run=cut") != 0
     forget()

@@ -121,7 +121,7 @@ class WindowState:
         self.view = view
         self.folder = view.parent.parent / "locks" / f"{view.name}.window"
         self.trains_since: float | None = None
-        self._lock, self._error = self.folder / "lock", self.folder / "error"
+        self._lock, self._error, self._fetched = (self.folder / name for name in ("lock", "error", "fetched"))
         self._own: tuple[Path, str] | None = None
         self._teller = (0, 0)
 
@@ -144,6 +144,7 @@ class WindowState:
             return None
         if not again:
             self._error.unlink(missing_ok=True)
+            self._fetched.unlink(missing_ok=True)
             self.forget()
         self.beat()
         return file
@@ -170,6 +171,19 @@ class WindowState:
         """The process that fetches can't go on; of several reasons the first is kept."""
         if not self._error.exists():
             write_text(self._error, line)
+
+    def add_fetched(self, num_bytes: int, seconds: float) -> None:
+        """The process that fetches has fetched so much more."""
+        before = self.fetched()
+        write_text(self._fetched, json.dumps([before[0] + num_bytes, before[1] + seconds]))
+
+    def fetched(self) -> tuple[int, float]:
+        """Bytes of shards that were fetched since the first process that does has begun, and the seconds it took."""
+        try:
+            num_bytes, seconds = json.loads(self._fetched.read_text())
+            return num_bytes, seconds
+        except (OSError, ValueError):
+            return 0, 0.0
 
     def tell(self, rank: int, at: tuple[int, int], needed: Sequence[Sequence[str]], following: Sequence[str]) -> None:
         """A rank is at a batch of an epoch: windows of shards that it needs now, and the one after them."""

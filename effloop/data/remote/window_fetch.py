@@ -166,7 +166,9 @@ class _Windows:
             if self._cache.missing(part):
                 self._held |= {*window}
                 self._cache.make_room(part, self._limit)
-                Download(self._store, part, self._cache, self._chunk_bytes).run()
+                download, began = Download(self._store, part, self._cache, self._chunk_bytes), time.monotonic()
+                download.run()
+                self._state.add_fetched(download.bytes, time.monotonic() - began)
                 return True
         return False
 
