@@ -41,6 +41,9 @@ class Writing(BaseHTTPRequestHandler):
         if not self._bucket(name).is_dir():
             self._answer(404, b"<Error><Code>NoSuchBucket</Code></Error>")
             return
+        if self.headers.get("If-None-Match") == "*" and (self.of.root / name.strip("/")).exists():
+            self._answer(412, b"<Error><Code>PreconditionFailed</Code></Error>")
+            return
         if "uploadId" in query:
             with self.of.lock:
                 self.of.parts[query["uploadId"][0]][int(query["partNumber"][0])] = data

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -119,7 +119,5 @@ class UploadFolder(WorkFolder):
     def _place(self, done: Path, out: Path | Url) -> None:
         url = Url(out)
         print(send(done, url, self._digest).line(url))
-        if done.is_dir():
-            shutil.rmtree(done)
-        else:
-            done.unlink()
+        os.rename(done, self.writing(out))  # at once: half of it would be another output
+        self.discard()

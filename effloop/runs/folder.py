@@ -34,7 +34,6 @@ TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(/\d+)?$")  # the number 
 RESUMED = "resumed.json"
 """File of a run folder: how the run was resumed with other overrides or in another environment."""
 
-
 _DIFFS = ("effloop.diff", "changes.diff")
 _MAX_DIFF_BYTES = 5_000_000
 

@@ -3,41 +3,26 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from remotes import Fault, Server, serving
+from remotes import Fault, Server
 from runs import TINY, once, rows, start
+from uploads import SECRET, bucket, tree, until
 
 from effloop.cli.main import main
-from effloop.data.remote import send as sending
-from effloop.data.remote.fetch import forget, local_root
-from effloop.data.remote.location import Url
+from effloop.data.remote.fetch import forget
 from effloop.data.remote.manifest import UPLOADING
-from effloop.data.remote.send import Sent, look, send
-from effloop.errors import ConfigError, DataError
-
-PART = 1 << 16
-SECRET = "not-a-secret"
 
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A server with the empty bucket `b`, which gets 64 KiB at a time."""
-    monkeypatch.setattr(sending, "PART_BYTES", PART)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "served/b").mkdir(parents=True)
-    forget()
-    with serving(tmp_path / "served") as found:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", found.url)
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-            monkeypatch.setenv(name, SECRET)
-        monkeypatch.setenv("AWS_REGION", "us-east-1")
+    with bucket(tmp_path, monkeypatch) as found:
         yield found
-    forget()
 
 
 def run(*words: str) -> int:
@@ -53,25 +38,6 @@ def failure(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert err.count("\n") == 1
     assert SECRET not in err
     return err.removeprefix("effloop: ").removesuffix("\n")
-
-
-def tree(root: Path) -> dict[str, bytes]:
-    if root.is_file():
-        return {"": root.read_bytes()}
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
-
-
-def made(root: Path, count: int = 4, size: int = 150_000) -> dict[str, bytes]:
-    """A folder of shards and an index."""
-    root.mkdir()
-    files = {f"s-{number}.tar": os.urandom(size + number) for number in range(count)} | {"s.index": b"index"}
-    for name, data in files.items():
-        (root / name).write_bytes(data)
-    return files
-
-
-def sent(path: Path, url: str = "s3://b/set", job: str = "job") -> Sent:
-    return send(path, Url(url), job)
 
 
 @pytest.mark.parametrize(("to", "words"), [("tar", ["shard_mb=1"]), ("memmap", ["max_side=20,24"])])
@@ -94,7 +60,9 @@ def test_what_is_uploaded_is_what_is_written_here(to, words, server, photos, her
 
 
 def test_from_a_bucket_to_a_bucket(server, photos, here, capsys):
+    (server.root / "b/one.part").write_text("precious")
     assert run("convert", f"data.root={photos}", "to=parquet", "out=s3://b/one") == 0
+    assert tree(server.root / "b/one.part") == {"": b"precious"}
     assert run("convert", "data.root=s3://b/one", "to=folder", "out=s3://b/two/") == 0
     assert len(tree(server.root / "b/two")) == 53
     assert run("verify", "data.root=s3://b/two") == 0
@@ -113,7 +81,7 @@ def test_what_is_there_is_refused_before_anything_else(server, photos, here, cap
     assert "no such bucket" in failure(capsys, *words, "out=s3://absent/set")
     server.faults = [Fault(403, times=99, method="PUT")]
     said = failure(capsys, *words, "out=s3://b/new")
-    assert said.startswith("s3://b/new.part can't be written: 403 Forbidden (set them")
+    assert said.startswith("s3://b/new can't be written: 403 Forbidden (set them")
 
 
 def test_more_files_than_can_be_read(server, photos, here, capsys, monkeypatch):
@@ -138,61 +106,6 @@ def test_urls_that_nothing_is_written_to(out, wanted, photos, here, capsys):
     assert wanted in failure(capsys, f"data.root={photos}", "to=tar", f"out={out}")
 
 
-def test_faults_that_pass_are_survived(server, tmp_path):
-    files = made(tmp_path / "set")
-    server.faults = [
-        Fault(503, times=2, of="s-0.tar", method="PUT"),
-        Fault(cut=10_000, times=3, of="s-1.tar", method="PUT"),
-        Fault(500, of="s-2.tar", method="POST"),
-        Fault(429, of="s.index", method="PUT"),
-        Fault(503, of="/b", on_listing=True),
-        Fault(500, of=UPLOADING, method="DELETE"),
-    ]
-    found = sent(tmp_path / "set")
-    assert tree(server.root / "b/set") == files
-    assert (found.files, found.bytes, found.sent_bytes) == (5, *[sum(map(len, files.values()))] * 2)
-    assert not any(fault.times for fault in server.faults)
-    assert server.put()[0].endswith(UPLOADING)
-    assert server.put()[-1].endswith("s.index")  # when all others are there
-
-
-@pytest.mark.parametrize(("status", "wanted"), [(403, "403 Forbidden"), (400, "400 Bad Request")])
-def test_faults_that_stay_are_one_line_and_leave_nothing_to_read(status, wanted, server, tmp_path):
-    files = made(tmp_path / "set")
-    server.faults = [Fault(status, times=99, of="s-3.tar", method="PUT")]
-    with pytest.raises(DataError, match=rf"^s3://b/set/s-3\.tar can't be written: {wanted}") as error:
-        sent(tmp_path / "set")
-    assert "\n" not in str(error.value)
-    assert not look(Url("s3://b/set")).whole
-    for root in ("s3://b/set", "s3://b/set/s-{0,1}.tar", "s3://b/"):
-        with pytest.raises(DataError, match=r"s3://b/set/ isn't complete: .* give its command again"):
-            fetch(root, tmp_path / "kept")
-    server.faults = []
-    with pytest.raises(ConfigError, match="what another conversion has uploaded and not completed"):
-        sent(tmp_path / "set", job="another")
-    server.requests.clear()
-    assert sent(tmp_path / "set").sent_bytes < sum(map(len, files.values()))
-    assert tree(server.root / "b/set") == files
-    server.requests.clear()
-    assert sent(tmp_path / "set").sent_bytes == 0  # as if it had been killed before it could tell
-    assert not server.put()
-    (server.root / "b/set/s-1.tar").write_bytes(files["s-1.tar"][:-1] + b"x")
-    with pytest.raises(ConfigError, match="is there already, and nothing is overwritten"):
-        sent(tmp_path / "set")
-
-
-def fetch(root: str, kept: Path) -> None:
-    forget()
-    local_root(root, kept)
-
-
-def until(server: Server, count: int) -> None:
-    deadline = time.monotonic() + 60
-    while len(server.put()) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_a_killed_conversion_goes_on_with_the_upload(server, photos, here, capsys):
     words = (f"data.root={photos}", "to=folder", "out=s3://b/set")
     server.pause_s = 0.2
@@ -211,6 +124,24 @@ def test_a_killed_conversion_goes_on_with_the_upload(server, photos, here, capsy
     assert run("convert", f"data.root={photos}", "to=folder", "out=set") == 0
     assert tree(server.root / "b/set") == tree(here / "set")
     assert len(server.put()) <= 54 + 2 - there + 1
+    assert not [*here.parent.rglob("*.partial")]
+
+
+def test_a_kill_while_what_was_uploaded_is_removed_here(server, photos, here, monkeypatch):
+    words = ("convert", f"data.root={photos}", "to=folder", "out=s3://b/set")
+    remove = shutil.rmtree
+
+    def half(path, *args, **options):
+        found = list(Path(path).rglob("*.jpg"))
+        if len(found) == 53 and UPLOADING not in (there := tree(server.root / "b/set")) and len(there) == 53:
+            found[0].unlink()
+            raise KeyboardInterrupt
+        remove(path, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", half)
+        assert run(*words) == 130
+    assert run(*words) == 0
     assert not [*here.parent.rglob("*.partial")]
 
 

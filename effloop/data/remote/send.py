@@ -125,6 +125,8 @@ def _once(asked: Mapping[str, Any], url: Url) -> tuple[dict[str, Any], int]:
             if count := message.get("bytes"):
                 meter.advance(count)
                 moved = time.monotonic()
+            if "checked" in message:
+                moved = time.monotonic()
             if message.get("done"):
                 return message, meter.bytes
             if time.monotonic() - moved > _STALLED_S:

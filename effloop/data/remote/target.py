@@ -24,6 +24,8 @@ LARGE_AT_ONCE = 2
 _CLIENT = {"read_timeout": "300s"}
 """A client waits as long for the answer as it takes to send a part."""
 _MOST_PARTS = 10_000  # of an object, as S3 has it
+_UNCONDITIONAL = ("400", "405", "501")
+"""What servers answer that write without conditions only."""
 _RETRIES = {"max_retries": 4, "backoff": {"init_backoff": timedelta(seconds=0.5)}}
 """Of a part of a large file, before all of it is sent again."""
 
@@ -70,6 +72,14 @@ class Target(Store, ABC):
         Raises:
             FetchError: it can't be.
             OSError: the local file can't be read.
+        """
+
+    @abstractmethod
+    def create(self, data: bytes, key: str) -> None:
+        """Upload a file, unless one is there, as far as the store can tell.
+
+        Raises:
+            FetchError: it can't be.
         """
 
     @abstractmethod
@@ -121,6 +131,18 @@ class BucketTarget(BucketStore, Target):
         options = {"use_multipart": large, "chunk_size": part, "max_concurrency": self.at_once // LARGE_AT_ONCE}
         with _Counted(data, sent) as file:
             self._put(self._patient, key, file, **options)
+
+    def create(self, data: bytes, key: str) -> None:
+        exceptions = self._obstore.exceptions
+        try:
+            self._obstore.put(self._patient, key, data, mode="create")
+        except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
+            return
+        except self._errors as error:
+            failure = self._failure(error, key)
+            if not str(failure).startswith(_UNCONDITIONAL):
+                raise failure from None
+            self._put(self._patient, key, data)
 
     def _put(self, store: Any, key: str, data: Any, **options: Any) -> None:
         try:
@@ -195,7 +217,7 @@ class FsspecTarget(FsspecStore, Target):
 
     def put(self, data: bytes | Path, key: str, sent: Callable[[int], None] = lambda _: None) -> None:
         alone, path = key == self.location.path, self._path(key)
-        first = f"{path}.part" if alone else path
+        first = f"{path}.effloop-part" if alone else path
 
         def put() -> None:
             self._system.makedirs(str(PurePosixPath(path).parent), exist_ok=True)
@@ -207,6 +229,10 @@ class FsspecTarget(FsspecStore, Target):
                 self._system.mv(first, path)
 
         _asked(put)
+
+    def create(self, data: bytes, key: str) -> None:
+        if self._at(key) is None:
+            self.put(data, key)
 
     def remove(self, key: str) -> None:
         _asked(lambda: self._system.rm_file(self._path(key)))

@@ -2,8 +2,8 @@
 
 It reads a line of JSON, {"url": URL, "path": PATH, "job": DIGEST, "part_bytes": N}, and writes the file or folder to
 the URL; or, where PATH is null, says what is there: {"done": true, "whole": BOOL, "job": DIGEST|null}. While it
-uploads, it says {"total": N} bytes to go, {"bytes": N} of what has gone since, {"done": true, "files": N, "size":
-BYTES} or {"error": LINE, "kind": NAME}.
+uploads, it says {"checked": NAME} of what was there and is compared, {"total": N} bytes to go, {"bytes": N} of what has
+gone since, {"done": true, "files": N, "size": BYTES} or {"error": LINE, "kind": NAME}.
 
 As long as a folder isn't complete, a file in it says so, `manifest.UPLOADING`, with which nothing reads it.
 """
@@ -13,8 +13,9 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path, PurePosixPath
+from secrets import token_hex
 from typing import Any
 
 from effloop.data.remote.child import say, serve, telling
@@ -45,7 +46,8 @@ class Upload:
         self.bytes = 0
 
     def run(self, names: Collection[str]) -> None:
-        """Write some of them, several at the same time; of large ones a few, so that a kill loses few.
+        """Write some of them, several at the same time; of large ones a few, so that a kill loses few. When one fails,
+        those that are on their way aren't waited for.
 
         Raises:
             DataError: one can't be written.
@@ -53,9 +55,12 @@ class Upload:
         """
         large = [name for name in names if self._files[name].stat().st_size > PART_BYTES]
         for some, at_once in ((large, LARGE_AT_ONCE), (sorted({*names} - {*large}), self._target.at_once)):
-            with ThreadPoolExecutor(min(at_once, self._target.at_once)) as pool:
-                for each in [pool.submit(self._put, name) for name in some]:
+            pool = ThreadPoolExecutor(min(at_once, self._target.at_once))
+            try:
+                for each in wait([pool.submit(self._put, name) for name in some], return_when=FIRST_EXCEPTION).done:
                     each.result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
 
     def _put(self, name: str) -> None:
         key, path = self._target.key(name), self._files[name]
@@ -111,35 +116,61 @@ def _look(target: Target) -> None:
     found = target.found()
     marker = found.get(UPLOADING)
     if not found or marker:
-        probe = target.key(f"{UPLOADING}.probe") if marker else f"{target.location.path}.part"
-        url = target.location.url(probe)
+        probe = f"{target.location.path}.effloop-{token_hex(4)}"  # nobody's: it is removed
+        url = target.location.root
         retried(url, lambda: target.put(b"{}", probe), done=target.done)
         retried(url, lambda: target.remove(probe), done="removed")
     say(done=True, whole=bool(found) and not marker, job=_job_of(target, marker) if marker else None)
 
 
 def _upload(target: Target, files: Mapping[str, Path], job: str) -> None:
-    folder = "" not in files
-    kept = _kept(target, files, job)
-    sizes = {name: path.stat().st_size for name, path in files.items()}
-    say(total=sum(size for name, size in sizes.items() if name not in kept))
-    upload, url = Upload(target, files), target.location.url
+    upload = Upload(target, files)
     with telling(lambda: upload.bytes):
-        marker = target.key(UPLOADING)
-        if folder and len(kept) < len(files):
-            text = json.dumps({"job": job, "why": "effloop convert uploads to this folder; it isn't complete"}).encode()
-            retried(url(marker), lambda: target.put(text, marker), done=target.done)
+        kept = _kept(target, files, job)
         todo = [name for name in files if name not in kept]
+        sizes = {name: path.stat().st_size for name, path in files.items()}
+        say(total=sum(sizes[name] for name in todo))
+        if todo and "" not in files:
+            _claim(target, job)
         upload.run([name for name in todo if not _is_header(name)])
         upload.run([name for name in todo if _is_header(name)])
         found = target.found()
         for name, size in sizes.items():
             if name not in found or found[name].size != size:
                 has = f"{found[name].size:,} bytes" if name in found else "nothing"
-                raise DataError(f"{url(target.key(name))} has {has} after {size:,} were written; start again")
-        if UPLOADING in found:
-            retried(url(marker), lambda: target.remove(marker), done="removed")
+                raise DataError(
+                    f"{target.location.url(target.key(name))} has {has} after {size:,} were written; start again"
+                )
+        if marker := found.get(UPLOADING):
+            _refuse_other(target, marker, job)
+            retried(target.location.url(marker.key), lambda: target.remove(marker.key), done="removed")
+        elif todo and "" not in files and _same(target, {name: found[name] for name in files}, files) != {*files}:
+            raise ConfigError(
+                f"out: {target.location.root} was completed by another process while this one has uploaded to it; "
+                "remove it or set out=URL"
+            )
     say(done=True, files=len(files), size=sum(sizes.values()))
+
+
+def _claim(target: Target, job: str) -> None:
+    """Write who uploads to a folder, unless somebody has done so.
+
+    Raises:
+        ConfigError: it is somebody else.
+    """
+    key = target.key(UPLOADING)
+    text = json.dumps({"job": job, "why": "effloop convert uploads to this folder; it isn't complete"}).encode()
+    retried(target.location.url(key), lambda: target.create(text, key), done=target.done)
+    if marker := target.found().get(UPLOADING):
+        _refuse_other(target, marker, job)
+
+
+def _refuse_other(target: Target, marker: RemoteFile, job: str) -> None:
+    if _job_of(target, marker) != job:
+        raise ConfigError(
+            f"out: {target.location.root} has what another conversion has uploaded and not completed; remove it or set "
+            "out=URL"
+        )
 
 
 def _kept(target: Target, files: Mapping[str, Path], job: str) -> set[str]:
@@ -151,17 +182,25 @@ def _kept(target: Target, files: Mapping[str, Path], job: str) -> set[str]:
     found = target.found()
     marker, root = found.pop(UPLOADING, None), target.location.root
     if found and marker is None:
-        if {*found} == {*files} and all(target.same(file, files[name]) for name, file in found.items()):
+        if {*found} == {*files} and _same(target, found, files) == {*files}:
             return {*files}  # all was done but for telling
         raise ConfigError(f"out: {root} is there already, and nothing is overwritten; remove it or set out=URL")
-    if marker and _job_of(target, marker) != job:
-        raise ConfigError(
-            f"out: {root} has what another conversion has uploaded and not completed; remove it or set out=URL"
-        )
+    if marker:
+        _refuse_other(target, marker, job)
     if others := sorted({*found} - {*files}):
         named = ", ".join(others[:_FEW]) + ", …" * (len(others) > _FEW)
         raise ConfigError(f"out: {root} has files of something else ({named}); remove them or set out=URL")
-    return {name for name, file in found.items() if target.same(file, files[name])}
+    return _same(target, found, files)
+
+
+def _same(target: Target, found: Mapping[str, RemoteFile], files: Mapping[str, Path]) -> set[str]:
+    """The files there that are known to have the bytes of the local ones, which takes 2 s for 1 GB."""
+    names = set()
+    for name, file in found.items():
+        if target.same(file, files[name]):
+            names.add(name)
+        say(checked=name)
+    return names
 
 
 def _is_header(name: str) -> bool:
