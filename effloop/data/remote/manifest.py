@@ -140,7 +140,7 @@ def manifest_of(
     names = {file.key.removeprefix(base) for file in found}
     for name in names:
         parts = PurePosixPath(name).parts
-        strange = not parts or name.startswith("/") or ".." in parts or "\0" in name or "\\" in name
+        strange = "/".join(parts) != name or ".." in parts or "\0" in name or "\\" in name or not name
         if strange or any("/".join(parts[:depth]) in names for depth in range(1, len(parts))):
             raise DataError(f"data.root: '{root}' has a file '{name}', which can't be a local file's name; rename it")
     return Manifest(root, location.place, base, alone, tuple(found))
