@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,8 +63,11 @@ class Download:
         try:
             with ThreadPoolExecutor(self._store.at_once) as pool:
                 threads = [pool.submit(self._work) for _ in range(self._store.at_once)]
-            for each in threads:
-                each.result()
+                try:
+                    for each in as_completed(threads):
+                        each.result()  # the first that fails ends the others
+                finally:
+                    self._stopped.set()
         finally:
             for part in self._open:
                 part.close()
@@ -79,20 +82,17 @@ class Download:
                 yield part, start, stop
 
     def _work(self) -> None:
-        try:
-            while not self._stopped.is_set():
-                with self._lock:
-                    task = next(self._tasks, None)
-                if task is None:
-                    return
-                self._fetch(*task)
-        except BaseException:
-            self._stopped.set()
-            raise
+        while not self._stopped.is_set():
+            with self._lock:
+                task = next(self._tasks, None)
+            if task is None:
+                return
+            self._fetch(*task)
 
     def _fetch(self, part: Part, start: int, stop: int) -> None:
         """Fetch a chunk; a connection that ends early is gone on with where it ended."""
-        at, attempts = start, Attempts(self._store.location.url(part.file.key), stopped=self._stopped)
+        at = furthest = start
+        attempts = Attempts(self._store.location.url(part.file.key), stopped=self._stopped)
         while at < stop and not self._stopped.is_set():
             try:
                 for data in self._measured(part.file, at, stop):
@@ -100,7 +100,9 @@ class Download:
                         raise FetchError(f"it has more than {stop:,} bytes", final=True)
                     part.write(data, at)
                     at += len(data)
-                    attempts.progress()
+                    if at > furthest:
+                        furthest = at
+                        attempts.progress()
                     with self._lock:
                         self.bytes += len(data)
                 if at < stop:
@@ -144,16 +146,15 @@ def _run(asked: dict[str, Any]) -> None:
     with telling():
         store = store_of(location)
         manifest = store.manifest()
-        path = cache.view(manifest).with_suffix(".json")
-        manifest.write(path)
-    say(manifest=str(path))
-    sys.stdin.readline()  # until the dataset can't be removed any more
+        used = cache.use(manifest)  # and so does the process that has asked, before this one goes on
+    say(manifest=str(cache.view(manifest).with_suffix(".json")))
+    sys.stdin.readline()
     part = _but_shards(asked, store, manifest, cache) if asked["window"] else manifest
     if missing := cache.missing(part):
         say(total=sum(file.size for file in missing))
-        cache.make_room(part, asked["limit"])
-        _fetch(Download(store, part, cache, asked["chunk_bytes"]), cache.folder)
-    cache.link(manifest)
+        _fetch(store, part, cache, asked)
+    _link(cache, manifest)
+    used.close()
     say(done=True, files=len(part.files), size=part.bytes)
 
 
@@ -161,9 +162,8 @@ def _but_shards(asked: dict[str, Any], store: Store, manifest: Manifest, cache: 
     """The files that are fetched now where shards are fetched later: by names, and files that say which are shards."""
     first = replace(manifest, files=tuple(file for file in manifest.files if manifest.name(file) in asked["first"]))
     if cache.missing(first):
-        cache.make_room(first, asked["limit"])
-        _fetch(Download(store, first, cache, asked["chunk_bytes"]), cache.folder)
-    cache.link(manifest)
+        _fetch(store, first, cache, asked)
+    _link(cache, manifest)
     say(linked=True)
     names = frozenset(json.loads(sys.stdin.readline()))
     shards = replace(manifest, files=tuple(file for file in manifest.files if manifest.name(file) in names))
@@ -177,13 +177,21 @@ def _but_shards(asked: dict[str, Any], store: Store, manifest: Manifest, cache: 
     return part
 
 
-def _fetch(download: Download, folder: Path) -> None:
+def _link(cache: Cache, manifest: Manifest) -> None:
+    with telling():  # 100,000 links take minutes on a network's file system
+        cache.link(manifest)
+
+
+def _fetch(store: Store, manifest: Manifest, cache: Cache, asked: dict[str, Any]) -> None:
+    download = Download(store, manifest, cache, asked["chunk_bytes"])
     try:
         with telling(lambda: download.bytes):
+            cache.make_room(manifest, asked["limit"])
             download.run()
     except OSError as error:
         raise ConfigError(
-            f"data.download_dir: {describe_failure(folder, error)}; make room there, or set data.download_dir=FOLDER"
+            f"data.download_dir: {describe_failure(cache.folder, error)}; make room there, or set "
+            "data.download_dir=FOLDER"
         ) from None
 
 
