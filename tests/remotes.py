@@ -60,6 +60,7 @@ class Server:
         hangs_up: whether it ends each connection after an answer, without saying so in it.
         pause_s: before each piece of 64 KiB.
         ranges: whether parts can be asked for.
+        shift: bytes by which the parts that are sent begin before those that were asked for.
         listings: whether folders can be listed.
         encoding: of files, as the server says.
     """
@@ -75,6 +76,7 @@ class Server:
     hangs_up: bool = False
     pause_s: float = 0.0
     ranges: bool = True
+    shift: int = 0
     listings: bool = True
     encoding: str = ""
     lock: Any = field(default_factory=threading.Lock)
@@ -239,9 +241,10 @@ class _Handler(Writing, BaseHTTPRequestHandler):
         self.send_response(206 if part and self.of.ranges else 200)
         body = data
         if part and self.of.ranges:
-            first, _, last = part.removeprefix("bytes=").partition("-")
-            body = data[int(first) : int(last or len(data)) + 1]
-            self.send_header("Content-Range", f"bytes {first}-{int(first) + len(body) - 1}/{len(data)}")
+            asked, _, last = part.removeprefix("bytes=").partition("-")
+            first = max(0, int(asked) - self.of.shift)
+            body = data[first : int(last or len(data)) - int(asked) + first + 1]
+            self.send_header("Content-Range", f"bytes {first}-{first + len(body) - 1}/{len(data)}")
         self.send_header("ETag", etag)
         self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
         if self.of.encoding:

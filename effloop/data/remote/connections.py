@@ -6,29 +6,34 @@ import http.client
 import select
 import ssl
 import threading
+import time
 from collections import deque
 from typing import Any
 from urllib.error import URLError
 from urllib.request import HTTPHandler, HTTPSHandler, Request
 
 _MOST_IDLE = 64  # connections without a request; four of each thread
+_OLDEST_S = 60.0  # routers forget one after minutes, some without a word: a request would wait for its timeout
+
+_Kept = tuple[tuple[Any, ...], http.client.HTTPConnection, http.client.HTTPResponse, float]
+"""A server, a connection to it, the last answer, and when its header came."""
 
 
 class Connections:
     """Connections to servers; any thread takes one that is idle, and leaves it behind when its answer was read."""
 
     def __init__(self) -> None:
-        self._known: deque[tuple[tuple[Any, ...], http.client.HTTPConnection, http.client.HTTPResponse]] = deque()
+        self._known: deque[_Kept] = deque()
         self._lock = threading.Lock()
 
     def take(self, server: tuple[Any, ...]) -> http.client.HTTPConnection | None:
         """One to a server whose last answer was read to its end; None if there is none."""
         with self._lock:
             for each in [*self._known]:
-                known, connection, answer = each
+                known, connection, answer, since = each
                 if not answer.isclosed():  # somebody still reads it
                     continue
-                if not _is_idle(connection, answer):
+                if time.monotonic() - since > _OLDEST_S or not _is_idle(connection, answer):
                     self._known.remove(each)
                     connection.close()
                 elif known == server:
@@ -41,9 +46,9 @@ class Connections:
     ) -> None:
         """Keep one, to be taken when its answer was read."""
         with self._lock:
-            self._known.append((server, connection, answer))
+            self._known.append((server, connection, answer, time.monotonic()))
             while len(self._known) > _MOST_IDLE:
-                _, oldest, reading = self._known.popleft()
+                _, oldest, reading, _ = self._known.popleft()
                 if reading.isclosed():
                     oldest.close()
 

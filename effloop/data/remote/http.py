@@ -11,7 +11,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import cache
 from threading import Event
 from typing import Any
@@ -44,7 +44,7 @@ class HttpStore(Store):
     def manifest(self) -> Manifest:
         location = self.location
         if location.has_wildcards:
-            names = [name for name in self._below(location.base) if location.matches(name)]
+            names = [name for name in self._below(location.base, location.levels) if location.matches(name)]
             return manifest_of(location, self._described(names), alone=False, base=location.base)
         if location.has_patterns:
             return manifest_of(location, self._described(location.names), alone=False, base=location.base)
@@ -61,13 +61,20 @@ class HttpStore(Store):
     def read(self, file: RemoteFile, start: int, stop: int) -> Iterator[bytes | memoryview]:
         part = file.ranges and (start > 0 or stop < file.size)
         headers = {"Range": f"bytes={start}-{stop - 1}"} if part else {}
-        with _open(self.location.url(file.key), headers) as answer:
+        try:
+            opened = _open(self.location.url(file.key), headers)
+        except _EmptyError:  # it has become shorter
+            raise ChangedError from None
+        with opened as answer:
             if part and answer.status != 206:
                 raise FetchError(f"the server answers {answer.status} to a request for a part", final=True)
             if _version(answer.headers) != file.version or _size(answer) != file.size:
                 raise ChangedError
             if (packed := answer.headers.get("Content-Encoding")) and not file.key.endswith(_PACKED):
                 raise FetchError(f"the server sends it compressed ({packed}), which was not asked for", final=True)
+            if answer.status == 206 and _first(answer) != start:
+                told = answer.headers.get("Content-Range")
+                raise FetchError(f"the server sends {told} where bytes {start}-{stop - 1} were asked for", final=True)
             yield from _pieces(answer)
 
     def check(self, file: RemoteFile) -> None:
@@ -92,6 +99,8 @@ class HttpStore(Store):
         with ThreadPoolExecutor(_THREADS) as pool:
             found = [pool.submit(describe, name) for name in names]
             try:
+                for each in as_completed(found):
+                    each.result()  # the first that fails ends the others
                 return [each.result() for each in found]
             except DataError:
                 stopped.set()
@@ -106,10 +115,18 @@ class HttpStore(Store):
             names = [*names_in(listed)]
         except (ValueError, RecursionError):
             raise DataError(f"{url} is no list of file names in JSON; set data.root to a folder or a pattern") from None
-        return [self.location.base + name for name in names]
+        return [self.location.base + name for name in dict.fromkeys(names)]
 
-    def _below(self, folder: str) -> list[str]:
-        """The files in a folder and the folders in it, as the server lists them."""
+    def _below(self, folder: str, levels: int | None = None) -> list[str]:
+        """The files in a folder and the folders in it, as the server lists them.
+
+        Args:
+            folder: ends with `/`, or is empty.
+            levels: of folders in it that are looked into; None is all.
+
+        Raises:
+            DataError: there are too many.
+        """
         found: list[str] = []
         pending, seen = [(folder, 0)], {folder}
         while pending:
@@ -118,7 +135,12 @@ class HttpStore(Store):
                 key = parent + name
                 if not key.endswith("/"):
                     found.append(key)
-                elif key not in seen and depth < _DEEPEST and len(seen) < _MOST_FOLDERS:
+                elif key not in seen and (levels is None or depth < levels):
+                    if depth == _DEEPEST or len(seen) == _MOST_FOLDERS:
+                        raise DataError(
+                            f"data.root: '{self.location.root}' has more than {_MOST_FOLDERS:,} folders, or more than "
+                            f"{_DEEPEST} in each other; pack the files into shards, or name some by a pattern"
+                        )
                     seen.add(key)
                     pending.append((key, depth + 1))
         return found
@@ -176,7 +198,7 @@ def _describe(url: str, name: str, *, or_folder: bool) -> RemoteFile:
         if size is None:
             raise FetchError("the server doesn't tell its size", final=True)
         if answer.status == 206:
-            answer.read(1)  # the connection is kept if nothing is left to read
+            next(_pieces(answer), None)  # the connection is kept if nothing is left to read
         return RemoteFile(name, size, _version(answer.headers), ranges=answer.status == 206)
 
 
@@ -185,6 +207,12 @@ def _size(answer: http.client.HTTPResponse) -> int | None:
     told = answer.headers.get("Content-Range", "") if answer.status == 206 else answer.headers.get("Content-Length", "")
     end = told.rpartition("/")[2]
     return int(end) if end.isdecimal() else None
+
+
+def _first(answer: http.client.HTTPResponse) -> int | None:
+    """Where the part begins that is sent."""
+    told = re.match(r"bytes\s+(\d{1,18})-", answer.headers.get("Content-Range", ""))
+    return int(told[1]) if told else None
 
 
 def _version(headers: Any) -> str:
@@ -218,7 +246,9 @@ def _open(url: str, headers: dict[str, str] | None = None) -> Any:
         FetchError: there is none, or it is a failure.
     """
     request = Request(url, headers={"User-Agent": "effloop", **(headers or {})})  # noqa: S310
-    if said := os.environ.get(AUTHORIZATION):
+    if said := os.environ.get(AUTHORIZATION, "").strip():
+        if not (said.isascii() and said.isprintable()):
+            raise FetchError(f"{AUTHORIZATION} has characters that a header can't have; correct it", final=True)
         request.add_unredirected_header("Authorization", said)
     try:
         return opener().open(request, timeout=TIMEOUT_S)
@@ -248,7 +278,7 @@ def _failure(error: Exception) -> FetchError:
     cause = error.reason if isinstance(error, URLError) else error
     if isinstance(cause, TimeoutError):
         return FetchError(f"no answer for {TIMEOUT_S:g} s")
-    final = isinstance(cause, ssl.SSLCertVerificationError | ValueError)
+    final = isinstance(cause, ssl.SSLCertVerificationError | ValueError | http.client.InvalidURL)
     if isinstance(cause, socket.gaierror):
         final = cause.errno == socket.EAI_NONAME
     reason = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__

@@ -18,7 +18,7 @@ def names_in(listed: Any) -> Iterator[str]:
         name = next((row[key] for key in ("name", "url", "key") if key in row), None) if isinstance(row, dict) else row
         if not isinstance(name, str) or not _is_name(name):
             raise ValueError
-        yield name
+        yield name.removeprefix("./")
 
 
 def names_in_json(rows: Any) -> list[str]:
@@ -31,7 +31,8 @@ def names_in_json(rows: Any) -> list[str]:
 
 
 def _is_name(name: str) -> bool:
-    return bool(name) and not name.startswith("/") and "://" not in name and ".." not in name.split("/")
+    strange = name.startswith("/") or "://" in name or ".." in name.split("/") or re.search("[\ud800-\udfff]", name)
+    return bool(name) and not strange
 
 
 class Links(HTMLParser):

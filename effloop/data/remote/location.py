@@ -19,6 +19,7 @@ _GLOB = re.compile(r"[*?\[]")
 _QUERY = re.compile(r"\?[A-Za-z][\w.-]*=")
 _MOST_NAMES = 100_000
 _SECRET = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL|AUTHORIZATION")
+_NO_TEXT = re.compile("[\ud800-\udfff]")
 _HTTP = ("http", "https")
 _PLAIN = "/:[]!$&'()*+,;=@~"
 """What may stand as it is in the path of a URL; a `%` in a name may not."""
@@ -71,8 +72,10 @@ def redacted(text: str) -> str:
     text = re.sub(r"//[^/\s@'\"]*@", "//***@", " ".join(text.split()))
     text = re.sub(r"(://[^\s?'\"]*)\?[^\s'\")]*", r"\1?***", text)
     for name, value in os.environ.items():
-        if len(value) >= 6 and _SECRET.search(name.upper()):
-            text = text.replace(value, "***")
+        if _SECRET.search(name.upper()):
+            words = value.split()
+            for secret in (" ".join(words), *words[-1:]):  # of `Bearer …` the token, too
+                text = text.replace(secret, "***") if len(secret) >= 6 else text
     return printable(text)
 
 
@@ -97,10 +100,12 @@ class Location:
         """That of a URL.
 
         Raises:
-            ConfigError: it names no place, or holds credentials.
+            ConfigError: it names no place, holds credentials, or isn't UTF-8.
         """
         check_root(root)
         scheme, host, path = _parts(root)
+        if _NO_TEXT.search(root):
+            raise ConfigError(f"data.root: '{redacted(root)}' isn't UTF-8; set data.root to a URL in UTF-8")
         if not host and (scheme in _HTTP or not path):
             raise ConfigError(f"data.root: '{redacted(root)}' names no host or bucket; set data.root=s3://BUCKET/PATH")
         return cls(root, scheme.lower(), host, re.sub("/{2,}", "/", path))
@@ -155,6 +160,13 @@ class Location:
         folders = [_GLOB.split(name)[0].split("/")[:-1] for name in self._typed]
         shared = takewhile(lambda level: len({*level}) == 1, zip(*folders, strict=False))
         return self.key("".join(f"{name}/" for name, *_ in shared))
+
+    @property
+    def levels(self) -> int | None:
+        """How many folders below `base` the deepest file may be; None if `**` is any number."""
+        if any("**" in name for name in self._typed):
+            return None
+        return max(name.count("/") for name in self.names) - self.base.count("/")
 
     def matches(self, key: str) -> bool:
         """Whether a file is one of those that the patterns name."""
@@ -230,5 +242,5 @@ def _translated_part(part: str, key: Callable[[str], str]) -> str:
         return known[part]
     if part.startswith("[") and part.endswith("]") and len(part) > 2:
         inside = part[1:-1].replace("\\", r"\\")
-        return f"[^{inside[1:]}]" if inside[0] == "!" else f"[{inside}]"
+        return f"(?!/)[^{inside[1:]}]" if inside[0] == "!" else f"(?!/)[{inside}]"
     return re.escape(key(part))

@@ -95,7 +95,7 @@ def retried(
     """What a call returns, at the first attempt that succeeds; arguments as of `Attempts`.
 
     Raises:
-        DataError: none does.
+        DataError: none does, or others have failed for good.
     """
     attempts = Attempts(what, most, stopped, done)
     while True:
@@ -103,6 +103,8 @@ def retried(
             return call()
         except FetchError as error:
             attempts.failed(error)
+            if stopped and stopped.is_set():
+                raise DataError(f"{redacted(what)} can't be {done}: {error}") from None
 
 
 class Store(ABC):

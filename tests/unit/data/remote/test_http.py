@@ -1,14 +1,20 @@
 """What is asked of web servers, and what they answer."""
 
+import json
+import socket
+import struct
 import threading
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from remotes import serving
+from remotes import Fault, serving
 
+from effloop.data.remote import connections, store
 from effloop.data.remote.http import HttpStore, _open, retry_after
 from effloop.data.remote.location import Location
-from effloop.data.remote.store import FetchError
+from effloop.data.remote.store import ChangedError, FetchError
+from effloop.errors import DataError
 
 
 class _Redirecting(BaseHTTPRequestHandler):
@@ -74,3 +80,117 @@ def test_an_answer_that_is_not_read_to_its_end_takes_its_connection_along(tmp_pa
         pieces.close()
         assert b"".join(store.read(second, 0, second.size)) == b"whole"
         assert server.connections <= before + 1
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A server of `a.tar` and `b.tar`, of 300,000 bytes each."""
+    for name in ("a.tar", "b.tar"):
+        (tmp_path / name).write_bytes(name.encode() * 60_000)
+    with serving(tmp_path) as found:
+        yield found
+
+
+def _store(server, path):
+    return HttpStore(Location.of(f"{server.url}/{path}"))
+
+
+def test_old_connections_are_not_used_again(server, monkeypatch):
+    reads = _store(server, "a.tar")
+    (file,) = reads.manifest().files
+    list(reads.read(file, 0, file.size))
+    before = server.connections
+    list(reads.read(file, 0, file.size))
+    assert server.connections == before
+    monkeypatch.setattr(connections, "_OLDEST_S", 0)
+    list(reads.read(file, 0, file.size))
+    assert server.connections == before + 1
+
+
+def test_another_part_than_was_asked_for_is_not_taken(server):
+    reads = _store(server, "a.tar")
+    (file,) = reads.manifest().files
+    server.shift = 100
+    with pytest.raises(FetchError, match="sends bytes 900-1899/300000 where bytes 1000-1999 were asked for"):
+        list(reads.read(file, 1000, 2000))
+
+
+def test_a_file_that_has_become_too_short_has_changed(server):
+    reads = _store(server, "a.tar")
+    (file,) = reads.manifest().files
+    server.faults = [Fault(416)]
+    with pytest.raises(ChangedError):
+        list(reads.read(file, 1000, 2000))
+
+
+@contextmanager
+def _resetting():
+    """The URL of a server that resets each connection before the only byte of its answer."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer():
+            while True:
+                try:
+                    accepted, _ = listening.accept()
+                except OSError:
+                    return
+                accepted.recv(1 << 16)
+                accepted.sendall(
+                    b"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-0/9\r\nContent-Length: 1\r\n\r\n"
+                )
+                accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                accepted.close()
+
+        threading.Thread(target=answer, daemon=True).start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_connection_that_is_reset_after_its_header_is_another_attempt(monkeypatch):
+    monkeypatch.setattr(store, "_FIRST_S", 0.01)
+    with _resetting() as url, pytest.raises(DataError, match=r"a\.tar can't be fetched: .* reset .*attempt 4 of 4"):
+        HttpStore(Location.of(f"{url}/a.tar")).manifest()
+
+
+def test_the_header_of_a_file_with_a_line_break_is_sent_without(server, monkeypatch):
+    monkeypatch.setenv("EFFLOOP_HTTP_AUTHORIZATION", "Bearer hidden-token\n")
+    _store(server, "a.tar").manifest()
+    assert server.queries[-1][1] == "Bearer hidden-token"
+
+
+@pytest.mark.parametrize("said", ["Bearer hidden\ntoken", "Bearer …hidden"])
+def test_a_header_that_cannot_be_sent_is_refused_and_not_shown(said, server, monkeypatch):
+    monkeypatch.setenv("EFFLOOP_HTTP_AUTHORIZATION", said)
+    with pytest.raises(DataError, match="EFFLOOP_HTTP_AUTHORIZATION has characters") as error:
+        _store(server, "a.tar").manifest()
+    assert "hidden" not in str(error.value)
+
+
+@pytest.mark.parametrize(("busy", "refused"), [("a.tar", "b.tar"), ("b.tar", "a.tar")])
+def test_the_first_file_that_is_refused_ends_the_others(busy, refused, server):
+    server.faults = [
+        Fault(429, times=10_000, retry_after="60", of=busy, on_listing=True),
+        Fault(403, of=refused, on_listing=True),
+    ]
+    with pytest.raises(DataError, match=rf"/{refused} can't be fetched: 403 Forbidden"):
+        _store(server, "{a,b}.tar").manifest()
+    assert len(server.requests) <= 3
+
+
+def test_folders_are_looked_into_as_deep_as_the_pattern_goes(server):
+    folder = server.root / "d/1/2/3/4/5/6/7/8/9"
+    folder.mkdir(parents=True)
+    for path in (folder, server.root / "d/1", server.root / "d"):
+        (path / "x.tar").write_bytes(b"x")
+    for pattern, keys in (("d/*.tar", ["d/x.tar"]), ("d/*/*.tar", ["d/1/x.tar"])):
+        server.requests.clear()
+        assert [file.key for file in _store(server, pattern).manifest().files] == keys
+        assert len(server.requests) == pattern.count("/") + 1
+    for root in ("d/", "d/**/*.tar"):
+        with pytest.raises(DataError, match="or more than 8 in each other; pack"):
+            _store(server, root).manifest()
+
+
+def test_a_file_that_an_index_names_twice_is_one(server):
+    (server.root / "index.json").write_text(json.dumps(["a.tar", "./a.tar", "a.tar"]))
+    assert [file.key for file in _store(server, "index.json").manifest().files] == ["a.tar"]

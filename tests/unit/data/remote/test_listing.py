@@ -33,7 +33,9 @@ def test_names_in_an_index(listed):
     assert [*names_in(listed)] == ["a.tar", "b/c.tar"]
 
 
-@pytest.mark.parametrize("listed", [{}, "a.tar", [3], ["../a.tar"], ["/a.tar"], [{"size": 3}], ["https://h/a.tar"]])
+@pytest.mark.parametrize(
+    "listed", [{}, "a.tar", [3], ["../a.tar"], ["/a.tar"], [{"size": 3}], ["https://h/a.tar"], ["\ud800"]]
+)
 def test_what_is_no_index_is_refused(listed):
     with pytest.raises(ValueError, match=r"^$"):
         [*names_in(listed)]

@@ -31,6 +31,7 @@ def test_numbers_keep_their_zeros():
         ("s3://b/p/**/*.tar", "p/q/r/a.tar", "q/a.tar"),
         ("s3://b/x-[0-9]?.tar", "x-0a.tar", "x-ab.tar"),
         ("s3://b/{a,b}.tar", "b.tar", "c.tar"),
+        ("s3://b/x[!a]y", "xby", "x/y"),
     ],
 )
 def test_wildcards_stay_in_a_folder(root, inside, outside):
@@ -61,6 +62,12 @@ def test_what_is_secret_is_taken_out_of_messages(monkeypatch):
     assert text == "GET https://***@h/x?*** failed with ***"
 
 
+@pytest.mark.parametrize("value", ["Bearer abcdefgh", "Bearer abcdefgh\n"])
+def test_a_token_is_secret_without_the_word_before_it(value, monkeypatch):
+    monkeypatch.setenv("EFFLOOP_HTTP_AUTHORIZATION", value)
+    assert redacted("refused: abcdefgh, of Bearer abcdefgh") == "refused: ***, of ***"
+
+
 def test_a_path_is_not_remote():
     assert [is_remote(root) for root in (None, "", "/a/b", "a://b", "s3://b", "file:///x")] == [False] * 3 + [
         True,
@@ -69,7 +76,7 @@ def test_a_path_is_not_remote():
     ]
 
 
-@pytest.mark.parametrize("root", ["s3://", "https:///x", "s3://b/{0..9999999}"])
+@pytest.mark.parametrize("root", ["s3://", "https:///x", "s3://b/{0..9999999}", "https://h/\udcff"])
 def test_bad_roots_are_one_line(root):
     with pytest.raises(ConfigError, match=r"^data\.root: '"):
         _ = Location.of(root).names

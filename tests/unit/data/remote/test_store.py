@@ -5,7 +5,7 @@ from threading import Event
 import pytest
 
 from effloop.data.remote import store
-from effloop.data.remote.store import ATTEMPTS, Attempts, FetchError
+from effloop.data.remote.store import ATTEMPTS, Attempts, FetchError, retried
 from effloop.errors import DataError
 
 
@@ -32,3 +32,15 @@ def test_a_rate_limit_is_waited_for_by_time_not_by_attempts(attempts, monkeypatc
     attempts._began -= 3
     with pytest.raises(DataError, match="429 Too Many Requests"):
         attempts.failed(busy)
+
+
+def test_nothing_is_asked_again_when_others_have_failed_for_good():
+    over, asked = Event(), []
+
+    def ask():
+        asked.append(over.set())
+        raise FetchError("429 Too Many Requests", after_s=60)
+
+    with pytest.raises(DataError, match=r"a\.tar can't be fetched: 429"):
+        retried("https://host/a.tar", ask, stopped=over)
+    assert len(asked) == 1
