@@ -19,6 +19,7 @@ from effloop.errors import DataError
 
 _MOST_LABEL_BYTES = 1 << 34  # 2 * 10^9 integers; a header may claim any number of them
 _MOST_CLASSES = 1 << 20  # without names; see `indexed`
+_MOST_NAME_BYTES = 1 << 28  # of texts of a fixed length
 
 
 def flat(labels: StoredArray) -> NDArray[Any]:
@@ -47,16 +48,17 @@ def flat(labels: StoredArray) -> NDArray[Any]:
     return values
 
 
-def stored_names(names: ArrayNames, open_array: Callable[[str], StoredArray]) -> list[str] | None:
-    """The names of the classes that are beside the labels, such as `class_names`; None unless there are some."""
-    found: list[str] = []
+def stored_names(names: ArrayNames, open_array: Callable[[str], StoredArray]) -> list[list[str]]:
+    """What may be the names of the classes: different texts beside the labels, such as `class_names`."""
+    found: list[list[str]] = []
     for name in names.class_names():
         with suppress(DataError):  # of another kind, which isn't needed
             array = open_array(name)
-            values = flat(array) if len(array.shape) == 1 and len(array) <= _MOST_CLASSES else np.empty(0)
+            small = len(array) <= _MOST_CLASSES and len(array) * array.dtype.itemsize <= _MOST_NAME_BYTES
+            values = flat(array) if len(array.shape) == 1 and small else np.empty(0)
             if values.dtype.kind == "O" and len({*values}) == len(values):
-                found = found or [*values]
-    return found or None
+                found.append([*values])
+    return found
 
 
 def _text(value: Any) -> str:
@@ -99,7 +101,7 @@ class Form:
 
 
 def form_of(
-    labels: Sequence[NDArray[Any]], config: ArraysConfig, name: str, stored: Sequence[str] | None = None
+    labels: Sequence[NDArray[Any]], config: ArraysConfig, name: str, stored: Sequence[Sequence[str]] = ()
 ) -> Form:
     """What the labels of all splits mean.
 
@@ -107,7 +109,7 @@ def form_of(
         labels: as `flat` gives them.
         config: of the source.
         name: of the array, for messages.
-        stored: names of the classes in the data, as of `stored_names`.
+        stored: what may be the names of the classes, as of `stored_names`.
 
     Raises:
         DataError: they can't be told.
@@ -122,7 +124,7 @@ def form_of(
         if width > 1:
             raise DataError(f"{name} has {width} texts a sample; one class each is read: set data.label=NAME")
         found = {value for values in labels for value in values}
-        names = config.classes or (stored if stored and found <= {*stored} else sorted(found))
+        names = config.classes or next((each for each in stored if found <= {*each}), sorted(found))
         return Form(names, name, places={each: place for place, each in enumerate(names)})
     if width == 1:
         if any(
@@ -134,17 +136,26 @@ def form_of(
         largest = max((int(values.max()) for values in labels if len(values)), default=0)
         if largest >= _MOST_CLASSES:
             raise DataError(f"{name} has the label {largest:,}; {_MOST_CLASSES - 1:,} is the largest of a class")
+        together = sum(map(len, labels))
+        of_samples = {*map(len, labels), together} - {largest + 1}  # as many texts are names of files
+        stored = [each for each in stored if len(each) not in of_samples]
         return Form(_class_names(config, largest + 1, name, stored), name)
     if all(((values == 0) | (values == 1)).all() for values in labels):
-        names = _class_names(config, width, name, stored)
+        names = _class_names(config, width, name, [each for each in stored if len(each) == width])
         one_hot = all((values.sum(1, dtype=np.int64) == 1).all() for values in labels)
-        return Form(names, name) if one_hot else Form(names, name, Targets(Kind.flags, tuple(names)))
+        if one_hot:
+            return Form(names, name)
+        if len(names) > width:
+            raise DataError(f"{name} has {width} columns, but data.classes names {len(names)}; name as many")
+        return Form(names, name, Targets(Kind.flags, tuple(names)))
     return Form((), name, Targets(Kind.numbers, tuple(str(number) for number in range(width))))
 
 
-def _class_names(config: ArraysConfig, count: int, name: str, stored: Sequence[str] | None) -> Sequence[str]:
+def _class_names(config: ArraysConfig, count: int, name: str, stored: Sequence[Sequence[str]]) -> Sequence[str]:
+    """The names of so many classes or more: of several in the data, the shortest list that has enough."""
     if config.classes is None:
-        return stored if stored and len(stored) >= count else [str(number) for number in range(count)]
+        enough = [each for each in stored if len(each) >= count]
+        return min(enough, key=len, default=[str(number) for number in range(count)])
     if len(config.classes) < count:
         raise DataError(
             f"{name} has the label {count - 1}, but data.classes names {len(config.classes)}; add the missing names"

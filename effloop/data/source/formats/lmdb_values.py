@@ -82,7 +82,7 @@ def reader_of(data: mmap.mmap, start: int, end: int, *, pickled: bool) -> Callab
     other = next((name for begins, name in _OTHERS.items() if head.startswith(begins)), None)
     if other is not None:
         raise DataError(f"is written by {other}, which isn't read; write images, or pickles of (image, label)")
-    return _pickled if pickled or head[:1] in (b"\x80", b"(", b"]") else _datum
+    return _pickled if pickled or head[:1] in (b"\x80", b"(", b"]", b"}") else _datum
 
 
 def parsed(data: mmap.mmap, start: int, end: int) -> Any:

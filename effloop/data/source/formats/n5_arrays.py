@@ -1,7 +1,7 @@
 """N5 of other programs: their arrays, however they are compressed, read by the package `tensorstore`.
 
 N5 lists dimensions with the first varying fastest. z5py and zarr turn them around: N images are (W, H, N) there. What
-tensorstore wrote has (N, H, W): which it is, the number of labels says.
+tensorstore wrote has (N, H, W): which it is, the number of labels says, of all arrays together.
 """
 
 from __future__ import annotations
@@ -36,24 +36,44 @@ def n5_shapes(folder: Path, deepest: int, name: str = "") -> dict[str, tuple[int
     return found
 
 
+def is_turned(root: Path, shapes: Collection[tuple[int, ...]], counts: Collection[int]) -> bool:
+    """Whether the dimensions of arrays are turned around, as z5py and zarr have them.
+
+    Args:
+        root: where they are, for messages.
+        shapes: as of `n5_shapes`.
+        counts: how many samples the splits have.
+
+    Raises:
+        DataError: both are as likely.
+    """
+    several = [shape for shape in shapes if len(shape) > 1]
+    plain, turned = (len({*counts} & {shape[end] for shape in several}) for end in (0, -1))
+    if plain and plain == turned:
+        raise DataError(
+            f"{root} has images of as many pixels as it has samples, so that their dimensions can't be told: write it "
+            "as Zarr, or with another number of samples"
+        )
+    return turned >= plain
+
+
 class N5Array(StoredArray):
     """An array in blocks.
 
     Args:
         folder: its own.
-        counts: how many samples there may be: if only its first dimension is one of these, it isn't turned around.
+        turned: whether its dimensions are turned around.
 
     Raises:
         ConfigError: tensorstore isn't installed.
         DataError: it can't be read.
     """
 
-    def __init__(self, folder: Path, counts: Collection[int]) -> None:
+    def __init__(self, folder: Path, *, turned: bool) -> None:
         self.name, self._store = str(folder), optional_package("tensorstore", "N5 of other programs", "effloop[n5]")
         spec = {"driver": "n5", "kvstore": {"driver": "file", "path": str(folder)}}
         array = self._result(lambda: self._store.open(spec, open=True, read=True))
-        if array.shape and (array.shape[-1] in counts or array.shape[0] not in counts):
-            array = array.T
+        array = array.T if turned else array
         self._array, self.shape, self.dtype = array, tuple(array.shape), array.dtype.numpy_dtype
         self.chunk_rows = array.chunk_layout.read_chunk.shape[0] if self.shape else 1
 

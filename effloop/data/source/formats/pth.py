@@ -76,9 +76,13 @@ class PthSource(ImportedSource):
 
     def originals(self) -> Sequence[Path]:
         root = expand_root(self.config)
-        if files := [root] if root.is_file() else _files(root):
-            return files
-        raise ConfigError(f"data.root: '{self.config.root}' has no .pt or .pth files; set data.root=PATH")
+        if root.is_file():
+            return [root]
+        found = _folders(root)
+        if len(found) == 1:
+            return _files(found[0])
+        there = f"several datasets, {', '.join(map(str, found))}" if found else "no .pt or .pth files"
+        raise ConfigError(f"data.root: '{self.config.root}' has {there}; set data.root=PATH")
 
     def contents(self, files: Sequence[Path]) -> Contents:
         for path in files:
@@ -88,16 +92,21 @@ class PthSource(ImportedSource):
 
     @classmethod
     def claims(cls, root: Path) -> bool:
-        return named_after_splits(root, _files(root)) if root.is_dir() else _is_saved(root)
+        if root.is_dir():
+            return any(named_after_splits(root, _files(folder)) for folder in _folders(root))
+        return _is_saved(root)
 
 
-def _files(root: Path) -> list[Path]:
-    """The files of a folder, or of the one in it that torchvision once kept them in."""
-    places = [root, *sorted(root.glob("processed")), *sorted(root.glob("*/processed"))]
-    found = (
-        [file for file in sorted(place.iterdir()) if file.suffix in _ENDINGS and _is_saved(file)] for place in places
-    )
-    return next(filter(None, found), [])
+def _folders(root: Path) -> list[Path]:
+    """The folder itself, or those in it that torchvision once kept its datasets in, which have files."""
+    if _files(root):
+        return [root]
+    places = [*root.glob("processed"), *sorted(root.glob("*/processed"))]
+    return [place for place in places if place.is_dir() and _files(place)]
+
+
+def _files(folder: Path) -> list[Path]:
+    return [file for file in sorted(folder.iterdir()) if file.suffix in _ENDINGS and _is_saved(file)]
 
 
 def _is_saved(path: Path) -> bool:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from effloop.data.source.formats.array_names import ArrayNames, ArraysConfig, has_split
 from effloop.data.source.formats.array_records import contents_of
-from effloop.data.source.formats.n5_arrays import N5Array, n5_shapes
+from effloop.data.source.formats.n5_arrays import N5Array, is_turned, n5_shapes
 from effloop.data.source.formats.stored_array import StoredArray
 from effloop.data.source.formats.zarr_dialects import N5
 from effloop.data.source.root import begins_with
@@ -75,9 +75,10 @@ def arrays_in(root: Path, split: str, config: ArraysConfig) -> Contents:
     """
     if all(path.is_dir() and not _is_zarr(path) for path in nodes_in(root)):
         shapes = n5_shapes(root, _DEEPEST)
-        counts = {shape[0] for shape in shapes.values() if len(shape) == 1}
         names = ArrayNames([*shapes], str(config.root), config)
-        return contents_of(names, split, config, lambda name: N5Array(root / name, counts))
+        counts = {shapes[name][0] for name in names.labels() if len(shapes[name]) == 1}
+        turned = is_turned(root, shapes.values(), counts)
+        return contents_of(names, split, config, lambda name: N5Array(root / name, turned=turned))
     zarr = optional_package("zarr", "data=zarr, of a folder that EffLoop didn't write,", "effloop[zarr]")
     with _reading(str(root)):
         arrays = {name: each for name, each in _members(zarr, root, 0).items() if isinstance(each, zarr.Array)}

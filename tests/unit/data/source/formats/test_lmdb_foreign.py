@@ -156,6 +156,12 @@ def dicts(root: Path, split: str, samples: Samples) -> None:
     put(root / f"{split}.lmdb", {**records, b"length": b"%d" % len(samples), b"__len__": b"%d" % len(samples)})
 
 
+def bare_dicts(root: Path, split: str, samples: Samples) -> None:
+    """Dicts by protocol 1, which begin with a brace, and nothing else."""
+    records = {b"%05d" % n: pickle.dumps({"img": x, "y": y}, 1) for n, (_, x, y) in enumerate(samples)}
+    put(root / f"{split}.lmdb", records)
+
+
 def planes(root: Path, split: str, samples: Samples) -> None:
     """Pixels with their channels first."""
     of = [np.ascontiguousarray(pixels_of(data).transpose(2, 0, 1)) for _, data, _ in samples]
@@ -179,6 +185,7 @@ WRITERS: dict[str, Write] = {
     "caffe": caffe,
     "names": named,
     "dicts": dicts,
+    "bare dicts, protocol 1": bare_dicts,
 }
 PIXELS: dict[str, Write] = {"caffe, raw": caffe_raw, "pickled pixels": pickled_pixels, "planes": planes}
 

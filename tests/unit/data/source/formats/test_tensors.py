@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import zarr
+from numpy.typing import NDArray
 from plans import open_source, read_bytes
 from runs import train
 from stores import make_splits
@@ -19,7 +21,7 @@ from effloop.cli.main import main
 from effloop.data.image.header import pnm_header
 from effloop.data.source.formats.pth import PthSource
 from effloop.data.source.formats.zarr import ZarrSource
-from effloop.errors import DataError, EffLoopError
+from effloop.errors import ConfigError, DataError, EffLoopError
 
 SPLITS = make_splits(train=16, test=8)
 
@@ -57,21 +59,20 @@ def nested(root: Path) -> None:
 
 def n5(root: Path, turned: bool) -> None:
     """By tensorstore, which doesn't turn dimensions around; turned, as z5py 3.0 and zarr 2.18 have them."""
-    store = pytest.importorskip("tensorstore")
     for split, (images, labels) in SPLITS.items():
         for name, values in (("images", images), ("labels", labels)):
-            values = values.T if turned else values
-            block = [min(5, length) for length in values.shape]
-            meta = {
-                "dimensions": values.shape,
-                "blockSize": block,
-                "dataType": "uint8",
-                "compression": {"type": "gzip"},
-            }
-            spec = {"driver": "n5", "kvstore": {"driver": "file", "path": f"{root}/{split}/{name}"}, "metadata": meta}
-            store.open(spec, create=True).result()[...].write(values).result()
+            write_n5(root / split / name, values, turned)
     if turned:  # those also write a root
         (root / "attributes.json").write_text('{"n5": "2.0.0"}')
+
+
+def write_n5(path: Path, values: NDArray[Any], turned: bool) -> None:
+    store = pytest.importorskip("tensorstore")
+    values = values.T if turned else values
+    block = [min(5, length) for length in values.shape]
+    meta = {"dimensions": values.shape, "blockSize": block, "dataType": "uint8", "compression": {"type": "gzip"}}
+    spec = {"driver": "n5", "kvstore": {"driver": "file", "path": str(path)}, "metadata": meta}
+    store.open(spec, create=True).result()[...].write(values).result()
 
 
 def zipped(root: Path) -> None:
@@ -137,6 +138,39 @@ def bad(path: Path, content: Any) -> str:
     return str(caught.value)
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_n5_of_as_many_images_as_they_have_rows(turned: bool, tmp_path: Path) -> None:
+    """The other split, or the colours, say which dimension is the samples'; where nothing does, it is refused."""
+    images, labels = SPLITS["train"]
+
+    def write(root: Path, of: dict[str, tuple[int, ...]]) -> Path:
+        for split, shape in of.items():
+            write_n5(root / split / "images", np.resize(images, shape), turned)
+            write_n5(root / split / "labels", np.resize(labels, shape[:1]), turned)
+        return root
+
+    root = write(tmp_path / "set", {"train": (16, 9, 16), "test": (8, 9, 16)})
+    for split, count in (("train", 16), ("test", 8)):
+        source = open_source("zarr", root, split)
+        found = [read_bytes(source, index) for index in range(len(source))]
+        wanted = np.resize(images, (count, 9, 16))
+        assert found == [pnm_header(9, 16, 1) + image.tobytes() for image in wanted]
+    with pytest.raises(DataError, match="has images of as many pixels as it has samples, so that their dimensions"):
+        open_source("zarr", write(tmp_path / "square", {"train": (16, 16, 16)}))
+
+
+def test_two_datasets_in_a_folder(tmp_path: Path) -> None:
+    """As torchvision kept MNIST beside FashionMNIST: none is taken for the other."""
+    pairs(tmp_path)
+    (tmp_path / "MNIST").rename(tmp_path / "Other")
+    pairs(tmp_path)
+    several = f"has several datasets, {tmp_path}/MNIST/processed, {tmp_path}/Other/processed; set data.root=PATH"
+    for data in ("pth", "auto"):
+        with pytest.raises(ConfigError, match=several):
+            open_source(data, tmp_path, "training")
+    assert len(open_source("auto", tmp_path / "Other", "training")) == 16
+
+
 def test_what_is_no_dataset(tmp_path: Path) -> None:
     images, labels = tensors("train")
     path = tmp_path / "set.pt"
@@ -178,3 +212,35 @@ def test_labels_that_are_called_classes(tmp_path: Path) -> None:
     images, labels = SPLITS["train"]
     np.savez(tmp_path / "set.npz", images=images, classes=np.array(NAMES)[labels])
     assert open_source("npz", tmp_path / "set.npz", ".").classes == tuple(NAMES)
+
+
+def test_names_that_are_not_of_the_classes(tmp_path: Path) -> None:
+    """Of several lists, the shortest that has enough, or all of the texts; as many as there are samples are files."""
+    images, labels = SPLITS["train"]
+    files = np.array([f"{number}.png" for number in range(len(labels))])
+
+    def classes(labels: NDArray[Any] = labels, **names: Any) -> tuple[str, ...]:
+        np.savez(tmp_path / "set.npz", train_images=images, train_labels=labels, **names)
+        return open_source("npz", tmp_path / "set.npz").classes
+
+    assert classes(names=files) == ("0", "1", "2")
+    assert classes(names=files, class_names=np.array(NAMES)) == tuple(NAMES)
+    assert classes(list_classes=np.array([*NAMES, "dog", "elk"]), label_names=np.array(NAMES)) == tuple(NAMES)
+    assert classes(np.array(NAMES)[labels], names=files, class_names=np.array(NAMES[::-1])) == tuple(NAMES[::-1])
+    flags = np.minimum(1, np.eye(3, dtype=np.uint8)[labels] + np.eye(3, dtype=np.uint8)[0])
+    assert classes(flags, names=files, class_names=np.array(NAMES)) == tuple(NAMES)
+    assert classes(flags, class_names=np.array([*NAMES, "dog"])) == ("0", "1", "2")
+    with pytest.raises(DataError, match=r"has 3 columns, but data\.classes names 4; name as many"):
+        open_source("npz", tmp_path / "set.npz", classes=[*NAMES, "dog"])
+
+
+def test_names_that_take_gigabytes(tmp_path: Path) -> None:
+    """Texts that take no space in the file aren't read."""
+    images, labels = SPLITS["train"]
+    with h5py.File(tmp_path / "set.h5", "w") as file:
+        file["train/images"], file["train/labels"] = images, labels
+        file.create_dataset("names", 1 << 18, "S2048", chunks=(1 << 10,))
+    tracemalloc.start()
+    assert open_source("hdf5", tmp_path / "set.h5").classes == ("0", "1", "2")
+    assert tracemalloc.get_traced_memory()[1] < 1 << 26
+    tracemalloc.stop()
