@@ -129,10 +129,12 @@ def manifest_of(
         DataError: there is nothing, a file that is named is missing, a name isn't one for a local file, or the files
             are being uploaded.
     """
-    _refuse_unfinished(location, files, files if listed is None else listed)
+    keys = {file.key for file in files}
+    missing = location.missing(keys) if location.has_patterns else []
+    _refuse_unfinished(location, [*keys, *missing], files if listed is None else listed)
     found = sorted((file for file in files if file.size and not file.key.endswith("/")), key=lambda file: file.key)
     root = location.root
-    if missing := location.missing({file.key for file in files}) if location.has_patterns else []:
+    if missing:
         more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
         raise DataError(f"data.root: '{root}' names {location.url(missing[0])}{more}, not there; set data.root=URL")
     if not found:
@@ -146,10 +148,10 @@ def manifest_of(
     return Manifest(root, location.place, base, alone, tuple(found))
 
 
-def _refuse_unfinished(location: Location, files: Sequence[RemoteFile], listed: Sequence[RemoteFile]) -> None:
+def _refuse_unfinished(location: Location, keys: Sequence[str], listed: Sequence[RemoteFile]) -> None:
     folders = [file.key.removesuffix(UPLOADING) for file in listed if f"/{file.key}".endswith(f"/{UPLOADING}")]
     for folder in folders:
-        if any(file.key.startswith(folder) for file in files):
+        if any(key.startswith(folder) for key in keys):
             raise DataError(
                 f"data.root: {location.url(folder)} isn't complete: effloop convert uploads to it, or was ended "
                 f"before it was done ({UPLOADING} says that); give its command again, or remove what is there"
