@@ -290,12 +290,13 @@ from pathlib import Path
 from effloop.data.remote import fetch, store
 from effloop.data.remote.buckets import store_of
 fetch.CHUNK_BYTES = 1 << 16
-print(fetch.local_root(sys.argv[1], Path(sys.argv[2])), flush=True)
+print(fetch.local_root(sys.argv[1], Path(sys.argv[2])))
+print(fetch.fetched_of(sys.argv[1], Path(sys.argv[2]))[0].fetched_bytes, flush=True)
 """
 
 
 def start(root: str, kept: Path) -> subprocess.Popen[str]:
-    """A process that fetches."""
+    """A process that fetches, and prints where to and how many bytes."""
     command = [sys.executable, "-c", _FETCH, root, str(kept)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -316,25 +317,32 @@ def test_kills_lose_little_and_two_runs_share_what_is_fetched(server):
     left = sum(path.stat().st_blocks * 512 for path in kept.glob(f"objects/*{PART}"))
     assert left > 10 * CHUNK
     server.requests.clear()
-    runs = [start(root, kept) for _ in range(2)]
+    runs, said = [start(root, kept) for _ in range(3)], set()
     for run in runs:
         out, err = run.communicate(timeout=60)
         assert (run.returncode, err.count("Traceback")) == (0, 0)
-        assert read(Path(out.strip())) == files
-    assert len(server.fetched()) - 2 <= 6_000_000 // CHUNK + 2 - left // CHUNK + 16  # 2 listings; 16 were under way
+        path, came = out.split()
+        assert read(Path(path)) == files
+        said.add(int(came))
+    assert server.fetched().count("/d/") == 1  # listed for all of them
+    assert len(said) == 1
+    assert 0 < said.pop() <= 6_000_000 - left + 16 * CHUNK  # 16 were under way
+    assert len(server.fetched()) - 1 <= 6_000_000 // CHUNK + 2 - left // CHUNK + 16
 
 
 def test_a_killed_downloader_is_started_again(server, capfd):
     files, kept, root = shards(server, count=2, size=3_000_000), server.root.parent / "kept", f"{server.url}/d/"
-    server.pause_s = 0.02
+    server.pause_s = 0.2
     run = start(root, kept)
-    until(server, 20)
+    until(server, 60)  # 44 of 92 parts are there
     (child,) = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
     os.kill(int(child), signal.SIGKILL)
     out, err = run.communicate(timeout=60)
     assert f"(pid {child}) was killed by SIGKILL" in err
     assert "it is started again" in err
-    assert read(Path(out.strip())) == files
+    path, came = out.split()
+    assert read(Path(path)) == files
+    assert 4_500_000 < int(came) < 6_000_000 + 20 * CHUNK  # what the killed one had said, too
 
 
 def test_room_is_made_of_what_nobody_uses(server):

@@ -187,7 +187,7 @@ class Cache:
     ) -> Iterator[tuple[IO[str], dict[str, Any]]]:
         """Be the only process on this machine that lists and fetches from a place.
 
-        Gives the locked file, which may be handed on to a process, and what was noted in it last.
+        Gives the locked file, which may be handed on to a process, and what was noted in it last, which stays noted.
 
         Args:
             place: of the files.
@@ -217,14 +217,14 @@ class Cache:
                 waits()
                 time.sleep(_POLL_S)
             before = _noted(path)
-            self.note(file, {})
+            self.note(file, before)
             yield file, before
 
     @staticmethod
     def note(file: IO[str], facts: Mapping[str, Any]) -> None:
         """Write to the locked file of `fetching` who has it, and more."""
         file.truncate(0)
-        file.write(json.dumps({**describe_process(), **facts}))
+        file.write(json.dumps({**facts, **describe_process()}))
         file.flush()
 
 

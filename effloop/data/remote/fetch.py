@@ -25,6 +25,8 @@ from effloop.system.files import describe_failure
 _FOUND = "EFFLOOP_REMOTE"
 """Environment variable with the local paths of remote roots, for processes that are started from here."""
 _STARTS = 3
+_KNOWN = 8
+"""Roots of a place whose lists ranks that have waited are told of."""
 _FAILED_S = 5.0
 """For which a failure is remembered: building a run asks again what composing its config has asked."""
 
@@ -149,40 +151,48 @@ def _open(root: str, folder: Path, limit_gb: float | None, window: Window | None
         limit = None if limit_gb is None else limit_gb * 1e9
         asked: dict[str, Any] = {"root": root, "folder": str(folder), "limit": limit, "chunk_bytes": CHUNK_BYTES}
         asked |= {"first": [*window.first], "window": window.count} if window else {"window": None}
-        for start in range(1, _STARTS + 1):
-            try:
-                manifest, used, came = _fetch(asked, cache, lock, window)
-                break
-            except EndedError as error:
-                if start == _STARTS:
-                    raise DataError(f"data.root: '{root}' can't be fetched: {error}; start again") from None
-                warn(f"data.root: {error}; it is started again")
-        fetched = Fetched(*came, time.monotonic() - began)
-        cache.note(lock, {"root": root, "name": manifest.folder, "listed": time.time(), "fetched": asdict(fetched)})
+        with ByteMeter(root) as meter:  # of all starts
+            for start in range(1, _STARTS + 1):
+                try:
+                    manifest, used, there = _fetch(asked, cache, lock, window, meter)
+                    break
+                except EndedError as error:
+                    if start == _STARTS:
+                        raise DataError(f"data.root: '{root}' can't be fetched: {error}; start again") from None
+                    warn(f"data.root: {error}; it is started again")
+        fetched = Fetched(*there, meter.bytes, time.monotonic() - began)
+        listed = {"name": manifest.folder, "listed": time.time(), "fetched": asdict(fetched)}
+        cache.note(lock, {"roots": _recent({**before.get("roots", {}), root: listed})})
     return _Opened(cache.root(manifest), manifest, fetched, folder, used)
+
+
+def _recent(roots: Mapping[str, Any]) -> dict[str, Any]:
+    """The roots of a place that were listed last."""
+    return dict(sorted(roots.items(), key=lambda each: each[1]["listed"])[-_KNOWN:])
 
 
 def _just_listed(before: Mapping[str, Any], root: str, cache: Cache, *, whole: bool) -> _Opened | None:
     """What another rank of this machine has fetched while this one has waited."""
-    if before.get("root") != root or before.get("listed", 0) < _process.began:
+    found = before.get("roots", {}).get(root)
+    if found is None or found["listed"] < _process.began:
         return None
-    manifest = Manifest.read(cache.folder / "data" / f"{before['name']}.json")
+    manifest = Manifest.read(cache.folder / "data" / f"{found['name']}.json")
     if manifest is None:
         return None
     used = cache.use(manifest)
     if whole and cache.missing(manifest):
         used.close()
         return None
-    return _Opened(cache.root(manifest), manifest, Fetched(**before["fetched"]), cache.folder, used)
+    return _Opened(cache.root(manifest), manifest, Fetched(**found["fetched"]), cache.folder, used)
 
 
 def _fetch(
-    asked: Mapping[str, Any], cache: Cache, lock: IO[str], window: Window | None
-) -> tuple[Manifest, IO[str], tuple[int, int, int]]:
-    """Have a process list and fetch.
+    asked: Mapping[str, Any], cache: Cache, lock: IO[str], window: Window | None, meter: ByteMeter
+) -> tuple[Manifest, IO[str], tuple[int, int]]:
+    """Have a process list and fetch; the meter gets the bytes that come.
 
     Returns:
-        What was listed; a file that keeps it from being removed; how many files and bytes are here now, and bytes came.
+        What was listed; a file that keeps it from being removed; how many files and bytes are here now.
 
     Raises:
         ConfigError, DataError: what it says.
@@ -190,7 +200,6 @@ def _fetch(
     """
     with (
         started("effloop.data.remote.download", "fetches", asked, [lock.fileno()]) as child,  # it keeps the lock
-        ByteMeter(asked["root"]) as meter,
         ExitStack() as kept,
     ):
         manifest = None
@@ -204,7 +213,7 @@ def _fetch(
                 assert window is not None
                 assert manifest is not None
                 child.write(json.dumps(window.shards_of(cache.root(manifest))))
-            meter.total = message.get("total", meter.total)
+            meter.total = meter.total or message.get("total", 0)
             if "bytes" in message:
                 meter.advance(message["bytes"])
                 os.utime(lock.fileno())
@@ -212,5 +221,5 @@ def _fetch(
             if message.get("done"):
                 assert manifest is not None
                 kept.pop_all()
-                return manifest, used, (message["files"], message["size"], meter.bytes)
+                return manifest, used, (message["files"], message["size"])
         raise child.ended()
