@@ -15,6 +15,8 @@ from effloop.build.resolve import num_workers
 from effloop.config import Config
 from effloop.data.augment.base import Device
 from effloop.data.augment.recipe import split_entry
+from effloop.data.remote.location import is_remote
+from effloop.data.source import expand_root
 from effloop.errors import ConfigError
 
 EpochRunner = Callable[[], tuple[int, float]]
@@ -173,7 +175,8 @@ def original_photos(config: Config, folder: str, baselines: str) -> Path:
     Raises:
         ConfigError: it isn't there, and there are `baselines` that need it.
     """
-    root = Path(folder or config.data.root or "") / config.data.train_split
+    data = expand_root(config.data) if is_remote(config.data.root) else Path(config.data.root or "")
+    root = (Path(folder) if folder else data) / config.data.train_split
     if baselines and not root.is_dir():
         raise ConfigError(
             f"folder: {root} is no folder with a folder for each class, as {baselines} needs; set folder=ROOT"

@@ -15,6 +15,7 @@ from effloop.convert.reencode import Recipe, Recode
 from effloop.data.augment import augments
 from effloop.data.augment.base import RecipeConfig
 from effloop.data.decode import decoders
+from effloop.data.remote.location import is_remote, local_name
 from effloop.data.source import Cache
 from effloop.diagnose.measured import rate_of, serial_s
 from effloop.diagnose.pipeline import costs_of, loading_costs
@@ -126,17 +127,17 @@ def check_conversions(trial: Trial) -> Iterator[Change]:
         masks = trial.masks(recipe.max_side)
         load = trial.loaded(trial.relative(costs_of(trial.plan, images, trial.found.seconds, masks=masks)))
         size = int(sum(map(len, [*images, *(masks or ())])) / len(images) * len(trial.plan.source))
-        where = _beside(root, words)
+        where = _copy_of(root, words)
         why = f"less to decode; {decimal(size)} on disk"
         more = {"recipe": recipe, "then": f"data.root={where}"}
         yield trial.change(f"convert {words}", why, load, exact=exact, ease=0.7, **more)
 
 
-def _beside(root: str | None, words: str) -> str:
-    """Where a converted dataset would go: beside the original."""
-    name = Path(root or "data").name
+def _copy_of(root: str, words: str) -> str:
+    """Where a converted dataset would go: beside the original, or for one behind a URL into the working directory."""
+    path = Path(local_name(root) if is_remote(root) else root)
     tail = words.replace("max_side=", "").replace("quality=", "q").replace("payload=", "").replace(" ", "-")
-    return str(Path(root or "data").with_name(f"{name}-{tail}.effloop"))
+    return str(path.with_name(f"{path.name}-{tail}.effloop"))
 
 
 def check_operations(trial: Trial) -> Iterator[Change]:

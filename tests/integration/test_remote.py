@@ -19,8 +19,9 @@ import pytest
 from disks import fill, small_disk
 from plans import open_source, write_as
 from remotes import Fault, Server, serving
-from runs import TINY, once, rows
+from runs import TINY, composed, once, rows
 
+from effloop.bench.baselines import original_photos
 from effloop.cli.main import main
 from effloop.data.remote import fetch, store
 from effloop.data.remote.buckets import store_of
@@ -181,6 +182,12 @@ def test_tables_and_their_images_behind_urls(server, photos, here, capsys):
     forget()
     assert main(["resume", "outputs/remote", "epochs=3"]) == 2
     assert re.search(r"remote-val_root: 1 files, .* then, 1 files", capsys.readouterr().err)
+
+
+def test_baselines_read_photographs_behind_a_url(server, photos):
+    shutil.copytree(photos, server.root / "set")
+    root = original_photos(composed(f"data.root={server.url}/set/"), "", "pillow")
+    assert len([*root.glob("*/*.jpg")]) == 40
 
 
 def test_faults_of_other_keys_name_them(server, here, capsys):
@@ -360,6 +367,20 @@ def test_room_is_made_of_what_nobody_uses(server):
     assert len(read(last)) == 3
     assert not first.exists()
     assert len([*kept.glob("objects/*")]) == 3
+
+
+def test_what_another_process_has_fetched_is_used_when_that_has_ended(server, monkeypatch):
+    kept, files = server.root.parent / "kept", shards(server, size=1_000_000)
+    first = local_root(f"{server.url}/d/s-000.tar", kept)
+    found = os.environ["EFFLOOP_REMOTE"]
+    forget()
+    monkeypatch.setenv("EFFLOOP_REMOTE", found)
+    server.requests.clear()
+    assert local_root(f"{server.url}/d/s-000.tar", kept) == first
+    assert not server.requests
+    with pytest.raises(ConfigError, match=r"room for 0\.0 MB"):
+        local_root(f"{server.url}/d/s-00[12].tar", kept, limit_gb=0.001)
+    assert first.read_bytes() == files["s-000.tar"]
 
 
 def test_a_full_disk_is_one_line(server, tmp_path):

@@ -39,7 +39,7 @@ class _Opened:
     manifest: Manifest
     fetched: Fetched
     folder: Path
-    lock: IO[str] | None = None
+    lock: IO[str]
 
 
 @dataclass
@@ -79,7 +79,7 @@ def local_root(root: str, folder: Path, limit_gb: float | None = None, window: W
         raise _failed[key][1]
     if key not in _opened:
         try:
-            _opened[key] = _inherited(root, folder) or _open(root, folder, limit_gb, window)
+            _opened[key] = _inherited(root, folder, whole=window is None) or _open(root, folder, limit_gb, window)
         except OSError as error:
             path = Path(os.fsdecode(error.filename)) if error.filename else folder
             raise ConfigError(f"data.download_dir: {describe_failure(path, error)}; set another folder") from None
@@ -117,8 +117,7 @@ def progressed() -> None:
 def forget() -> None:
     """Have `local_root` list everything anew, as in a new process."""
     for found in _opened.values():
-        if found.lock:
-            found.lock.close()
+        found.lock.close()
     _opened.clear()
     _failed.clear()
     os.environ.pop(_FOUND, None)
@@ -130,13 +129,12 @@ def _pass_on() -> None:
     os.environ[_FOUND] = json.dumps(found)
 
 
-def _inherited(root: str, folder: Path) -> _Opened | None:
-    """What a process has found that this one was started from."""
+def _inherited(root: str, folder: Path, *, whole: bool) -> _Opened | None:
+    """What a process has found that this one was started from, which may have ended since."""
     try:
         for known, kept, path, name, facts in json.loads(os.environ.get(_FOUND, "[]")):
-            manifest = Manifest.read(folder / "data" / f"{name}.json") if (known, kept) == (root, str(folder)) else None
-            if manifest and os.path.exists(path):
-                return _Opened(Path(path), manifest, Fetched(**facts), folder)
+            if (known, kept) == (root, str(folder)) and os.path.exists(path):
+                return _there(Cache(folder), name, facts, whole=whole)
     except (ValueError, TypeError):  # somebody else's variable
         pass
     return None
@@ -176,14 +174,26 @@ def _just_listed(before: Mapping[str, Any], root: str, cache: Cache, *, whole: b
     found = before.get("roots", {}).get(root)
     if found is None or found["listed"] < _process.began:
         return None
-    manifest = Manifest.read(cache.folder / "data" / f"{found['name']}.json")
+    return _there(cache, found["name"], found["fetched"], whole=whole)
+
+
+def _there(cache: Cache, name: str, facts: Mapping[str, Any], *, whole: bool) -> _Opened | None:
+    """A dataset that another process has listed, kept from being removed; None if it is gone, or not whole.
+
+    Args:
+        cache: where it is.
+        name: of its folder.
+        facts: what it took to have it here.
+        whole: whether all of its files have to be here.
+    """
+    manifest = Manifest.read(cache.folder / "data" / f"{name}.json")
     if manifest is None:
         return None
     used = cache.use(manifest)
     if whole and cache.missing(manifest):
         used.close()
         return None
-    return _Opened(cache.root(manifest), manifest, Fetched(**found["fetched"]), cache.folder, used)
+    return _Opened(cache.root(manifest), manifest, Fetched(**facts), cache.folder, used)
 
 
 def _fetch(

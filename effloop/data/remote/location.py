@@ -44,6 +44,12 @@ class Url(str):
         return Url(f"{self.rpartition('/')[0]}/{name}")
 
 
+def local_name(root: str) -> str:
+    """A name for a local copy of what a URL names: its last folder or file, without patterns."""
+    parts = [part for part in root.partition("://")[2].split("/") if part and not re.search(r"[*?\[{]", part)]
+    return re.sub(r"[^\w.-]", "-", unquote(parts[-1]) if parts else "").strip("-.") or "data"
+
+
 def check_root(root: str, key: str = "root") -> None:
     """Refuse a URL with credentials in it, which would be kept in the run folder; `data.KEY` is what it is for.
 

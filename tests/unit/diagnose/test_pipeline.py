@@ -16,6 +16,7 @@ import effloop
 from effloop.data.image.mask import encode_mask
 from effloop.data.loader import Loader
 from effloop.data.source.wrapped import Wrapped
+from effloop.diagnose.loading_overrides import _copy_of
 from effloop.diagnose.pipeline import costs_of, loading_costs, sample_ids
 from effloop.diagnose.timed import Timed, for_seconds
 from effloop.errors import DataError
@@ -104,3 +105,8 @@ def test_time_in_some_methods() -> None:
         timed.sleep(0.01)
     assert timed.watch.cost.wall_s > 0.01
     assert timed.name == "sleeper"
+
+
+def test_a_copy_is_beside_the_original_or_here() -> None:
+    assert _copy_of("/data/in1k", "payload=raw") == "/data/in1k-raw.effloop"
+    assert _copy_of("s3://b/in1k/*.tar", "max_side=500 quality=source") == "in1k-500-qsource.effloop"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from effloop.data.remote.location import Location, is_remote, redacted
+from effloop.data.remote.location import Location, is_remote, local_name, redacted
 from effloop.errors import ConfigError
 
 
@@ -90,3 +90,16 @@ def test_brackets_that_name_nothing_are_refused(name):
 
 def test_numbers_without_end_are_no_range():
     assert len(Location.of("s3://b/{0.." + "9" * 5000 + "}").names) == 1
+
+
+@pytest.mark.parametrize(
+    ("root", "name"),
+    [
+        ("s3://b/a/in1k", "in1k"),
+        ("https://h:80/my%20pets/{train,val}-*.tar", "my-pets"),
+        ("https://h:80/", "h-80"),
+        ("s3://b*/", "data"),
+    ],
+)
+def test_a_copy_here_has_a_plain_name(root, name):
+    assert local_name(root) == name
