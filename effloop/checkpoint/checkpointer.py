@@ -15,7 +15,7 @@ from effloop.checkpoint.snapshot import Snapshots
 from effloop.checkpoint.writer import Writer
 from effloop.errors import CheckpointError, ConfigError
 from effloop.registry import PartConfig, Registry, either
-from effloop.system.processes import interrupts_deferred
+from effloop.system.interrupts import interrupts_deferred
 from effloop.system.signals import PATIENCE_S
 from effloop.task import Meter
 

@@ -16,14 +16,23 @@ import torch
 from rich.filesize import decimal
 from torch import nn
 
-from effloop.batch import Batch, ImageSize
+from effloop.batch import Batch
 from effloop.build.resolve import num_workers
 from effloop.config import Config
 from effloop.data.cache.cached import CachedSource, bytes_of_masks
 from effloop.data.cache.shared_memory import FOLDER
 from effloop.data.loader import Loader
-from effloop.data.source import Cache, Kind
-from effloop.diagnose.memory import Memory, Part, Place, Tensors
+from effloop.data.source import Cache
+from effloop.diagnose.batch_tensors import (
+    device_batch,
+    has_masks,
+    host_batch,
+    image_dtype,
+    is_loaded_so,
+    largest_size,
+    mask_bytes_in_loss,
+)
+from effloop.diagnose.memory import Memory, Part, Place
 from effloop.errors import DataError
 from effloop.model import Probe
 from effloop.optim import OptimConfig, optimizers
@@ -75,7 +84,7 @@ def expected_memory(
         parallel: tells the ranks.
     """
     on_gpu = parallel.device.type == "cuda"
-    images = config.batch_size * _largest(config).pixels / config.size.pixels
+    images = config.batch_size * largest_size(config).pixels / config.size.pixels
     spread, buffers = (1.0, 2) if on_gpu else (_HEAP, _BUFFERS)
     activations = 0 if config.probe else int(images * (spread * probe.saved_bytes + buffers * probe.largest_bytes))
     state = int(_state_ratio(config.optim) * _bytes_of(_trained(model)))
@@ -160,7 +169,8 @@ def _memory(
     place: Place = "gpu" if device.type == "cuda" else "host"
     weights = _bytes_of(chain(model.parameters(), model.buffers()))
     batch = {"host": host_batch(loaders[0]), "device": device_batch(config, loaders[0])}
-    on_device = sum(each.bytes for each in batch["device"] if not _is_loaded_so(each, loaders[0]))
+    on_device = sum(each.bytes for each in batch["device"] if not is_loaded_so(each, loaders[0]))
+    in_loss = mask_bytes_in_loss(batch["device"], loaders[0])
     logs = bool(getattr(config.record, "tensorboard", False))
     later = kernels + logs * sum(size for name, size in _LOGGING.items() if name not in sys.modules)
     resident = resident_memory() - weights * (place == "host")
@@ -175,7 +185,7 @@ def _memory(
         Part("average", place, weights * (config.optim.ema > 0), "of the weights (optim.ema)"),
         Part("activations", place, step.activations, "of one batch, and the step's buffers", by_batch=True),
         Part("inputs", place, 2 * on_device, "2 batches on the device", by_batch=True),
-        Part("classes", place, _cast(batch["device"], loaders[0]), "masks in the loss, int64", by_batch=True),
+        Part("classes", place, in_loss, "masks in the loss, int64", by_batch=True),
     ]
     return Memory(
         parts=[part for part in parts if part.bytes],
@@ -186,67 +196,16 @@ def _memory(
     )
 
 
-def host_batch(loader: Loader) -> list[Tensors]:
-    """A batch as engines load it."""
-    count, targets = loader.plan.order.batch_per_rank, loader.plan.source.targets
-    height, width, channels = loader.plan.shape_of_image
-    shape, dtype = targets.shape[1:], targets.dtype.newbyteorder("=").name
-    return [
-        Tensors.of("images", (count, channels, height, width), _dtype(loader)),
-        Tensors.of("targets", (count, *((height, width) if has_masks(loader) else shape)), dtype),
-        Tensors.of("ids", (count,), "int64"),
-        Tensors.of("valid", (count,), "bool"),
-    ]
-
-
-def has_masks(loader: Loader) -> bool:
-    """Whether targets are masks."""
-    return loader.plan.source.kind is Kind.masks
-
-
-def _dtype(loader: Loader) -> str:
-    """The type of images as engines load them."""
-    return str(loader.plan.output.dtype).removeprefix("torch.")
-
-
-def _is_loaded_so(tensor: Tensors, loader: Loader) -> bool:
-    """Whether the model gets a part of a batch in the memory that it was loaded into."""
-    mixes = loader.transfer.mix is not None and loader.transfer.mix.on
-    return tensor.name == "images" and tensor.dtype == _dtype(loader) and not mixes
-
-
-def _cast(batch: Sequence[Tensors], loader: Loader) -> int:
-    """Bytes of a batch's masks as int64, which the loss makes of them on the device."""
-    return 8 * batch[1].bytes if has_masks(loader) else 0
-
-
-def _largest(config: Config) -> ImageSize:
-    """The largest images that a run's model is given."""
-    return max([config.size, *config.train_sizes], key=lambda size: size.pixels)
-
-
-def device_batch(config: Config, loader: Loader) -> list[Tensors]:
-    """A batch as the model gets it."""
-    images, targets, *_ = host_batch(loader)
-    count, size = images.shape[0], _largest(config)
-    shape, dtype = targets.shape, str(loader.transfer.target_dtype).removeprefix("torch.")
-    if has_masks(loader):
-        shape, dtype = [count, *size], targets.dtype
-    elif loader.transfer.mix is not None and loader.transfer.mix.on and len(shape) == 1:
-        shape, dtype = [count, len(loader.classes)], "float32"
-    return [Tensors.of("images", (count, config.data.channels, *size), "float32"), Tensors.of("targets", shape, dtype)]
-
-
 def _loading(config: Config, split: str, loader: Loader, parallel: Parallel) -> list[Part]:
     """What loading a split takes on the host."""
     source, count, workers = loader.plan.source, loader.plan.order.batch_per_rank, num_workers(config, parallel)
-    alone = 1 if _dtype(loader) == "uint8" else 2  # the model still has one
+    alone = 1 if image_dtype(loader) == "uint8" else 2  # the model still has one
     slots = config.engine.host_batches(parallel.device.type) if workers else alone
     images = _image_bytes(loader)
     own = 2 * count * max(kept for kept, _ in images) + max(1, workers) * max(decoded for _, decoded in images)
     batch = {each.name: each.bytes for each in host_batch(loader)}
     masks = batch.pop("targets") if has_masks(loader) else 0
-    form = f"{slots} x {count} images of {loader.plan.augment.size} pixels, {_dtype(loader)}"
+    form = f"{slots} x {count} images of {loader.plan.augment.size} pixels, {image_dtype(loader)}"
     mask_form = f"{slots} x {count} of uint8, {decimal(masks)} a batch; int64 would be {decimal(8 * masks)}"
     parts = [
         Part(f"{split} batches", "host", slots * sum(batch.values()), form, by_batch=True),

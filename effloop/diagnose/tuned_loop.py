@@ -19,8 +19,9 @@ from effloop.build.trainer import build_trainer
 from effloop.config import Config
 from effloop.data.engine import engines
 from effloop.data.loader import Loader
+from effloop.diagnose.batch_tensors import host_batch
 from effloop.diagnose.measured import neutral_overrides
-from effloop.diagnose.memory_parts import expected_memory, host_batch
+from effloop.diagnose.memory_parts import expected_memory
 from effloop.diagnose.tune_search import Setting, Turn
 from effloop.model import Probe
 from effloop.parallel import Parallel

@@ -32,7 +32,8 @@ from effloop.runs.environment import effloop_version
 from effloop.system.bus_errors import bus_errors_explained
 from effloop.system.command import command_timed
 from effloop.system.hardware import available_cores
-from effloop.system.processes import end_with_parent, interrupted_once, prefix_output
+from effloop.system.interrupts import interrupted_once
+from effloop.system.processes import end_with_parent, prefix_output
 from effloop.system.signals import BEFORE, ending_at_once
 from effloop.system.terminal import escaped_output
 

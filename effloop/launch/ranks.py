@@ -33,8 +33,9 @@ from effloop.parallel.restart_state import FolderRestartState
 from effloop.parallel.scratch import scratch
 from effloop.runs.folder import record_end
 from effloop.system.hardware import find_device
+from effloop.system.interrupts import interrupts_blocked_in_children, signals_restored
 from effloop.system.openmp import limit_spinning
-from effloop.system.processes import how_ended, interrupts_blocked_in_children, killed_by, signal_name, signals_restored
+from effloop.system.processes import how_ended, killed_by, signal_name
 
 _PATIENCE_S = 5
 """For ranks to end after SIGTERM, before they are killed."""

@@ -19,13 +19,12 @@ from effloop.report.comparison import (
     FAILED_STATES,
     TIME_PARTS,
     Comparison,
-    differences,
     epochs_done,
     failure_reason,
     metric_value,
-    short_names,
     time_by_part,
 )
+from effloop.report.differences import differences, short_names
 from effloop.report.downloads import download_line
 from effloop.report.evaluation_page import describe_evaluations
 from effloop.report.pipeline import read_pipeline

@@ -11,7 +11,8 @@ from effloop.launch.execute import run
 from effloop.launch.spec import RunSpec
 from effloop.sweep.state import JobState
 from effloop.system.command import command_timed
-from effloop.system.processes import discard_output, end_with_parent, unblock_interrupts
+from effloop.system.interrupts import unblock_interrupts
+from effloop.system.processes import discard_output, end_with_parent
 from effloop.system.terminal import escaped_output
 
 

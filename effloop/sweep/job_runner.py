@@ -29,15 +29,9 @@ from effloop.runs.reader import CONFIG, JOB, RunRecord, read_job_files, read_run
 from effloop.sweep.state import JobState
 from effloop.sweep.stops import is_stopping, passed_on
 from effloop.system.files import numbered, remove_if_empty, try_lock
+from effloop.system.interrupts import interrupts_blocked
 from effloop.system.openmp import with_limit
-from effloop.system.processes import (
-    describe_process,
-    end_with_parent,
-    ended_on_error,
-    how_ended,
-    interrupts_blocked,
-    output_prefixed,
-)
+from effloop.system.processes import describe_process, end_with_parent, ended_on_error, how_ended, output_prefixed
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "BLIS_NUM_THREADS")
 """Environment variables that launchers set for their processes."""

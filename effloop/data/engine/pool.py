@@ -20,15 +20,7 @@ from effloop.batch import Batch
 from effloop.data.engine.pending import PendingBatch
 from effloop.data.engine.shared import SharedRing
 from effloop.data.engine.waiting import Patience, at_work
-from effloop.data.engine.worker import (
-    ANSWER,
-    JOB,
-    STOP,
-    Worker,
-    exit_error,
-    read_job,
-    sigint_blocked,
-)
+from effloop.data.engine.worker import ANSWER, JOB, STOP, Worker, exit_error, read_job, sigint_blocked
 from effloop.data.in_progress import NONE
 from effloop.data.order import BatchRequest
 from effloop.data.plan import Plan

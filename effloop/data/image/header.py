@@ -60,10 +60,8 @@ def read_header(data: Encoded) -> Header:
 
 def expected_size(data: Encoded, header: Header) -> int | None:
     """The file's length in bytes according to its header, a lower bound for PNG; None where it has none."""
-    read = {"WEBP": _webp_end, "BMP": _bmp_end, "PNM": lambda data: _pnm_layout(data)[-1], "PNG": _png_end}.get(
-        header.format
-    )
-    return None if read is None else read(data)
+    ends = {"WEBP": _webp_end, "BMP": _bmp_end, "PNM": lambda data: _pnm_layout(data)[-1], "PNG": _png_end}
+    return ends[header.format](data) if header.format in ends else None
 
 
 def extension(data: Encoded) -> str:

@@ -28,13 +28,13 @@ from effloop.data.remote.restarted import Restarted
 from effloop.data.remote.window import TAKEN, WindowState, disk_bytes
 from effloop.errors import ConfigError, EffLoopError
 from effloop.system.files import describe_failure
-from effloop.system.processes import (
-    end_with_parent,
+from effloop.system.interrupts import (
     ignore_interrupts,
     ignore_stops,
     interrupts_blocked_in_children,
     unblock_interrupts,
 )
+from effloop.system.processes import end_with_parent
 
 _POLL_S = 0.05
 _BEAT_S = 1.0

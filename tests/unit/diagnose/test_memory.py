@@ -17,7 +17,7 @@ import effloop
 from effloop.config import Config
 from effloop.data.loader import Loader
 from effloop.diagnose.memory import Memory, Part, Tensors, memory_table
-from effloop.diagnose.memory_parts import device_batch, expected_memory, host_batch, measured_memory
+from effloop.diagnose.memory_parts import expected_memory, measured_memory
 from effloop.model import models, probe
 from effloop.parallel.single import NoneConfig, NoParallel
 
@@ -50,18 +50,6 @@ def expected(photos: Path, *overrides: str) -> Memory:
 
 def part(memory: Memory, name: str) -> int:
     return sum(each.bytes for each in memory.parts if each.name == name)
-
-
-def test_batches_are_those_of_the_loader(photos: Path) -> None:
-    config, _, (train, _) = built(photos, "augment=native_resize_crop")
-    batch = next(iter(train.engine.stream(0)))
-    for told, tensor in zip(host_batch(train), (batch.images, batch.targets, batch.ids, batch.valid), strict=True):
-        assert (told.shape, told.bytes) == (list(tensor.shape), tensor.nbytes), told.name
-        assert f"torch.{told.dtype}" == str(tensor.dtype)
-    moved = next(iter(train.epoch(0)))
-    for told, tensor in zip(device_batch(config, train), (moved.images, moved.targets), strict=True):
-        assert (told.shape, told.bytes, f"torch.{told.dtype}") == (list(tensor.shape), tensor.nbytes, str(tensor.dtype))
-    train.close()
 
 
 def test_parts_of_a_run(photos: Path) -> None:

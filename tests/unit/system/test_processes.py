@@ -1,9 +1,8 @@
-"""How processes end, who gets Ctrl-C, and whose lines are whose."""
+"""How processes end, which one is which, and whose lines are whose."""
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 
@@ -41,28 +40,6 @@ def test_a_process_is_told_from_a_later_one_of_its_number() -> None:
     assert processes.is_alive(facts) is False  # a zombie, too
     child.communicate()
     assert processes.is_alive(facts) is False
-
-
-def test_ctrl_c_waits_for_the_end_of_a_write() -> None:
-    done = False
-    with pytest.raises(KeyboardInterrupt), processes.interrupts_deferred():  # noqa: PT012  what follows the signal is the point
-        signal.raise_signal(signal.SIGINT)
-        done = True
-    assert done
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
-
-
-def test_ctrl_c_is_blocked_in_a_child_until_it_lets_it_through() -> None:
-    code = (
-        "import signal; from effloop.system.processes import unblock_interrupts; signal.raise_signal(signal.SIGINT); "
-        "print('blocked', flush=True); unblock_interrupts()"
-    )
-    with processes.interrupts_blocked():
-        child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    assert child.communicate()[0] == b"blocked\n"
-    assert child.returncode == -signal.SIGINT
-    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 def test_lines_have_their_rank(capsys):
