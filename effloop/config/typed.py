@@ -105,7 +105,8 @@ def refuse_contradictions(overrides: Sequence[str]) -> None:
         for key, value in _meanings(override, overrides):
             before, earlier = given.setdefault(key, (value, override))
             if before is not value and before != value:  # nan is itself
-                raise ConfigError(f"{override.input_line} contradicts {earlier.input_line}; drop one of them")
+                shell = "put a URL with braces in quotes, or " if "://" in f"{value}" else ""
+                raise ConfigError(f"{override.input_line} contradicts {earlier.input_line}; {shell}drop one of them")
 
 
 def refuse_contradicting_names(overrides: Sequence[str]) -> None:

@@ -36,6 +36,13 @@ def test_refused(words: str) -> None:
         refuse_contradictions([first, second])
 
 
+def test_a_url_whose_braces_the_shell_has_expanded() -> None:
+    train, val = "data.root='s3://b/train.tar'", "data.root='s3://b/val.tar'"
+    fix = "put a URL with braces in quotes, or drop one of them"
+    with pytest.raises(ConfigError, match=line(f"{val} contradicts {train}; {fix}")):
+        refuse_contradictions([train, val])
+
+
 @pytest.mark.parametrize(
     "words",
     [
