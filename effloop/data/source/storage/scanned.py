@@ -15,18 +15,11 @@ from effloop.data.source.base import USUAL, Kind, NoSplitError, printable, sourc
 from effloop.data.source.root import remote_files, root_folder
 from effloop.data.source.storage.columns import ColumnFile
 from effloop.data.source.storage.coming import ComingShards
-from effloop.data.source.storage.index import (
-    NAMES,
-    Entry,
-    IndexWriter,
-    index_path,
-    read_names,
-    shard_names,
-)
+from effloop.data.source.storage.index import NAMES, Entry, IndexWriter, index_path, read_names, shard_names
 from effloop.data.source.storage.kept import kept_folder, open_kept
 from effloop.data.source.storage.packed import PackedConfig, PackedSource, targets_in
 from effloop.data.source.storage.parts import write_part
-from effloop.data.source.storage.shards import find_shards
+from effloop.data.source.storage.shards import counted, find_shards
 from effloop.data.source.storage.states import file_state, listing, remote_state, said
 from effloop.data.source.storage.targets import CLASSES, Targets, read_targets, unnamed
 from effloop.errors import ConfigError, DataError
@@ -58,8 +51,8 @@ class IndexedConfig(PackedConfig):
             return shard_names(index)
         if not root.is_dir() or not (isinstance(factory, type) and issubclass(factory, ScannedSource)):
             return []
-        others = USUAL["train"] if self.train_split == "train" else ()
-        found = (factory.unopened(self, split).shards(root) for split in (self.train_split, *others))
+        names = [self.train_split, *(USUAL["train"] if self.train_split == "train" else ())]
+        found = (factory.unopened(self, split).shards(root) for split in names)
         return [str(file.relative_to(root)) for file in next(filter(None, found), [])]
 
 
@@ -138,6 +131,16 @@ class ScannedSource(PackedSource):
         """Names of the training and validation split."""
         return {self.config.train_split, *filter(None, [self.config.val_split])}
 
+    def _counted(self) -> set[str]:
+        """The splits over which classes without names are counted."""
+        return counted(self.config, self.split, self._has_files)
+
+    def _has_files(self, split: str) -> bool:
+        try:
+            return bool(self._of_split(split).shards(self.base()))
+        except NoSplitError:
+            return False
+
     @property
     def in_windows(self) -> bool:
         """Whether only some files are here at a time."""
@@ -160,8 +163,8 @@ class ScannedSource(PackedSource):
                 self.coming(files).scan(lambda number, part: self.keep_part(files, number, part))
             self._write_scan(path, files, states, read_targets(root) or self.targets_of(files))
 
-        name, identity = self.config.name, self._scan_identity(self.split)
-        return open_kept(name, self.config.index_dir, identity, is_current, write), files
+        identity = self._scan_identity(self.split)
+        return open_kept(self.config.name, self.config.index_dir, identity, is_current, write), files
 
     def _scan_identity(self, *more: Any) -> bytes:
         """What distinguishes a scan from others of this format, without what shows that it is current."""
@@ -242,8 +245,8 @@ class ScannedSource(PackedSource):
         found = writer.fingerprint()
         if own and own["fingerprint"] != found:
             expected, count = own["fingerprint"]["samples"], found["samples"]
-            differs = expected != count
-            what = f"says {expected} samples, it holds {count}" if differs else "doesn't match their keys and labels"
+            other = "doesn't match their keys and labels"
+            what = f"says {expected} samples, it holds {count}" if expected != count else other
             raise DataError(f"{self.where} is damaged: its header {what}; convert it again")
         header = own or {**unnamed(targets, names), "about": self.about_in(files), "fingerprint": found}
         writer.write(path, {"header": header, "files": states, "labels_end": writer.max_label + 1})
@@ -260,12 +263,11 @@ class ScannedSource(PackedSource):
                 )
             return names
         self._check_few(index, root)
-        for split in self._splits - {self.split}:
+        for split in filter(self._has_files, self._counted() - {self.split}):
             other = self._of_split(split)
-            if other.shards(root):
-                scanned = other._kept_index(root)[0]
-                other._check_few(scanned, root)
-                end = max(end, scanned.meta["labels_end"])
+            scanned = other._kept_index(root)[0]
+            other._check_few(scanned, root)
+            end = max(end, scanned.meta["labels_end"])
         return [str(label) for label in range(end)]
 
     def _of_split(self, split: str) -> Self:

@@ -157,13 +157,32 @@ class Columns:
         return Learner(table, label, self._names(table, label))
 
     def _names(self, table: Table, label: str) -> list[str] | None:
-        """The classes of a column by the config, the file, README.md or classes.txt; None if nothing names them."""
+        """The classes of a column by the config, README.md, the file or classes.txt; None if nothing names them."""
         if self.config.classes is not None:
             return self.config.classes
-        if (found := class_names(table.features.get(label))) or not self.root.is_dir():
-            return found
+        own = class_names(table.features.get(label))
+        if not self.root.is_dir():
+            return own
         subset = layout.subset_of(self.root, self.config.subset)
-        return card_names(layout.card(self.root), label, subset) or read_names(self.root)
+        return card_names(layout.card(self.root), label, subset) or own or read_names(self.root)
+
+    def same_names(self) -> Callable[[Table], None]:
+        """What refuses a file in which the classes have other names, or another order, than in those before it."""
+        first: list[tuple[Path, list[str]]] = []
+
+        def check(table: Table) -> None:
+            label = self.label(table)
+            names = class_names(table.features.get(label)) if label and self.config.classes is None else None
+            if names and not first:
+                first.append((table.path, names))
+            if names and names != first[0][1]:
+                path, others = first[0]
+                raise DataError(
+                    f"{table.path} names the classes {', '.join(names[:8])}, but {path} {', '.join(others[:8])}: write "
+                    "them with the same names, or set data.classes=[NAME,…] if their numbers mean the same"
+                )
+
+        return check
 
     def mask_names(self) -> list[str] | None:
         """The classes of masks by the config or classes.txt; None if nothing names them."""

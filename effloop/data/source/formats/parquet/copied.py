@@ -58,9 +58,10 @@ class CopiedParquet(ImportedSource):
         return Contents(records, count, num_bytes, names or (), targets)
 
     def _records(self, files: Sequence[Path], targets: Targets, names: Sequence[str] | None) -> Iterator[Record]:
-        key = self._columns.keys(files)
+        key, check = self._columns.keys(files), self._columns.same_names()
         for file in files:
             with Table(file) as table, Table(file) as other:  # each reads its own columns
+                check(table)
                 column = self._columns.image(table)
                 learned = self._columns.learned(table, targets, names)
                 images = other.values(other.leaf(column), rows=_ROWS)

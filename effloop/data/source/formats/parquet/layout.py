@@ -32,14 +32,19 @@ def find_files(root: Path, split: str, splits: set[str], subset: str | None) -> 
         ConfigError: there is no such subset, or one has to be chosen.
         DataError: a file of a numbered series is missing, or one may be of two splits.
     """
-    said = _by_card(root, split, subset)
+    said = _by_card(root, split, subset, splits)
     if said is not None:
         return said
     if subset is not None and not (root / subset).is_dir():
         folders = sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
         raise ConfigError(f"data.subset: '{subset}' is no folder in {root}; {choices(subset, folders)}")
+    return _by_names(root / (subset or ""), split, splits)
+
+
+def _by_names(root: Path, split: str, splits: set[str]) -> list[Path]:
+    """The files of a split in a folder, by their names; raises as `find_files`."""
     for folder in _FOLDERS:
-        base = root / (subset or "") / folder
+        base = root / folder
         if found := find_shards(base, split, [f"*{ENDING}"], splits) if base.is_dir() else []:
             check_complete(found)
             return found
@@ -50,7 +55,7 @@ def first_file(root: Path) -> Path | None:
     """A file of a dataset that is here, to look at; None if there is none of any split."""
     try:
         for split in ("train", WHOLE):
-            if found := [file for file in _by_card(root, split, None) or () if file.exists()]:
+            if found := [file for file in _by_card(root, split, None, set()) or () if file.exists()]:
                 return found[0]
     except ConfigError:  # there are several subsets
         return next((file for file in sorted(root.glob(f"*/*{ENDING}")) if file.exists()), None)
@@ -106,12 +111,15 @@ def _configs(root: Path) -> list[Mapping[str, Any]]:
     return [each for each in found if isinstance(each, dict) and [*_paths(each)]] if isinstance(found, list) else []
 
 
-def _by_card(root: Path, split: str, subset: str | None) -> list[Path] | None:
-    """The files of a split that README.md names; None if it names none of any split."""
+def _by_card(root: Path, split: str, subset: str | None, splits: set[str]) -> list[Path] | None:
+    """The files of a split that README.md names, or that are in the folder which it names; None if it names none."""
     named = [each for each in _configs(root) if [*_files(root, each, None)]]
     if not named:
         return None
-    return [*dict.fromkeys(_files(root, _chosen(named, root, subset), None if split == WHOLE else split))]
+    chosen = _chosen(named, root, subset)
+    if (folder := _folder(chosen)) is not None and split != WHOLE:
+        return _by_names(root / folder, split, splits)
+    return [*dict.fromkeys(_files(root, chosen, None if split == WHOLE else split))]
 
 
 def _chosen(configs: Sequence[Mapping[str, Any]], root: Path, subset: str | None) -> Mapping[str, Any]:
@@ -140,6 +148,8 @@ def _files(root: Path, config: Mapping[str, Any], split: str | None) -> Iterator
 def _paths(config: Mapping[str, Any], split: str | None = None) -> Iterator[str]:
     """The patterns of a split's files in a subset; of all splits if it is None."""
     found = config.get("data_files")
+    if (folder := _folder(config)) is not None and split is None:
+        found = [f"{folder}/*{ENDING}", f"{folder}/**/*{ENDING}"]
     for entry in found if isinstance(found, list) else [found]:
         name, patterns = (entry.get("split"), entry.get("path")) if isinstance(entry, dict) else ("train", entry)
         if split in (None, name):
@@ -148,11 +158,17 @@ def _paths(config: Mapping[str, Any], split: str | None = None) -> Iterator[str]
                     yield each
 
 
+def _folder(config: Mapping[str, Any]) -> str | None:
+    """The folder that a subset has to itself, where README.md doesn't list its files."""
+    folder = config.get("data_dir")
+    found = folder.strip("/") if isinstance(folder, str) and config.get("data_files") is None else ""
+    return found if found.strip("./") else None
+
+
 def _matching(root: Path, pattern: str) -> list[Path]:
     path = PurePosixPath(pattern)
     if path.is_absolute() or ".." in path.parts:
         raise DataError(f"{root / CARD} names files outside of its folder, '{pattern}'; correct its data_files")
-    try:
-        return sorted(file for file in root.glob(pattern) if file.suffix == ENDING and is_file(file))
-    except ValueError:  # `**` beside something else
-        return []
+    parts = [part if part == "**" else part.replace("**", "*") for part in path.parts]
+    last = ["*"] if parts[-1] == "**" else []  # which Python takes for folders only
+    return sorted(file for file in root.glob("/".join([*parts, *last])) if file.suffix == ENDING and is_file(file))

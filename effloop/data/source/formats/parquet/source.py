@@ -21,7 +21,7 @@ from effloop.data.source.formats.parquet.table import Table
 from effloop.data.source.masks.scan import Looked, in_parallel, look
 from effloop.data.source.root import CARD, expand_root
 from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
-from effloop.data.source.storage.index import Entry
+from effloop.data.source.storage.index import NAMES, Entry
 from effloop.data.source.storage.indexed import IndexedSource
 from effloop.data.source.storage.mapped import MappedFiles
 from effloop.data.source.storage.packed import Split
@@ -60,13 +60,13 @@ class ParquetSource(IndexedSource):
         return []
 
     def sidecars(self, files: Sequence[Path]) -> list[Path]:
-        """The card, and the other splits, as classes without names are numbered over all."""
-        card, own = self.base() / CARD, {*files}
-        return [*([card] if card.is_file() else []), *(file for file in self._all_files() if file not in own)]
+        """The card, the names of classes, and the other splits, as classes without names are numbered over all."""
+        said, own = [self.base() / CARD, self.base() / NAMES], {*files}
+        return [*(file for file in said if file.is_file()), *(file for file in self._all_files() if file not in own)]
 
     def _all_files(self) -> list[Path]:
         """Those of all splits."""
-        return [*chain(*(self._files_of(split) for split in sorted({*self._splits, self.split})))]
+        return [*chain(*(self._files_of(split) for split in sorted({*self._counted(), self.split})))]
 
     def _files_of(self, split: str) -> list[Path]:
         try:
@@ -146,9 +146,10 @@ class ParquetSource(IndexedSource):
     ) -> Iterator[Entry]:
         """Every sample, with its key and what is learned about it; `found` says where in a file it is."""
         columns, names = self._columns, self.class_names(files, targets)
-        key = columns.keys(files)
+        key, check = columns.keys(files), columns.same_names()
         for number, file in enumerate(files):
             with columns.opened(file) as table:
+                check(table)
                 learned = columns.paths(table) if _masked(targets) else columns.learned(table, targets, names)
                 for row, ((path, label, target), entry) in enumerate(
                     zip(learned, found(number, table, targets), strict=True)

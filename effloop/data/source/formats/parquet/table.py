@@ -260,19 +260,23 @@ def class_names(feature: Any) -> list[str] | None:
 
 
 def card_names(card: Mapping[str, Any], column: str, subset: str | None) -> list[str] | None:
-    """The classes of a column by the YAML of README.md; None if it names none."""
+    """The classes of a column by the YAML of README.md; None if it names none, or other ones for another subset."""
     info = card.get("dataset_info")
     infos = [each for each in (info if isinstance(info, list) else [info]) if isinstance(each, dict)]
     if subset is not None:
         infos = [each for each in infos if each.get("config_name", "default") == subset]
-    for feature in (each for one in infos for each in one.get("features") or () if isinstance(each, dict)):
-        if feature.get("name") == column:
-            inner = next((feature[key] for key in ("dtype", "list", "sequence") if key in feature), None)
-            inner = inner.get("dtype", inner) if isinstance(inner, dict) else None
-            label = inner.get("class_label") if isinstance(inner, dict) else None
-            names = label.get("names") if isinstance(label, dict) else None
-            return _texts(_numbered(names) if isinstance(names, dict) else names)
-    return None
+    features = [each for one in infos for each in one.get("features") or () if isinstance(each, dict)]
+    found = [_said(feature) for feature in features if feature.get("name") == column]
+    return found[0] if found and all(names == found[0] for names in found) else None
+
+
+def _said(feature: Mapping[str, Any]) -> list[str] | None:
+    """The classes of a feature in README.md."""
+    inner = next((feature[key] for key in ("dtype", "list", "sequence") if key in feature), None)
+    inner = inner.get("dtype", inner) if isinstance(inner, dict) else None
+    label = inner.get("class_label") if isinstance(inner, dict) else None
+    names = label.get("names") if isinstance(label, dict) else None
+    return _texts(_numbered(names) if isinstance(names, dict) else names)
 
 
 def _numbered(names: Mapping[Any, Any]) -> list[Any]:

@@ -95,8 +95,18 @@ def test_numbers_without_names(tmp_path: Path) -> None:
     write_images(root / "val.parquet", IMAGES[:2], [4, 0])
     assert opened(root).classes == opened(root, "val").classes == ("0", "1", "2", "3", "4")
     (root / "classes.txt").write_text("a\nb\nc\nd\ne\n")
-    (root / "train.parquet").touch()  # to be read again
     assert opened(root).classes == ("a", "b", "c", "d", "e")
+    (root / "classes.txt").write_text("v\nw\nx\ny\nz\n")
+    assert opened(root).classes == opened(root, "val").classes == ("v", "w", "x", "y", "z")
+
+
+@pytest.mark.parametrize("other", ["validation", "test"])
+def test_numbers_of_a_split_that_stands_for_another(other: str, tmp_path: Path) -> None:
+    """As `data.val_split=val`, where there is none, finds it."""
+    root = one(tmp_path, LABELS)
+    write_images(root / f"{other}.parquet", IMAGES[:2], [4, 0])
+    assert opened(root).classes == opened(root, other).classes == ("0", "1", "2", "3", "4")
+    assert opened(root, val_split=None, val=0.2).classes == ("0", "1", "2")
 
 
 _NAMES = (
@@ -109,6 +119,26 @@ def test_names_in_the_card(tmp_path: Path) -> None:
     root = one(tmp_path, LABELS)
     (root / "README.md").write_text(f"---\ndataset_info:\n  {_NAMES.format('cat', 'hen', 'dog')}---\n# A set\n")
     assert opened(root).classes == ("cat", "dog", "hen")
+
+
+def test_the_card_counts_more_than_the_files(tmp_path: Path) -> None:
+    """As for `datasets`; but not one that names them otherwise for another subset."""
+    root = one(tmp_path, LABELS, feature=ANIMALS)
+    (root / "README.md").write_text(f"---\ndataset_info:\n  {_NAMES.format('ant', 'bee', 'cow')}---\n")
+    assert opened(root).classes == ("ant", "cow", "bee")
+    infos = f"- config_name: x\n  {_NAMES.format('ant', 'bee', 'cow')}- config_name: y\n  {_NAMES.format(*'abc')}"
+    (root / "README.md").write_text(f"---\ndataset_info:\n{infos}---\n")
+    assert opened(root).classes == ("cat", "dög", "0")
+
+
+@pytest.mark.parametrize("options", [PLAIN, SNAPPY])
+def test_files_that_name_their_classes_otherwise(options: dict[str, Any], tmp_path: Path) -> None:
+    root = one(tmp_path, LABELS, feature=ANIMALS, **options)
+    write_images(root / "train_2.parquet", IMAGES, LABELS, feature=class_label("dög", "cat", "0"), **options)
+    message = r"train_2\.parquet names the classes dög, cat, 0, but "
+    with pytest.raises(DataError, match=rf"{message}.*/train\.parquet cat, dög, 0: write them with the same names"):
+        opened(root)
+    assert opened(root, classes=["a", "b", "c"]).labels.tolist() == LABELS * 2
 
 
 def test_a_card_that_would_fill_memory_names_nothing(tmp_path: Path) -> None:
@@ -193,6 +223,11 @@ LAYOUTS = {
     ],
     "files": ["train.parquet", "train_2.parquet", "test.parquet"],
     "folders": ["train/a.parquet", "train/b.parquet", "test/a.parquet"],
+    "hashes": [  # of `datasets` before 2.14
+        "data/train-00000-of-00002-0f3ab12c4d5e6f70.parquet",
+        "data/train-00001-of-00002-9a8b7c6d5e4f3a2b.parquet",
+        "data/test-00000-of-00001-1122334455667788.parquet",
+    ],
     "converted": ["default/train/0000.parquet", "default/train/0001.parquet", "default/test/0000.parquet"],
 }
 
@@ -230,6 +265,27 @@ def test_the_card_says_which_files(tmp_path: Path) -> None:
     (root / "README.md").write_text(card.format("").replace("big/*.parquet", "../*.parquet"))
     with pytest.raises(DataError, match=r"names files outside of its folder, '\.\./\*\.parquet'"):
         opened(root)
+
+
+def test_the_card_says_which_folder(tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    for number, name in enumerate(("a/train-00000-of-00001", "a/test", "b/data/train/0", "b/data/test/0")):
+        write_images(root / f"{name}.parquet", IMAGES[number:], LABELS[number:], feature=ANIMALS)
+    (root / "README.md").write_text(
+        "---\nconfigs:\n- config_name: one\n  data_dir: a\n- config_name: two\n  data_dir: b/\n---\n"
+    )
+    found = [len(opened(root, split, subset=name)) for name in ("one", "two") for split in ("train", "test", ".")]
+    assert found == [8, 7, 15, 6, 5, 11]
+    with pytest.raises(ConfigError, match=r"^data\.subset: .* has several: one, two; set data=parquet data\.subset="):
+        open_source("auto", root)
+
+
+@pytest.mark.parametrize("pattern", ["data/**", "**/*", "data/**.parquet", "data/x-**"])
+def test_patterns_with_two_stars(pattern: str, tmp_path: Path) -> None:
+    """Which `Path.glob` refuses beside something else, and at the end takes for folders."""
+    write_images(tmp_path / "data/x-1.parquet", IMAGES, LABELS, feature=ANIMALS)
+    (tmp_path / "README.md").write_text(f"---\nconfigs:\n- config_name: x\n  data_files: '{pattern}'\n---\n")
+    assert len(opened(tmp_path)) == 8
 
 
 def test_one_file(tmp_path: Path) -> None:
