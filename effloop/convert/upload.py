@@ -13,9 +13,9 @@ from typing import Any
 from effloop.convert.disk import unwritable
 from effloop.convert.options import ConvertOptions
 from effloop.convert.workfolder import WorkFolder
-from effloop.data.remote.buckets import MOST_FILES
 from effloop.data.remote.location import Url
 from effloop.data.remote.send import There, look, send
+from effloop.data.remote.store import MOST_FILES
 from effloop.errors import ConfigError
 
 _ROOM = "data.download_dir=FOLDER"

@@ -1,4 +1,4 @@
-"""Buckets of S3, Google and Azure by obstore, and every other scheme by fsspec."""
+"""Buckets of S3, Google and Azure by obstore; and which store reads which scheme."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from effloop.data.remote.aws import aws_options
+from effloop.data.remote.filesystems import SFTP, FsspecStore
 from effloop.data.remote.http import HttpStore
 from effloop.data.remote.location import Location, redacted
 from effloop.data.remote.manifest import Manifest, RemoteFile, manifest_of
-from effloop.data.remote.store import TIMEOUT_S, ChangedError, FetchError, Store, retried
+from effloop.data.remote.sftp import SftpStore
+from effloop.data.remote.store import MOST_FILES, TIMEOUT_S, ChangedError, FetchError, Store, TooManyError, retried
 from effloop.data.remote.throttle import Throttle
-from effloop.errors import ConfigError, DataError, optional_package
+from effloop.errors import ConfigError, optional_package
 from effloop.system.files import describe_failure
 
 _BUCKETS = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss")
@@ -29,13 +31,6 @@ _NO_CREDENTIALS = "set them in the environment, e.g. AWS_ACCESS_KEY_ID; AWS_SKIP
 _EXTRA = "effloop[remote]"
 _PIECE = 1 << 16  # what has come is kept when the rest does not
 _FIRST_ATTEMPTS = 4
-MOST_FILES = 100_000
-"""In a dataset behind a URL."""
-_VERSIONS = (
-    *("ETag", "etag", "md5Hash", "md5", "checksum", "blob_id", "sha256", "sha"),
-    *("LastModified", "last_modified", "mtime", "modified", "modificationTime", "modify"),
-)
-"""What file systems of fsspec tell about the content of a file."""
 
 
 def store_of(location: Location) -> Store:
@@ -51,7 +46,7 @@ def store_of(location: Location) -> Store:
     if location.scheme not in _BY_FSSPEC:
         known = ", ".join(("s3", "gs", "az", "https", *_BUCKETS[4:], *_BY_FSSPEC))
         raise ConfigError(f"data.root: '{location.root}' is of no scheme that EffLoop reads; have {known}")
-    return FsspecStore(location)
+    return SftpStore(location) if location.scheme in SFTP else FsspecStore(location)
 
 
 class BucketStore(Store):
@@ -93,10 +88,7 @@ class BucketStore(Store):
                 for batch in self._obstore.list(self._store, prefix=folder.rstrip("/") or None, chunk_size=1000):
                     found.extend(map(bucket_file, batch))
                     if len(found) > MOST_FILES:
-                        raise FetchError(
-                            f"it has more than {MOST_FILES:,} files; pack them into shards, or name some by a pattern",
-                            final=True,
-                        )
+                        raise TooManyError
             except self._errors as error:
                 raise self._failure(error, "") from None
             return found
@@ -203,78 +195,3 @@ def bucket_file(meta: Mapping[str, Any]) -> RemoteFile:
     """A file as obstore describes it."""
     version = meta.get("e_tag") or meta["last_modified"].isoformat()
     return RemoteFile(meta["path"], int(meta["size"]), str(version).strip('"'))
-
-
-class FsspecStore(Store):
-    """What fsspec reads."""
-
-    def __init__(self, location: Location) -> None:
-        super().__init__(location)
-        core = optional_package("fsspec.core", f"data.root: '{location.root}'", _EXTRA)
-        try:
-            self._system, _ = core.url_to_fs(location.place)
-        except (ImportError, ValueError) as error:
-            raise ConfigError(f"data.root: '{location.root}': {redacted(str(error))[:300]}") from None
-        self._root = self._path("").rstrip("/")
-        if location.scheme == "ftp":  # one connection
-            self.at_once = 1
-
-    def manifest(self) -> Manifest:
-        location = self.location
-        if location.has_patterns:
-            listed = self._listed(location.base)
-            found = [file for file in listed if location.matches(file.key)]
-            return manifest_of(location, found, alone=False, base=location.base, listed=listed)
-        found = self._listed(location.path)
-        alone = [file.key for file in found] == [location.path]
-        folder = location.path.rstrip("/") + "/" if location.path else ""
-        return manifest_of(location, found, alone=alone, base=location.base if alone else folder)
-
-    def _path(self, key: str) -> str:
-        return str(self._system._strip_protocol(self.location.url(key)))
-
-    def _listed(self, folder: str) -> list[RemoteFile]:
-        path = self._path(folder).rstrip("/")
-
-        def listed() -> list[RemoteFile]:
-            try:
-                if self._system.isfile(path):  # which `find` of some takes for a folder
-                    return [self._file(path, self._system.info(path))]
-                rows = self._system.find(path, detail=True)
-            except Exception as error:  # each file system has its own
-                raise refused(error) from None
-            return [self._file(name, row) for name, row in rows.items()]
-
-        return retried(self.location.url(folder), listed, _FIRST_ATTEMPTS, done=self.done)
-
-    def _file(self, name: str, row: Mapping[str, Any]) -> RemoteFile:
-        key = name.removeprefix(self._root).lstrip("/")
-        version = next((str(row[each]) for each in _VERSIONS if row.get(each) is not None), "")
-        if row.get("size") is None:
-            raise DataError(f"{self.location.url(key)} has no known size; set data.root to another URL")
-        return RemoteFile(key, int(row["size"]), version.strip('"'))
-
-    def read(self, file: RemoteFile, start: int, stop: int) -> Iterator[bytes | memoryview]:
-        try:
-            yield self._system.cat_file(self._path(file.key), start=start, end=stop)
-        except Exception as error:
-            raise refused(error) from None
-
-    def check(self, file: RemoteFile) -> None:
-        path = self._path(file.key)
-        folder = self._system._parent(path)
-        try:
-            self._system.invalidate_cache(folder)
-            if self._file(path, self._system.info(path)) == file:
-                return
-            rows = self._system.ls(folder, detail=True)  # which some tell otherwise than of a single file
-        except Exception as error:
-            raise refused(error) from None
-        if file not in [self._file(row["name"], row) for row in rows if row.get("size") is not None]:
-            raise ChangedError
-
-
-def refused(error: Exception) -> FetchError:
-    """An attempt that fsspec has refused."""
-    final = isinstance(error, FileNotFoundError | PermissionError | NotImplementedError | ImportError)
-    return FetchError(f"{type(error).__name__}: {error}", final=final)

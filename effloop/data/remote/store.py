@@ -18,6 +18,8 @@ T = TypeVar("T")
 TIMEOUT_S = 30.0
 """For a connection, and for the next bytes of an answer."""
 ATTEMPTS = 8
+MOST_FILES = 100_000
+"""In a dataset behind a URL."""
 _FIRST_S, _LONGEST_S = 0.5, 30.0
 _MOST_PATIENT_S = 300.0  # a server that asks for more has a quota that is used up
 _LONGEST_REASON = 300
@@ -45,6 +47,15 @@ class ChangedError(FetchError):
 
     def __init__(self) -> None:
         super().__init__("it has changed since it was listed; start again, which lists it anew", final=True)
+
+
+class TooManyError(FetchError):
+    """There are more files than a dataset behind a URL may have."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"it has more than {MOST_FILES:,} files; pack them into shards, or name some by a pattern", final=True
+        )
 
 
 class Attempts:

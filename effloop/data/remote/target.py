@@ -11,9 +11,11 @@ from io import FileIO
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-from effloop.data.remote.buckets import BucketStore, FsspecStore, bucket_file, refused, store_of
+from effloop.data.remote.buckets import BucketStore, bucket_file, store_of
+from effloop.data.remote.filesystems import SFTP, FsspecStore
 from effloop.data.remote.location import Location
 from effloop.data.remote.manifest import RemoteFile
+from effloop.data.remote.sftp import SftpStore
 from effloop.data.remote.store import FetchError, Store, retried
 from effloop.errors import ConfigError, optional_package
 
@@ -195,6 +197,17 @@ class FsspecTarget(FsspecStore, Target):
         if not getattr(self._system, "async_impl", False):  # others may have one connection
             self.at_once = 1
 
+    def _asked(self, call: Callable[[], T]) -> T:
+        """What a file system answers.
+
+        Raises:
+            FetchError: it raises; each has exceptions of its own.
+        """
+        try:
+            return call()
+        except Exception as error:
+            raise self._refused(error) from None
+
     def _files(self, folder: str) -> list[RemoteFile]:
         path = self._path(folder)
 
@@ -202,12 +215,12 @@ class FsspecTarget(FsspecStore, Target):
             self._system.invalidate_cache()
             return bool(self._system.exists(path))
 
-        there = retried(self.location.url(folder), lambda: _asked(exists), done=self.done)
+        there = retried(self.location.url(folder), lambda: self._asked(exists), done=self.done)
         return self._listed(folder) if there else []
 
     def _at(self, key: str) -> RemoteFile | None:
         path = self._path(key)
-        return _asked(lambda: self._described(path) if self._system.isfile(path) else None)
+        return self._asked(lambda: self._described(path) if self._system.isfile(path) else None)
 
     def _described(self, path: str) -> RemoteFile:
         return self._file(path, self._system.info(path))
@@ -228,26 +241,18 @@ class FsspecTarget(FsspecStore, Target):
             if alone:
                 self._system.mv(first, path)
 
-        _asked(put)
+        self._asked(put)
 
     def create(self, data: bytes, key: str) -> None:
         if self._at(key) is None:
             self.put(data, key)
 
     def remove(self, key: str) -> None:
-        _asked(lambda: self._system.rm_file(self._path(key)))
+        self._asked(lambda: self._system.rm_file(self._path(key)))
 
 
-def _asked(call: Callable[[], T]) -> T:
-    """What a file system answers.
-
-    Raises:
-        FetchError: it raises; each has exceptions of its own.
-    """
-    try:
-        return call()
-    except Exception as error:
-        raise refused(error) from None
+class SftpTarget(FsspecTarget, SftpStore):
+    """What an SSH server writes."""
 
 
 def _callback(sent: Callable[[int], None]) -> Any:
@@ -274,6 +279,6 @@ def target_of(location: Location, part_bytes: int) -> Target:
         store = store_of(location)
         if isinstance(store, BucketStore):
             return BucketTarget(location, part_bytes)
-        return FsspecTarget(location)
+        return SftpTarget(location) if location.scheme in SFTP else FsspecTarget(location)
     except ConfigError as error:
         raise ConfigError(str(error).replace("data.root", "out")) from None
