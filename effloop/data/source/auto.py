@@ -142,13 +142,29 @@ def format_of(root: Path) -> str | None:
     """The name of the source that a path looks like a dataset of; any folder that no other claims is a `folder`.
 
     Raises:
+        ConfigError: it has several datasets.
         DataError: it can't be read.
     """
     for name in sorted(sources.names(), key=lambda name: name == "folder"):  # last: it claims any folder
-        factory = sources[name].factory
         try:
-            if isinstance(factory, type) and issubclass(factory, Source) and factory.claims(root):
+            if _claims(name, root):
+                _check_alone(name, root)
                 return name
         except OSError as error:
             raise DataError(f"{error.filename or root} can't be read: {error.strerror}") from None
     return None
+
+
+def _claims(name: str, root: Path) -> bool:
+    factory = sources[name].factory
+    return isinstance(factory, type) and issubclass(factory, Source) and factory.claims(root)
+
+
+def _check_alone(name: str, root: Path) -> None:
+    """Refuse a folder in which torchvision has put CIFAR and MNIST side by side."""
+    others = [other for other in ("idx", "pth") if name == "cifar" and _claims(other, root)]
+    if others:
+        raise ConfigError(
+            f"data.root: '{root}' has several datasets, of data={name} and data={others[0]}; set data.root=FOLDER to "
+            "one of them, or data=FORMAT"
+        )

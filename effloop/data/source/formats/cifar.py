@@ -78,17 +78,23 @@ class CifarSource(ImportedSource):
 
     @classmethod
     def claims(cls, root: Path) -> bool:
-        return _found(root) is not None
+        return bool(_found(root))
+
+    def _place(self) -> tuple[Path, _Layout]:
+        """The folder with the files, and what they are."""
+        found = _found(expand_root(self.config))
+        if len(found) == 1:
+            return found[0]
+        if found:
+            there = " and ".join(str(folder) for folder, _ in found)
+            raise ConfigError(f"data.root: '{self.config.root}' has several datasets, {there}; set data.root to one")
+        raise ConfigError(
+            f"data.root: '{self.config.root}' has none of {', '.join(each.folder for each in _LAYOUTS)}; set "
+            "data.root=FOLDER to the one that the archive was unpacked into"
+        )
 
     def originals(self) -> Sequence[Path]:
-        root = expand_root(self.config)
-        found = _found(root)
-        if found is None:
-            raise ConfigError(
-                f"data.root: '{self.config.root}' has none of {', '.join(each.folder for each in _LAYOUTS)}; set "
-                "data.root=FOLDER to the one that the archive was unpacked into"
-            )
-        folder, layout = found
+        folder, layout = self._place()
         splits = {"train": layout.train, "test": (layout.test,)}
         if self.split not in splits:
             raise NoSplitError(f"data.root: '{self.config.root}' has the splits train and test, and no '{self.split}'")
@@ -98,9 +104,7 @@ class CifarSource(ImportedSource):
         return [*files, *{folder / name: None for name, _ in layout.names if (folder / name).is_file()}]
 
     def contents(self, files: Sequence[Path]) -> Contents:
-        found = _found(expand_root(self.config))
-        assert found is not None
-        _, layout = found
+        _, layout = self._place()
         if self.config.coarse and len(layout.names) < 2:
             raise ConfigError("data.coarse: true is for CIFAR-100; leave it out")
         names = {name for name, _ in layout.names}
@@ -135,16 +139,17 @@ _Batch = tuple[Sequence[int], NDArray[np.uint8]]
 """Labels, and (N, 3072) pixels."""
 
 
-def _found(root: Path) -> tuple[Path, _Layout] | None:
-    """The folder that has a version's files, which is `root` or in it."""
+def _found(root: Path) -> list[tuple[Path, _Layout]]:
+    """The folders that have a version's files, which are `root` or in it; the first of two versions of one dataset."""
+    found: dict[int, tuple[Path, _Layout]] = {}
     for layout in _LAYOUTS:
         for folder in (root, root / layout.folder):
             names = [layout.train[0], layout.test]
             if layout.names[0][0] == "meta":
                 names.append("meta")  # for the others `train` and `test` may be anything
             if all((folder / name).is_file() for name in names):
-                return folder, layout
-    return None
+                found.setdefault(len(layout.names), (folder, layout))
+    return [*found.values()]
 
 
 def _records(batches: Sequence[tuple[str, _Batch]]) -> Iterator[Record]:

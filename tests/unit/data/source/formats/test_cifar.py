@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from plans import open_source
 from runs import train
-from stores import CIFAR_NAMES, by_python_2, cifar_batch, write_cifar10
+from stores import CIFAR_NAMES, by_python_2, cifar_batch, make_splits, write_cifar10, write_idx
 
 from effloop.cli.main import main
 from effloop.data.image.header import pnm_pixels, read_header
@@ -158,3 +159,22 @@ def test_claims(photos: Path, tmp_path: Path) -> None:
     assert not CifarSource.claims(tmp_path)
     with pytest.raises(ConfigError, match=r"has none of cifar-10-batches-py, .*; set data\.root=FOLDER"):
         open_source("cifar", tmp_path)
+
+
+def test_several_datasets_in_a_folder(tmp_path: Path) -> None:
+    """As torchvision keeps them side by side; two versions of one are the same."""
+    write_cifar10(tmp_path)
+    binary(tmp_path / "cifar-10-batches-bin")
+    assert len(open_source("auto", tmp_path, "test")) == 5
+    write_idx(tmp_path / "gzip", make_splits(train=4, test=4))
+    with pytest.raises(
+        ConfigError, match=r"has several datasets, of data=cifar and data=idx; set data\.root=FOLDER to"
+    ):
+        open_source("auto", tmp_path, "test")
+    assert len(open_source("cifar", tmp_path, "test")) == 5
+    cifar100(tmp_path)
+    several = (
+        f"has several datasets, {tmp_path}/cifar-10-batches-py and {tmp_path}/cifar-100-python; set data.root to one"
+    )
+    with pytest.raises(ConfigError, match=re.escape(several)):
+        open_source("cifar", tmp_path, "test")
