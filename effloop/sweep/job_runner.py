@@ -20,6 +20,7 @@ from effloop import config as configs
 from effloop import registry
 from effloop.config import finish
 from effloop.config.task_of_data import follow_data
+from effloop.data.remote.fetch import fetched_before
 from effloop.errors import EffLoopError, PreemptedRunError
 from effloop.launch.continued import going_on
 from effloop.launch.spec import RunSpec
@@ -145,9 +146,10 @@ class JobRunner:
         job = {"spec": spec.to_plain(), "state": asdict(state), "debug": self.debug, "parent": os.getpid()}
         streams = subprocess.PIPE if self.parallel else None
         command = [sys.executable, "-m", "effloop.sweep.job"]
+        env = {**self.environment(), **(fetched_before() if state.number else {})}  # the first job's figures have it
         with interrupts_blocked():
             process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=streams, stderr=streams, text=True, env=self.environment()
+                command, stdin=subprocess.PIPE, stdout=streams, stderr=streams, text=True, env=env
             )
             state.write("running", **describe_process(process.pid))
         with process:

@@ -49,10 +49,12 @@ class _Process:
     Attributes:
         began: Unix time from which on what another one has listed is as good as listed anew.
         told: is called as long as there is progress.
+        run: what is the same for all ranks of a run on this machine; empty for a run of one process.
     """
 
     began: float
     told: Callable[[], None]
+    run: str = ""
 
 
 _process = _Process(time.time(), lambda: None)
@@ -102,16 +104,26 @@ def fetched_of(root: str, folder: Path) -> tuple[Fetched, str] | None:
     return (found.fetched, found.fetched.line(root, found.folder)) if found else None
 
 
-def tell_progress(told: Callable[[], None]) -> None:
+def tell_progress(told: Callable[[], None], run: str) -> None:
     """Have a function called several times a second as long as something is listed or fetched, here or by another
     process that this one waits for.
+
+    Args:
+        told: the function.
+        run: the name of a run of several ranks, of which this process is one: what one has fetched, all have.
     """
-    _process.told = told
+    _process.told, _process.run = told, run
 
 
 def progressed() -> None:
     """Call what `tell_progress` was given."""
     _process.told()
+
+
+def fetched_before() -> dict[str, str]:
+    """The environment variable that passes on where remote roots are, for another run: what was fetched is there."""
+    found = [[*rest, {**facts, "fetched_bytes": 0, "seconds": 0.0}] for *rest, facts in _passed_on()]
+    return {_FOUND: json.dumps(found)}
 
 
 def forget() -> None:
@@ -129,14 +141,20 @@ def _pass_on() -> None:
     os.environ[_FOUND] = json.dumps(found)
 
 
+def _passed_on() -> list[Any]:
+    """Of each root: that, the folder for what is fetched, its local path, the name of its folder, and what it took."""
+    try:
+        found = json.loads(os.environ.get(_FOUND, "[]"))
+        return [[root, folder, path, name, dict(facts)] for root, folder, path, name, facts in found]
+    except (ValueError, TypeError):  # somebody else's variable
+        return []
+
+
 def _inherited(root: str, folder: Path, *, whole: bool) -> _Opened | None:
     """What a process has found that this one was started from, which may have ended since."""
-    try:
-        for known, kept, path, name, facts in json.loads(os.environ.get(_FOUND, "[]")):
-            if (known, kept) == (root, str(folder)) and os.path.exists(path):
-                return _there(Cache(folder), name, facts, whole=whole)
-    except (ValueError, TypeError):  # somebody else's variable
-        pass
+    for known, kept, path, name, facts in _passed_on():
+        if (known, kept) == (root, str(folder)) and os.path.exists(path):
+            return _there(Cache(folder), name, facts, whole=whole)
     return None
 
 
@@ -159,7 +177,7 @@ def _open(root: str, folder: Path, limit_gb: float | None, window: Window | None
                         raise DataError(f"data.root: '{root}' can't be fetched: {error}; start again") from None
                     warn(f"data.root: {error}; it is started again")
         fetched = Fetched(*there, meter.bytes, time.monotonic() - began)
-        listed = {"name": manifest.folder, "listed": time.time(), "fetched": asdict(fetched)}
+        listed = {"name": manifest.folder, "listed": time.time(), "fetched": asdict(fetched), "by": _process.run}
         cache.note(lock, {"roots": _recent({**before.get("roots", {}), root: listed})})
     return _Opened(cache.root(manifest), manifest, fetched, folder, used)
 
@@ -170,11 +188,14 @@ def _recent(roots: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _just_listed(before: Mapping[str, Any], root: str, cache: Cache, *, whole: bool) -> _Opened | None:
-    """What another rank of this machine has fetched while this one has waited."""
+    """What another rank of this machine, or another run, has fetched while this one has waited."""
     found = before.get("roots", {}).get(root)
     if found is None or found["listed"] < _process.began:
         return None
-    return _there(cache, found["name"], found["fetched"], whole=whole)
+    facts = found["fetched"]
+    if not (_process.run and _process.run == found.get("by")):  # it is in the figures of another run
+        facts = {**facts, "fetched_bytes": 0}
+    return _there(cache, found["name"], facts, whole=whole)
 
 
 def _there(cache: Cache, name: str, facts: Mapping[str, Any], *, whole: bool) -> _Opened | None:
