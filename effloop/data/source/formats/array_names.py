@@ -72,7 +72,7 @@ class ArrayNames:
     def splits(self) -> list[str]:
         """The splits that there are images of; `.` is one without a name."""
         images = _chosen(self.names, self.config.image, _IMAGES)
-        return [*dict.fromkeys(next((w for w in _words(name) if w in _SPLITS), WHOLE) for name in images)]
+        return [*dict.fromkeys("_".join(dict.fromkeys(_split_words(name))) or WHOLE for name in images)]
 
     def labels(self) -> list[str]:
         """The arrays of labels of all splits."""
@@ -106,9 +106,18 @@ def _words(name: str) -> list[str]:
     return [word.lower() for word in _WORD.findall(name.replace("t10k", "test"))]
 
 
+def _split_words(name: str) -> list[str]:
+    """The words of splits in the last part of a name that has some: `train_val` is neither `train` nor `val`."""
+    parts = ([word for word in _words(part) if word in _SPLITS] for part in reversed(name.split("/")))
+    return next(filter(None, parts), [])
+
+
 def _is_of(name: str, split: str) -> bool:
-    words = {*_words(name)}
-    return not words & _SPLITS if split == WHOLE else {*_words(split)} <= words and bool(_words(split))
+    found, wanted = {*_split_words(name)}, {*_words(split)}
+    if split == WHOLE:
+        return not found
+    usual = wanted & _SPLITS
+    return bool(wanted) and wanted <= {*_words(name)} and (not usual or found == usual)
 
 
 def _chosen(names: Sequence[str], wanted: str | None, role: frozenset[str]) -> list[str]:

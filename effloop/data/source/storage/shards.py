@@ -67,8 +67,10 @@ def counted(config: DataConfig, split: str, there: Callable[[str], bool]) -> set
 
 
 def is_of_split(name: str, split: str) -> bool:
-    """Whether the name of a file has the name of a split as a word."""
-    return bool(_word(split).search(name))
+    """Whether the name of a file has the name of a split as a word, and that of no other usual one."""
+    others = ("train", "val", "test", *(other for names in USUAL.values() for other in names))
+    also = (_word(other).search(name) and not _word(other).search(split) for other in others)
+    return bool(_word(split).search(name)) and not any(also)
 
 
 def any_shard(root: Path, endings: Sequence[str]) -> Path | None:

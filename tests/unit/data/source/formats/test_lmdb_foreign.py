@@ -23,7 +23,7 @@ from plans import open_source, read_bytes, write_as
 from runs import train
 
 from effloop.cli.main import main
-from effloop.data.source import Source
+from effloop.data.source import NoSplitError, Source
 from effloop.data.source.formats.arrow_values import read_serialized
 from effloop.data.source.storage.pickled_arrays import Bytes
 from effloop.errors import ConfigError, DataError
@@ -402,6 +402,15 @@ def test_two_environments_of_a_split(tmp_path: Path) -> None:
         put(tmp_path / name, {b"0": pickle.dumps((JPEG, 0))})
     with pytest.raises(DataError, match="may both be of the split 'train'; rename one of them"):
         open_source("lmdb", tmp_path)
+
+
+def test_an_environment_of_two_splits(tmp_path: Path) -> None:
+    """Isn't trained on and validated with."""
+    put(tmp_path / "photos_train_val.lmdb", {b"0": pickle.dumps((JPEG, 0))})
+    for split in ("train", "val"):
+        with pytest.raises(NoSplitError, match=f"has no files of the split '{split}'; it has photos_train_val"):
+            open_source("lmdb", tmp_path, split)
+    assert len(open_source("lmdb", tmp_path, "train_val")) == 1
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from stores import make_splits
 
 from effloop.cli.main import main
 from effloop.data.image.header import pnm_header
+from effloop.data.source import NoSplitError
 from effloop.data.source.formats.pth import PthSource
 from effloop.data.source.formats.zarr import ZarrSource
 from effloop.errors import ConfigError, DataError, EffLoopError
@@ -244,3 +245,17 @@ def test_names_that_take_gigabytes(tmp_path: Path) -> None:
     assert open_source("hdf5", tmp_path / "set.h5").classes == ("0", "1", "2")
     assert tracemalloc.get_traced_memory()[1] < 1 << 26
     tracemalloc.stop()
+
+
+def test_names_of_two_splits(tmp_path: Path) -> None:
+    """`train_val` is neither of both; of groups and files in each other the inner name counts."""
+    images, labels = SPLITS["train"]
+    np.savez(tmp_path / "set.npz", x_train_val=images, y_train_val=labels)
+    for split in ("train", "val"):
+        with pytest.raises(NoSplitError, match=f"has no split '{split}'; it has train_val: set data.train_split"):
+            open_source("npz", tmp_path / "set.npz", split)
+    assert len(open_source("npz", tmp_path / "set.npz", "train_val")) == 16
+    with h5py.File(tmp_path / "set.h5", "w") as file:
+        for split in SPLITS:
+            file[f"train_test/{split}_images"], file[f"train_test/{split}_labels"] = SPLITS[split]
+    assert [len(open_source("hdf5", tmp_path / "set.h5", split)) for split in SPLITS] == [16, 8]

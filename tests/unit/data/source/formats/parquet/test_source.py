@@ -294,7 +294,12 @@ def test_one_file(tmp_path: Path) -> None:
     assert type(open_source("auto", path, ".")) is ParquetSource
     with pytest.raises(NoSplitError, match="doesn't say by its name that it is of 'train'"):
         opened(path)
-    assert len(opened(path.rename(tmp_path / "train.parquet"))) == 8
+    renamed = path.rename(tmp_path / "train.parquet")
+    assert len(opened(renamed)) == 8
+    both = renamed.rename(tmp_path / "train-test.parquet")
+    for split in ("train", "test"):
+        with pytest.raises(NoSplitError, match=f"doesn't say by its name that it is of '{split}'"):
+            opened(both, split)
 
 
 def test_a_table_of_paths_is_another_format(photos: Path, tmp_path: Path) -> None:
