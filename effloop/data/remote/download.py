@@ -11,7 +11,6 @@ import json
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
@@ -22,17 +21,15 @@ from effloop.data.remote.buckets import store_of
 from effloop.data.remote.cache import Cache
 from effloop.data.remote.child import say, serve, telling
 from effloop.data.remote.location import Location
-from effloop.data.remote.manifest import Manifest, RemoteFile
+from effloop.data.remote.manifest import Manifest
 from effloop.data.remote.part import Part
-from effloop.data.remote.store import Attempts, ChangedError, FetchError, Store, retried
+from effloop.data.remote.store import Attempts, ChangedError, FetchError, Store, retried, steady
 from effloop.data.remote.window import TAKEN, WindowState, before_training
 from effloop.errors import ConfigError
 from effloop.system.files import describe_failure
 
 CHUNK_BYTES = 16 << 20
 """What a thread asks for at once, and what a killed process begins again."""
-_SLOW_S, _SLOW_BYTES = 60.0, 64 << 10
-"""A connection that brings less in that time is tried anew."""
 
 
 class Download:
@@ -95,7 +92,9 @@ class Download:
         attempts = Attempts(self._store.location.url(part.file.key), stopped=self._stopped)
         while at < stop and not self._stopped.is_set():
             try:
-                for data in self._measured(part.file, at, stop):
+                for data in steady(self._store.read(part.file, at, stop)):
+                    if self._stopped.is_set():
+                        return
                     if at + len(data) > stop:
                         raise FetchError(f"it has more than {stop:,} bytes", final=True)
                     part.write(data, at)
@@ -126,19 +125,6 @@ class Download:
 
         retried(self._store.location.url(part.file.key), check, stopped=self._stopped)
         part.finish()
-
-    def _measured(self, file: RemoteFile, at: int, stop: int) -> Iterator[bytes | memoryview]:
-        """What the store reads, unless that is as good as nothing."""
-        since, count = time.monotonic(), 0
-        for data in self._store.read(file, at, stop):
-            if self._stopped.is_set():
-                return
-            count += len(data)
-            if (now := time.monotonic()) - since > _SLOW_S:
-                if count < _SLOW_BYTES:
-                    raise FetchError(f"{count:,} bytes in {_SLOW_S:g} s are too slow")
-                since, count = now, 0
-            yield data
 
 
 def _run(asked: dict[str, Any]) -> None:

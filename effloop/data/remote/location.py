@@ -141,7 +141,7 @@ class Location:
         Raises:
             ConfigError: they are too many.
         """
-        return [self.key(name) for name in self._typed]
+        return list(dict.fromkeys(map(self.key, self._typed)))
 
     @cached_property
     def _typed(self) -> list[str]:

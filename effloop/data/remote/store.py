@@ -14,6 +14,7 @@ from effloop.data.remote.manifest import Manifest, RemoteFile
 from effloop.errors import DataError
 
 T = TypeVar("T")
+B = TypeVar("B", bound=bytes | memoryview)
 
 TIMEOUT_S = 30.0
 """For a connection, and for the next bytes of an answer."""
@@ -23,6 +24,8 @@ MOST_FILES = 100_000
 _FIRST_S, _LONGEST_S = 0.5, 30.0
 _MOST_PATIENT_S = 300.0  # a server that asks for more has a quota that is used up
 _LONGEST_REASON = 300
+_SLOW_S, _SLOW_BYTES = 60.0, 64 << 10
+"""A connection that brings less in that time is tried anew."""
 
 
 class FetchError(Exception):
@@ -116,6 +119,22 @@ def retried(
             attempts.failed(error)
             if stopped and stopped.is_set():
                 raise DataError(f"{redacted(what)} can't be {done}: {error}") from None
+
+
+def steady(pieces: Iterator[B]) -> Iterator[B]:
+    """What comes piece by piece, unless it is as good as nothing.
+
+    Raises:
+        FetchError: it is.
+    """
+    since, count = time.monotonic(), 0
+    for data in pieces:
+        count += len(data)
+        if (now := time.monotonic()) - since > _SLOW_S:
+            if count < _SLOW_BYTES:
+                raise FetchError(f"{count:,} bytes in {_SLOW_S:g} s are too slow")
+            since, count = now, 0
+        yield data
 
 
 class Store(ABC):

@@ -11,7 +11,7 @@ from threading import Lock
 from urllib.error import HTTPError
 from urllib.request import Request
 
-from effloop.data.remote.http import opener, retry_after
+from effloop.data.remote.answers import opener, retry_after
 
 _THROTTLED = re.compile(r"status code: (?:429|503)\b")
 _PLAIN_URL = re.compile(r"Error performing (?:GET|HEAD) (\S+) in ")

@@ -9,7 +9,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from effloop.data.remote import buckets, http
+from effloop.data.remote import answers, buckets
 from effloop.data.remote.buckets import store_of
 from effloop.data.remote.location import Location
 from effloop.errors import ConfigError, DataError
@@ -62,7 +62,7 @@ def test_certificates_are_checked(root, bucket, monkeypatch, tmp_path):
         threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"https://127.0.0.1:{server.server_port}")
         location = Location.of(root.format(port=server.server_port))
-        http.opener.cache_clear()
+        answers.opener.cache_clear()
         with pytest.raises(DataError, match=r"its certificate is not valid: .*; SSL_CERT_FILE=FILE names"):
             store_of(location).manifest()
         server.shutdown()

@@ -6,12 +6,14 @@ import struct
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 from remotes import Fault, serving
 
-from effloop.data.remote import connections, store
-from effloop.data.remote.http import HttpStore, _open, retry_after
+from effloop.data.remote import connections, http, store
+from effloop.data.remote.answers import open_url, retry_after, size_of
+from effloop.data.remote.http import HttpStore
 from effloop.data.remote.location import Location
 from effloop.data.remote.store import ChangedError, FetchError
 from effloop.errors import DataError
@@ -38,11 +40,11 @@ def test_redirects_keep_the_header_on_the_same_host(monkeypatch):
     with ThreadingHTTPServer(("127.0.0.1", 0), _Redirecting) as server:
         threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
-        with _open(f"{url}/slash") as answer:
+        with open_url(f"{url}/slash") as answer:
             assert answer.url == f"{url}/slash/"
         for path, failure in (("host", "401"), ("ftp", r"redirect to ftp://")):
             with pytest.raises(FetchError, match=failure):
-                _open(f"{url}/{path}")
+                open_url(f"{url}/{path}")
         server.shutdown()
 
 
@@ -194,3 +196,46 @@ def test_folders_are_looked_into_as_deep_as_the_pattern_goes(server):
 def test_a_file_that_an_index_names_twice_is_one(server):
     (server.root / "index.json").write_text(json.dumps(["a.tar", "./a.tar", "a.tar"]))
     assert [file.key for file in _store(server, "index.json").manifest().files] == ["a.tar"]
+
+
+def test_more_files_than_a_dataset_may_have_are_refused(server, monkeypatch):
+    monkeypatch.setattr(http, "MOST_FILES", 1)
+    (server.root / "index.json").write_text(json.dumps(["a.tar", "b.tar"]))
+    for root in ("", "*.tar", "index.json"):
+        server.requests.clear()
+        with pytest.raises(DataError, match=r"can't be fetched: it has more than .* files; pack them"):
+            _store(server, root).manifest()
+        assert len(server.requests) == 1
+    assert len(_store(server, "a*.tar").manifest().files) == 1
+
+
+def test_a_listing_that_trickles_is_not_waited_for_to_its_end(server, monkeypatch):
+    monkeypatch.setattr(store, "_SLOW_S", 0.0)
+    monkeypatch.setattr(store, "_FIRST_S", 0.01)
+    with pytest.raises(DataError, match=r"bytes in 0 s are too slow \(attempt 4 of 4"):
+        _store(server, "").manifest()
+
+
+@pytest.mark.parametrize("name", ["a%2Etar", "{a,%61}.tar"])
+def test_a_file_with_two_spellings_is_one(name, server):
+    assert [file.key for file in _store(server, name).manifest().files] == ["a.tar"]
+
+
+@pytest.mark.parametrize("said", ["x", f"Mon, 01 Jan {10**19} 00:00:00 GMT", "Mon, 01 Jan 0001 00:00:00 GMT"])
+def test_a_pause_that_means_nothing_is_none(said):
+    assert not retry_after({"Retry-After": said})
+
+
+@pytest.mark.parametrize(
+    ("status", "header", "value", "size"),
+    [
+        (206, "Content-Range", "bytes 0-0/12", 12),
+        (206, "Content-Range", "bytes 0-0/*", None),
+        (206, "Content-Range", "bytes 0-0/" + "9" * 5000, None),
+        (200, "Content-Length", "12", 12),
+        (200, "Content-Length", "", None),
+        (200, "Content-Length", "1,2", None),
+    ],
+)
+def test_the_size_that_an_answer_tells(status, header, value, size):
+    assert size_of(SimpleNamespace(status=status, headers={header: value})) == size
