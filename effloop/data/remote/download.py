@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
@@ -30,6 +31,7 @@ from effloop.system.files import describe_failure
 
 CHUNK_BYTES = 16 << 20
 """What a thread asks for at once, and what a killed process begins again."""
+_POLL_S = 0.1
 
 
 class Download:
@@ -129,18 +131,18 @@ class Download:
 
 def _run(asked: dict[str, Any]) -> None:
     cache, location = Cache(Path(asked["folder"])), Location.of(asked["root"])
-    with telling():
+    with telling():  # all the time: 100,000 files take minutes to look at on a network's file system
         store = store_of(location)
         manifest = store.manifest()
         used = cache.use(manifest)  # and so does the process that has asked, before this one goes on
-    say(manifest=str(cache.view(manifest).with_suffix(".json")))
-    sys.stdin.readline()
-    part = _but_shards(asked, store, manifest, cache) if asked["window"] else manifest
-    if missing := cache.missing(part):
-        say(total=sum(file.size for file in missing))
-        _fetch(store, part, cache, asked)
-    _link(cache, manifest)
-    used.close()
+        say(manifest=str(cache.view(manifest).with_suffix(".json")))
+        sys.stdin.readline()
+        part = _but_shards(asked, store, manifest, cache) if asked["window"] else manifest
+        if missing := cache.missing(part):
+            say(total=sum(file.size for file in missing))
+            _fetch(store, part, cache, asked)
+        cache.link(manifest)
+        used.close()
     say(done=True, files=len(part.files), size=part.bytes)
 
 
@@ -149,23 +151,26 @@ def _but_shards(asked: dict[str, Any], store: Store, manifest: Manifest, cache: 
     first = replace(manifest, files=tuple(file for file in manifest.files if manifest.name(file) in asked["first"]))
     if cache.missing(first):
         _fetch(store, first, cache, asked)
-    _link(cache, manifest)
+    cache.link(manifest)
     say(linked=True)
     names = frozenset(json.loads(sys.stdin.readline()))
     shards = replace(manifest, files=tuple(file for file in manifest.files if manifest.name(file) in names))
-    there = len(shards.files) - len(cache.missing(shards))
-    part = before_training(manifest, names, asked["window"], cache.room(asked["limit"]), there)
-    if cache.missing(part) and WindowState(cache.view(manifest)).is_fetched():
+    state = WindowState(cache.view(manifest))
+
+    def planned() -> Manifest:
+        there = len(shards.files) - len(cache.missing(shards))
+        return before_training(manifest, names, asked["window"], cache.room(asked["limit"]), there)
+
+    part = planned()
+    while {*cache.missing(part)} & {*shards.files} and state.is_fetched() and not state.is_silent():
+        time.sleep(_POLL_S)  # a rank that has begun earlier goes through the shards, to find what is in them
+        part = planned()
+    if cache.missing(part) and state.is_fetched():
         raise ConfigError(f"data.window: {TAKEN}")
     if cache.missing(part):  # shards of an earlier run may be in its way
         cache.remove(shards)
-        part = before_training(manifest, names, asked["window"], cache.room(asked["limit"]), 0)
+        part = planned()
     return part
-
-
-def _link(cache: Cache, manifest: Manifest) -> None:
-    with telling():  # 100,000 links take minutes on a network's file system
-        cache.link(manifest)
 
 
 def _fetch(store: Store, manifest: Manifest, cache: Cache, asked: dict[str, Any]) -> None:

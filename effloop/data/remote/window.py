@@ -237,6 +237,12 @@ class WindowState:
                 return True
         return False
 
+    def is_silent(self) -> bool:
+        """Whether the process that fetches has given no sign of life for long."""
+        with suppress(OSError):
+            return time.time() - self._lock.stat().st_mtime > _SILENT_S
+        return False
+
     def _tell_again(self) -> None:
         if self._own is not None:
             with suppress(OSError):
@@ -257,9 +263,8 @@ class WindowState:
             return "it is in none of the windows that are trained on now"
         if free_since is not None and time.monotonic() - free_since > _AGAIN_S:
             return "the process that fetches has ended; continue with effloop resume"
-        with suppress(OSError):
-            if free_since is None and time.time() - self._lock.stat().st_mtime > _SILENT_S:
-                return f"the process that fetches has said nothing for {_SILENT_S:g} s; continue with effloop resume"
+        if free_since is None and self.is_silent():
+            return f"the process that fetches has said nothing for {_SILENT_S:g} s; continue with effloop resume"
         return ""
 
     def _is_asked_for(self, path: Path) -> bool:
