@@ -16,8 +16,10 @@ from effloop.data.source.formats.array_names import ArrayNames, ArraysConfig
 from effloop.data.source.formats.stored_array import StoredArray
 from effloop.data.source.storage.targets import CLASSES, Targets
 from effloop.errors import DataError
+from effloop.system.hardware import available_memory
 
 _MOST_LABEL_BYTES = 1 << 34  # 2 * 10^9 integers; a header may claim any number of them
+_ROW_BYTES = 16  # of memory for what a label becomes
 _MOST_CLASSES = 1 << 20  # without names; see `indexed`
 _MOST_NAME_BYTES = 1 << 28  # of texts of a fixed length
 
@@ -37,6 +39,12 @@ def flat(labels: StoredArray) -> NDArray[Any]:
         raise DataError(
             f"{labels.name} is {labels.dtype.name}, {labels.shape}, {size / 1e9:,.0f} GB of labels, more than the "
             f"{_MOST_LABEL_BYTES / 1e9:.0f} that are read: set data.label=NAME"
+        )
+    needed, free = 2 * size + len(labels) * _ROW_BYTES, available_memory()
+    if needed > free:
+        raise DataError(
+            f"{labels.name} is {labels.dtype.name}, {labels.shape}, which takes {needed / 1e9:,.1f} GB of memory, "
+            f"{free / 1e9:,.1f} are free: set data.label=NAME, or make room"
         )
     values = labels.load()
     values = values.reshape(len(values), math.prod(labels.shape[1:]))

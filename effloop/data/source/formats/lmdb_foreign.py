@@ -45,7 +45,9 @@ class Foreign:
         self._places = {name: place for place, name in enumerate(names or ())}
         first = next(self._values(), None)
         if first is None:
-            raise DataError(f"{tree.path} has no samples; write it again")
+            raise DataError(
+                f"{tree.path} has no samples in its main database, which alone is read (no named one); write them there"
+            )
         self._read = self._reader(first)
         self.made = self._sample(first).made
         self._labels: Labels | None = None

@@ -364,7 +364,7 @@ REFUSED: dict[str, tuple[dict[bytes, Any], str]] = {
     "floats": ({b"0": (np.zeros((3, 4)), 1)}, "holds an array of float64 and shape (3, 4); allowed are uint8 pixels"),
     "mixed": ({b"0": (b"x", 1), b"1": (np.zeros((3, 4), np.uint8), 1)}, "'1' isn't stored as the first one is"),
     "no labels": ({b"a": JPEG}, "holds images without labels: set data=lmdb data.labels=FILE"),
-    "nothing": ({}, "has no samples; write it again"),
+    "nothing": ({}, "has no samples in its main database, which alone is read (no named one)"),
     "floats of Caffe": ({b"a": Datum(float_data=[0.5, 1]).SerializeToString()}, "is a Datum of floats (float_data)"),
     "another size of Caffe": ({b"a": datum(b"12345", 1, (1, 2, 2))}, "is a Datum of 5 bytes for 1 x 2 x 2"),
     "something else": ({b"a": b"\x01\x02 what"}, "is no image, no pickle of (image, label) and no Datum"),

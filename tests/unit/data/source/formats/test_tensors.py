@@ -180,6 +180,9 @@ def test_what_is_no_dataset(tmp_path: Path) -> None:
     assert "has several arrays that may be labels, y, label" in bad(path, {"x": images, "y": labels, "label": labels})
     assert "images has 16 images, " in bad(path, (images, labels[1:]))
     assert "has no array that looks like images; it has labels" in bad(path, {"images": ["a", 1], "labels": labels})
+    many = torch.zeros(1, dtype=torch.uint8).expand(1 << 33)  # takes a byte of the file
+    assert "which takes 154.6 GB of memory, " in bad(path, (many[:, None, None], many))
+    torch.save((images, labels[1:]), path)
     whole = path.read_bytes()
     for length in range(0, len(whole), 199):
         path.write_bytes(whole[:length])
