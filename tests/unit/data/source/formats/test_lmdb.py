@@ -292,7 +292,7 @@ def test_not_written_by_effloop(tmp_path: Path) -> None:
 def test_empty_environment(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     environment(tmp_path / "train")
-    assert refusal(tmp_path) == f"{tmp_path}/train/data.mdb has no samples; write it again"
+    assert refusal(tmp_path).startswith(f"{tmp_path}/train/data.mdb has no samples in its main database, which alone ")
 
 
 def test_an_index_of_other_data(root: Path, tmp_path: Path) -> None:
