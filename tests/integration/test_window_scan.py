@@ -142,7 +142,7 @@ def test_masks_in_shards_are_where_they_are(name, server, tmp_path):
         assert bytes(found.read_mask(row)) == bytes(local.read_mask(row))
 
 
-def test_an_interrupted_scan_goes_on_and_a_changed_shard_is_scanned_anew(server, photos, capsys):
+def test_an_interrupted_scan_goes_on_and_a_changed_shard_is_scanned_anew(server, photos, tmp_path, capsys):
     local = write_shards("tar", photos, server.root / "b/d")
     words = ("data=tar", f"data.root={server.url}/b/d/", *kept(local))
     server.faults = [Fault(403, of="train-007.tar")]
@@ -159,6 +159,11 @@ def test_an_interrupted_scan_goes_on_and_a_changed_shard_is_scanned_anew(server,
     assert re.search(rf"{SAID} of .* says what is in them; 1 \(", capsys.readouterr().err)
     assert shard.name in fetched(server)
     assert len(fetched(server)) <= 2
+    (parts,) = tmp_path.glob("cache/**/*.shards")
+    before = len([*parts.iterdir()])
+    shard.unlink()
+    assert len(opened(*words)) == 32
+    assert len([*parts.iterdir()]) == before - 1
 
 
 def test_one_scans_and_others_wait(server, photos, capsys):

@@ -53,8 +53,12 @@ class ComingShards:
         def missing() -> list[str]:
             return [name for name, path in paths.items() if not path.exists()]
 
-        if not missing():
-            return
+        if missing():
+            self._scan(missing, keep)
+        for path in {*self.kept.glob(f"*{_ENDING}")} - {*self._paths}:  # of shards that have changed, or are gone
+            path.unlink(missing_ok=True)
+
+    def _scan(self, missing: Callable[[], list[str]], keep: Callable[[int, Path], None]) -> None:
         self.kept.mkdir(parents=True, exist_ok=True)
         assert self.config.window is not None
         places = {name: place for place, name in enumerate(self.names)}
@@ -62,9 +66,7 @@ class ComingShards:
         turns = ShardPass(self.manifest, self.names, folder, limit_gb, self.config.window)
         with closing(turns.each(missing, self._say)) as names:
             for name in names:
-                keep(places[name], paths[name])
-        for path in {*self.kept.glob(f"*{_ENDING}")} - {*paths.values()}:  # of what the shards were before
-            path.unlink(missing_ok=True)
+                keep(places[name], self._paths[places[name]])
 
     def part(self, place: int) -> Part:
         """What was found in a shard that is given by its place.
