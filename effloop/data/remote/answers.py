@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_opener
 
 from effloop.data.remote.connections import Connections, KeptHTTP, KeptHTTPS
-from effloop.data.remote.store import TIMEOUT_S, FetchError
+from effloop.data.remote.store import NO_TLS, TIMEOUT_S, FetchError
 
 AUTHORIZATION = "EFFLOOP_HTTP_AUTHORIZATION"
 """Environment variable with the header `Authorization`, which other hosts don't get."""
@@ -50,6 +50,13 @@ def first_of(answer: http.client.HTTPResponse) -> int | None:
 def version_of(headers: Any) -> str:
     """The ETag, else when the file was modified; empty without."""
     return str(headers.get("ETag") or headers.get("Last-Modified") or "").removeprefix("W/").strip('"')
+
+
+class UnlistedError(FetchError):
+    """A folder, as a redirect says, that the server doesn't list."""
+
+    def __init__(self) -> None:
+        super().__init__("it is a folder that the server doesn't list", final=True)
 
 
 class _Redirects(HTTPRedirectHandler):
@@ -87,6 +94,8 @@ def open_url(url: str, headers: dict[str, str] | None = None) -> Any:
         return opener().open(request, timeout=TIMEOUT_S)
     except HTTPError as error:
         error.close()
+        if error.code in (403, 404) and urlsplit(error.url).path.endswith("/") and not url.endswith("/"):
+            raise UnlistedError from None
         if error.code == 416:  # an empty file has no first byte
             raise EmptyError from None
         again = error.code in _AGAIN
@@ -119,6 +128,8 @@ def _failure(error: Exception) -> FetchError:
     final = isinstance(cause, ssl.SSLCertVerificationError | ValueError | http.client.InvalidURL)
     if isinstance(cause, socket.gaierror):
         final = cause.errno == socket.EAI_NONAME
+    if isinstance(cause, ssl.SSLError) and cause.reason == "WRONG_VERSION_NUMBER":
+        return FetchError(NO_TLS, final=True)
     reason = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
     if isinstance(cause, ssl.SSLCertVerificationError):
         reason = f"its certificate is not valid: {cause.verify_message}; SSL_CERT_FILE=FILE names authorities to trust"

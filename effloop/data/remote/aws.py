@@ -6,6 +6,7 @@ import configparser
 import os
 from pathlib import Path
 
+from effloop.data.remote.environment import ENDPOINTS, check_endpoint, check_value
 from effloop.data.remote.location import Location
 from effloop.errors import ConfigError
 
@@ -14,7 +15,7 @@ def aws_options(location: Location) -> dict[str, str]:
     """What `~/.aws` says, as AWS's own programs have it, where the environment has no keys: obstore doesn't read it.
 
     Raises:
-        ConfigError: a file there can't be read.
+        ConfigError: a file there can't be read, or says what can't be used.
     """
     if not location.scheme.startswith("s3") or "AWS_ACCESS_KEY_ID" in os.environ:
         return {}
@@ -39,7 +40,10 @@ def aws_options(location: Location) -> dict[str, str]:
         "region": "region",
         "endpoint_url": "endpoint",
     }
-    variables = {"region": ("AWS_REGION", "AWS_DEFAULT_REGION"), "endpoint_url": ("AWS_ENDPOINT_URL", "AWS_ENDPOINT")}
+    variables = {"region": ("AWS_REGION", "AWS_DEFAULT_REGION"), "endpoint_url": ENDPOINTS}
+    for name in names.keys() & found.keys():
+        check = check_endpoint if name == "endpoint_url" else check_value
+        check(f"{name} of profile {profile}", found[name])
     return {
         option: found[name]
         for name, option in names.items()

@@ -10,12 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from effloop.data.remote.aws import aws_options
+from effloop.data.remote.environment import check_environment
 from effloop.data.remote.filesystems import SFTP, FsspecStore
 from effloop.data.remote.http import HttpStore
 from effloop.data.remote.location import Location, redacted
 from effloop.data.remote.manifest import Manifest, RemoteFile, manifest_of
 from effloop.data.remote.sftp import SftpStore
-from effloop.data.remote.store import MOST_FILES, TIMEOUT_S, ChangedError, FetchError, Store, TooManyError, retried
+from effloop.data.remote.store import (
+    MOST_FILES,
+    NO_TLS,
+    TIMEOUT_S,
+    ChangedError,
+    FetchError,
+    Store,
+    TooManyError,
+    retried,
+)
 from effloop.data.remote.throttle import Throttle
 from effloop.errors import ConfigError, optional_package
 from effloop.system.files import describe_failure
@@ -28,6 +38,11 @@ _BY_FSSPEC = (
 """Schemes of fsspec that are places; others wrap files in files, run templates or write caches of their own."""
 _METADATA = "169.254.169.254"
 _NO_CREDENTIALS = "set them in the environment, e.g. AWS_ACCESS_KEY_ID; AWS_SKIP_SIGNATURE=true for a public bucket"
+_WRONG = {
+    **{"InvalidAccessKeyId": "AWS_ACCESS_KEY_ID", "SignatureDoesNotMatch": "AWS_SECRET_ACCESS_KEY"},
+    **{"ExpiredToken": "AWS_SESSION_TOKEN", "InvalidToken": "AWS_SESSION_TOKEN"},
+}
+"""What S3 says of credentials -> which of them to correct."""
 _EXTRA = "effloop[remote]"
 _PIECE = 1 << 16  # what has come is kept when the rest does not
 _FIRST_ATTEMPTS = 4
@@ -55,6 +70,7 @@ class BucketStore(Store):
     def __init__(self, location: Location) -> None:
         super().__init__(location)
         self._obstore = optional_package("obstore", f"data.root: '{location.root}'", _EXTRA)
+        check_environment(location)
         self._store = self._opened({"max_retries": 0})
         self._throttle = Throttle(self._signed)
 
@@ -160,6 +176,8 @@ def _told(text: str, *, final: bool, after_s: float | None) -> FetchError:
         return _unanswered(text, final=final)
     refused = status[1][0] == "4" and status[1][:3] not in ("408", "425", "429")
     reason = status[1].strip() + (f": {code[1]}" if code else "")
+    if code and code[1] in _WRONG:
+        reason += f"; correct {_WRONG[code[1]]}"
     return FetchError(reason, final=final or refused, after_s=after_s, answered=True)
 
 
@@ -170,6 +188,8 @@ def _unanswered(text: str, *, final: bool) -> FetchError:
     if certificate := re.search(r"InvalidCertificate\(\s*(\w+)", text):
         reason = f"its certificate is not valid: {certificate[1]}; SSL_CERT_FILE=FILE names authorities to trust"
         return FetchError(reason, final=True)
+    if "InvalidContentType" in text:  # the first bytes are no TLS
+        return FetchError(NO_TLS, final=True)
     first, _, debug = text.partition("Debug source:")
     causes = re.findall(r'(?:message|error): "([^"]+)"', debug)
     reason = causes[-1] if causes else first.rpartition(" - ")[2].strip()

@@ -9,7 +9,16 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from threading import Event
 from urllib.parse import urlsplit
 
-from effloop.data.remote.answers import PIECE, EmptyError, first_of, open_url, pieces, size_of, version_of
+from effloop.data.remote.answers import (
+    PIECE,
+    EmptyError,
+    UnlistedError,
+    first_of,
+    open_url,
+    pieces,
+    size_of,
+    version_of,
+)
 from effloop.data.remote.listing import Links, names_in, names_in_json
 from effloop.data.remote.manifest import Manifest, RemoteFile, manifest_of
 from effloop.data.remote.store import MOST_FILES, ChangedError, FetchError, Store, TooManyError, retried, steady
@@ -178,6 +187,10 @@ def _describe(url: str, name: str, *, or_folder: bool) -> RemoteFile:
         answer = open_url(url, {"Range": "bytes=0-0"})
     except EmptyError:
         return RemoteFile(name, 0, "")
+    except UnlistedError:
+        if or_folder:
+            return RemoteFile(f"{name}/", 0, "")
+        raise
     with answer:
         if or_folder and urlsplit(answer.url).path.endswith("/"):
             return RemoteFile(f"{name}/", 0, "")

@@ -21,6 +21,8 @@ TIMEOUT_S = 30.0
 ATTEMPTS = 8
 MOST_FILES = 100_000
 """In a dataset behind a URL."""
+NO_TLS = "it doesn't answer by HTTPS, perhaps by http://"
+"""Of a server whose first bytes are no TLS."""
 _FIRST_S, _LONGEST_S = 0.5, 30.0
 _MOST_PATIENT_S = 300.0  # a server that asks for more has a quota that is used up
 _LONGEST_REASON = 300

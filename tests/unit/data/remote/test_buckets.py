@@ -46,6 +46,23 @@ def test_why_a_bucket_does_not_answer_is_said(endpoint, why, bucket, monkeypatch
     assert why in str(error.value)
 
 
+@pytest.mark.parametrize("root", ["https://127.0.0.1:{port}/", "s3://bucket/x"])
+def test_a_server_without_tls_is_not_asked_again(root, bucket, monkeypatch, tmp_path):
+    handler = functools.partial(_Quiet, directory=tmp_path)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"https://127.0.0.1:{server.server_port}")
+        with pytest.raises(DataError, match=r"can't be fetched: it doesn't answer by HTTPS, perhaps by http://$"):
+            store_of(Location.of(root.format(port=server.server_port))).manifest()
+        server.shutdown()
+
+
+def test_which_credential_is_wrong_is_said():
+    text = "Server returned non-2xx status code: 403 Forbidden: <Error><Code>SignatureDoesNotMatch</Code></Error>"
+    wanted = "403 Forbidden: SignatureDoesNotMatch; correct AWS_SECRET_ACCESS_KEY"
+    assert str(buckets._told(text, final=False, after_s=None)) == wanted
+
+
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes the certificate")
 @pytest.mark.parametrize("root", ["https://127.0.0.1:{port}/", "s3://bucket/x"])
 def test_certificates_are_checked(root, bucket, monkeypatch, tmp_path):

@@ -239,3 +239,26 @@ def test_a_pause_that_means_nothing_is_none(said):
 )
 def test_the_size_that_an_answer_tells(status, header, value, size):
     assert size_of(SimpleNamespace(status=status, headers={header: value})) == size
+
+
+class _Unlisted(BaseHTTPRequestHandler):
+    """A folder `/d/` that nginx doesn't list."""
+
+    def do_GET(self):
+        self.send_response(301 if self.path == "/d" else 403)
+        self.send_header("Location", "/d/")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.parametrize("path", ["d", "d/"])
+def test_a_folder_that_is_not_listed_needs_names(path):
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Unlisted) as server:
+        threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
+        place = f"http://127.0.0.1:{server.server_port}"
+        with pytest.raises(DataError, match=r"/d/ can't be fetched: 403 .*; a server that lists no folders needs"):
+            HttpStore(Location.of(f"{place}/{path}")).manifest()
+        server.shutdown()
