@@ -160,9 +160,10 @@ def row_of(values: Any, targets: Targets) -> bytes:
             finite as float32; the message doesn't name the sample.
     """
     if not isinstance(values, Sequence) or not all(isinstance(value, int | float) for value in values):
-        raise DataError(f"holds no list of {len(targets.names):,} numbers, as {NAME} says")
+        raise DataError(f"holds no list of {len(targets.names):,} numbers, as {NAME} or the first sample says")
     if len(values) != len(targets.names):
-        raise DataError(f"has {len(values):,} values, {NAME} names {len(targets.names):,}; correct either of them")
+        count = f"{len(targets.names):,} by {NAME} or the first sample"
+        raise DataError(f"has {len(values):,} values, not {count}; correct either of them")
     with np.errstate(over="ignore"):  # what float32 can't hold is infinite, which is refused
         row = np.array([min(max(value, -1e300), 1e300) for value in values], "<f4")
     if problem := targets.wrong(row):

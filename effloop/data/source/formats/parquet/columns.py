@@ -88,7 +88,7 @@ class Columns:
         """What the targets are, by one of the files."""
         with self.opened(file) as table:
             label = self.label(table)
-            return MASKS if label is None else self._learner(table, label).targets(lambda: self._texts(label))
+            return MASKS if label is None else self._learner(table, label).targets(lambda: self._texts(label, "texts"))
 
     def classes(self, file: Path) -> list[str]:
         """Names of the classes, by one of the files."""
@@ -99,7 +99,7 @@ class Columns:
             names = self._names(table, label)
             if names is not None:
                 return names
-            return self._texts(label) if table.form(label) == "text" else self._numbers(label)
+            return self._texts(label, "text") if table.form(label) == "text" else self._numbers(label)
 
     def keys(self, files: Sequence[Path]) -> Callable[[Path, int, str | None], bytes]:
         """What makes a key of a file, a row and the path that is stored with the image: this, if all have one, and no
@@ -188,10 +188,10 @@ class Columns:
         """The classes of masks by the config or classes.txt; None if nothing names them."""
         return self.config.classes or (read_names(self.root) if self.root.is_dir() else None)
 
-    def _texts(self, label: str) -> list[str]:
-        """The different texts in a column of all splits, sorted."""
+    def _texts(self, label: str, form: str) -> list[str]:
+        """The different texts in a column of all splits, sorted; the form is `text` or `texts`."""
         found: set[str] = set()
-        for _, value in self._values(label):
+        for _, value in self._values(label, form):
             found.update(value if isinstance(value, list) else [value])
         return sorted(text for text in found if text is not None)
 
@@ -202,7 +202,7 @@ class Columns:
             DataError: one is so large that it can't be a class.
         """
         largest = 0
-        for file, value in self._values(label):
+        for file, value in self._values(label, "integer"):
             if value is not None and value > largest:
                 largest = int(value)
                 if largest >= MAX_UNNAMED:
@@ -212,9 +212,18 @@ class Columns:
                     )
         return [str(number) for number in range(largest + 1)]
 
-    def _values(self, label: str) -> Iterator[tuple[Path, Any]]:
-        """The values of a column in all splits, each with its file."""
+    def _values(self, label: str, form: str) -> Iterator[tuple[Path, Any]]:
+        """The values of a column in all splits, each with its file.
+
+        Raises:
+            DataError: they aren't of this form in one of them.
+        """
         for file in dict.fromkeys(self.files()):
             with self.opened(file) as table:
+                if (found := table.form(table.label(label) or label)) != form:
+                    raise DataError(
+                        f"data.label: the column '{label}' of {file} is of the kind {found}, in other files of the kind "
+                        f"{form}; write all alike, or set data.classes=[NAME,…]"
+                    )
                 for (value,) in table.values(table.label(label)):
                     yield file, value

@@ -50,6 +50,9 @@ class Table:
             self.file = parquet.ParquetFile(place, buffer_size=_BUFFERED, pre_buffer=False)
             self.schema = self.file.schema_arrow
         self.names: list[str] = list(self.schema.names)
+        if len({*self.names}) < len(self.names):
+            twice = next(name for name in self.names if self.names.count(name) > 1)
+            raise DataError(f"{path} has two columns '{shown(twice)}'; write it again with other names")
 
     def __enter__(self) -> Table:
         return self

@@ -88,7 +88,7 @@ class Learner:
 
     def _flags(self, value: Any, targets: Targets) -> bytes:
         if not isinstance(value, list):
-            raise DataError(f"has no list in the column '{self._column}', as targets.json says")
+            raise DataError(f"has no list in the column '{self._column}', as targets.json or the first file says")
         found = [self._place(each, targets.names) if isinstance(each, str) else each for each in value]
         if not all(isinstance(each, int) for each in found):
             raise DataError(f"has a list in the column '{self._column}' with something that is no class; correct it")

@@ -43,9 +43,9 @@ def write(name: str, path: Path, targets: Targets = FLAGS, rows: list[list[float
         (FLAGS, [0.5, 1], "has 0.5 for 'cat'; allowed are 0 and 1"),
         (NUMBERS, [0.5, 1e39], "has inf for 'height'; allowed are finite numbers"),
         (NUMBERS, [float("nan"), 10**400], "has nan for 'age'; allowed are finite numbers"),
-        (NUMBERS, [1], "has 1 values, targets.json names 2; correct either of them"),
-        (NUMBERS, {"age": 1}, "holds no list of 2 numbers, as targets.json says"),
-        (FLAGS, ["1", "0"], "holds no list of 2 numbers, as targets.json says"),
+        (NUMBERS, [1], "has 1 values, not 2 by targets.json or the first sample; correct either of them"),
+        (NUMBERS, {"age": 1}, "holds no list of 2 numbers, as targets.json or the first sample says"),
+        (FLAGS, ["1", "0"], "holds no list of 2 numbers, as targets.json or the first sample says"),
     ],
 )
 def test_values_that_no_sample_has(targets: Targets, values: Any, wanted: str) -> None:
@@ -142,7 +142,7 @@ def test_what_targets_are_may_be_said_of_any_files(tmp_path: Path) -> None:
     (tmp_path / "targets.json").write_text(json.dumps(NUMBERS.header()))
     found = open_source("tar", tmp_path)
     assert (found.kind, found.target_names, found.targets.tolist()) == (Kind.numbers, NUMBERS.names, [[1, 0], [0, 0]])
-    with pytest.raises(DataError, match=r"train-0\.tar: 'a\.cls' holds no list of 2 numbers, as targets\.json says$"):
+    with pytest.raises(DataError, match=r"train-0\.tar: 'a\.cls' holds no list of 2 numbers, as targets\.json or the first sample says$"):
         open_source("tar", tmp_path, label="CLS")
     (tmp_path / "targets.json").unlink()
     with pytest.raises(DataError, match=r"the sample 'b' has no label \(looked for \.cls\)"):

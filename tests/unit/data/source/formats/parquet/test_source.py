@@ -335,6 +335,26 @@ def test_labels_that_cant_be_used(name: str, tmp_path: Path) -> None:
         opened(one(tmp_path, **options))
 
 
+@pytest.mark.parametrize("other", ["train_2", "val"])
+def test_files_with_labels_of_other_kinds(other: str, tmp_path: Path) -> None:
+    texts = ["x", "y", *"x" * 6]
+    for number, (first, second) in enumerate(((LABELS, texts), (texts, LABELS), ([["x"]] * 8, [[0]] * 8))):
+        root = one(tmp_path / str(number), first)
+        write_images(root / f"{other}.parquet", IMAGES, second)
+        with pytest.raises(DataError, match=rf"^data\.label: .*{other}\.parquet is of the kind .*; write all alike"):
+            opened(root)
+    assert opened(tmp_path / "0/set", classes=["x", "y", "z"]).labels[:8].tolist() == LABELS
+
+
+def test_two_columns_of_one_name(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = one(tmp_path, LABELS) / "train.parquet"
+    table = parquet.read_table(path)
+    parquet.write_table(table.append_column("label", table.column("label")), path)
+    with pytest.raises(DataError, match=f"^{path} has two columns 'label'; write it again with other names$"):
+        opened(path.parent)
+
+
 def test_columns_that_arent_there(tmp_path: Path) -> None:
     root = one(tmp_path, LABELS)
     with pytest.raises(DataError, match=r"^data\.image: .* has no column 'img'; have image, label"):
