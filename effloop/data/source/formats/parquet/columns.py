@@ -222,8 +222,8 @@ class Columns:
             with self.opened(file) as table:
                 if (found := table.form(table.label(label) or label)) != form:
                     raise DataError(
-                        f"data.label: the column '{label}' of {file} is of the kind {found}, in other files of the kind "
-                        f"{form}; write all alike, or set data.classes=[NAME,…]"
+                        f"data.label: the column '{label}' of {file} is of the kind {found}, in others of the "
+                        f"kind {form}; write all alike, or set data.classes=[NAME,…]"
                     )
                 for (value,) in table.values(table.label(label)):
                     yield file, value

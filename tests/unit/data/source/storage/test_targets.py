@@ -142,7 +142,8 @@ def test_what_targets_are_may_be_said_of_any_files(tmp_path: Path) -> None:
     (tmp_path / "targets.json").write_text(json.dumps(NUMBERS.header()))
     found = open_source("tar", tmp_path)
     assert (found.kind, found.target_names, found.targets.tolist()) == (Kind.numbers, NUMBERS.names, [[1, 0], [0, 0]])
-    with pytest.raises(DataError, match=r"train-0\.tar: 'a\.cls' holds no list of 2 numbers, as targets\.json or the first sample says$"):
+    none = r"train-0\.tar: 'a\.cls' holds no list of 2 numbers, as targets\.json or the first sample says$"
+    with pytest.raises(DataError, match=none):
         open_source("tar", tmp_path, label="CLS")
     (tmp_path / "targets.json").unlink()
     with pytest.raises(DataError, match=r"the sample 'b' has no label \(looked for \.cls\)"):
