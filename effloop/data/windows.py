@@ -145,23 +145,31 @@ class Windows:
         Raises:
             ConfigError: the process that fetches has failed, or isn't there.
         """
+        told = (-1, -1)
+        try:
+            for number in range(samples_seen // self._order.global_batch, len(self._order)):
+                if (now := self._order.window_of(epoch, number)) != told or not self._state.tells:
+                    told = now
+                    self._have(epoch, number, now)
+                batch = next(batches, None)
+                if batch is None:
+                    return
+                yield batch
+        finally:
+            self._state.leave()
+
+    def _have(self, epoch: int, number: int, now: tuple[int, int]) -> None:
+        """Tell which windows a batch needs, from the first to the last, and wait for them."""
         self._begin()
-        windows, told = self._order.windows(epoch), (-1, -1)
+        windows = self._order.windows(epoch)
         after = self._order.windows(epoch + 1)[0] if epoch + 1 < self._epochs else windows[0][:0]
-        for number in range(samples_seen // self._order.global_batch, len(self._order)):
-            if (now := self._order.window_of(epoch, number)) != told:
-                told = now
-                needed = [self._named(windows[each]) for each in range(now[0], now[1] + 1)]
-                following = windows[now[1] + 1] if now[1] + 1 < len(windows) else after
-                self._state.tell(self._order.rank, (epoch, number), needed, self._named(following))
-                began = time.monotonic()
-                for name in (name for each in needed for name in each):
-                    self._state.wait_for(self._state.view / name, told=True)
-                self._waited_s += time.monotonic() - began
-            batch = next(batches, None)
-            if batch is None:
-                return
-            yield batch
+        needed = [self._named(windows[each]) for each in range(now[0], now[1] + 1)]
+        following = windows[now[1] + 1] if now[1] + 1 < len(windows) else after
+        self._state.tell(self._order.rank, (epoch, number), needed, self._named(following))
+        began = time.monotonic()
+        for name in (name for each in needed for name in each):
+            self._state.wait_for(self._state.view / name, told=True)
+        self._waited_s += time.monotonic() - began
 
     def facts(self) -> dict[str, float]:
         """For a run's summary: bytes fetched since it trains, 10^6 of them a second while any were fetched, and seconds

@@ -240,7 +240,7 @@ def _image_bytes(loader: Loader) -> list[tuple[int, int]]:
     source, decoder = loader.plan.source, loader.plan.decoder
     found, here = [], source.present()
     count = len(source) if here is None else len(here)
-    places = np.unique(np.linspace(0, count - 1, _SAMPLES).astype(np.int64))
+    places = np.unique(np.linspace(0, count - 1, min(count, _SAMPLES)).astype(np.int64))
     for sample in (places if here is None else here[places]).tolist():
         with suppress(DataError):  # loading it will say so
             data = source.read(sample)

@@ -26,7 +26,7 @@ from effloop.data.source.root import expand_root
 from effloop.data.source.storage.targets import Targets
 from effloop.data.source.storage.writing import Dataset, Record, writers
 from effloop.data.windows import WindowOrder
-from effloop.errors import ConfigError
+from effloop.errors import ConfigError, DataError
 
 WINDOW = 2
 SAID = "no index beside the shards"
@@ -205,3 +205,31 @@ def test_what_can_not_be_scanned_is_one_line(layout, words, said, server, photos
     lines = [line for line in capsys.readouterr().err.splitlines() if "data." in line and SAID not in line]
     assert len(lines) == 1
     assert re.search(said, lines[0]), lines
+
+
+def test_what_was_found_in_a_shard_and_is_damaged_is_scanned_anew(server, photos, tmp_path):
+    write_shards("tar", photos, server.root / "b/d")
+    words = ("data=tar", f"data.root={server.url}/b/d/", f"data.window={WINDOW}")
+    opened(*words)
+    for index in (tmp_path / "cache/effloop").glob("*.index"):
+        index.unlink()
+    next((tmp_path / "cache/effloop").glob("*.shards/*")).write_bytes(b"")
+    with pytest.raises(DataError, match="was damaged, and is removed; start again"):
+        opened(*words)
+    server.requests.clear()
+    assert len(opened(*words)) == 40
+    assert len({*fetched(server)}) <= 3
+
+
+def test_another_training_split_leaves_what_was_found_for_the_first_one(server, photos):
+    local = write_shards("tar", photos, server.root / "b/d")
+    for number in range(5, 10):
+        (local / f"pets-train-{number:03}.tar").rename(local / f"pets-extra-{number:03}.tar")
+    words = ("data=tar", f"data.root={server.url}/b/d/", f"data.window={WINDOW}")
+    for split in ("train", "extra"):
+        assert len(opened(*words, f"data.train_split={split}")) == 20
+    (local / "pets-train-003.tar").write_bytes((local / "pets-train-004.tar").read_bytes())
+    (local / "pets-train-004.tar").unlink()
+    server.requests.clear()
+    assert len(opened(*words, "data.train_split=train")) == 16
+    assert len({*fetched(server)}) <= 2

@@ -90,6 +90,11 @@ class Pool:
         """Whether this process started the workers; a fork of it must not talk to them."""
         return os.getpid() == self._pid
 
+    @property
+    def busy(self) -> bool:
+        """Whether batches were submitted, perhaps cancelled, that aren't known to be loaded."""
+        return bool(self._pending)
+
     def submit(self, request: BatchRequest, number: int) -> PendingBatch:
         """Start loading a batch.
 
@@ -241,8 +246,8 @@ class Pool:
         self._end()
         return exit_error(who, code, "" if sample == NONE else self._plan.source.name(sample))
 
-    def stop(self) -> None:
-        """End the workers after their current runs; does nothing in a fork of this process.
+    def stop(self, grace_s: float = _GRACE_S) -> None:
+        """End the workers after their current runs, or after `grace_s`; does nothing in a fork of this process.
 
         May be called by any thread, and again: a later call finishes what an interrupt has left.
         """
@@ -252,7 +257,7 @@ class Pool:
         self.ended = True  # makes threads that wait for a batch give up
         held = self._lock.acquire(timeout=_GRACE_S)  # fails in a signal handler that interrupted the holder
         try:
-            self._end()
+            self._end(grace_s)
         finally:
             if held:
                 self._lock.release()

@@ -76,6 +76,8 @@ class ProcessEngine(Engine):
             pool.cancel(pending)
 
     def _get_pool(self) -> Pool:
+        if self.pool is not None and self.pool.busy and self.plan.source.present() is not None:
+            self.pool.stop(0)  # workers may wait for shards that only an epoch that was left has asked for
         if self.pool is None or self.pool.ended or not self.pool.owned:
             self.close()
             config, plan = self.config, self.plan

@@ -25,7 +25,8 @@ from effloop.data.remote.location import Location
 from effloop.data.remote.manifest import Manifest
 from effloop.data.remote.part import Part
 from effloop.data.remote.store import Attempts, ChangedError, FetchError, Store, retried, steady
-from effloop.data.remote.window import TAKEN, WindowState, before_training
+from effloop.data.remote.window import TAKEN, WindowState
+from effloop.data.remote.window_room import before_training
 from effloop.errors import ConfigError
 from effloop.system.files import describe_failure
 

@@ -18,7 +18,7 @@ from effloop.data.remote.fetched import Fetched
 from effloop.data.remote.location import Location
 from effloop.data.remote.manifest import Manifest
 from effloop.data.remote.progress import ByteMeter
-from effloop.data.remote.window import Window
+from effloop.data.remote.window_room import Window
 from effloop.errors import ConfigError, DataError, EffLoopError, warn
 from effloop.system.files import describe_failure
 

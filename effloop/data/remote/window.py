@@ -1,4 +1,4 @@
-"""Data of which only some shards are here at a time: what is fetched first, and who needs what next.
+"""Data of which only some shards are here at a time: who needs what next.
 
 Ranks write to files of a folder which shards they need; the process that fetches reads these, and holds a lock there.
 """
@@ -10,85 +10,26 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from effloop.data.remote.manifest import Manifest, RemoteFile
-from effloop.errors import ConfigError, DataError
-from effloop.system.files import write_text
+from effloop.errors import ConfigError
+from effloop.system.files import describe_failure, write_text
 
 TAKEN = "another run fetches the windows of this data; end it, or set data.download_dir to a folder of its own"
-_BLOCK = 4096
+_RESERVE = bytes(8192)
 _POLL_S = 0.02
 _SILENT_S = 60.0
 _AGAIN_S = 30.0
 """For the process that fetches to be started again: importing takes a second, or ten on a machine that is busy."""
 _LOCK_S = 2.0
 """For a lock that a run that was killed may still have, or, for some microseconds, who waits for a shard."""
+_told: dict[Path, str] = {}
+"""What this process has told last, in which file."""
 _reading = threading.local()
 """`now`: whether this thread is inside `without_waiting`."""
-
-
-@dataclass(frozen=True)
-class Window:
-    """How many shards are here at a time.
-
-    Attributes:
-        count: of shards.
-        first: names of files that are fetched before all others, where they are there, as they say which are shards.
-        shards_of: `data.root` on this machine, with these files and links to where all others will be -> names of the
-            shards.
-    """
-
-    count: int
-    first: Collection[str]
-    shards_of: Callable[[Path], list[str]]
-
-
-def disk_bytes(file: RemoteFile, *, fetched: bool = True) -> int:
-    """What a file takes at most, in whole blocks; while it is fetched, a list of its parts is there, too."""
-    return (-(-file.size // _BLOCK) + (not fetched)) * _BLOCK
-
-
-def before_training(manifest: Manifest, shards: Collection[str], count: int, room: float, there: int) -> Manifest:
-    """The files that are fetched before the first step: all but the shards, and one of these if none is here.
-
-    Args:
-        manifest: of the dataset.
-        shards: names of its shards.
-        count: how many of them are here at a time.
-        room: bytes that all may have.
-        there: number of shards that are here.
-
-    Raises:
-        ConfigError: there are too few shards, or two windows of them have no room.
-        DataError: a shard is not among the files.
-    """
-    names = {manifest.name(file) for file in manifest.files}
-    if lacking := sorted(set(shards) - names):
-        raise DataError(f"data.root: '{manifest.root}' has no {lacking[0]}, which its index lists; convert it again")
-    if count >= len(shards):
-        raise ConfigError(
-            f"data.window: {count} of {len(shards)} shards are all of them; drop data.window, or set it to less than "
-            "their number"
-        )
-    found = [file for file in manifest.files if manifest.name(file) in shards]
-    others = [file for file in manifest.files if manifest.name(file) not in shards]
-    sizes = sorted((disk_bytes(file, fetched=False) for file in found), reverse=True)
-    rest = sum(map(disk_bytes, others))
-    needed = rest + 2 * sum(sizes[:count])
-    if needed > room:
-        fits = max((each for each in range(count) if rest + 2 * sum(sizes[:each]) <= room), default=0)
-        smaller = f"data.window={fits}, " if fits else ""
-        raise ConfigError(
-            f"data.window: {count} needs {_mb(needed)}, two windows of {count} shards and {_mb(rest)} of other files, "
-            f"and there is room for {_mb(room)}; set {smaller}data.download_gb higher or data.download_dir to a larger "
-            "disk"
-        )
-    return replace(manifest, files=tuple(others + found[: not there]))
 
 
 class NotHereError(ConfigError):
@@ -121,9 +62,10 @@ class WindowState:
         self.view = view
         self.folder = view.parent.parent / "locks" / f"{view.name}.window"
         self.trains_since: float | None = None
-        self._lock, self._error, self._fetched = (self.folder / name for name in ("lock", "error", "fetched"))
+        names = ("lock", "error", "fetched", "reserve")
+        self._lock, self._error, self._fetched, self._reserve = (self.folder / name for name in names)
         self._own: tuple[Path, str] | None = None
-        self._teller = (0, 0)
+        self._teller, self._turn = (0, 0), 0
 
     def begin(self) -> None:
         """This process is a rank from now on, and this thread tells what it needs."""
@@ -138,6 +80,9 @@ class WindowState:
 
         Args:
             again: keep what was told to one that was killed.
+
+        Raises:
+            OSError: a file can't be written.
         """
         file = self._opened("lock", fcntl.flock)
         if file is None:
@@ -146,6 +91,7 @@ class WindowState:
             self._error.unlink(missing_ok=True)
             self._fetched.unlink(missing_ok=True)
             self.forget()
+        self._reserve.write_bytes(_RESERVE)
         self.beat()
         return file
 
@@ -168,14 +114,16 @@ class WindowState:
         self._lock.touch()
 
     def fail(self, line: str) -> None:
-        """The process that fetches can't go on; of several reasons the first is kept."""
+        """The process that fetches can't go on; of several reasons the first is kept, also on a full disk."""
+        self._reserve.unlink(missing_ok=True)
         if not self._error.exists():
             write_text(self._error, line)
 
     def add_fetched(self, num_bytes: int, seconds: float) -> None:
         """The process that fetches has fetched so much more."""
         before = self.fetched()
-        write_text(self._fetched, json.dumps([before[0] + num_bytes, before[1] + seconds]))
+        with suppress(OSError):  # a full disk: what follows may need no more room
+            write_text(self._fetched, json.dumps([before[0] + num_bytes, before[1] + seconds]))
 
     def fetched(self) -> tuple[int, float]:
         """Bytes of shards that were fetched since the first process that does has begun, and the seconds it took."""
@@ -186,10 +134,33 @@ class WindowState:
             return 0, 0.0
 
     def tell(self, rank: int, at: tuple[int, int], needed: Sequence[Sequence[str]], following: Sequence[str]) -> None:
-        """A rank is at a batch of an epoch: windows of shards that it needs now, and the one after them."""
+        """A rank is at a batch of an epoch: windows of shards that it needs now, and the one after them.
+
+        Raises:
+            ConfigError: that can't be written.
+        """
         self._own = self.folder / f"rank-{rank}", json.dumps({"at": at, "needed": needed, "following": following})
         self._teller = _thread()
-        write_text(*self._own)
+        self._write_own()
+
+    @property
+    def tells(self) -> bool:
+        """Whether nothing else was told since by this process for the same rank, as by another loader of this data."""
+        return self._own is not None and _told.get(self._own[0]) == self._own[1]
+
+    def leave(self) -> None:
+        """An epoch has ended, or was left: threads of this process that wait for a shard of it do so no longer."""
+        self._turn += 1
+
+    def _write_own(self) -> None:
+        assert self._own is not None
+        path, told = self._own
+        try:
+            write_text(path, told)
+        except OSError as error:
+            line = describe_failure(self.folder, error)
+            raise ConfigError(f"data.download_dir: {line}; make room there, and continue with effloop resume") from None
+        _told[path] = told
 
     def forget(self) -> None:
         """Nothing is needed any more."""
@@ -218,8 +189,10 @@ class WindowState:
         Raises:
             NotHereError: it won't be: the process that fetches has failed, or isn't there; or no rank has asked for it.
         """
-        free_since = None
+        free_since, turn = None, self._turn
         while not path.exists():
+            if turn != self._turn:
+                raise NotHereError(f"data.window: {path.name} is not on this machine: its epoch was left")
             free_since = None if self.is_fetched() else free_since or time.monotonic()
             if reason := self._ended(path, free_since, told=told):
                 raise NotHereError(f"data.window: {path.name} is not on this machine: {reason}")
@@ -248,7 +221,7 @@ class WindowState:
             with suppress(OSError):
                 if self._own[0].read_text() == self._own[1]:
                     return
-            write_text(*self._own)
+            self._write_own()
 
     def _ended(self, path: Path, free_since: float | None, *, told: bool) -> str:
         """Why a shard isn't fetched any more; empty if it is, or may be."""
@@ -274,7 +247,3 @@ class WindowState:
 def _thread() -> tuple[int, int]:
     """This thread; in a fork another one."""
     return os.getpid(), threading.get_ident()
-
-
-def _mb(count: float) -> str:
-    return f"{count / 1e9:,.1f} GB" if count >= 1e8 else f"{count / 1e6:,.3f} MB"

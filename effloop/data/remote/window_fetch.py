@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,8 @@ from effloop.data.remote.download import Download
 from effloop.data.remote.location import Location
 from effloop.data.remote.manifest import Manifest, RemoteFile
 from effloop.data.remote.restarted import Restarted
-from effloop.data.remote.window import TAKEN, WindowState, disk_bytes
+from effloop.data.remote.window import TAKEN, WindowState
+from effloop.data.remote.window_room import disk_bytes
 from effloop.errors import ConfigError, EffLoopError
 from effloop.system.files import describe_failure
 from effloop.system.interrupts import (
@@ -151,6 +153,14 @@ class _Windows:
             disk_bytes(file) for file in manifest.files if manifest.name(file) not in names
         )
 
+    def begin(self) -> None:
+        """Have one shard here where none is, for what looks at samples before the first step: a run that was killed may
+        have removed a window, and not fetched the next one.
+        """
+        shards = tuple(self._shards.values())
+        if len(self._cache.missing(replace(self._manifest, files=shards))) == len(shards):
+            self._fetch(shards[:1])
+
     def step(self) -> bool:
         """Remove what isn't needed any more, and fetch a window; whether there was one to fetch."""
         told = self._state.told(self._num_ranks)
@@ -162,15 +172,18 @@ class _Windows:
             self._cache.remove(replace(self._manifest, files=behind))
             self._held -= {*behind}
         for window in windows:
-            part = replace(self._manifest, files=tuple(window))
-            if self._cache.missing(part):
-                self._held |= {*window}
-                self._cache.make_room(part, self._limit)
-                download, began = Download(self._store, part, self._cache, self._chunk_bytes), time.monotonic()
-                download.run()
-                self._state.add_fetched(download.bytes, time.monotonic() - began)
+            if self._cache.missing(replace(self._manifest, files=tuple(window))):
+                self._fetch(window)
                 return True
         return False
+
+    def _fetch(self, files: Sequence[RemoteFile]) -> None:
+        part = replace(self._manifest, files=tuple(files))
+        self._held |= {*files}
+        self._cache.make_room(part, self._limit)
+        download, began = Download(self._store, part, self._cache, self._chunk_bytes), time.monotonic()
+        download.run()
+        self._state.add_fetched(download.bytes, time.monotonic() - began)
 
     def _fitting(self, windows: list[list[RemoteFile]]) -> list[list[RemoteFile]]:
         """The first windows that have room at the same time.
@@ -202,25 +215,31 @@ def _run(asked: dict[str, Any]) -> None:
     cache, manifest = Cache(Path(asked["folder"])), Manifest.read(Path(asked["manifest"]))
     assert manifest is not None
     state = WindowState(cache.view(manifest))
-    lock = state.lock(again=asked["again"])
-    if lock is None:
-        print(f"data.window: {TAKEN}", flush=True)
-        return
-    used = cache.use(manifest)
-    threading.Thread(target=_beat, args=[state], daemon=True).start()
-    try:
-        windows = _Windows(asked, cache, manifest, state)
-        print("ready", flush=True)
-        while True:
-            if not windows.step():
-                time.sleep(_POLL_S)
-    except EffLoopError as error:
-        state.fail(str(error))
-    except OSError as error:
-        state.fail(f"{describe_failure(cache.folder, error)}; make room there, or set data.download_dir=FOLDER")
-    finally:
-        used.close()
-        lock.close()
+    with ExitStack() as held:
+        try:
+            lock = state.lock(again=asked["again"])
+            if lock is None:
+                print(f"data.window: {TAKEN}", flush=True)
+                return
+            held.enter_context(lock)
+            held.enter_context(cache.use(manifest))
+            threading.Thread(target=_beat, args=[state], daemon=True).start()
+            windows = _Windows(asked, cache, manifest, state)
+            windows.begin()
+            print("ready", flush=True)
+            while True:
+                if not windows.step():
+                    time.sleep(_POLL_S)
+        except EffLoopError as error:
+            _fail(state, str(error))
+        except OSError as error:
+            line = describe_failure(cache.folder, error)
+            _fail(state, f"data.download_dir: {line}; make room there, or set data.download_dir=FOLDER")
+
+
+def _fail(state: WindowState, line: str) -> None:
+    print(line, flush=True)  # which is the answer if it comes first
+    state.fail(line)
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from effloop.data.remote.fetch import fetched_of, local_root, manifest_of_root
 from effloop.data.remote.location import is_remote
 from effloop.data.remote.manifest import Manifest
-from effloop.data.remote.window import Window
+from effloop.data.remote.window_room import Window
 from effloop.data.source.config import DataConfig
 from effloop.errors import ConfigError, EffLoopError
 

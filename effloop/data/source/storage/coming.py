@@ -14,7 +14,6 @@ from effloop.data.remote.manifest import Manifest
 from effloop.data.remote.window_pass import ShardPass
 from effloop.data.source.config import DataConfig
 from effloop.data.source.root import download_folder
-from effloop.data.source.storage.columns import DamagedFileError
 from effloop.data.source.storage.parts import Part
 from effloop.errors import PROGRAM, DataError, printable_lines
 from effloop.system.cached import cached_property
@@ -77,7 +76,7 @@ class ComingShards:
         path = self._paths[place]
         try:
             return Part(path)
-        except DamagedFileError:
+        except DataError:  # also an empty file, or one of another version
             path.unlink(missing_ok=True)
             raise DataError(f"{path} was damaged, and is removed; start again, so that its shard is scanned") from None
 

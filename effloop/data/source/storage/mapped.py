@@ -8,6 +8,7 @@ import sys
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,11 +55,14 @@ class MappedFiles:
             raise DataError(f"is damaged: it should be in file {number:,}, counted from 0, of {len(self.paths):,}")
         path = self.paths[number]
         try:
-            with open(path, "rb") as file:
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, **_KEEP_NO_FILE)
+            mapped = self._map(path)
         except (OSError, ValueError) as error:  # ValueError: an empty file can't be mapped
             raise DataError(f"can't be read: {path}: {getattr(error, 'strerror', None) or error}") from None
         return self._maps.setdefault(number, mapped)  # another thread may have been first
+
+    def _map(self, path: Path) -> mmap.mmap:
+        with open(path, "rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, **_KEEP_NO_FILE)
 
 
 class WindowedFiles(MappedFiles):
@@ -78,9 +82,13 @@ class WindowedFiles(MappedFiles):
             if not self.paths[held].exists():
                 self._views.pop(held, None)
                 self._maps.pop(held, None)
-        if 0 <= number < len(self.paths):
-            self._state.wait_for(self.paths[number])
         return super()._open(number)
+
+    def _map(self, path: Path) -> mmap.mmap:
+        while True:
+            self._state.wait_for(path)
+            with suppress(FileNotFoundError):  # removed just now: a worker reads ahead of what its rank has told
+                return super()._map(path)
 
 
 class Payload(ABC):

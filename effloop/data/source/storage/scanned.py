@@ -190,7 +190,7 @@ class ScannedSource(PackedSource):
         manifest, root = self._manifest, self.base()
         assert manifest is not None
         read = self._states([*self.scan_sidecars(files), *said(root)])
-        digest = hashlib.sha256(self._scan_identity("parts", read)).hexdigest()[:16]
+        digest = hashlib.sha256(self._scan_identity("parts", self.split, read)).hexdigest()[:16]
         kept = kept_folder(self.config.index_dir) / f"{self.config.name}-{digest}.shards"
         return ComingShards(self.config, manifest, [str(file.relative_to(root)) for file in files], kept)
 
