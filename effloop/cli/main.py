@@ -119,7 +119,8 @@ def _dispatch(args: list[str]) -> int:
         return 0
     is_word = bool(args) and args[0][:1] not in ("-", "~") and "=" not in args[0]
     if is_word and not name and not is_key:
-        raise ConfigError(f"'{args[0]}' is not a command; {registry.choices(args[0], MODULES)}")
+        known = f"did you mean data.root={args[0]}?" if "/" in args[0] else registry.choices(args[0], MODULES)
+        raise ConfigError(f"'{args[0]}' is not a command; {known}")
     words = args[1:] if name else args
     refuse_early(name or "train", words)
     return _call(command_named(name or "train"), words, debug)

@@ -190,6 +190,8 @@ def _first_line(error: BaseException) -> str:
 def _unknown_choice(path: str, found: Sequence[str]) -> str:
     """The line for an unknown choice; `found` are those that Hydra knows: YAML files, and parts without one."""
     group, _, name = path.rpartition("/")
+    if group.startswith("data/"):
+        return f"data: '{path.partition('/')[2]}' is no format; did you mean data.root={path.partition('/')[2]}?"
     if path in _PLUGINS:
         return f"{group}={name} needs a package that isn't installed; pip install 'effloop[{_PLUGINS[path]}]'"
     parts = groups.get(group)
@@ -209,7 +211,8 @@ def _not_an_override(override: str, message: str) -> str:
         if not re.fullmatch(r"[+~]*[\w:/@-]+(\.[\w-]+)*", key):
             return f"'{key}' is not a key of the config; write KEY=VALUE, see {PROGRAM} list keys"
         return f"""{override}: the value can't be parsed; quote special characters: '{key}="{value}"'"""
-    return f"'{override}' is neither a command nor an override; write KEY=VALUE, see {PROGRAM} --help"
+    fix = f"did you mean data.root={override}?" if "/" in override else f"write KEY=VALUE, see {PROGRAM} --help"
+    return f"'{override}' is neither a command nor an override; {fix}"
 
 
 def _bad_yaml(error: MarkedYAMLError) -> str:

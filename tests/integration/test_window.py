@@ -199,9 +199,8 @@ def test_the_last_epoch_fetches_no_window_for_the_next(server, here):
 def test_a_command_that_reads_all_samples_is_one_line(command, server, here, capsys):
     forget()
     assert main([*command, "data=tar", f"data.root={server.url}/d/", "data.window=2"]) == 2
-    assert re.search(
-        r"^effloop: data\.window: train-0000.*; drop data.window to fetch all$", capsys.readouterr().err, re.M
-    )
+    assert re.search(r"^effloop: data\.window: .*; drop data.window to fetch all$", capsys.readouterr().err, re.M)
+    assert command[0] == "bench" or not server.requests  # nothing is fetched in vain
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,8 @@ class Fetched:
     def line(self, root: str, folder: Path) -> str:
         """For a run's log."""
         came = f"{self.fetched_bytes / 1e6:,.1f} MB fetched in {self.seconds:.1f} s, {self.mb_per_s:,.1f} MB/s; "
+        files = "1 file" if self.files == 1 else f"{self.files:,} files"
         return (
-            f"remote {root}: {self.files:,} files, {self.bytes / 1e6:,.1f} MB; {came * (self.fetched_bytes > 0)}"
-            f"{self.hit_rate:.1%} of the bytes were in {folder}"
+            f"remote {root}: {files}, {self.bytes / 1e6:,.1f} MB; {came * (self.fetched_bytes > 0)}"
+            f"{self.hit_rate:.1%} of the bytes were already in {folder}"
         )

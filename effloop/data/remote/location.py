@@ -13,6 +13,7 @@ from urllib.parse import quote, unquote
 from effloop.errors import ConfigError, printable
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)/?(.*)", re.DOTALL)
+_ONE_SLASH = re.compile(r"(s3|gs|az|hf|https?|s?ftp|hdfs|oss):/?([^/].*)", re.IGNORECASE | re.DOTALL)
 _INNERMOST = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.(\d{1,18}))?")
 _GLOB = re.compile(r"[*?\[]")
@@ -29,6 +30,12 @@ def is_remote(root: str | None) -> bool:
     """Whether a value of `data.root` is a URL; `file://` is this machine's."""
     found = _URL.match(root or "")
     return found is not None and found[1].lower() != "file"
+
+
+def meant_url(root: str) -> str:
+    """The URL that is meant by one with a slash too few, as `s3:/bucket/x`; empty if it is something else."""
+    found = _ONE_SLASH.fullmatch(root)
+    return f"{found[1]}://{found[2]}" if found else ""
 
 
 class Url(str):

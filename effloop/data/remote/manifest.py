@@ -136,7 +136,9 @@ def manifest_of(
     root = location.root
     if missing:
         more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
-        raise DataError(f"data.root: '{root}' names {location.url(missing[0])}{more}, not there; set data.root=URL")
+        raise DataError(
+            f"data.root: '{root}' names files that aren't there: {location.url(missing[0])}{more}; correct it"
+        )
     if not found:
         raise DataError(f"data.root: '{root}' has no files; set data.root to the URL of a folder, a file or a pattern")
     names = {file.key.removeprefix(base) for file in found}

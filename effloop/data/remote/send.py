@@ -49,7 +49,8 @@ class Sent:
 
     def line(self, url: Url) -> str:
         """`s3://bucket/in1k: 12 files, 1,070.1 MB; uploaded in 3.1 s, 345.2 MB/s`."""
-        line = f"{url}: {self.files:,} files, {self.bytes / 1e6:,.1f} MB; "
+        files = "1 file" if self.files == 1 else f"{self.files:,} files"
+        line = f"{url}: {files}, {self.bytes / 1e6:,.1f} MB; "
         if self.sent_bytes < self.bytes:
             line += f"{(self.bytes - self.sent_bytes) / 1e6:,.1f} MB were there, {self.sent_bytes / 1e6:,.1f} MB "
         return line + f"uploaded in {self.seconds:.1f} s, {self.sent_bytes / 1e6 / max(self.seconds, 1e-9):,.1f} MB/s"

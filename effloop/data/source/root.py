@@ -9,7 +9,7 @@ from stat import S_ISDIR, S_ISREG
 from typing import Any
 
 from effloop.data.remote.fetch import fetched_of, local_root, manifest_of_root
-from effloop.data.remote.location import is_remote
+from effloop.data.remote.location import is_remote, meant_url
 from effloop.data.remote.manifest import Manifest
 from effloop.data.remote.window_room import Window
 from effloop.data.source.config import DataConfig
@@ -38,9 +38,9 @@ def expand_root(config: DataConfig) -> Path:
     except PermissionError as error:
         raise ConfigError(f"data.root: '{config.root}' can't be read: {error.strerror}; set data.root=PATH") from None
     except (OSError, ValueError):  # ValueError: a null byte in it
-        raise ConfigError(
-            f"data.root: '{config.root}' is not there (looked at {root.absolute()}); set data.root=PATH"
-        ) from None
+        url = meant_url(config.root)
+        fix = f"a URL has two slashes: data.root={url}" if url else "set data.root=PATH"
+        raise ConfigError(f"data.root: '{config.root}' is not there (looked at {root.absolute()}); {fix}") from None
     if not (S_ISREG(mode) or S_ISDIR(mode)):
         raise ConfigError(f"data.root: '{config.root}' is neither a file nor a folder; set data.root=PATH")
     return root
