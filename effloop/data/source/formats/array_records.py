@@ -45,6 +45,8 @@ def contents_of(
         )
     own = flat(labels)
     of_all = [(own if name == label else flat(open_array(name))) for name in names.labels()]
+    images.check_written()
+    labels.check_written()
     form = form_of(of_all, config, labels.name, stored_names(names, open_array))
     learned = form.take(own)
     return Contents(

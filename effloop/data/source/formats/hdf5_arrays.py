@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,6 +43,7 @@ class _Dataset(StoredArray):
             found = file[member]
             self.shape, self.dtype = tuple(found.shape or ()), found.dtype
             self.chunk_rows = found.chunks[0] if found.chunks else 1
+            self._written = _written(found)
             elsewhere = found.external or found.is_virtual
             inner = h5py.check_vlen_dtype(found.dtype)
             plain = not found.dtype.hasobject or h5py.check_string_dtype(found.dtype) or inner == np.uint8
@@ -50,11 +52,29 @@ class _Dataset(StoredArray):
         if not plain:
             raise DataError(f"{self.name} holds {inner or 'references'}; images and labels can't be read from these")
 
+    def check_written(self) -> None:
+        there, needed = self._written
+        if there < needed:
+            raise DataError(
+                f"{self.name} was written in part: {there:,} of its {needed:,} chunks are there, the others are zeros; "
+                "write them, or leave them out"
+            )
+
     def blocks(self, rows: int) -> Iterator[NDArray[Any]]:
         with reading(self._path, _FIX) as file:
             found = file[self._member]
             for start in range(0, len(self), rows):
                 yield found[start : start + rows]
+
+
+def _written(found: Any) -> tuple[int, int]:
+    """How many chunks of a dataset are in the file, and of how many."""
+    if not found.size:
+        return 0, 0
+    if found.chunks:
+        needed = math.prod(-(-size // chunk) for size, chunk in zip(found.shape, found.chunks, strict=True))
+        return found.id.get_num_chunks(), needed
+    return int(found.id.get_storage_size() > 0), 1
 
 
 def arrays_in(files: Sequence[Path], split: str, config: ArraysConfig) -> Contents:

@@ -39,6 +39,13 @@ class StoredArray(ABC):
             DataError: they can't be read; the message has the file.
         """
 
+    def check_written(self) -> None:  # noqa: B027  (most formats can't leave anything out)
+        """Refuse, or warn about, what was never written, and is read as zeros.
+
+        Raises:
+            DataError: part of it certainly wasn't.
+        """
+
     def load(self) -> NDArray[Any]:
         """All of it."""
         blocks = [*self.blocks(max(1, len(self) and -(-len(self) // self.chunk_rows) * self.chunk_rows))]

@@ -21,7 +21,7 @@ from effloop.data.source.formats.stored_array import StoredArray
 from effloop.data.source.formats.zarr_dialects import N5
 from effloop.data.source.root import begins_with
 from effloop.data.source.storage.imported import Contents
-from effloop.errors import DataError, optional_package
+from effloop.errors import DataError, optional_package, warn
 
 _MARKERS = ("zarr.json", ".zgroup", ".zarray")
 """Files that a group or an array has."""
@@ -59,6 +59,15 @@ class _ZarrArray(StoredArray):
         self.chunk_rows = array.chunks[0] if array.chunks else 1
         if "pickle" in json.dumps(array.metadata.to_dict(), default=repr):  # a codec of numcodecs that would run code
             raise DataError(f"{name} holds pickled objects, which could run code: save it anew as plain values")
+
+    def check_written(self) -> None:
+        with _reading(self.name):
+            there, needed = self._array.nchunks_initialized, self._array.nchunks
+        if there < needed and len(self.shape) > 1:  # of labels, zarr leaves out chunks of zeros as a rule
+            warn(
+                f"{self.name}: {there:,} of {needed:,} chunks are there, the others are black images; if they aren't "
+                "meant to be, get or write them again"
+            )
 
     def blocks(self, rows: int) -> Iterator[NDArray[Any]]:
         for start in range(0, len(self), rows):

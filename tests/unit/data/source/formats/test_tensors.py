@@ -262,3 +262,33 @@ def test_names_of_two_splits(tmp_path: Path) -> None:
         for split in SPLITS:
             file[f"train_test/{split}_images"], file[f"train_test/{split}_labels"] = SPLITS[split]
     assert [len(open_source("hdf5", tmp_path / "set.h5", split)) for split in SPLITS] == [16, 8]
+
+
+@pytest.mark.parametrize("what", ["images", "labels"])
+@pytest.mark.parametrize("chunks", [4, None])
+def test_hdf5_that_was_written_in_part(what: str, chunks: int | None, tmp_path: Path) -> None:
+    """What wasn't is no black image of class 0."""
+    with h5py.File(tmp_path / "set.h5", "w") as file:
+        for split, arrays in SPLITS.items():
+            for name, values in zip(("images", "labels"), arrays, strict=True):
+                shape = (chunks, *values.shape[1:]) if chunks else None
+                found = file.create_dataset(f"{split}/{name}", values.shape, np.uint8, chunks=shape)
+                if (split, name) != ("train", what):
+                    found[:] = values
+                elif chunks:
+                    found[:8] = values[:8]
+    there = "2 of its 4" if chunks else "0 of its 1"
+    with pytest.raises(DataError, match=rf"set\.h5:train/{what} was written in part: {there} chunks are there, the oth"):
+        open_source("hdf5", tmp_path / "set.h5")
+    assert len(open_source("hdf5", tmp_path / "set.h5", "test")) == 8
+
+
+def test_zarr_that_was_written_in_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Chunks of zeros are left out as a rule, so it is a warning, and of images alone."""
+    images, labels = SPLITS["train"]
+    group = zarr.open_group(str(tmp_path / "set.zarr"), mode="w")
+    group.create_array("train/images", shape=images.shape, dtype="u1", chunks=(4, 9, 8, 3))[:8] = images[:8]
+    group.create_array("train/labels", data=np.sort(labels), chunks=(4,))
+    assert len(open_source("zarr", tmp_path / "set.zarr")) == 16
+    lines = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert [": 2 of 4 chunks are there, the others are black images" in line for line in lines] == [True]
