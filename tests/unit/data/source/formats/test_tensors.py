@@ -278,7 +278,7 @@ def test_hdf5_that_was_written_in_part(what: str, chunks: int | None, tmp_path: 
                 elif chunks:
                     found[:8] = values[:8]
     there = "2 of its 4" if chunks else "0 of its 1"
-    with pytest.raises(DataError, match=rf"set\.h5:train/{what} was written in part: {there} chunks are there, the oth"):
+    with pytest.raises(DataError, match=rf"set\.h5:train/{what} was written in part: {there} chunks are there, the"):
         open_source("hdf5", tmp_path / "set.h5")
     assert len(open_source("hdf5", tmp_path / "set.h5", "test")) == 8
 
