@@ -246,7 +246,10 @@ def _has(line: str, words: str) -> None:
     [
         ("trian", "'trian' is not a command; have train, did you mean 'train'?"),
         ("s3://b/pets", "'s3://b/pets' is not a command; did you mean data.root=s3://b/pets?"),
-        ("verify s3://b/pets", "'s3://b/pets' is neither a command nor an override; did you mean data.root=s3://b/pets?"),
+        (
+            "verify s3://b/pets",
+            "'s3://b/pets' is neither a command nor an override; did you mean data.root=s3://b/pets?",
+        ),
         ("--verbose", "'--verbose' is not a flag"),
         ("data=folder", "data.root is missing; set data.root="),
         ("model=torchvision model.arch=resnet51", "model.arch: 'resnet51' did you mean 'resnet50'?"),

@@ -21,7 +21,8 @@ from effloop.data.remote.store import NO_TLS, TIMEOUT_S, FetchError
 
 AUTHORIZATION = "EFFLOOP_HTTP_AUTHORIZATION"
 """Environment variable with the header `Authorization`, which other hosts don't get."""
-_NO_AUTHORIZATION = f"set {AUTHORIZATION} in the environment, e.g. to 'Bearer …'"
+NO_AUTHORIZATION = f"set {AUTHORIZATION} in the environment, e.g. to 'Bearer …'"
+"""What is to be done about a refusal."""
 _AGAIN = (408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529)
 PIECE = 1 << 20
 """Bytes of an answer that are read at once, at most."""
@@ -99,7 +100,7 @@ def open_url(url: str, headers: dict[str, str] | None = None) -> Any:
         if error.code == 416:  # an empty file has no first byte
             raise EmptyError from None
         again = error.code in _AGAIN
-        hint = f" ({_NO_AUTHORIZATION})" if error.code == 401 else ""
+        hint = f" ({NO_AUTHORIZATION})" if error.code == 401 else ""
         after_s = retry_after(error.headers)
         reason = f"{error.code} {error.reason}{hint}"
         raise FetchError(reason, final=not again, after_s=after_s, answered=True) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ftplib
 import threading
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ SFTP = ("sftp", "ssh")
 _CONNECTED = ("ftp", *SFTP)  # file systems that are one connection: no two threads may use it, and it may be lost
 _EXTRA = "effloop[remote]"
 _FIRST_ATTEMPTS = 4
+_FINAL = (FileNotFoundError, PermissionError, NotImplementedError, ImportError, ftplib.error_perm)
 _DEEPEST = 32  # folders in each other
 _VERSIONS = (
     *("ETag", "etag", "md5Hash", "md5", "checksum", "blob_id", "sha256", "sha"),
@@ -159,5 +161,7 @@ def refused(error: Exception) -> FetchError:
     """An attempt that fsspec has refused."""
     if isinstance(error, FetchError):
         return error
-    final = isinstance(error, FileNotFoundError | PermissionError | NotImplementedError | ImportError)
+    final = isinstance(
+        error, FileNotFoundError | PermissionError | NotImplementedError | ImportError | ftplib.error_perm
+    )
     return FetchError(f"{type(error).__name__}: {error}", final=final)

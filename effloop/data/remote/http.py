@@ -10,6 +10,7 @@ from threading import Event
 from urllib.parse import urlsplit
 
 from effloop.data.remote.answers import (
+    NO_AUTHORIZATION,
     PIECE,
     EmptyError,
     UnlistedError,
@@ -194,9 +195,15 @@ def _describe(url: str, name: str, *, or_folder: bool) -> RemoteFile:
     with answer:
         if or_folder and urlsplit(answer.url).path.endswith("/"):
             return RemoteFile(f"{name}/", 0, "")
+        if answer.headers.get_content_type() == "text/html" and _last(answer.url) != _last(url):
+            raise FetchError(f"it leads to a web page, as of a login: {answer.url} ({NO_AUTHORIZATION})", final=True)
         size = size_of(answer)
         if size is None:
             raise FetchError("the server doesn't tell its size", final=True)
         if answer.status == 206:
             next(pieces(answer), None)  # the connection is kept if nothing is left to read
         return RemoteFile(name, size, version_of(answer.headers), ranges=answer.status == 206)
+
+
+def _last(url: str) -> str:
+    return urlsplit(url).path.rpartition("/")[2]

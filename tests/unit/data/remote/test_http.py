@@ -24,8 +24,10 @@ class _Redirecting(BaseHTTPRequestHandler):
 
     def do_GET(self):
         where = {"/slash": "/slash/", "/host": f"http://localhost:{self.server.server_port}/x", "/ftp": "ftp://h/x"}
-        found = where.get(self.path)
-        self.send_response(302 if found else 200 if self.headers["Authorization"] else 401)
+        found = where.get(self.path, "/login?of=not-to-be-shown" if self.path.endswith(".tar") else None)
+        login = self.path.startswith("/login")
+        self.send_response(302 if found else 200 if self.headers["Authorization"] or login else 401)
+        self.send_header("Content-Type", "text/html" if login else "application/octet-stream")
         self.send_header("Content-Length", "0")
         if found:
             self.send_header("Location", found)
@@ -45,6 +47,16 @@ def test_redirects_keep_the_header_on_the_same_host(monkeypatch):
         for path, failure in (("host", "401"), ("ftp", r"redirect to ftp://")):
             with pytest.raises(FetchError, match=failure):
                 open_url(f"{url}/{path}")
+        server.shutdown()
+
+
+def test_a_page_to_log_in_is_no_file():
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Redirecting) as server:
+        threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        said = r"[ab]\.tar can't be fetched: it leads to a web page, as of a login: .*/login\?\*\*\* \(set EFFLOOP_"
+        with pytest.raises(DataError, match=said):
+            HttpStore(Location.of(f"{url}/{{a,b}}.tar")).manifest()
         server.shutdown()
 
 

@@ -10,8 +10,8 @@ import pytest
 from remotes import serving
 
 from effloop.data.remote import fetch
-from effloop.data.remote.window_room import Window
 from effloop.data.remote.window_pass import ShardPass
+from effloop.data.remote.window_room import Window
 
 NAMES = [f"{number}.tar" for number in range(4)]
 
