@@ -121,7 +121,7 @@ class FsspecStore(Store):
             folder, depth = pending.pop()
             if depth > _DEEPEST:
                 raise FetchError(f"it has more than {_DEEPEST} folders in each other, as {folder}", final=True)
-            for row in self._system.ls(folder or "/", detail=True):
+            for row in self._system.ls(folder or "/" * self._own, detail=True):
                 name = row["name"].rstrip("/")
                 at = self._system.info(name) if row.get("type") == "link" else row
                 if at.get("type") != "directory":
