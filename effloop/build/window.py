@@ -71,4 +71,4 @@ def windows_of(config: Resolved, order: WindowOrder, source: IndexedSource, para
     if env is None or not env.local_rank:
         folder, ranks = download_folder(config.data), env.local_world_size if env else parallel.world_size
         start = partial(WindowFetching, manifest, names, folder, config.data.download_gb, CHUNK_BYTES, ranks)
-    return Windows(order, names, source.window_state, start, config.epochs)
+    return Windows(order, names, source.window_state, start, config.epochs, parallel.fetches)

@@ -115,6 +115,7 @@ class Windows:
         state: where it is told; the source's own.
         start: starts the process, if this rank is to.
         epochs: after which nothing more is needed.
+        waits: is called several times a second while shards are waited for.
 
     Raises:
         ConfigError: another run's process does the same.
@@ -127,10 +128,11 @@ class Windows:
         state: WindowState,
         start: Callable[[], WindowFetching] | None,
         epochs: int,
+        waits: Callable[[], None] = lambda: None,
     ) -> None:
         self._order, self._names, self._state, self._start, self._epochs = order, names, state, start, epochs
         self._fetching: WindowFetching | None = None
-        self._waited_s = 0.0
+        self._waits, self._waited_s = waits, 0.0
         self._begin()
 
     def _begin(self) -> None:
@@ -168,7 +170,7 @@ class Windows:
         self._state.tell(self._order.rank, (epoch, number), needed, self._named(following))
         began = time.monotonic()
         for name in (name for each in needed for name in each):
-            self._state.wait_for(self._state.view / name, told=True)
+            self._state.wait_for(self._state.view / name, self._waits, told=True)
         self._waited_s += time.monotonic() - began
 
     def facts(self) -> dict[str, float]:

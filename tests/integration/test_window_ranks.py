@@ -162,3 +162,21 @@ def test_a_second_run_of_the_same_data_is_refused_and_the_first_goes_on(server: 
     seen, wanted = first.seen(), expected(server)
     assert all(seen[place] == wanted[place] for place in wanted if place in seen)
     assert all_gone(running.pid)
+
+
+@pytest.mark.slow
+def test_ranks_that_wait_for_a_window_do_not_hang(server: Server, tmp_path: Path) -> None:
+    """Longer than `parallel.timeout_s`."""
+    phases = Phases(tmp_path)
+    process = phases.start(
+        *words_of(server, *parallel(2), f"batch_size={BATCH // 2}", "parallel.timeout_s=5", "epochs=2")
+    )
+    phases.until(process, 2)
+    server.pause_s = 12
+    asked = len(server.fetched())
+    wait_until(lambda: len(server.fetched()) > asked, process)
+    server.pause_s = 0
+    code, _, err = done(process)
+    assert code == 0, err
+    wanted = expected(server)
+    assert phases.seen() == {place: wanted[place] for place in wanted if place[0] < 2}
