@@ -171,9 +171,10 @@ class IndexWriter:
         table = parts[0].table
         if self._num_missing:
             listed = ", ".join(self._missing) + (", …" if self._num_missing > _LISTED else "")
+            fix = "URL, that of their folder" if self.config.urls else "FOLDER"
             raise table.wrong(
                 f"names {self._num_missing:,} of {self._count:,} images that are not there, below "
-                f"{printable(parts[0].folder)}: {listed}; set data=csv data.images=FOLDER, or correct the rows"
+                f"{printable(parts[0].folder)}: {listed}; set data=csv data.images={fix}, or correct the rows"
             )
         splits = [*self.splits.values()]
         hashes = np.concatenate([split.files.array() for split in splits])
