@@ -82,3 +82,11 @@ def test_names_are_those_of_the_format(photos: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             open_source("auto", root, **options)
+
+
+@pytest.mark.parametrize("file", ["dataset_dict.json", "data-00000-of-00001.arrow"])
+def test_what_datasets_saved_to_the_disk(file: str, tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / file).touch()
+    with pytest.raises(ConfigError, match=r"is what save_to_disk of .* wrote, which isn't read; write each split as par"):
+        open_source("auto", tmp_path)
