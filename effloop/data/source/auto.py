@@ -130,8 +130,8 @@ def _format_of(config: AutoConfig) -> str:
     root = expand_root(config)
     if any(root.glob("*.arrow")) or (root / "dataset_dict.json").is_file():
         raise ConfigError(
-            f"data.root: '{config.root}' is what save_to_disk of Hugging Face's datasets wrote, which isn't read; write "
-            "each split as parquet, to_parquet('FOLDER/train.parquet'), and set data.root=FOLDER"
+            f"data.root: '{config.root}' is what save_to_disk of Hugging Face's datasets wrote, which isn't read; "
+            "write each split as parquet, to_parquet('FOLDER/train.parquet'), and set data.root=FOLDER"
         )
     if name := format_of(root):
         return name

@@ -88,5 +88,5 @@ def test_names_are_those_of_the_format(photos: Path, tmp_path: Path) -> None:
 def test_what_datasets_saved_to_the_disk(file: str, tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     (tmp_path / file).touch()
-    with pytest.raises(ConfigError, match=r"is what save_to_disk of .* wrote, which isn't read; write each split as par"):
+    with pytest.raises(ConfigError, match=r"is what save_to_disk of .* wrote, which isn't read; write each split"):
         open_source("auto", tmp_path)
