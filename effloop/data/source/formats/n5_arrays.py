@@ -6,7 +6,7 @@ tensorstore wrote has (N, H, W): which it is, the number of labels says, of all 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,19 +36,20 @@ def n5_shapes(folder: Path, deepest: int, name: str = "") -> dict[str, tuple[int
     return found
 
 
-def is_turned(root: Path, shapes: Collection[tuple[int, ...]], counts: Collection[int]) -> bool:
+def is_turned(root: Path, shapes: Mapping[str, tuple[int, ...]], labels: Collection[str]) -> bool:
     """Whether the dimensions of arrays are turned around, as z5py and zarr have them.
 
     Args:
         root: where they are, for messages.
         shapes: as of `n5_shapes`.
-        counts: how many samples the splits have.
+        labels: which of them are labels, one for each sample or several.
 
     Raises:
         DataError: both are as likely.
     """
-    several = [shape for shape in shapes if len(shape) > 1]
-    plain, turned = (len({*counts} & {shape[end] for shape in several}) for end in (0, -1))
+    others = [shape for name, shape in shapes.items() if len(shape) > 1 and name not in labels]
+    counts = [shapes[name] for name in labels if shapes[name]]
+    plain, turned = (len({shape[end] for shape in counts} & {shape[end] for shape in others}) for end in (0, -1))
     if plain and plain == turned:
         raise DataError(
             f"{root} has images of as many pixels as it has samples, so that their dimensions can't be told: write it "

@@ -85,8 +85,7 @@ def arrays_in(root: Path, split: str, config: ArraysConfig) -> Contents:
     if all(path.is_dir() and not _is_zarr(path) for path in nodes_in(root)):
         shapes = n5_shapes(root, _DEEPEST)
         names = ArrayNames([*shapes], str(config.root), config)
-        counts = {shapes[name][0] for name in names.labels() if len(shapes[name]) == 1}
-        turned = is_turned(root, shapes.values(), counts)
+        turned = is_turned(root, shapes, names.labels())
         return contents_of(names, split, config, lambda name: N5Array(root / name, turned=turned))
     zarr = optional_package("zarr", "data=zarr, of a folder that EffLoop didn't write,", "effloop[zarr]")
     with _reading(str(root)):

@@ -160,6 +160,18 @@ def test_n5_of_as_many_images_as_they_have_rows(turned: bool, tmp_path: Path) ->
         open_source("zarr", write(tmp_path / "square", {"train": (16, 16, 16)}))
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_n5_with_labels_of_two_dimensions(turned: bool, tmp_path: Path) -> None:
+    images, labels = SPLITS["train"]
+    for number, values in enumerate((labels[:, None], np.eye(4, dtype=np.uint8)[labels])):
+        root = tmp_path / str(number)
+        write_n5(root / "train/images", images, turned)
+        write_n5(root / "train/labels", values, turned)
+        source = open_source("zarr", root)
+        assert source.labels.tolist() == labels.tolist()
+        assert read_bytes(source, 3) == pnm_header(9, 8, 3) + images[3].tobytes()
+
+
 def test_two_datasets_in_a_folder(tmp_path: Path) -> None:
     """As torchvision kept MNIST beside FashionMNIST: none is taken for the other."""
     pairs(tmp_path)
