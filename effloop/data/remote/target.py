@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from io import FileIO
 from pathlib import Path, PurePosixPath
@@ -210,20 +210,21 @@ class FsspecTarget(FsspecStore, Target):
 
     def _files(self, folder: str) -> list[RemoteFile]:
         path = self._path(folder)
-
-        def exists() -> bool:
-            self._system.invalidate_cache()
-            return bool(self._system.exists(path))
-
-        there = retried(self.location.url(folder), lambda: self._asked(exists), done=self.done)
-        return self._listed(folder) if there else []
+        there = retried(self.location.url(folder), lambda: self._asked(lambda: self._info(path)), done=self.done)
+        return [] if there is None else self._listed(folder)
 
     def _at(self, key: str) -> RemoteFile | None:
         path = self._path(key)
-        return self._asked(lambda: self._described(path) if self._system.isfile(path) else None)
+        row = self._asked(lambda: self._info(path))
+        return self._file(path, row) if row is not None and row.get("type") != "directory" else None
 
-    def _described(self, path: str) -> RemoteFile:
-        return self._file(path, self._system.info(path))
+    def _info(self, path: str) -> Mapping[str, Any] | None:
+        """What is there; None if nothing is. `exists` and `isfile` take any failure for that."""
+        self._system.invalidate_cache()
+        try:
+            return dict(self._system.info(path))
+        except FileNotFoundError:
+            return None
 
     def same(self, there: RemoteFile, path: Path) -> bool:
         return False
@@ -237,11 +238,14 @@ class FsspecTarget(FsspecStore, Target):
             if isinstance(data, bytes):
                 self._system.pipe_file(first, data)
             else:
-                self._system.put_file(os.fspath(data), first, callback=_callback(sent))
+                self._send(data, first, sent)
             if alone:
                 self._system.mv(first, path)
 
         self._asked(put)
+
+    def _send(self, path: Path, to: str, sent: Callable[[int], None]) -> None:
+        self._system.put_file(os.fspath(path), to, callback=_callback(sent))
 
     def create(self, data: bytes, key: str) -> None:
         if self._at(key) is None:
@@ -253,6 +257,16 @@ class FsspecTarget(FsspecStore, Target):
 
 class SftpTarget(FsspecTarget, SftpStore):
     """What an SSH server writes."""
+
+    def _send(self, path: Path, to: str, sent: Callable[[int], None]) -> None:
+        told = 0
+
+        def tell(gone: int, _: int) -> None:
+            nonlocal told
+            sent(gone - told)
+            told = gone
+
+        self._system.ftp.put(os.fspath(path), to, callback=tell)  # fsspec's says nothing until all has gone
 
 
 def _callback(sent: Callable[[int], None]) -> Any:

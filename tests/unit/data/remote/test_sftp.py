@@ -17,6 +17,7 @@ from effloop.data.remote.buckets import store_of
 from effloop.data.remote.cache import Cache
 from effloop.data.remote.download import Download
 from effloop.data.remote.location import Location
+from effloop.data.remote.target import target_of
 from effloop.errors import DataError
 
 paramiko = pytest.importorskip("paramiko")
@@ -49,7 +50,13 @@ class _Files(paramiko.SFTPServerInterface):
         return self._done(lambda: paramiko.SFTPAttributes.from_stat(os.stat(f"{self.of.root}{path}")))
 
     def open(self, path: str, flags: int, attr: Any) -> Any:
-        return self._done(lambda: _Handle(self.of, f"{self.of.root}{path}"))
+        return self._done(lambda: _Handle(self.of, f"{self.of.root}{path}", flags))
+
+    def mkdir(self, path: str, attr: Any) -> Any:
+        return self._done(lambda: os.mkdir(f"{self.of.root}{path}")) or paramiko.SFTP_OK
+
+    def remove(self, path: str) -> Any:
+        return self._done(lambda: os.remove(f"{self.of.root}{path}")) or paramiko.SFTP_OK
 
     def _done(self, call: Any) -> Any:
         try:
@@ -59,9 +66,11 @@ class _Files(paramiko.SFTPServerInterface):
 
 
 class _Handle(paramiko.SFTPHandle):
-    def __init__(self, of: Server, path: str) -> None:
-        super().__init__()
-        self.of, self.readfile = of, Path(path).open("rb")  # noqa: SIM115
+    def __init__(self, of: Server, path: str, flags: int) -> None:
+        super().__init__(flags)
+        writes = flags & (os.O_WRONLY | os.O_RDWR)
+        self.of, self.readfile = of, os.fdopen(os.open(path, flags, 0o644), "wb" if writes else "rb")
+        self.writefile = self.readfile
 
     def read(self, offset: int, length: int) -> Any:
         if self.of.hangs:
@@ -187,3 +196,16 @@ def test_folders_in_each_other_end_somewhere(server, tmp_path):
     (server.root / "set/again").symlink_to(".")
     with pytest.raises(DataError, match="more than 32 folders in each other"):
         fetch(server, tmp_path)
+
+
+def test_a_file_is_written_and_says_how_much_has_gone(server, tmp_path):
+    data, gone = os.urandom(300_000), []
+    (tmp_path / "a").write_bytes(data)
+    target = target_of(Location.of(f"{server.url}/new/set"), 1 << 20)
+    target.put(tmp_path / "a", target.key("a.tar"), gone.append)
+    assert (server.root / "new/set/a.tar").read_bytes() == data
+    assert sum(gone) == len(data)
+    assert len(gone) > 5
+    assert [*target.found()] == ["a.tar"]
+    target.remove(target.key("a.tar"))
+    assert not target.found()

@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from effloop.data.remote import store
 from effloop.data.remote.location import Location
 from effloop.data.remote.store import FetchError
 from effloop.data.remote.target import FsspecTarget
 from effloop.data.remote.upload import Upload
+from effloop.errors import DataError
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -63,3 +65,16 @@ def test_what_fsspec_raises_is_an_attempt(system, tmp_path, monkeypatch):
     monkeypatch.setattr(type(system), "put_file", fails)
     with pytest.raises(FetchError, match="TimeoutError: no answer"):
         target.put(path, target.key("x"))
+
+
+def test_a_server_that_does_not_answer_is_no_empty_place(system, monkeypatch):
+    monkeypatch.setattr(store, "_FIRST_S", 0.001)
+    system.pipe_file("/bucket/set/a.tar", b"a")
+    target = FsspecTarget(Location.of("memory://bucket/set"))
+
+    def info(*_, **__):
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(type(system), "info", info)
+    with pytest.raises(DataError, match="TimeoutError: timed out"):
+        target.found()
