@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import time
@@ -50,7 +51,7 @@ def test_what_is_uploaded_is_what_is_written_here(to, words, server, photos, her
     assert names == (["set-20", "set-24"] if to == "memmap" else ["set"])
     for name in names:
         assert tree(server.root / "b/deep" / name) == tree(here / name)
-        assert f"s3://b/deep/{name}: {len(tree(here / name))} files, " in out
+        assert re.search(rf"s3://b/deep/{name}: {len(tree(here / name))} files?, ", out)
         assert f"s3://b/deep/{name} is written\n" in out
     assert not [*here.parent.rglob("*.partial")]
     assert not [*server.root.rglob("*.part"), *server.root.rglob(UPLOADING)]
