@@ -27,6 +27,7 @@ from effloop.data.source.storage.mapped import MappedFiles
 from effloop.data.source.storage.packed import Split
 from effloop.data.source.storage.parts import write_part
 from effloop.data.source.storage.shards import is_of_split
+from effloop.data.source.storage.states import said
 from effloop.data.source.storage.targets import CLASSES, MASKS, Targets, read_targets
 from effloop.errors import PROGRAM, DataError
 
@@ -61,8 +62,8 @@ class ParquetSource(IndexedSource):
 
     def sidecars(self, files: Sequence[Path]) -> list[Path]:
         """The card, the names of classes, and the other splits, as classes without names are numbered over all."""
-        said, own = [self.base() / CARD, self.base() / NAMES], {*files}
-        return [*(file for file in said if file.is_file()), *(file for file in self._all_files() if file not in own)]
+        texts, own = [self.base() / CARD, self.base() / NAMES], {*files}
+        return [*(file for file in texts if file.is_file()), *(file for file in self._all_files() if file not in own)]
 
     def _all_files(self) -> list[Path]:
         """Those of all splits."""
@@ -107,7 +108,7 @@ class ParquetSource(IndexedSource):
         self._is_copied = bool(index.meta.get("copied"))
         if self._is_copied:
             coming = self._files_of(self.config.train_split) if self.config.window is not None else []
-            beside = [file for file in self.sidecars(files) if file not in coming]
+            beside = [file for file in (*self.sidecars(files), *said(self.base())) if file not in coming]
             return CopiedParquet.of(self.config, self.split, self._columns, files, beside).open_split()
         return super().opened(index, files)
 
@@ -167,8 +168,8 @@ class ParquetSource(IndexedSource):
     def keep_part(self, files: Sequence[Path], number: int, path: Path) -> None:
         file, columns = files[number], Columns(self.config, self.base(), self._all_files)
         with Table(file) as table:
-            label, said = columns.label(table), read_targets(self.base())
-            targets = said or (MASKS if label is None else CLASSES)
+            label, given = columns.label(table), read_targets(self.base())
+            targets = given or (MASKS if label is None else CLASSES)
             images = [columns.image(table), *([columns.mask(table)] if _masked(targets) else [])]
             if any(table.chunks(str(table.leaf(column))) is None for column in images):
                 raise DataError(

@@ -410,3 +410,13 @@ def test_files_that_change_are_read_again(tmp_path: Path) -> None:
     write_images(root / "train.parquet", IMAGES[:7], LABELS[:7], feature=ANIMALS, **PLAIN)
     assert before["samples"] == 8
     assert len(opened(root)) == 7
+
+
+@pytest.mark.parametrize("options", [PLAIN, SNAPPY])
+def test_what_says_what_targets_are_changes(options: dict[str, Any], tmp_path: Path) -> None:
+    root = one(tmp_path, LABELS, feature=ANIMALS, **options)
+    assert opened(root).kind is Kind.classes
+    (root / "targets.json").write_text('{"kind": "numbers", "names": ["age"]}')
+    assert opened(root).kind is Kind.numbers
+    (root / "targets.json").unlink()
+    assert opened(root).kind is Kind.classes
