@@ -376,18 +376,19 @@ def test_room_is_made_of_what_nobody_uses(server):
 
 def test_what_another_process_has_fetched_is_used_when_that_has_ended(server, monkeypatch):
     kept, files = server.root.parent / "kept", shards(server, size=1_000_000)
-    first = local_root(f"{server.url}/d/s-000.tar", kept)
+    roots = [f"{server.url}/d/s-00{number}.tar" for number in range(2)]
+    first, second = (local_root(root, kept) for root in roots)
     found = os.environ["EFFLOOP_REMOTE"]
     forget()
     monkeypatch.setenv("EFFLOOP_REMOTE", found)
     server.requests.clear()
     monkeypatch.setenv(*fetched_before().popitem())  # as a sweep does for all but its first job
-    assert local_root(f"{server.url}/d/s-000.tar", kept) == first
+    assert [local_root(root, kept) for root in roots] == [first, second]
     assert not server.requests
-    facts, _ = fetched_of(f"{server.url}/d/s-000.tar", kept)
+    facts, _ = fetched_of(roots[0], kept)
     assert (facts.bytes, facts.fetched_bytes, facts.hit_rate) == (len(files["s-000.tar"]), 0, 1)
     with pytest.raises(ConfigError, match=r"room for 0\.0 MB"):
-        local_root(f"{server.url}/d/s-00[12].tar", kept, limit_gb=0.001)
+        local_root(f"{server.url}/d/s-002.tar", kept, limit_gb=0.002)
     assert first.read_bytes() == files["s-000.tar"]
 
 

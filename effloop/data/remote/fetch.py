@@ -138,7 +138,8 @@ def forget() -> None:
 
 def _pass_on() -> None:
     found = [[*key, str(each.path), each.manifest.folder, asdict(each.fetched)] for key, each in _opened.items()]
-    os.environ[_FOUND] = json.dumps(found)
+    others = [each for each in _passed_on() if (each[0], each[1]) not in _opened]  # not asked for yet
+    os.environ[_FOUND] = json.dumps([*found, *others])
 
 
 def _passed_on() -> list[Any]:
