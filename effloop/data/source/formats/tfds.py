@@ -64,7 +64,8 @@ def names_of(folder: Path, label: str) -> list[str] | None:
     if not path.is_file():
         return None
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        names = (name.strip() for name in path.read_text(encoding="utf-8").split("\n"))
+        return [name for name in names if name]  # as TensorFlow Datasets reads them
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start:,}; write it again") from None
 

@@ -591,6 +591,8 @@ def test_tensorflow_datasets(tfds: Path) -> None:
     assert (val.classes, contents(val)) == (source.classes, [(b"x", 2, b"2"), (b"y", 1, b"1")])
     chosen = open_source("tfrecord", tfds, label="coarse", key="none")
     assert (chosen.classes, chosen.labels.tolist()) == (("bird", "pet"), [1, 1, 0])
+    (tfds / "label.labels.txt").write_text("cat\n\ndo\x85g \nemu\n\n", encoding="utf-8")
+    assert open_source("tfrecord", tfds).classes == ("cat", "do\x85g", "emu")
     (tfds / "label.labels.txt").write_text("cat\ndog\n")
     with pytest.raises(DataError, match="z has the label 2; allowed are 0 to 1"):
         open_source("tfrecord", tfds)
