@@ -13,8 +13,10 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from effloop.data.source import Source
 from effloop.errors import ConfigError, ParityError
 from effloop.inference import metadata
 from effloop.inference.fixed import FixedBatch
@@ -167,7 +169,14 @@ def _program(trained: Trained, form: Format, options: ExportOptions) -> tuple[An
 
 def _calibrated(trained: Trained, count: int) -> dict[str, int]:
     """How int8 was made, for the metadata."""
-    return {"images": min(count, len(trained.source("train"))), "weights_bits": 8 if has_vnni() else 7}
+    return {"images": len(_chosen(trained.source("train"), trained, count)), "weights_bits": 8 if has_vnni() else 7}
+
+
+def _chosen(source: Source, trained: Trained, count: int) -> NDArray[np.int64]:
+    """Which samples int8 is calibrated by: of those that are on this machine."""
+    here, random = source.present(), np.random.default_rng(trained.config.seed)
+    places = random.permutation(len(source) if here is None else len(here))[:count]
+    return places if here is None else here[places]
 
 
 def calibration_images(trained: Trained, count: int, batch: int | None = None) -> list[Tensor]:
@@ -175,11 +184,11 @@ def calibration_images(trained: Trained, count: int, batch: int | None = None) -
 
     Args:
         trained: whose data is loaded.
-        count: how many, or all there are.
+        count: how many, or all there are on this machine.
         batch: how many each batch has to have; None is any number.
     """
     with closing(trained.loader("train")) as loader:
-        chosen = np.random.default_rng(trained.config.seed).permutation(len(loader.plan.source))[:count]
+        chosen = _chosen(loader.plan.source, trained, count)
         step = batch or loader.global_batch
         if batch:
             chosen = np.resize(chosen, -(-len(chosen) // batch) * batch)  # the first once more

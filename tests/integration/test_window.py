@@ -26,6 +26,8 @@ from effloop.data.source import Tail, sources
 from effloop.data.windows import WindowOrder
 from effloop.diagnose.pipeline import loader_rate, loading_costs, sample_ids
 from effloop.errors import ConfigError
+from effloop.inference.export import calibration_images
+from effloop.inference.trained import Trained
 from effloop.report.downloads import download_line
 from effloop.runs.reader import read_run
 
@@ -100,6 +102,15 @@ def test_what_held_a_run_back_is_measured_on_what_is_here(server, here, monkeypa
     monkeypatch.setattr("effloop.diagnose.review._LEAST_TRAINED_S", 0.0)
     assert train(f"data.root={server.url}/d/", *KEPT, "run=run") == 0
     assert json.loads((here / "outputs/run/efficiency.json").read_text())["verdict"]["bound"]
+
+
+def test_int8_is_calibrated_by_images_that_are_here(server, here):
+    assert train(f"data.root={server.url}/d/", *KEPT, "run=run") == 0
+    forget()
+    trained = Trained.open(here / "outputs/run")
+    count = len(trained.source("train").present())
+    assert 0 < count < 40
+    assert sum(map(len, calibration_images(trained, 40))) == count
 
 
 def kill(fetching: WindowFetching) -> None:
