@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 from effloop.convert.reencode import Recipe
-from effloop.data.remote.location import Url
+from effloop.data.remote.location import Url, meant_url
 from effloop.data.remote.send import check_url
 from effloop.data.source.storage.writing import SHARD_BYTES, writers
 from effloop.errors import ConfigError
@@ -76,9 +76,9 @@ class ConvertOptions:
         if isinstance(self._out, Url):
             check_url(self._out)
         elif not os.path.isdir(self._out.parent):  # unlike Path's own, it never raises
-            raise ConfigError(
-                f"out: '{self.out}' can't be made, the folder {self._out.parent} is not there; make it or set out=PATH"
-            )
+            url = meant_url(str(self.out))
+            fix = f"a URL has two slashes: out={url}" if url else "make it or set out=PATH"
+            raise ConfigError(f"out: '{self.out}' can't be made, the folder {self._out.parent} is not there; {fix}")
         elif not self._out.name:
             raise ConfigError(f"out: '{self.out}' has no name; set out=PATH")
 

@@ -221,7 +221,11 @@ def test_faults_that_pass_are_survived(server):
     ("root", "fault", "words"),
     [
         ("{url}/d/", Fault(403, times=99, of="s-001.tar"), r"/d/s-001\.tar can't be fetched: 403 Forbidden$"),
-        ("s3://d", Fault(403, times=99, of="s-001.tar"), r"/d/s-001\.tar can't be fetched: 403 Forbidden \(set them"),
+        (
+            "s3://d",
+            Fault(403, times=99, of="s-001.tar"),
+            r"/d/s-001\.tar can't be fetched: 403 Forbidden; set AWS_ACCESS_KEY_ID",
+        ),
         ("s3://d", Fault(400, times=99, of="/d", on_listing=True), r"^s3://d/ can't be fetched: 400 Bad Request$"),
         ("{url}/d/", Fault(429, times=99, retry_after="3600", of="s-001.tar"), r"/d/s-001\.tar .*asks to wait 3,600 s"),
     ],

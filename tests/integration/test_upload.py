@@ -82,7 +82,7 @@ def test_what_is_there_is_refused_before_anything_else(server, photos, here, cap
     assert "no such bucket" in failure(capsys, *words, "out=s3://absent/set")
     server.faults = [Fault(403, times=99, method="PUT")]
     said = failure(capsys, *words, "out=s3://b/new")
-    assert said.startswith("s3://b/new can't be written: 403 Forbidden (set them")
+    assert said.startswith("s3://b/new can't be written: 403 Forbidden; set AWS_ACCESS_KEY_ID")
 
 
 def test_more_files_than_can_be_read(server, photos, here, capsys, monkeypatch):

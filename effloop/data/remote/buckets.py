@@ -37,7 +37,12 @@ _BY_FSSPEC = (
 )
 """Schemes of fsspec that are places; others wrap files in files, run templates or write caches of their own."""
 _METADATA = "169.254.169.254"
-_NO_CREDENTIALS = "set them in the environment, e.g. AWS_ACCESS_KEY_ID; AWS_SKIP_SIGNATURE=true for a public bucket"
+_CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_SKIP_SIGNATURE=true for a public bucket)",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
+"""Environment variables of a kind of bucket."""
 _WRONG = {
     **{"InvalidAccessKeyId": "AWS_ACCESS_KEY_ID", "SignatureDoesNotMatch": "AWS_SECRET_ACCESS_KEY"},
     **{"ExpiredToken": "AWS_SESSION_TOKEN", "InvalidToken": "AWS_SESSION_TOKEN"},
@@ -154,11 +159,16 @@ class BucketStore(Store):
         errors = self._obstore.exceptions
         if isinstance(error, errors.PreconditionError):
             return ChangedError()
+        scheme = self.location.scheme
+        names = _CREDENTIALS["az" if scheme[0] == "a" else scheme[:2]]  # azure, adl, abfs; s3a
+        allowing = f"set {names} in the environment to credentials that allow this"
+        if _METADATA in str(error):  # which is asked where the environment has no credentials
+            return FetchError(f"no credentials; set {names} in the environment")
         told = {
             errors.NotFoundError: "it is not there",
             FileNotFoundError: "it is not there",
-            errors.PermissionDeniedError: f"403 Forbidden ({_NO_CREDENTIALS})",
-            errors.UnauthenticatedError: f"401 Unauthorized ({_NO_CREDENTIALS})",
+            errors.PermissionDeniedError: f"403 Forbidden; {allowing}",
+            errors.UnauthenticatedError: f"401 Unauthorized; {allowing}",
         }
         for kind, reason in told.items():
             if isinstance(error, kind):
@@ -169,8 +179,6 @@ class BucketStore(Store):
 
 def _told(text: str, *, final: bool, after_s: float | None) -> FetchError:
     """What obstore says of an answer, or of none, in fewer words."""
-    if _METADATA in text:  # which is asked where the environment has no credentials
-        return FetchError(f"no credentials ({_NO_CREDENTIALS})")
     status, code = re.search(r"status code: (\d{3}[ A-Za-z]*)", text), re.search(r"<Code>(\w+)</Code>", text)
     if status is None:
         return _unanswered(text, final=final)

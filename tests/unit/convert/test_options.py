@@ -129,6 +129,11 @@ def test_refusals(words: list[str], wanted: str, tmp_path: Path, monkeypatch: py
         parse(*complete)
 
 
+def test_a_url_with_a_slash_too_few() -> None:
+    with pytest.raises(ConfigError, match=r"^out: 's3:/b/x' can't .*; a URL has two slashes: out=s3://b/x$"):
+        parse("to=memmap", "out=s3:/b/x")
+
+
 @pytest.mark.parametrize(
     ("name", "wanted"),
     [

@@ -63,6 +63,16 @@ def test_which_credential_is_wrong_is_said():
     assert str(buckets._told(text, final=False, after_s=None)) == wanted
 
 
+@pytest.mark.parametrize(
+    ("root", "names"),
+    [("s3a://b/x", "AWS_ACCESS_KEY_ID and"), ("gs://b/x", "GOOGLE_APP"), ("abfs://b/x", "AZURE_STORAGE_ACCOUNT_NAME")],
+)
+def test_credentials_are_those_of_the_kind_of_bucket(root, names, bucket, monkeypatch):
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "me")
+    error = pytest.importorskip("obstore.exceptions").GenericError("HTTP error of http://169.254.169.254/latest")
+    assert f"no credentials; set {names}" in str(store_of(Location.of(root))._failure(error, ""))
+
+
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes the certificate")
 @pytest.mark.parametrize("root", ["https://127.0.0.1:{port}/", "s3://bucket/x"])
 def test_certificates_are_checked(root, bucket, monkeypatch, tmp_path):
