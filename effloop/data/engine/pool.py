@@ -47,10 +47,8 @@ class Pool:
     """
 
     def __init__(self, plan: Plan, ring: SharedRing, num_workers: int, start_method: str, run_length: int) -> None:
-        self.ended = False
-        self._told_to_stop = False  # whether the workers were told to stop
-        self.ring = ring
-        self._plan, self._run_length = plan, run_length
+        self.ended = self._told_to_stop = False  # told: the workers
+        self.ring, self._plan, self._run_length = ring, plan, run_length
         self._cells = ring.slots.cells()[:num_workers]  # what each worker is loading
         self._cells.fill(NONE)
         self._pending: dict[int, PendingBatch] = {}  # by slot
