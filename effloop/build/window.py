@@ -83,8 +83,8 @@ def _warn_if_sorted(source: Source, order: WindowOrder) -> None:
     if fmean(inside) < fmean(among) / 2:
         warn(
             f"data.window: the samples are sorted by class, so that {order.window} shards have {fmean(inside):.0f} of "
-            f"{fmean(among):.0f} classes, which trains worse; set data.window higher, or shuffle them before they are "
-            "written: effloop convert keeps the order of a table's rows"
+            f"{fmean(among):.0f} classes, which trains worse; set data.window higher, or write shuffled shards: "
+            "effloop convert shuffle=true"
         )
 
 

@@ -14,6 +14,7 @@ from effloop.convert.options import ConvertOptions
 from effloop.convert.upload import uploads_of
 from effloop.data.decode import decoders
 from effloop.data.source.root import download_folder
+from effloop.data.source.wrapped import shuffled
 
 
 @command("convert", ConvertOptions, "data.root=/data/pets to=lmdb out=pets.lmdb")
@@ -27,6 +28,8 @@ def convert_data(options: ConvertOptions, overrides: list[str]) -> int:
     config = configs.compose(overrides)
     uploads = uploads_of(options, download_folder(replace(config.data, window=None)))
     opened = open_splits(config, options.splits)
+    if options.shuffle:
+        opened["train"] = shuffled(opened["train"], config.seed)
     if uploads and options.to == "folder":
         uploads.check_count(sum(map(len, opened.values())))
     convert(options, opened, decoders.build(config.decode), num_workers(config), effloop.__version__, uploads)

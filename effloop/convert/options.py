@@ -24,6 +24,7 @@ _MB = 1 << 20
 _RECODING = ("max_side", "quality", "color", "restart")
 """Options that ask for other bytes than the original's."""
 _EXCLUDED = {
+    ("to", "folder"): ("shuffle",),
     ("payload", "original"): _RECODING,
     ("payload", "raw"): ("quality", "restart"),
     ("quality", "lossless"): ("max_side", "color"),
@@ -49,6 +50,7 @@ class ConvertOptions:
             are decoded alone, if they are baseline; none leaves them out.
         color: make all images RGB, or all grey; without it grey ones stay grey.
         skip_bad: leave out images that can't be read or decoded, instead of writing nothing.
+        shuffle: write the samples of the training split in an order that `seed` shuffles, instead of the source's.
         split: which of the splits data.train_split and data.val_split.
         shard_mb: a file of a format that has several ends with the sample that reaches this (MiB).
 
@@ -65,6 +67,7 @@ class ConvertOptions:
     index: Literal["auto", "none"] = "auto"
     color: Literal["rgb", "gray"] | None = None
     skip_bad: bool = False
+    shuffle: bool = False
     split: Splits = "both"
     shard_mb: Annotated[int, range(1, (1 << 30) + 1)] = SHARD_BYTES // _MB
 
@@ -73,6 +76,8 @@ class ConvertOptions:
             for other in others:
                 if getattr(self, key) == value and getattr(self, other):
                     raise ConfigError(f"{other}: contradicts {key}={value}; drop one of them")
+        if self.shuffle and "train" not in self.splits:
+            raise ConfigError("shuffle: only the training split is shuffled; drop it, or split=val")
         if isinstance(self._out, Url):
             check_url(self._out)
         elif not os.path.isdir(self._out.parent):  # unlike Path's own, it never raises

@@ -31,6 +31,7 @@ from effloop.data.source import Source
 from effloop.data.source.folder import FolderConfig, FolderSource
 from effloop.data.source.storage.columns import ColumnFile
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, writers
+from effloop.data.source.wrapped import shuffled
 from effloop.errors import ConfigError, DataError
 
 DECODER = decoders.build(decoders["auto"].config(name="auto"))
@@ -82,6 +83,20 @@ def test_originals_stay_the_same(to: str, photos: Path, here: Path) -> None:
         for index in range(len(folder)):
             assert read_bytes(converted, index) == read_bytes(folder, index)
     assert [path.name for path in here.iterdir()] == ["set"]
+
+
+@pytest.mark.parametrize("to", sorted({*writers} - {"zarr2", "n5", "folder"}))
+def test_shuffled(to: str, photos: Path, here: Path) -> None:
+    """The training split has the same samples in another order, of the seed; the other one stays as it is."""
+    assert run(f"data.root={photos}", f"to={to}", "out=set", "shuffle=true", "seed=3") == 0
+    folder, converted = open_source("folder", photos), reopened(here / "set")
+    ids = shuffled(folder, 3).ids
+    assert ids.tolist() != shuffled(folder, 4).ids.tolist() != list(range(len(folder)))
+    assert sorted(ids) == list(range(len(folder)))
+    assert converted.labels.tolist() == folder.labels[ids].tolist()
+    for index, sample in enumerate(ids.tolist()):
+        assert read_bytes(converted, index) == read_bytes(folder, sample)
+    assert reopened(here / "set", "val").fingerprint() == open_source("folder", photos, "val").fingerprint()
 
 
 def test_batches_are_equal_to_the_bit(photos: Path, here: Path) -> None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded
+from effloop.data.random import Permutation
 from effloop.data.source.base import Kind, Source, at_most
 from effloop.data.source.fingerprint import fingerprint_of
 from effloop.data.source.ranges import Ranges
@@ -288,3 +289,8 @@ class Subset(Wrapped):
 
     def identity(self) -> dict[str, Any]:
         return {**self.source.identity(), **self.fingerprint()}
+
+
+def shuffled(source: Source, seed: int) -> Subset:
+    """All samples of a source, in an order that is a function of the seed and of how many there are."""
+    return Subset(source, Permutation.of_epoch(len(source), seed, 0)(np.arange(len(source))))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
 from images import encode, photo
-from plans import write_as, write_rows
+from plans import write_as
 from runs import composed
 
 from effloop.build.window import _warn_if_sorted
@@ -43,13 +42,9 @@ def test_sorted_shards(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert said(tmp_path / "sorted", capsys, window=6) == ""
 
 
-def test_a_table_of_shuffled_rows_gives_shuffled_shards(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [{"path": f"{path}", "label": path.parts[-2], "split": path.parts[-3]} for path in folder.rglob("*.jpg")]
-    random.Random(0).shuffle(rows)
-    table = write_rows(tmp_path / "rows.csv", rows)
-    assert main(["convert", f"data.root={table}", "to=tar", f"out={tmp_path}/mixed", "index=none"]) == 0
+def test_convert_writes_shuffled_shards(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [f"data.root={folder}", "to=tar", f"out={tmp_path}/mixed", "index=none"]
+    assert main(["convert", *words, "shuffle=true"]) == 0
     source = sources.build(composed("data=tar", f"data.root={tmp_path}/mixed").data, "train")
     assert len({*source.targets[:12].tolist()}) > 4
     order = WindowOrder(48, 4, 0, Tail.drop, shards=(6,) * 8, window=2)

@@ -96,7 +96,7 @@ NUMBER, SEVERAL = "a whole number from 1 to 65,500", "several, each once, with c
         (
             ["to=memmap", "out=x", "qualty=3"],
             "convert: no option 'qualty'; have to, out, payload, quality, max_side, restart, index, color, skip_bad, "
-            "split, shard_mb; did you mean 'quality'?",
+            "shuffle, split, shard_mb; did you mean 'quality'?",
         ),
         (["quality=101"], "quality: '101' is not allowed; set source, lossless or a whole number from 1 to 100"),
         (["quality=good"], "quality: 'good' is not allowed; set source, lossless or a whole number from 1 to 100"),
@@ -118,6 +118,11 @@ NUMBER, SEVERAL = "a whole number from 1 to 65,500", "several, each once, with c
         (["payload=original", "restart=4"], "restart: contradicts payload=original; drop one of them"),
         (["payload=raw", "quality=90"], "quality: contradicts payload=raw; drop one of them"),
         (["payload=raw", "restart=4"], "restart: contradicts payload=raw; drop one of them"),
+        (["to=folder", "out=x", "shuffle=true"], "shuffle: contradicts to=folder; drop one of them"),
+        (
+            ["to=tar", "out=x", "shuffle=true", "split=val"],
+            "shuffle: only the training split is shuffled; drop it, or split=val",
+        ),
         (["quality=lossless", "max_side=9"], "max_side: contradicts quality=lossless; drop one of them"),
         (["quality=lossless", "color=gray"], "color: contradicts quality=lossless; drop one of them"),
     ],
