@@ -11,6 +11,7 @@ from typing import Any
 from effloop import config as configs
 from effloop.config import Config
 from effloop.config.typed import key_of
+from effloop.data.remote.location import is_remote
 from effloop.data.source import Source
 from effloop.data.source.splits import undivided
 from effloop.errors import EffLoopError, warn
@@ -20,14 +21,19 @@ from effloop.runs import compare
 def config_of(facts: Mapping[str, Any], overrides: Sequence[str], path: Path) -> Config:
     """The config that a model was trained by, with overrides, for a single process that doesn't compile.
 
-    Other data than the run's isn't divided as the run's is, unless an override says so.
+    Other data than the run's isn't divided as the run's is, unless an override says so, nor read in windows if it is
+    on this machine.
 
     Raises:
         ConfigError: it is none, or an override is invalid.
     """
     alone = {**facts["config"], "parallel": {"name": "none"}, "compile": False, "resume": None}
-    config = configs.from_dict(alone, overrides, f"the config in {path}")
     keys = {key_of(override) for override in overrides}
+    if alone["data"].get("window") and "data.root" in keys and "data.window" not in keys:
+        whole = {**alone, "data": {**alone["data"], "window": None}}
+        if not is_remote(configs.from_dict(whole, overrides, f"the config in {path}").data.root or ""):
+            alone = whole
+    config = configs.from_dict(alone, overrides, f"the config in {path}")
     if not config.data.divides or "data.root" not in keys or keys & {"data.val", "data.folds", "data.fold"}:
         return config
     trained_on = facts.get("data") or facts.get("provenance", {}).get("data") or {}

@@ -104,13 +104,15 @@ def test_what_held_a_run_back_is_measured_on_what_is_here(server, here, monkeypa
     assert json.loads((here / "outputs/run/efficiency.json").read_text())["verdict"]["bound"]
 
 
-def test_int8_is_calibrated_by_images_that_are_here(server, here):
+def test_the_model_is_calibrated_by_images_that_are_here_and_used_with_local_data(server, here):
     assert train(f"data.root={server.url}/d/", *KEPT, "run=run") == 0
     forget()
     trained = Trained.open(here / "outputs/run")
     count = len(trained.source("train").present())
     assert 0 < count < 40
     assert sum(map(len, calibration_images(trained, 40))) == count
+    local = Trained.open(here / "outputs/run", [f"data.root={server.root}/d"])  # has no windows
+    assert (local.config.data.window, len(local.source("train"))) == (None, 40)
 
 
 def kill(fetching: WindowFetching) -> None:
