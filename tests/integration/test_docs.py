@@ -73,7 +73,7 @@ REFUSED = {"amp=true precision=fp32", "lr=0.1 optim.lr=0.2", "deterministic=true
 
 LONGEST = {
     *("augmentation", "benchmarks", "commands", "data", "diagnose", "extending"),
-    *("multi-gpu", "recipes", "runs", "step", "sweeps"),
+    *("multi-gpu", "recipes", "runs", "step", "sweeps", "tasks"),
 }
 """Pages whose commands take three seconds or more."""
 

@@ -141,7 +141,7 @@ def test_what_is_half_or_compressed_is_not_taken(server):
 
 @pytest.mark.parametrize("root", ["s3://d", "{url}/d/", "{url}/d/s-{{000..002}}.tar"])
 def test_a_server_that_is_busy_is_asked_as_often_for_names_as_for_contents(root, server, monkeypatch):
-    monkeypatch.setattr(store, "_FIRST_S", 0.01)
+    monkeypatch.setattr(store, "_FIRST_S", 0.001)
     shards(server)
     location = Location.of(root.format(url=server.url))
     server.faults = [Fault(503, times=7, on_listing=True)]

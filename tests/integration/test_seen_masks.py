@@ -202,7 +202,7 @@ def test_files_of_the_dataset_are_kept(
     assert "would take the place of a file of the data" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("to", ["pt2", "onnx", "state_dict"])
+@pytest.mark.parametrize("to", [pytest.param("pt2", marks=pytest.mark.slow), "onnx", "state_dict"])
 def test_exported_files(run: Path, root: Path, here: Path, to: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The same outputs, (N, K, H, W), and the same masks by `predict`; one of them in windows."""
     pytest.importorskip({"onnx": "onnxruntime", "state_dict": "safetensors"}.get(to, "torch"))

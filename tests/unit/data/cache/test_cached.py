@@ -458,6 +458,7 @@ def test_the_lock_is_shared_while_in_use(shm: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+@pytest.mark.slow
 def test_a_fork_while_all_are_writing(shm: Path) -> None:
     """Threads of the parent hold the lock at the fork, and several of the child want it at once."""
     made = Region("name", 500_000, lambda: 1 << 22, shm)
