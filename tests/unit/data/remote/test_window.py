@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import multiprocessing
 import threading
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -13,15 +13,13 @@ import pytest
 from effloop.data.remote import window
 from effloop.data.remote.window import NotHereError, WindowState, without_waiting
 
-HELD = """
-import sys
-from pathlib import Path
-from effloop.data.remote.window import WindowState
-held = WindowState(Path(sys.argv[1]))
-kept = held.lock(), held.claim()
-print(all(kept), flush=True)
-sys.stdin.read()
-"""
+
+def hold(view: Path, pipe: Connection) -> None:
+    """Hold the locks of a window until told to end."""
+    held = WindowState(view)
+    kept = held.lock(), held.claim()
+    pipe.send(all(kept))
+    pipe.recv()
 
 
 @pytest.fixture
@@ -83,16 +81,18 @@ def test_who_waits_gives_a_new_process_some_time(state: WindowState, monkeypatch
         state.wait_for(state.view / "a")
 
 
-def test_another_process_has_the_lock(state: WindowState) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", HELD, str(state.view)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "True\n"
-        assert state.is_fetched()
-        assert state.lock() is None
-        assert state.claim() is None
-        process.communicate("")
+def test_another_process_has_the_lock(state: WindowState, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window, "_LOCK_S", 0.1)
+    fork = multiprocessing.get_context("fork")
+    ours, theirs = fork.Pipe()
+    process = fork.Process(target=hold, args=(state.view, theirs))
+    process.start()
+    assert ours.recv()
+    assert state.is_fetched()
+    assert state.lock() is None
+    assert state.claim() is None
+    ours.send("end")
+    process.join()
     assert not state.is_fetched()
     for opened in (state.lock(), state.claim()):
         assert opened is not None
