@@ -35,6 +35,10 @@ class Far(FolderSource):
         time.sleep(0.01)
         return super().read(index)
 
+    def read_run(self, samples: Any) -> Any:
+        time.sleep(0.01 * len(samples))
+        return super().read_run(samples)
+
 
 @operation
 class Spin(PixelOperation):
