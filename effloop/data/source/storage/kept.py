@@ -152,7 +152,7 @@ def _written(name: str, path: Path, write: Callable[[Path], None], fix: str | No
 
 
 def _remove_orphans(folder: Path) -> None:
-    """Remove what was made of data behind a URL that was since removed to make room: that of its like is made anew."""
+    """Remove indexes of fetched data that was itself removed to make room; the next fetch makes new ones."""
     for path in folder.glob("*.index"):
         with suppress(DataError, OSError, LookupError, TypeError):  # others keep other facts
             meta = ColumnFile(path).meta
