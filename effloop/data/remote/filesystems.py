@@ -18,6 +18,7 @@ _CONNECTED = ("ftp", *SFTP)  # file systems that are one connection: no two thre
 _EXTRA = "effloop[remote]"
 _FIRST_ATTEMPTS = 4
 _FINAL = (FileNotFoundError, PermissionError, NotImplementedError, ImportError, ftplib.error_perm)
+"""What another attempt can't mend."""
 _DEEPEST = 32  # folders in each other
 _VERSIONS = (
     *("ETag", "etag", "md5Hash", "md5", "checksum", "blob_id", "sha256", "sha"),
@@ -161,7 +162,4 @@ def refused(error: Exception) -> FetchError:
     """An attempt that fsspec has refused."""
     if isinstance(error, FetchError):
         return error
-    final = isinstance(
-        error, FileNotFoundError | PermissionError | NotImplementedError | ImportError | ftplib.error_perm
-    )
-    return FetchError(f"{type(error).__name__}: {error}", final=final)
+    return FetchError(f"{type(error).__name__}: {error}", final=isinstance(error, _FINAL))
