@@ -14,9 +14,9 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from effloop.assemble.loader import build_loader
+    from effloop.assemble.trainer import build_trainer
     from effloop.batch import Batch
-    from effloop.build.loader import build_loader
-    from effloop.build.trainer import build_trainer
     from effloop.config.compose import compose
     from effloop.config.schema import Config
     from effloop.inference.predictor import load
@@ -27,8 +27,8 @@ __all__ = ["Batch", "Config", "build_loader", "build_trainer", "compose", "load"
 _MODULES = {
     "Batch": "batch",
     "Config": "config",
-    "build_loader": "build.loader",
-    "build_trainer": "build.trainer",
+    "build_loader": "assemble.loader",
+    "build_trainer": "assemble.trainer",
     "compose": "config",
     "load": "inference.predictor",
 }

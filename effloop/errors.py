@@ -98,6 +98,11 @@ def optional_package(module: str, part: str, install: str) -> ModuleType:
         raise ConfigError(f"{part} needs the package '{error.name}'; pip install '{install}'") from None
 
 
+def reason(error: BaseException) -> str:
+    """The first line of an exception's message, or its type's name where it has none."""
+    return str(error).strip().partition("\n")[0].rstrip() or type(error).__name__
+
+
 @functools.cache
 def warn(line: str) -> None:
     """Say on stderr what is no reason to stop; each line once per process."""

@@ -14,12 +14,12 @@ import yaml
 from rich.console import Console
 
 from effloop import config as configs
+from effloop.assemble.resolve import num_workers
 from effloop.bench.ablate_tables import print_ablations
 from effloop.bench.interleave import scratch_folder
 from effloop.bench.loop_sides import LoopSide, compare_loops, compare_loops_apart, train_scores
 from effloop.bench.step import check_knobs, facts, gain_of, neutral_overrides, reason_of
 from effloop.bench.step_sides import process_state_restored
-from effloop.build.resolve import num_workers
 from effloop.config import Config
 from effloop.data.decode import DecodeConfig
 from effloop.errors import ConfigError

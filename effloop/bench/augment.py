@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from effloop import config as configs
+from effloop.assemble.loader import build_loader
+from effloop.assemble.resolve import num_workers
 from effloop.bench.augment_tables import TABLES, Case, print_tables, table_rows
 from effloop.bench.baselines import EpochRunner, Workload
 from effloop.bench.harness import MeasureEpoch, Measurement, epoch_process
 from effloop.bench.interleave import interleave
-from effloop.build.loader import build_loader
-from effloop.build.resolve import num_workers
 from effloop.config import Config
 from effloop.data.engine import engines
 from effloop.data.loader import Loader

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from effloop.build.resolve import num_workers
+from effloop.assemble.resolve import num_workers
 from effloop.config import Config
 from effloop.data.augment.base import Device
 from effloop.data.augment.recipe import split_entry

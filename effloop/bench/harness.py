@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from effloop import config as configs
+from effloop.assemble.resolve import num_workers
 from effloop.bench.baselines import EpochRunner, Workload
 from effloop.bench.gil import GilProbe
 from effloop.bench.tables import print_table
-from effloop.build.resolve import num_workers
 from effloop.config import Config
 from effloop.errors import ConfigError, EffLoopError
 from effloop.system.hardware import available_cores, keep_freed_memory

@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any
 
+from effloop.assemble.loader import build_loader
 from effloop.bench import masked
 from effloop.bench.baselines import Workload, check_comparable, original_photos
 from effloop.bench.harness import comparison_result, epoch_process, print_comparison
 from effloop.bench.interleave import interleave, scratch_folder
 from effloop.bench.loaders import LOADERS, NOTES, OWN
 from effloop.bench.masked import MASKED
-from effloop.build.loader import build_loader
 from effloop.config import Config
 from effloop.data.source import Kind
 from effloop.errors import ConfigError

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from effloop import config as configs
+from effloop.assemble.loader import build_loader
 from effloop.bench.baselines import EpochRunner, Workload, data_loader, pillow_loader, timed_epochs
-from effloop.build.loader import build_loader
 from effloop.data.source import sources
 from effloop.errors import ConfigError, optional_package
 

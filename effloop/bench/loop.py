@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from effloop.assemble.race import seconds_of
+from effloop.assemble.trainer import build_trainer
 from effloop.batch import Batch, ImageSize, Preview
 from effloop.bench.interleave import interleave
 from effloop.bench.tables import print_table
-from effloop.build.race import seconds_of
-from effloop.build.trainer import build_trainer
 from effloop.checkpoint import CheckpointConfig, rng
 from effloop.config import Config
 from effloop.train.trainer import Trainer

@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 
 from effloop import config as configs
+from effloop.assemble.race import wait_for_gpu
+from effloop.assemble.trainer import build_trainer
 from effloop.batch import Batch
 from effloop.bench.baselines import EpochRunner, Workload
 from effloop.bench.harness import epoch_process
 from effloop.bench.interleave import interleave
 from effloop.bench.step_sides import process_flags, process_state_restored, set_process_flags
-from effloop.build.race import wait_for_gpu
-from effloop.build.trainer import build_trainer
 from effloop.config import Config
 from effloop.data.source import Cache
 

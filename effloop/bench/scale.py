@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from effloop import config as configs
+from effloop.assemble.loader import build_loader
 from effloop.bench.interleave import interleave, scratch_folder
 from effloop.bench.storage import data_config_for, run_in_fresh_process
 from effloop.bench.tables import print_table
-from effloop.build.loader import build_loader
 from effloop.config import Config
 from effloop.convert.records import Originals
 from effloop.data.source import sources

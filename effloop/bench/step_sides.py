@@ -19,12 +19,12 @@ from typing import Any
 import torch
 
 import effloop
+from effloop.assemble.race import seconds_of, warm_up
+from effloop.assemble.trainer import build_trainer
 from effloop.batch import Batch
 from effloop.bench.baselines import EpochRunner, Workload
 from effloop.bench.harness import epoch_process
 from effloop.bench.interleave import interleave
-from effloop.build.race import seconds_of, warm_up
-from effloop.build.trainer import build_trainer
 from effloop.checkpoint import rng
 from effloop.config import Config
 from effloop.errors import ConfigError

@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from effloop.assemble.loader import build_loader
+from effloop.assemble.race import seconds_of
 from effloop.batch import ImageSize
 from effloop.bench.interleave import interleave, scratch_folder
 from effloop.bench.tables import print_table
-from effloop.build.loader import build_loader
-from effloop.build.race import seconds_of
 from effloop.config import Config
 from effloop.convert.readback import READ_BY
 from effloop.convert.records import Originals

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from effloop import config as configs
+from effloop.assemble.model import build_model
+from effloop.assemble.resolve import resolved
+from effloop.assemble.trainer import build_trainer
 from effloop.bench.baselines import EpochRunner, Workload, check_comparable, original_photos, pillow_loader
 from effloop.bench.harness import comparison_result, epoch_process, print_comparison
 from effloop.bench.interleave import interleave, scratch_folder
-from effloop.build.model import build_model
-from effloop.build.resolve import resolved
-from effloop.build.trainer import build_trainer
 from effloop.config import Config
 from effloop.optim import optimizers
 from effloop.precision import precisions

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import effloop
 from effloop import config as configs
-from effloop.build.resolve import num_workers
+from effloop.assemble.resolve import num_workers
 from effloop.cli.command import command
 from effloop.cli.splits import open_splits
 from effloop.convert.convert import convert

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from effloop import config as configs
-from effloop.build.resolve import num_workers
+from effloop.assemble.resolve import num_workers
 from effloop.cli.command import command
 from effloop.cli.splits import open_splits
 from effloop.convert.index import build_indexes, show

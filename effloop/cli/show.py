@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from effloop.build.loader import build_loader
+from effloop.assemble.loader import build_loader
 from effloop.cli.command import command
 from effloop.config import Config, hydra_app
 from effloop.data.source import Tail

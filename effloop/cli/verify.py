@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from effloop import config as configs
-from effloop.build.resolve import num_workers
+from effloop.assemble.resolve import num_workers
 from effloop.cli.command import command
 from effloop.cli.splits import open_splits
 from effloop.convert.options import Splits, split_names

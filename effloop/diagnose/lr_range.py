@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from effloop import config as configs
+from effloop.assemble.trainer import build_trainer
 from effloop.batch import Batch
-from effloop.build.trainer import build_trainer
 from effloop.config import Config
 from effloop.diagnose.measured import neutral_overrides
 from effloop.errors import ConfigError

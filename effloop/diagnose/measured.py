@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from effloop import config as configs
+from effloop.assemble.loader import build_loader
+from effloop.assemble.resolve import num_workers
+from effloop.assemble.trainer import build_trainer
 from effloop.bench.step import usual_values
-from effloop.build.loader import build_loader
-from effloop.build.resolve import num_workers
-from effloop.build.trainer import build_trainer
 from effloop.config import Config
 from effloop.data.cache.cached import CachedSource
 from effloop.data.loader import Loader

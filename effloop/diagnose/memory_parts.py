@@ -16,8 +16,8 @@ import torch
 from rich.filesize import decimal
 from torch import nn
 
+from effloop.assemble.resolve import num_workers
 from effloop.batch import Batch
-from effloop.build.resolve import num_workers
 from effloop.config import Config
 from effloop.data.cache.cached import CachedSource, bytes_of_masks
 from effloop.data.cache.shared_memory import FOLDER

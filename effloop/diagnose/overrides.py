@@ -10,10 +10,10 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from effloop.assemble.autotune import trial_step
+from effloop.assemble.race import Step, fastest, state_preserved
+from effloop.assemble.resolve import resolved
 from effloop.batch import ImageSize
-from effloop.build.autotune import trial_step
-from effloop.build.race import Step, fastest, state_preserved
-from effloop.build.resolve import resolved
 from effloop.diagnose.loading_overrides import (
     check_caches,
     check_conversions,

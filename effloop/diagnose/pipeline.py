@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from effloop.assemble.race import seconds_of
 from effloop.batch import Batch
-from effloop.build.race import seconds_of
 from effloop.data.decode import Decoder
 from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from effloop.assemble.race import seconds_of, wait_for_gpu, warm_up
 from effloop.batch import Batch
-from effloop.build.race import seconds_of, wait_for_gpu, warm_up
 from effloop.diagnose.timed import Timed, for_seconds
 from effloop.profile.syncs import SyncFinder
 from effloop.train.trainer import Trainer

@@ -11,8 +11,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from effloop.assemble.resolve import num_workers
 from effloop.bench.tables import print_table
-from effloop.build.resolve import num_workers
 from effloop.config import Config
 from effloop.data.source.splits import open_split
 from effloop.diagnose.tune_search import Search, Setting

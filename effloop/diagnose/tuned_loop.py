@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from effloop import config as configs
+from effloop.assemble.race import wait_for_gpu
+from effloop.assemble.trainer import build_trainer
 from effloop.batch import Batch
-from effloop.build.race import wait_for_gpu
-from effloop.build.trainer import build_trainer
 from effloop.config import Config
 from effloop.data.engine import engines
 from effloop.data.loader import Loader

@@ -12,11 +12,11 @@ from io import StringIO
 from pathlib import Path
 
 from effloop import config as configs
+from effloop.assemble.race import wait_for_gpu
+from effloop.assemble.trainer import build_trainer
 from effloop.bench.baselines import EpochRunner, Workload
 from effloop.bench.harness import epoch_process
 from effloop.bench.interleave import interleave, scratch_folder
-from effloop.build.race import wait_for_gpu
-from effloop.build.trainer import build_trainer
 from effloop.config import Config
 from effloop.convert.convert import convert
 from effloop.convert.options import ConvertOptions

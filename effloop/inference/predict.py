@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from effloop.build.loader import loader_of
+from effloop.assemble.loader import loader_of
 from effloop.data.decode.base import ImageInfo
 from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded, pnm_header

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 
-from effloop.build.loader import loader_of
+from effloop.assemble.loader import loader_of
 from effloop.config import Config
 from effloop.data.decode.by_pillow import to_pixels
 from effloop.data.image.header import Encoded, pnm_header

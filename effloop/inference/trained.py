@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from effloop import config as configs
+from effloop.assemble.checks import check_same_model, check_same_tensors, check_trained_on, fitting, trained_names
+from effloop.assemble.loader import build_loader
+from effloop.assemble.model import build_model
+from effloop.assemble.race import state_preserved
+from effloop.assemble.resolve import resolved
 from effloop.batch import ImageSize, Preview
-from effloop.build.checks import check_same_model, check_same_tensors, check_trained_on, fitting, trained_names
-from effloop.build.loader import build_loader
-from effloop.build.model import build_model
-from effloop.build.race import state_preserved
-from effloop.build.resolve import resolved
 from effloop.checkpoint import files
 from effloop.config import Config
 from effloop.data.loader import Loader

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from effloop.build.limits import what_to_lower
-from effloop.build.resolve import num_workers
-from effloop.build.trainer import build_trainer
+from effloop.assemble.limits import what_to_lower
+from effloop.assemble.resolve import num_workers
+from effloop.assemble.trainer import build_trainer
 from effloop.checkpoint import files
 from effloop.config import Config
 from effloop.data.source.root import fetch_all

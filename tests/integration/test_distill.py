@@ -11,9 +11,9 @@ from runs import TINY, call, make_photos, train
 from torch import nn
 
 import effloop
+from effloop.assemble.model import build_model
+from effloop.assemble.resolve import resolved
 from effloop.batch import Batch, ImageSize
-from effloop.build.model import build_model
-from effloop.build.resolve import resolved
 from effloop.errors import EffLoopError
 from effloop.task.classification import Classification
 from effloop.train.distill import DistillationLoss, Teacher

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from runs import TINY, composed, train
 
-from effloop.build.loader import build_loader
+from effloop.assemble.loader import build_loader
 from effloop.cli.main import main
 from effloop.runs.reader import read_run
 

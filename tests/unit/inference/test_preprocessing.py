@@ -11,7 +11,7 @@ from images import encode, photo
 from PIL import Image
 from runs import composed
 
-from effloop.build.loader import loader_of
+from effloop.assemble.loader import loader_of
 from effloop.data.source.files import ImagesInMemory
 from effloop.inference.metadata import preprocessing
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from runs import train
 
+from effloop.assemble import trainer as building
 from effloop.batch import Batch
-from effloop.build import trainer as building
 from effloop.launch import execute
 from effloop.record.clock import Clock, Span
 from effloop.record.efficiency import Efficiency

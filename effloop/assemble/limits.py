@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from effloop.build.resolve import num_workers
+from effloop.assemble.resolve import num_workers
 from effloop.config import Config
 from effloop.parallel import Slice
 from effloop.system.shortage import check_batch_memory, check_open_files, check_workers

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import effloop
-from effloop.build.autotune import _elsewhere
+from effloop.assemble.autotune import _elsewhere
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ from images import encode, photo
 from plans import write_as
 from runs import composed
 
-from effloop.build.window import _warn_if_sorted
+from effloop.assemble.window import _warn_if_sorted
 from effloop.cli.main import main
 from effloop.data.source import Tail, sources
 from effloop.data.windows import WindowOrder

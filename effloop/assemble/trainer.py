@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 
 from effloop import config as configs
-from effloop.build.checks import fitting
-from effloop.build.data import Data, build_data
-from effloop.build.environment import Environment, build_environment
-from effloop.build.learner import Advise, Learner, Start, build_learner
-from effloop.build.room import check_room
+from effloop.assemble.checks import fitting
+from effloop.assemble.data import Data, build_data
+from effloop.assemble.environment import Environment, build_environment
+from effloop.assemble.learner import Advise, Learner, Start, build_learner
+from effloop.assemble.room import check_room
 from effloop.checkpoint import Checkpoints, checkpointers
 from effloop.config import Config
 from effloop.config.hydra_setup import run_folder

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from effloop.assemble.model import build_model
+from effloop.assemble.race import fastest, seconds_of, state_preserved
+from effloop.assemble.resolve import Resolved, resolved
 from effloop.batch import ImageSize
-from effloop.build.model import build_model
-from effloop.build.race import fastest, seconds_of, state_preserved
-from effloop.build.resolve import Resolved, resolved
 from effloop.config import Config
 from effloop.data.source.splits import open_split
 from effloop.errors import ConfigError

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from effloop.build.environment import Environment
-from effloop.build.loader import Use, loader_for, source_of
+from effloop.assemble.environment import Environment
+from effloop.assemble.loader import Use, loader_for, source_of
 from effloop.data.loader import Loader
 from effloop.data.progressive import Stages
 from effloop.data.source.root import remote_facts, remote_files

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from effloop import config as configs
-from effloop.build.data import Data
-from effloop.build.environment import Environment
-from effloop.build.loader import build_loader
-from effloop.build.resolve import Resolved
+from effloop.assemble.data import Data
+from effloop.assemble.environment import Environment
+from effloop.assemble.loader import build_loader
+from effloop.assemble.resolve import Resolved
 from effloop.data.bad import OnError
 from effloop.data.cache.cached import decoder_identity
 from effloop.data.features import FeatureStream

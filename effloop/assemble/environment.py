@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
-from effloop.build.autotune import resolve_auto
-from effloop.build.limits import check_limits
-from effloop.build.resolve import Resolved, tuned_workers
+from effloop.assemble.autotune import resolve_auto
+from effloop.assemble.limits import check_limits
+from effloop.assemble.resolve import Resolved, tuned_workers
 from effloop.checkpoint import rng
 from effloop.config import Config
 from effloop.data.source import Kind, Source

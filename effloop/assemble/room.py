@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from effloop.build.learner import Learner, Start
+from effloop.assemble.learner import Learner, Start
 from effloop.config import Config
 from effloop.errors import ConfigError, warn
 from effloop.system.files import describe_bytes

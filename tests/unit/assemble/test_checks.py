@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import effloop
-from effloop.build.checks import check_position, check_same_model, check_same_tensors
+from effloop.assemble.checks import check_position, check_same_model, check_same_tensors
 from effloop.config import to_dict
 from effloop.errors import ConfigError
 from effloop.task import TaskConfig

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from effloop.build import race as settle
-from effloop.build.race import fastest, state_preserved
+from effloop.assemble import race as settle
+from effloop.assemble.race import fastest, state_preserved
 from effloop.precision import Precision
 
 

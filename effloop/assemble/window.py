@@ -7,7 +7,7 @@ from statistics import fmean
 
 import numpy as np
 
-from effloop.build.resolve import Resolved
+from effloop.assemble.resolve import Resolved
 from effloop.data.bad import OnError
 from effloop.data.engine.base import engine_class
 from effloop.data.order import Order

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from effloop.build.limits import check_limits
-from effloop.build.resolve import Resolved, resolved
-from effloop.build.window import window_order, windows_of
+from effloop.assemble.limits import check_limits
+from effloop.assemble.resolve import Resolved, resolved
+from effloop.assemble.window import window_order, windows_of
 from effloop.config import Config
 from effloop.data.augment import augments
 from effloop.data.augment.mix import Mix

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from effloop.build.resolve import Resolved
+from effloop.assemble.resolve import Resolved
 from effloop.errors import ConfigError, EffLoopError
 from effloop.model import checkpoint_blocks, freeze, models, norms_of_one_value
 from effloop.parallel import Parallel

@@ -10,12 +10,12 @@ from typing import Any
 from torch import nn
 
 from effloop import config as configs
-from effloop.build.checks import check_same_tensors, fitting, trained_names
-from effloop.build.data import Data
-from effloop.build.environment import Environment
-from effloop.build.model import build_model
-from effloop.build.race import state_preserved
-from effloop.build.resolve import resolved
+from effloop.assemble.checks import check_same_tensors, fitting, trained_names
+from effloop.assemble.data import Data
+from effloop.assemble.environment import Environment
+from effloop.assemble.model import build_model
+from effloop.assemble.race import state_preserved
+from effloop.assemble.resolve import resolved
 from effloop.checkpoint import files
 from effloop.errors import CheckpointError, ConfigError, DataError
 from effloop.task import tasks

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from effloop.build.autotune import compile_now
-from effloop.build.checks import (
+from effloop.assemble.autotune import compile_now
+from effloop.assemble.checks import (
     check_position,
     check_resumable,
     check_same_data,
@@ -20,12 +20,12 @@ from effloop.build.checks import (
     check_trained_on,
     fitting,
 )
-from effloop.build.data import Data
-from effloop.build.environment import Environment
-from effloop.build.model import build_model, check_batch_norm
-from effloop.build.probe import build_probe, check_probe
-from effloop.build.resolve import Resolved
-from effloop.build.teacher import build_loss
+from effloop.assemble.data import Data
+from effloop.assemble.environment import Environment
+from effloop.assemble.model import build_model, check_batch_norm
+from effloop.assemble.probe import build_probe, check_probe
+from effloop.assemble.resolve import Resolved
+from effloop.assemble.teacher import build_loss
 from effloop.checkpoint import files, rng
 from effloop.config import Config
 from effloop.data.loader import Loader

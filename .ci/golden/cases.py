@@ -29,7 +29,7 @@ import effloop
 from effloop.__main__ import main
 
 GOLDEN = Path(__file__).with_name("golden.json")
-RECORD = "python tests/golden/record.py"
+
 RECIPES = sorted(path.stem for path in Path(__file__).parents[2].glob("configs/augment/*.yaml"))
 
 # What numbers depend on. `photos` and `kinds` stand for Pillow's encoders and NumPy's generators, which made images.
