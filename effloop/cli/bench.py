@@ -17,7 +17,7 @@ from effloop.errors import ConfigError
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """Of `bench`.
+    """Options of `bench`.
 
     Attributes:
         what: Trainer beside a bare loop, each key of the training step, what each thing is worth to the whole

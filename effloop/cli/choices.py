@@ -2,26 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import importlib
+import inspect
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from importlib.resources.abc import Traversable
 
 from effloop.cli.command import command
-from effloop.cli.layout import in_columns
-from effloop.cli.operations import operation_lines
 from effloop.config import Config, hydra_setup
 from effloop.config.keys import Key, keys_of
+from effloop.data.augment import albumentations, torchvision
+from effloop.data.augment.operation import operations
 from effloop.errors import ConfigError
 from effloop.registry import Registry, groups
 from effloop.spelling.suggestions import meant
+
+WIDTH = 80  # letters of a terminal
 
 GROUPS = (*Config.GROUPS, hydra_setup.EXPERIMENT)
 """What parts are chosen for."""
 
 
+def in_columns(rows: Iterable[tuple[str, str]], max_lines: int | None = None) -> list[str]:
+    """Names and their meanings side by side, folded; a name that is too wide has a line of its own."""
+    rows = list(rows)
+    left = min(24, max((len(name) for name, _ in rows), default=0))
+    fold = textwrap.TextWrapper(
+        WIDTH, subsequent_indent=" " * (left + 4), break_on_hyphens=False, max_lines=max_lines, placeholder=" ..."
+    )
+    lines = []
+    for name, meaning in rows:
+        if len(name) > left:
+            lines.append(f"  {name}")
+            name = ""
+        fold.initial_indent = f"  {name:<{left}}  "
+        lines += fold.wrap(meaning.replace("`", "")) or [f"  {name}"]
+    return lines
+
+
+def operation_lines() -> Iterator[str]:
+    """A heading for each library, and for each of its operations what it does, with its parameters' defaults."""
+    v2 = importlib.import_module("torchvision.transforms.v2")
+    yield from _lines("native", operations)
+    yield from _lines("torchvision", {name: getattr(v2, name) for name in torchvision.operations.NAMES})
+    try:
+        package = albumentations.operations.library()
+    except ConfigError as error:  # it isn't installed
+        yield str(error)
+        return
+    yield from _lines("albumentations", {name: getattr(package, name) for name in albumentations.operations.names()})
+
+
+def _lines(library: str, kinds: Mapping[str, type]) -> Iterator[str]:
+    rows = []
+    for name, kind in sorted(kinds.items()):
+        parameters = [each for each in inspect.signature(kind).parameters.values() if each.kind is not each.VAR_KEYWORD]
+        paragraph = " ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split())
+        sentence = re.split(r"\.(?: (?=[A-Z])|$)", paragraph)[0]
+        rows.append((name, f"{sentence} [{', '.join(map(_parameter, parameters))}]"))
+    yield f"augment={library}"
+    yield from in_columns(rows)
+
+
+def _parameter(each: inspect.Parameter) -> str:
+    default = each.default.value if isinstance(each.default, Enum) else each.default
+    return each.name if default is each.empty else f"{each.name}={default}"
+
+
 @dataclass(frozen=True)
 class ListOptions:
-    """Of `list`.
+    """Options of `list`.
 
     Attributes:
         what: a group, for its parts, among them those that are known by name only, e.g. all models of torchvision, and

@@ -20,7 +20,7 @@ _KEYS = {*(each.name for each in fields(Config)), EXPERIMENT}
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Of commands for a run.
+    """Options of commands for a run.
 
     Attributes:
         run: the folder of a run.

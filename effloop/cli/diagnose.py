@@ -19,7 +19,7 @@ from effloop.report.diagnosis import print_diagnosis, write_diagnosis
 
 @dataclass(frozen=True)
 class DiagnoseOptions:
-    """Of `diagnose`.
+    """Options of `diagnose`.
 
     Attributes:
         verify: try the best overrides, half a minute each or more, and show what they bring beside what was predicted.

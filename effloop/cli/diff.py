@@ -16,7 +16,7 @@ from effloop.runs.reader import find_runs
 
 @dataclass(frozen=True)
 class DiffOptions:
-    """Of `diff`.
+    """Options of `diff`.
 
     Attributes:
         runs: folders of runs, or of sweeps, which stand for all their jobs.

@@ -29,7 +29,7 @@ _MAX_ROWS, _MAX_MISTAKES = 20, 8
 
 @dataclass(frozen=True)
 class EvalOptions(RunOptions):
-    """Of `eval`.
+    """Options of `eval`.
 
     Attributes:
         run: the folder of a run, a .ckpt file, or a file by export.

@@ -16,7 +16,7 @@ from effloop.inference.trained import Trained
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions(Options, RunOptions):
-    """Of `export`.
+    """Options of `export`.
 
     Attributes:
         run: the folder of a run, or a .ckpt file.

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import MISSING
 from itertools import islice
 
-from effloop.cli.choices import GROUPS, choices_of
+from effloop.cli.choices import GROUPS, WIDTH, choices_of, in_columns
 from effloop.cli.command import Command
-from effloop.cli.layout import WIDTH, in_columns
 from effloop.cli.options import Option, options_of
 from effloop.config import Config
 from effloop.config.keys import keys_of

@@ -14,7 +14,7 @@ from effloop.convert.options import Splits, split_names
 
 @dataclass(frozen=True)
 class IndexOptions:
-    """Of `index`.
+    """Options of `index`.
 
     Attributes:
         split: which of the splits data.train_split and data.val_split.

@@ -19,7 +19,7 @@ from effloop.registry import plugin_words
 
 @dataclass(frozen=True)
 class LrOptions:
-    """Of `lr`.
+    """Options of `lr`.
 
     Attributes:
         updates: of the weights, while the rate rises.

@@ -16,7 +16,7 @@ from effloop.task import check_objective
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Of `report`.
+    """Options of `report`.
 
     Attributes:
         runs: folders of runs, or of sweeps, which stand for all their jobs.

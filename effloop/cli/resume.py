@@ -19,7 +19,7 @@ from effloop.runs.compare import PLACE
 
 @dataclass(frozen=True)
 class ResumeOptions:
-    """Of `resume`.
+    """Options of `resume`.
 
     Attributes:
         run: the folder of a run; or one of the files in its checkpoints/, to go on from that one.

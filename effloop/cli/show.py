@@ -23,7 +23,7 @@ _MAX_PIXELS = 80_000_000  # Pillow and others warn of, or refuse, pictures of mo
 
 @dataclass(frozen=True)
 class ShowOptions:
-    """Of `show`.
+    """Options of `show`.
 
     Attributes:
         split: which split.

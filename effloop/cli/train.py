@@ -21,7 +21,7 @@ from effloop.sweep import runner
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Of `train`.
+    """Options of `train`.
 
     Attributes:
         debug: show tracebacks, also those of a sweep's jobs.

@@ -17,7 +17,7 @@ from effloop.registry import plugin_words
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """Of `tune`.
+    """Options of `tune`.
 
     Attributes:
         minutes: for measuring.

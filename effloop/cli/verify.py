@@ -20,7 +20,7 @@ from effloop.data.source.storage.kept import kept_folder
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """Of `verify`.
+    """Options of `verify`.
 
     Attributes:
         split: which of the splits data.train_split and data.val_split.
