@@ -14,7 +14,7 @@ from effloop.convert.verify import Problems, show, verify
 from effloop.data.decode import decoders
 from effloop.data.source.config import Index
 from effloop.data.source.entropy import with_indexes
-from effloop.data.source.storage.comparing import Comparing, comparing
+from effloop.data.source.storage.columns import Comparing, comparing
 from effloop.data.source.storage.kept import kept_folder
 
 

@@ -16,8 +16,7 @@ from effloop.convert.entropy import EVERY, build_compared, compared_line, crop_d
 from effloop.data.image.entropy import matches
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import Source
-from effloop.data.source.entropy import can_have_indexes, index_path
-from effloop.data.source.storage.entropy_file import EntropyFile
+from effloop.data.source.entropy import EntropyFile, can_have_indexes, index_path
 from effloop.errors import PROGRAM, ConfigError, DataError
 from effloop.system.progress import Meter, in_order
 

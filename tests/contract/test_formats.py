@@ -14,7 +14,7 @@ from plans import READ_BY, make_engine, make_plan, open_source, read_bytes, writ
 from effloop.data.image.entropy import build_index
 from effloop.data.image.header import pnm_header
 from effloop.data.source import Source, sources
-from effloop.data.source.storage.comparing import Comparing, comparing
+from effloop.data.source.storage.columns import Comparing, comparing
 from effloop.data.source.storage.packed import PackedSource
 from effloop.data.source.storage.writing import writers
 from effloop.errors import DataError

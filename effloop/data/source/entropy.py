@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import functools
 import hashlib
+import mmap
 import os
+import struct
 import threading
 import time
+import zlib
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from effloop.data.image.encoded import EncodedImages
-from effloop.data.image.entropy import build_index
+from effloop.data.image.entropy import VERSION, build_index
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import Source
 from effloop.data.source.config import DataConfig, Index
-from effloop.data.source.storage.entropy_file import EntropyFile
 from effloop.data.source.storage.kept import kept_folder
 from effloop.data.source.wrapped import Wrapped
 from effloop.errors import DataError, warn
+from effloop.native import address, library, pointer
+from effloop.system.files import replacing, try_lock
 
 SHARE = 1 / 6
 """Of each worker's time, at most, that goes into indexes while it loads batches."""
@@ -149,3 +156,260 @@ class _Budget(threading.local):
     def spend(self, seconds: float) -> None:
         """Take from it."""
         self.spent += seconds
+
+
+# The file. Layout, little-endian: 8 bytes magic, u32 version of this layout, u32 version of the indexes, u64 number of
+# slots C (a power of two), u32 CRC-32 of the 24 bytes before, padding to 64 bytes; C slots of 24 bytes; the indexes,
+# end to end. A slot is u64 hash of the name, u64 offset, u32 length, u32 CRC-32C of these three, of the image's
+# size (u64) and of the index. A slot of zeros is free; a length of 0 says that this image can't have an index. A name's
+# slot is the one of its hash modulo C, or one of the next. native/entropy_file.c reads them.
+#
+# Nothing is ever half written: what a killed process or a full disk has left, and what belongs to a file of another
+# size, differs from its checksum and counts as missing. Processes append under a lock, and read without.
+
+_MAGIC, _LAYOUT = b"EFFLIDX\0", 2
+_HEADER, _CHECKSUM = struct.Struct("<8sIIQ"), struct.Struct("<I")
+_SLOT = struct.Struct("<QQII")
+_START = 64
+_PROBED = 64  # slots that a name may be in
+_POLL_S, _WAIT_S = 0.001, 5.0
+_WAITING = 256  # indexes that wait for the lock, which another process has for microseconds
+
+
+class EntropyFile:
+    """Name and size of an image -> its entropy index. Thread-safe; pickled by its path, and safe to fork.
+
+    Opening reads 64 bytes, so it takes as long for ten samples as for a hundred million.
+
+    Args:
+        path: of the file.
+        samples: of the dataset: a file that isn't there, is of another version or has too little room for them is made
+            anew. None never makes one.
+
+    Raises:
+        DataError: it isn't there and isn't to be made, or it is no such file.
+        OSError: it can't be opened or made.
+    """
+
+    def __init__(self, path: Path, samples: int | None = None) -> None:
+        self.path, self._samples = path, samples
+        self._open()
+
+    def _open(self) -> None:
+        found = self._map_file()
+        if self._samples is not None and (found is None or found.slots * 4 < self._samples * 5):
+            _create(self.path, self._samples)
+            found = self._map_file()
+        if found is None:
+            raise DataError(f"{self.path} is not a file of entropy indexes, or of another version")
+        self._mapped = found
+        self._waiting: deque[tuple[bytes, int, Encoded]] = deque(maxlen=2 * _WAITING)
+
+    def _map_file(self) -> _Mapped | None:
+        """The file that has the name now; None if there is none, or it isn't whole or of this version."""
+        try:
+            with open(self.path, "rb") as file:
+                return _map(file.fileno())
+        except FileNotFoundError:
+            return None
+
+    @property
+    def stored(self) -> int:
+        """Bytes of the indexes in it, when it was opened."""
+        return len(self._mapped.data) - self._mapped.end
+
+    def get(self, name: bytes, size: int) -> Encoded | None:
+        """The index of an image; empty if it is known to have none, None if nothing is known.
+
+        Args:
+            name: the sample's.
+            size: bytes of the image as it is now.
+        """
+        mapped, at, lengths = self._find(EncodedImages.of([name]), np.array([size], np.int64))
+        start = int(at[0])
+        return memoryview(mapped.data)[start : start + int(lengths[0])] if start > 0 else None
+
+    def get_run(self, names: EncodedImages, images: EncodedImages) -> tuple[EncodedImages, list[int]]:
+        """The indexes of (N,) images, in one call without the GIL.
+
+        Args:
+            names: of the samples.
+            images: as they are now.
+
+        Returns:
+            The indexes, empty where there is none, and the places of JPEGs of which nothing is known.
+        """
+        mapped, at, lengths = self._find(names, images.sizes, images)
+        indexes = EncodedImages([memoryview(mapped.data)], np.zeros_like(at), at.clip(0), lengths)
+        return indexes, np.flatnonzero(at <= 0).tolist()
+
+    def _find(
+        self, names: EncodedImages, sizes: NDArray[np.int64], images: EncodedImages | None = None
+    ) -> tuple[_Mapped, NDArray[np.int64], NDArray[np.int64]]:
+        """(N,) offsets in a mapped file, not above 0 where nothing is known, and lengths."""
+        mapped = self._mapped
+        at, lengths = self._find_in(mapped, names, sizes, images)
+        if (at < 0).any() and len((now := self._grown(mapped)).data) > len(mapped.data):
+            mapped = now
+            at, lengths = self._find_in(mapped, names, sizes, images)
+        return mapped, at, lengths
+
+    def _find_in(
+        self, mapped: _Mapped, names: EncodedImages, sizes: NDArray[np.int64], images: EncodedImages | None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        at, lengths = np.empty(len(names), np.int64), np.empty(len(names), np.int64)
+        _functions().effloop_entropy_find(
+            *(*pointer(memoryview(mapped.data)), mapped.slots, address(names.addresses), address(names.sizes)),
+            *(None if images is None else address(images.addresses), address(sizes), len(names)),
+            *(address(at), address(lengths)),
+        )
+        return at, lengths
+
+    def _grown(self, mapped: _Mapped) -> _Mapped:
+        """All of the same file, if that has its name still."""
+        with suppress(OSError):
+            now = self._map_file()
+            if now is not None and now.identity == mapped.identity:
+                self._mapped = now
+                return now
+        return mapped
+
+    def put(self, name: bytes, size: int, index: Encoded | None) -> None:
+        """Append an index; while another process appends, it waits for one of the next calls.
+
+        Args:
+            name: the sample's.
+            size: bytes of the image.
+            index: None says that it can't have one.
+
+        Raises:
+            OSError: the file can't be written to.
+        """
+        self._waiting.append((name, size, index or b""))
+        self._append_waiting(wait_s=0 if len(self._waiting) < _WAITING else _WAIT_S)
+
+    def flush(self) -> None:
+        """Append what still waits.
+
+        Raises:
+            OSError: the file can't be written to.
+        """
+        self._append_waiting(wait_s=_WAIT_S)
+
+    def _append_waiting(self, wait_s: float) -> None:
+        fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)  # each time: threads and forks then exclude each other, too
+        try:
+            if _identity(fd) != self._mapped.identity:
+                self._follow(fd)
+            deadline = time.monotonic() + wait_s
+            while not try_lock(fd):
+                if time.monotonic() >= deadline:
+                    return
+                time.sleep(_POLL_S)
+            with suppress(IndexError):  # empty
+                while True:
+                    self._append(fd, *self._waiting.popleft())
+        finally:
+            os.close(fd)
+
+    def _follow(self, fd: int) -> None:
+        """Go on with the file that another process has put in the place of this one, as ranks that start at once do."""
+        found = _map(fd)
+        if found is None:
+            raise OSError(errno.ESTALE, "it is no file of entropy indexes any more")
+        self._mapped = found
+
+    def _append(self, fd: int, name: bytes, size: int, index: Encoded) -> None:
+        """Write an index, then its slot: of a process that is killed in between, the slot is still free."""
+        key, offset, mapped = _hash(name), os.fstat(fd).st_size, self._mapped
+        for step in range(_PROBED):
+            place = mapped.place(key + step)
+            found, used, *_ = _SLOT.unpack_from(mapped.data, place)
+            if found == key or not used:
+                _write(fd, index, offset)
+                slot = _SLOT.pack(key, offset, len(index), _summed(key, offset, size, index))
+                _write(fd, slot, place)
+                return
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path,)
+
+
+class _Mapped(NamedTuple):
+    """A file as it was when it was mapped: its bytes, how many slots it has, and which file it is."""
+
+    data: mmap.mmap
+    slots: int
+    identity: tuple[int, int]
+
+    @property
+    def end(self) -> int:
+        """The offset behind the slots."""
+        return _START + self.slots * _SLOT.size
+
+    def place(self, number: int) -> int:
+        """The offset of a slot, counted on from the first behind the last."""
+        return _START + _SLOT.size * (number & (self.slots - 1))
+
+
+def _map(fd: int) -> _Mapped | None:
+    """Map an open file; None if it isn't whole, or not of this version."""
+    if os.fstat(fd).st_size < _START:
+        return None
+    data = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+    data.madvise(mmap.MADV_RANDOM)
+    magic, layout, version, slots = _HEADER.unpack_from(data)
+    said = magic, layout, version, *_CHECKSUM.unpack_from(data, _HEADER.size)
+    mapped = _Mapped(data, slots, _identity(fd))
+    fits = slots > 0 and not slots & (slots - 1) and mapped.end <= len(data)
+    return mapped if fits and said == (_MAGIC, _LAYOUT, VERSION, zlib.crc32(data[: _HEADER.size])) else None
+
+
+def _create(path: Path, samples: int) -> None:
+    """An empty file with two to four slots for each sample; free ones take no space."""
+    slots = 1 << (2 * max(samples, _PROBED) - 1).bit_length()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    header = _HEADER.pack(_MAGIC, _LAYOUT, VERSION, slots)
+    with replacing(path) as file:
+        file.write(header + _CHECKSUM.pack(zlib.crc32(header)))
+        file.truncate(_START + slots * _SLOT.size)
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
+
+
+@functools.cache
+def _functions() -> Any:
+    """The functions of native/entropy_file.c."""
+    found, array, number = library(), ctypes.c_void_p, ctypes.c_int64
+    found.effloop_entropy_key.restype, found.effloop_entropy_key.argtypes = ctypes.c_uint64, (array, number)
+    found.effloop_entropy_checksum.restype = ctypes.c_uint32
+    found.effloop_entropy_checksum.argtypes = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, array, number)
+    found.effloop_entropy_find.restype = None
+    found.effloop_entropy_find.argtypes = (array, number, number, array, array, array, array, number, array, array)
+    return found
+
+
+def _hash(name: bytes) -> int:
+    """64 bits."""
+    found: int = _functions().effloop_entropy_key(name, len(name))
+    return found
+
+
+def _summed(key: int, offset: int, size: int, index: Encoded) -> int:
+    """The checksum in a slot."""
+    found: int = _functions().effloop_entropy_checksum(key, offset, size, *pointer(index))
+    return found
+
+
+def _write(fd: int, data: Encoded, offset: int) -> None:
+    """Write all of it.
+
+    Raises:
+        OSError: it can't be, e.g. because the disk is full.
+    """
+    while data:
+        written = os.pwrite(fd, data, offset)
+        data, offset = data[written:], offset + written

@@ -15,7 +15,7 @@ from effloop.data.image.header import Encoded
 from effloop.data.source.base import Kind, Source, printable
 from effloop.data.source.fingerprint import fingerprint_of
 from effloop.data.source.folder import ENDINGS, SOUGHT, entries, folders
-from effloop.data.source.storage.regular import read_file
+from effloop.data.source.storage.loose import read_file
 from effloop.data.source.wrapped import Wrapped
 from effloop.errors import DataError
 

@@ -11,8 +11,7 @@ from effloop.convert.verify import Problems, SplitReport, verify, verify_split
 from effloop.data.decode import Decoder, decoders
 from effloop.data.source import Source, sources
 from effloop.data.source.splits import check_same_classes
-from effloop.data.source.storage.columns import ColumnFile
-from effloop.data.source.storage.comparing import Comparing, comparing
+from effloop.data.source.storage.columns import ColumnFile, Comparing, comparing
 from effloop.data.source.storage.writing import writers
 from effloop.errors import ConfigError, DataError
 

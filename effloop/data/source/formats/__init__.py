@@ -13,7 +13,6 @@ from effloop.data.source.formats import (  # noqa: F401
     pth,
     recordio,
     tar,
-    tar_writer,
     tfrecord,
     zarr,
 )

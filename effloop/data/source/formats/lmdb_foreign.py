@@ -20,9 +20,9 @@ from effloop.data.source.formats.lmdb_labels import Labels
 from effloop.data.source.formats.lmdb_pages import Tree, Value
 from effloop.data.source.formats.lmdb_values import Sample, image_alone, parsed, reader_of
 from effloop.data.source.formats.protobuf import BrokenMessageError
+from effloop.data.source.storage.columns import BlobSpool, Spool
 from effloop.data.source.storage.index import Entry
 from effloop.data.source.storage.pickled_arrays import Array, Bytes
-from effloop.data.source.storage.spool import BlobSpool, Spool
 from effloop.data.source.storage.targets import Targets, row_of
 from effloop.errors import DataError
 

@@ -27,10 +27,10 @@ from effloop.data.source.formats.array_names import ArraysConfig, named_after_sp
 from effloop.data.source.formats.pth_arrays import LEGACY, arrays_in, load
 from effloop.data.source.root import begins_with, expand_root
 from effloop.data.source.storage.arrays import DIMENSIONS, DTYPES, Array, no_split, pack, write_payload
+from effloop.data.source.storage.columns import Spool
 from effloop.data.source.storage.imported import Contents, ImportedSource
 from effloop.data.source.storage.mapped import MappedFiles
 from effloop.data.source.storage.packed import Split, check_header
-from effloop.data.source.storage.spool import Spool
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, SplitColumns, register_writer
 from effloop.errors import ConfigError, DataError
 

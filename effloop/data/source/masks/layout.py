@@ -14,7 +14,7 @@ from effloop.data.source.base import NoSplitError, printable
 from effloop.data.source.config import DataConfig
 from effloop.data.source.folder import ENDINGS, entries, folders
 from effloop.data.source.mask_layout import Layout, find_layout, splits_of
-from effloop.data.source.storage.comparing import is_verified
+from effloop.data.source.storage.columns import is_verified
 from effloop.errors import ConfigError, DataError
 
 _NAMED = 3  # of files that have no partner

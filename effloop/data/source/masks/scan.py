@@ -17,11 +17,9 @@ import numpy as np
 from effloop.data.image.header import Encoded
 from effloop.data.image.mask import NO_DIGEST, MaskFormat, decode_mask, largest_value, mask_digest
 from effloop.data.source.base import ScanError, printable
-from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
-from effloop.data.source.storage.comparing import is_verified
+from effloop.data.source.storage.columns import BlobSpool, ColumnFile, ColumnWriter, is_verified
 from effloop.data.source.storage.kept import folder_times
-from effloop.data.source.storage.regular import read_file
-from effloop.data.source.storage.spool import BlobSpool
+from effloop.data.source.storage.loose import read_file
 from effloop.data.source.storage.targets import MASKS
 from effloop.data.source.storage.writing import SplitColumns
 from effloop.errors import DataError

@@ -26,9 +26,8 @@ from effloop.data.source.masks.layout import (
 from effloop.data.source.masks.scan import MaskIndexWriter, masks_unchanged, refuse_unusable
 from effloop.data.source.root import root_folder
 from effloop.data.source.storage.columns import ColumnFile
-from effloop.data.source.storage.kept import folders_unchanged, open_kept, times_digest
+from effloop.data.source.storage.kept import file_state, folders_unchanged, open_kept, times_digest
 from effloop.data.source.storage.loose import LooseSource
-from effloop.data.source.storage.states import file_state
 from effloop.data.source.storage.targets import MASKS
 from effloop.errors import DataError
 from effloop.system.cached import cached_property

@@ -12,9 +12,8 @@ import numpy as np
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import Kind, printable
 from effloop.data.source.storage.checksum import crc32c, crc32c_of_ends, crc32c_of_file
-from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
+from effloop.data.source.storage.columns import ColumnFile, ColumnWriter, Spool
 from effloop.data.source.storage.packed import check_header, is_count
-from effloop.data.source.storage.spool import Spool
 from effloop.data.source.storage.targets import write_targets
 from effloop.data.source.storage.writing import Dataset, Record, SplitColumns
 from effloop.errors import DataError

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from effloop.data.remote.window import WindowState
 from effloop.data.source.base import Kind
 from effloop.data.source.ranges import Ranges
-from effloop.data.source.storage.blobs import Blobs
-from effloop.data.source.storage.columns import ColumnFile
+from effloop.data.source.storage.columns import Blobs, ColumnFile
 from effloop.data.source.storage.index import (
     open_index,
     verify_files,

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded
 from effloop.data.remote.window import WindowState
-from effloop.data.source.storage.blobs import span, spans
+from effloop.data.source.storage.columns import span, spans
 from effloop.errors import DataError
 from effloop.system.hardware import allow_open_files
 

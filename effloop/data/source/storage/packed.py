@@ -19,9 +19,8 @@ from effloop.data.source.base import Kind, Source
 from effloop.data.source.config import DataConfig
 from effloop.data.source.fingerprint import fingerprint_of
 from effloop.data.source.root import expand_root, file_states, files_in
-from effloop.data.source.storage.blobs import Blobs
 from effloop.data.source.storage.checksum import crc32c, differs
-from effloop.data.source.storage.comparing import Comparing, comparing
+from effloop.data.source.storage.columns import Blobs, Comparing, comparing
 from effloop.data.source.storage.mapped import DiskWaits, Payload
 from effloop.data.source.storage.targets import CLASSES, Targets, parse_targets
 from effloop.data.source.storage.writing import FORMAT_VERSION

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from effloop.data.source.base import Kind, printable
 from effloop.data.source.storage.checksum import crc32c
-from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
+from effloop.data.source.storage.columns import BlobSpool, ColumnFile, ColumnWriter, Spool
 from effloop.data.source.storage.index import Entry
-from effloop.data.source.storage.spool import BlobSpool, Spool
 from effloop.data.source.storage.targets import Targets
 from effloop.errors import DataError
 

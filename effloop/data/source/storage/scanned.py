@@ -16,11 +16,10 @@ from effloop.data.source.root import remote_files, root_folder
 from effloop.data.source.storage.columns import ColumnFile
 from effloop.data.source.storage.coming import ComingShards
 from effloop.data.source.storage.index import NAMES, Entry, IndexWriter, index_path, read_names, shard_names
-from effloop.data.source.storage.kept import kept_folder, open_kept
+from effloop.data.source.storage.kept import file_state, kept_folder, listing, open_kept, remote_state, said
 from effloop.data.source.storage.packed import PackedConfig, PackedSource, targets_in
 from effloop.data.source.storage.parts import write_part
 from effloop.data.source.storage.shards import counted, find_shards
-from effloop.data.source.storage.states import file_state, listing, remote_state, said
 from effloop.data.source.storage.targets import CLASSES, Targets, read_targets, unnamed
 from effloop.errors import ConfigError, DataError
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from effloop.data.source.storage.arrays import no_split
-from effloop.data.source.storage.blobs import Blobs
-from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
+from effloop.data.source.storage.columns import Blobs, ColumnFile, ColumnWriter
 from effloop.data.source.storage.mapped import ContiguousPayload, Extent, MappedFiles
 from effloop.data.source.storage.packed import Split, check_header, targets_in
 from effloop.data.source.storage.writing import Record, SplitColumns

@@ -15,8 +15,7 @@ from effloop.data.image.header import Encoded
 from effloop.data.source.base import Kind, printable
 from effloop.data.source.fingerprint import Fingerprint
 from effloop.data.source.storage import checksum
-from effloop.data.source.storage.blobs import Blobs
-from effloop.data.source.storage.spool import BlobSpool, Spool
+from effloop.data.source.storage.columns import Blobs, BlobSpool, Spool
 from effloop.data.source.storage.targets import CLASSES, Targets
 from effloop.errors import DataError
 

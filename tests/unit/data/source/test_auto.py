@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from plans import line, open_source, write_as
 
-from effloop.data.source.embedded import PATH, EmbeddedSource
 from effloop.data.source.folder import FolderSource
-from effloop.data.source.formats.memmap import MemmapSource
+from effloop.data.source.formats.memmap import PATH, EmbeddedSource, MemmapSource
 from effloop.errors import ConfigError, DataError
 
 

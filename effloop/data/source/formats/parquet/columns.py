@@ -12,9 +12,9 @@ import numpy as np
 from effloop.data.source.formats.parquet import layout
 from effloop.data.source.formats.parquet.table import Table, card_names, class_names
 from effloop.data.source.formats.parquet.targets import Learner
+from effloop.data.source.storage.columns import Spool
 from effloop.data.source.storage.index import read_names
 from effloop.data.source.storage.scanned import MAX_UNNAMED, IndexedConfig
-from effloop.data.source.storage.spool import Spool
 from effloop.data.source.storage.targets import MASKS, Targets
 from effloop.errors import ConfigError, DataError
 

@@ -23,11 +23,11 @@ from effloop.data.source.root import CARD, expand_root
 from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
 from effloop.data.source.storage.index import NAMES, Entry
 from effloop.data.source.storage.indexed import IndexedSource
+from effloop.data.source.storage.kept import said
 from effloop.data.source.storage.mapped import MappedFiles
 from effloop.data.source.storage.packed import Split
 from effloop.data.source.storage.parts import write_part
 from effloop.data.source.storage.shards import is_of_split
-from effloop.data.source.storage.states import said
 from effloop.data.source.storage.targets import CLASSES, MASKS, Targets, read_targets
 from effloop.errors import PROGRAM, DataError
 

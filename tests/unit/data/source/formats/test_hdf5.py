@@ -17,7 +17,7 @@ from plans import Copied, line, open_source, read_bytes, write_as, write_records
 
 from effloop.data.source.formats.hdf5 import Hdf5Source
 from effloop.data.source.storage.arrays import header_crc32c
-from effloop.data.source.storage.comparing import Comparing, comparing
+from effloop.data.source.storage.columns import Comparing, comparing
 from effloop.data.source.storage.writing import Dataset, writers
 from effloop.errors import ConfigError, DataError
 

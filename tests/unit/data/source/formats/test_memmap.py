@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from plans import line, open_source, read_bytes, write_records
 
-from effloop.data.source.formats.memmap import MemmapSource
+from effloop.data.decode import decoders
+from effloop.data.source.formats.memmap import PATH, EmbeddedSource, MemmapSource
 from effloop.errors import ConfigError, DataError
 
 TRAIN: list[tuple[bytes, int, bytes]] = [(b"a/1", 0, b"one"), (b"b/\xff\n", 1, b""), (b"b/3", 1, b"three" * 100)]
@@ -107,3 +108,30 @@ def test_a_source_is_not_unpickled_over_other_data(path: Path) -> None:
     wanted = f"{path}:train has changed since this run opened it; start the run again"
     with pytest.raises(DataError, match=line(wanted)):
         pickle.loads(pickled)
+
+
+@pytest.mark.parametrize(("split", "count"), [("train", 1515), ("val", 341)])
+def test_every_photograph_is_whole(split: str, count: int) -> None:
+    source = open_source("embedded", split=split)
+    assert isinstance(source, EmbeddedSource)
+    assert len(source) == count
+    assert source.classes == (
+        *("dress", "hat", "longsleeve", "outwear", "pants"),
+        *("shirt", "shoes", "shorts", "skirt", "t-shirt"),
+    )
+    assert set(source.labels.tolist()) == set(range(10))
+    decoder = decoders.build(decoders["auto"].config(name="auto"))
+    for index in range(count):
+        source.verify(index)
+        assert min(decoder.decode(source.read(index)).shape[:2]) == 96
+        assert source.key(index).startswith(source.classes[source.labels[index]] + "/")
+
+
+def test_it_stays_small_enough_for_a_package() -> None:
+    assert PATH.stat().st_size <= 8 * 2**20
+
+
+def test_it_has_no_root(tmp_path: Path) -> None:
+    wanted = f"data.root: '{tmp_path}' is not used by data=embedded; drop it, or set data=auto"
+    with pytest.raises(ConfigError, match=line(wanted)):
+        open_source("embedded", tmp_path)

@@ -19,7 +19,7 @@ from arrays import TRAIN, VAL, listing, slices, survive_flips, write
 from plans import line, open_source, read_bytes, write_as, write_records
 
 from effloop.data.source.formats.pth import PthSource
-from effloop.data.source.storage.comparing import Comparing, comparing
+from effloop.data.source.storage.columns import Comparing, comparing
 from effloop.errors import ConfigError, DataError
 
 

@@ -23,8 +23,7 @@ from tfrecord.reader import tfrecord_loader
 from tfrecord.tools.tfrecord2idx import create_index
 
 from effloop.data.source import Source, sources
-from effloop.data.source.formats.example import Example, example_before
-from effloop.data.source.formats.tfrecord import TFRecordSource
+from effloop.data.source.formats.tfrecord import Example, TFRecordSource, example_before
 from effloop.data.source.splits import find_split
 from effloop.data.source.storage.writing import Dataset, Record, writers
 from effloop.errors import DataError

@@ -15,7 +15,7 @@ from plans import TABLES, open_source, write_rows
 from effloop.data.source import Kind, Source, sources
 from effloop.data.source.auto import format_of
 from effloop.data.source.base import WHOLE, NoSplitError
-from effloop.data.source.manifest.config import CsvConfig
+from effloop.data.source.manifest.layout import CsvConfig
 from effloop.data.source.splits import open_split
 from effloop.errors import ConfigError, DataError
 

@@ -9,7 +9,7 @@ import pytest
 
 from effloop.data.source import sources
 from effloop.data.source.base import WHOLE
-from effloop.data.source.manifest.config import CsvConfig
+from effloop.data.source.manifest.layout import CsvConfig
 from effloop.errors import ConfigError, DataError
 
 REFUSED = [

@@ -17,8 +17,7 @@ from webdataset.autodecode import basichandlers
 from effloop.convert.verify import Problems, verify_split
 from effloop.data.source import Kind, Source
 from effloop.data.source.splits import check_same_classes
-from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
-from effloop.data.source.storage.comparing import Comparing, comparing
+from effloop.data.source.storage.columns import ColumnFile, ColumnWriter, Comparing, comparing
 from effloop.data.source.storage.targets import Targets, row_of
 from effloop.data.source.storage.writing import Dataset, Record, writers
 from effloop.data.source.wrapped import Relabelled
