@@ -9,8 +9,7 @@ from typing import Any
 
 from effloop.assemble.environment import Environment
 from effloop.assemble.loader import Use, loader_for, source_of
-from effloop.data.loader import Loader
-from effloop.data.progressive import Stages
+from effloop.data.loader import Loader, Stages
 from effloop.data.source.root import remote_facts, remote_files
 from effloop.data.source.splits import check_same_classes
 from effloop.data.source.storage.kept import looking_once

@@ -12,8 +12,8 @@ import torch
 
 from effloop.bench.baselines import EpochRunner, Workload, data_loader, timed_epochs
 from effloop.bench.mmseg import Mmseg
-from effloop.data.augment.albumentations.operations import library
-from effloop.data.image.nearest import IGNORED
+from effloop.data.augment.albumentations import library
+from effloop.data.image.mask import IGNORED
 from effloop.errors import ConfigError
 
 Sample = tuple[torch.Tensor, torch.Tensor]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from effloop.bench.baselines import ScaleCrop, Workload
-from effloop.data.image.nearest import IGNORED
+from effloop.data.image.mask import IGNORED
 
 _ATTEMPTS = 10
 """Crops of RandomCrop that are looked at."""

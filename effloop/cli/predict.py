@@ -20,7 +20,7 @@ from rich.text import Text
 from effloop.cli.command import RunOptions, command
 from effloop.config.typed import key_of
 from effloop.data.check import listed
-from effloop.data.image.other import EXTENSIONS
+from effloop.data.image.header import EXTENSIONS
 from effloop.data.remote.location import is_remote
 from effloop.data.source import Source
 from effloop.data.source.auto import format_of

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from PIL import Image, JpegImagePlugin
 
 from effloop.data.decode import Decoder
-from effloop.data.image.header import Encoded, Header, jpeg_sampling, pnm_header, read_header
+from effloop.data.image.header import Encoded, Header, jpeg_sampling, open_other, pnm_header, read_header
 from effloop.data.image.jpeg import with_interval_lengths
 from effloop.data.image.orientation import read_orientation, with_orientation
-from effloop.data.image.other import open_other
 from effloop.errors import ConfigError, DataError, optional_package
 
 SHORTEST_INTERVAL = 32

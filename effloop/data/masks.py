@@ -13,8 +13,7 @@ from torch import Tensor
 from effloop.batch import Batch
 from effloop.data.decode.base import ImageInfo
 from effloop.data.image.header import Encoded
-from effloop.data.image.mask import check_size, check_values, decode_mask, largest_value
-from effloop.data.image.nearest import IGNORED, Mask
+from effloop.data.image.mask import IGNORED, Mask, check_size, check_values, decode_mask, largest_value
 from effloop.data.in_progress import in_progress
 from effloop.data.order import BatchRequest, without_repeats
 from effloop.data.plan import Plan

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from effloop.data.augment.base import Draws
 from effloop.data.decode.base import ImageInfo
-from effloop.data.image.encoded import EncodedImages
-from effloop.data.image.headers import Headers
+from effloop.data.image.encoded import EncodedImages, Headers
 
 Read = tuple[EncodedImages, Sequence[ImageInfo]]
 """N encoded images, and what the decoder read from each header."""

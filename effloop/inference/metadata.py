@@ -16,7 +16,7 @@ from effloop.batch import ImageSize
 from effloop.config import Config
 from effloop.data.augment.base import Evaluation, RecipeConfig
 from effloop.data.augment.native.augment import Resize
-from effloop.data.augment.native.frames import PADDING
+from effloop.data.augment.native.crops import PADDING
 from effloop.inference.formats import INPUT, OUTPUT
 from effloop.inference.formats.metadata import VERSION
 from effloop.inference.parity import Parity

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from effloop.assemble.loader import loader_of
 from effloop.config import Config
-from effloop.data.decode.by_pillow import to_pixels
+from effloop.data.decode.common import to_pixels
 from effloop.data.image.header import Encoded, pnm_header
 from effloop.data.source.files import ImagesInMemory
 from effloop.errors import ConfigError, DataError

@@ -20,8 +20,8 @@ from plans import open_source, read_bytes, write_as, write_table
 from runs import make_photos
 from stores import make_splits, write_cifar10, write_npz
 
+from effloop.data.image.encoded import read_headers
 from effloop.data.image.header import read_header
-from effloop.data.image.headers import read_headers
 from effloop.data.source import Kind, Source, sources
 
 Open = Callable[[str], Source]

@@ -12,7 +12,7 @@ from images import photo
 from effloop.batch import ImageSize
 from effloop.data.augment import augments
 from effloop.data.augment.base import Device
-from effloop.data.augment.torchvision.augment import TorchvisionConfig
+from effloop.data.augment.torchvision import TorchvisionConfig
 from effloop.data.random import sample_keys
 
 pytestmark = [

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from effloop.batch import ImageSize
-from effloop.data.image.nearest import Mask
+from effloop.data.image.mask import Mask
 from effloop.errors import ConfigError
 from effloop.registry import PartConfig, Registry
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from effloop.data.image.nearest import IGNORED, nearest_places
+from effloop.data.image.mask import IGNORED, nearest_places
 from effloop.data.image.resize import resize_into
 
 Sizes = NDArray[np.int64]

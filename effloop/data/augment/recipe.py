@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from effloop.batch import ImageSize
 from effloop.data.augment.base import RecipeConfig
-from effloop.data.augment.parameters import BadParameterError
+from effloop.data.augment.operation import BadParameterError
 from effloop.data.random import stream
 from effloop.errors import PROGRAM, ConfigError
 from effloop.registry import choices

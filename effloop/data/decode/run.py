@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from effloop.data.decode.base import Box, Resizes
-from effloop.data.image.encoded import EncodedImages
+from effloop.data.image.encoded import ROW, EncodedImages, Headers, Kind
 from effloop.data.image.header import Encoded, Header
-from effloop.data.image.headers import ROW, Headers, Kind
 from effloop.data.in_progress import in_progress
 from effloop.native import address, library
 

@@ -2,20 +2,58 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import PIL
 from numpy.typing import NDArray
 
 from effloop.data.decode.base import DecodeConfig, decoders
 from effloop.data.decode.common import PlainDecoder
+from effloop.data.decode.opencv import OpenCVConfig, OpenCVDecoder
+from effloop.data.decode.pillow import PillowDecoder
 from effloop.data.decode.run import decode_box
 from effloop.data.image.header import Encoded, Header, read_header
-from effloop.data.image.libjpeg import use_libjpeg
-from effloop.errors import optional_package
+from effloop.errors import ConfigError, optional_package
+from effloop.native import library
+
+# libjpeg-turbo as Pillow's wheels for Linux bring it along, by which `native/jpeg_decode.c` decodes.
+
+_FUNCTIONS = (
+    "jpeg_std_error",
+    "jpeg_CreateDecompress",
+    "jpeg_destroy_decompress",
+    "jpeg_mem_src",
+    "jpeg_read_header",
+    "jpeg_start_decompress",
+    "jpeg_crop_scanline",
+    "jpeg_skip_scanlines",
+    "jpeg_read_scanlines",
+    "jpeg_finish_decompress",
+    "jpeg_abort_decompress",
+)
+"""As `Library` in native/libjpeg.h has them."""
+
+
+@functools.cache
+def use_libjpeg() -> bool:
+    """Find the library and hand its functions to the C parts; False where there is none for them.
+
+    They use it without the GIL, and keep a decompressor for each thread, where simplejpeg creates one for each image.
+    """
+    for path in sorted((Path(PIL.__file__).parents[1] / "pillow.libs").glob("libjpeg-*.so.62*")):
+        try:
+            found = ctypes.CDLL(str(path))
+            addresses = [ctypes.cast(getattr(found, name), ctypes.c_void_p) for name in _FUNCTIONS]
+        except (OSError, AttributeError):  # of another platform, or not libjpeg-turbo
+            continue
+        return bool(library().effloop_libjpeg_use((ctypes.c_void_p * len(addresses))(*addresses)))
+    return False
 
 
 @dataclass
@@ -77,3 +115,45 @@ def _agree(colorspace: str) -> bool:
             if not done or not np.array_equal(out, whole[top : top + height, left : left + width]):
                 return False
     return True
+
+
+@dataclass
+class AutoConfig(DecodeConfig):
+    """`decode=auto`."""
+
+    name: str = "auto"
+
+
+@decoders.register("auto", AutoConfig)
+class AutoDecoder(PlainDecoder):
+    """The fastest that is installed: for JPEG turbojpeg, else opencv, else pillow; for others opencv, else pillow.
+
+    Attributes:
+        jpeg: the decoder that JPEGs go to.
+        other: the decoder that PNG, WebP and BMP go to.
+    """
+
+    jpeg: PlainDecoder
+    other: PlainDecoder
+
+    def __init__(self, config: AutoConfig, channels: int = 3) -> None:
+        super().__init__(config, channels)
+        try:
+            self.other = OpenCVDecoder(OpenCVConfig(), channels)
+        except (ConfigError, ImportError):  # not installed, or a system library is missing
+            self.other = PillowDecoder(config, channels)
+        try:
+            self.jpeg = TurboJPEGDecoder(TurboJPEGConfig(), channels)
+        except (ConfigError, ImportError):
+            self.jpeg = self.other
+        self.decodes_truncated = self.jpeg.decodes_truncated
+        self.has_libjpeg = self.jpeg.has_libjpeg and type(self).fast is AutoDecoder.fast  # a subclass may do more
+
+    def fast(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
+        return (self.jpeg if header.format == "JPEG" else self.other).fast(data, header)
+
+    def fast_scaled(self, data: Encoded, header: Header, factor: int, *, truncated: bool) -> NDArray[np.uint8] | None:
+        return self.jpeg.fast_scaled(data, header, factor, truncated=truncated)
+
+    def fast_truncated(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
+        return self.jpeg.fast_truncated(data, header)

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from effloop.data.image.header import Encoded, Header
-from effloop.data.image.other import open_other
+from effloop.data.image.header import Encoded, Header, open_other
 
 _TRANSPOSED = frozenset({5, 6, 7, 8})
 _ROWS_FLIPPED, _COLUMNS_FLIPPED = frozenset({3, 4, 7, 8}), frozenset({2, 3, 6, 7})  # after transposing

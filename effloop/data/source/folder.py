@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from effloop.data.image import other
+from effloop.data.image import header
 from effloop.data.source.base import NoSplitError, printable, sources
 from effloop.data.source.config import DataConfig
 from effloop.data.source.mask_layout import find_layout
@@ -25,7 +25,7 @@ from effloop.data.source.storage.loose import LooseSource
 from effloop.data.source.storage.writing import SplitColumns
 from effloop.errors import ConfigError, DataError
 
-EXTENSIONS = tuple(map(str.encode, other.EXTENSIONS))
+EXTENSIONS = tuple(map(str.encode, header.EXTENSIONS))
 """Of the files that are read as images; their format is detected from their content."""
 
 SOUGHT = "looked for .jpg, .png, .webp, .gif, .tif and the like"
@@ -107,8 +107,8 @@ def _listing(root: Path, split: str, config: DataConfig) -> str:
         return f"it has no folders at all, where SPLIT/CLASS/ with images should be ({SOUGHT}): set data.root=PATH"
     if split not in (config.train_split, config.val_split):  # that a command was given
         return f"it has {', '.join(folders[:8])}: set split to one of them"
-    key, other = ("val_split", config.train_split) if split == config.val_split else ("train_split", config.val_split)
-    free = [name for name in folders if name != other]
+    key, header = ("val_split", config.train_split) if split == config.val_split else ("train_split", config.val_split)
+    free = [name for name in folders if name != header]
     fix = f"set data.{key}={free[0] if len(free) == 1 else 'NAME'}"
     if not free:
         fix = f"set data.{key} to a folder of other images"
@@ -141,7 +141,7 @@ def _is_current(root: Path, index: ColumnFile) -> bool:
     A file overwritten in place isn't noticed; its pixels are read from the file anyway.
     """
     meta = index.meta
-    if meta.get("root") != str(root) or meta.get("extensions") != [*other.EXTENSIONS] or "empty" not in meta:
+    if meta.get("root") != str(root) or meta.get("extensions") != [*header.EXTENSIONS] or "empty" not in meta:
         return False
     return folders_unchanged(index)
 
@@ -179,7 +179,7 @@ class _Scan:
         """Write the index to `path`."""
         meta = {
             "root": os.fsdecode(self.root),
-            "extensions": [*other.EXTENSIONS],
+            "extensions": [*header.EXTENSIONS],
             "classes": [printable(name) for name in self.classes],
             "empty": self.empty,
             "scanned_ns": self.started_ns,

@@ -24,7 +24,7 @@ from effloop.data.augment import Augment, augments
 from effloop.data.augment.native.augment import NativeAugment
 from effloop.data.bad import OnBad
 from effloop.data.cache.cached import CachedSource
-from effloop.data.image.nearest import count_classes, crop_mask, nearest_places
+from effloop.data.image.mask import count_classes, crop_mask, nearest_places
 from effloop.data.masks import MaskPlan
 from effloop.data.order import BatchRequest
 from effloop.data.output import Output

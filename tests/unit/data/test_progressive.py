@@ -13,8 +13,7 @@ from runs import composed
 
 import effloop
 from effloop.batch import Batch, ImageSize
-from effloop.data.loader import Loader
-from effloop.data.progressive import Stages
+from effloop.data.loader import Loader, Stages
 from effloop.errors import ConfigError
 
 TINY = ("batch_size=8", "num_workers=0", "device=cpu", "model.width=4", "record=none")

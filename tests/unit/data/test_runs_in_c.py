@@ -17,8 +17,8 @@ from effloop.batch import ImageSize
 from effloop.data.augment.base import Draws
 from effloop.data.augment.native.augment import NativeAugment
 from effloop.data.decode import decoders
+from effloop.data.decode.turbojpeg import use_libjpeg
 from effloop.data.image.header import pnm_header
-from effloop.data.image.libjpeg import use_libjpeg
 from effloop.data.in_progress import NONE, in_progress
 from effloop.data.plan import Plan
 from effloop.errors import DataError

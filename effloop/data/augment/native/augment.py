@@ -17,13 +17,19 @@ from effloop.batch import ImageSize
 from effloop.data.augment import recipe
 from effloop.data.augment.base import Augment, Device, Draws, Evaluation, RecipeConfig, augments
 from effloop.data.augment.framing import Image, Sizes, clip_boxes, crop_and_flip_batch, write_crop
-from effloop.data.augment.native.flips import RandomHorizontalFlip
-from effloop.data.augment.native.frames import FIVE_PLACES, CenterCropResize, Letterbox, RandomResizedCrop, WholeImage
-from effloop.data.augment.native.frames import Resize as ResizeTo
-from effloop.data.augment.native.scale_crop import RandomScaleCrop
+from effloop.data.augment.native.crops import (
+    FIVE_PLACES,
+    CenterCropResize,
+    Letterbox,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomScaleCrop,
+    WholeImage,
+)
+from effloop.data.augment.native.crops import Resize as ResizeTo
 from effloop.data.augment.operation import CropOperation, Keys, OnGrey, Operation, operations
 from effloop.data.augment.recipe import Step
-from effloop.data.image.nearest import Mask
+from effloop.data.image.mask import Mask
 from effloop.data.image.resize import FastResize, resize_into
 from effloop.errors import ConfigError
 

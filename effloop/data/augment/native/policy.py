@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from effloop.data.augment.native import host, kernels
-from effloop.data.augment.native.geometry import (
+from effloop.data.augment.native.affine import (
     Matrices,
     Sampling,
     inverse_matrices,
@@ -27,7 +27,7 @@ from effloop.data.augment.native.geometry import (
     warp_one,
 )
 from effloop.data.augment.operation import Image, Keys, PixelOperation, Sizes, check_whole, operation, to_device
-from effloop.data.image.nearest import Mask
+from effloop.data.image.mask import Mask
 from effloop.data.random import uniforms
 
 Ints = NDArray[np.int64]

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from effloop.data.image.header import Encoded, extension
-from effloop.data.image.mask import decode_mask
-from effloop.data.image.png import png_bytes
+from effloop.data.image.mask import decode_mask, png_bytes
 from effloop.data.source.base import Kind, Source, at_most, printable
 from effloop.data.source.folder import EXTENSIONS
 from effloop.data.source.storage.index import NAMES

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from plans import line
 from effloop.batch import ImageSize
 from effloop.data.augment import recipe
 from effloop.data.augment.base import RecipeConfig
-from effloop.data.augment.operation import BadParameterError
+from effloop.data.augment.operation import BadParameterError, check_number, check_probability, check_range
 from effloop.errors import PROGRAM, ConfigError
 
 
@@ -126,3 +127,26 @@ def test_what_comes_out_has_one_size() -> None:
         recipe.check_output_sizes(np.array([[40, 40]]), ImageSize(32, 32))
     with pytest.raises(ConfigError, match="gives images of 32x40, and image_size is 32; set image_size="):
         recipe.check_output_sizes(np.array([[32, 40]]), ImageSize(32, 32))
+
+
+NONE = ["1", None, True, math.nan, math.inf, -math.inf, 10**320, -(10**320)]
+
+
+@pytest.mark.parametrize("value", NONE, ids=lambda value: str(value)[:9])
+def test_what_is_no_number_is_refused(value: object) -> None:
+    with pytest.raises(BadParameterError, match=r"^p: .* is not allowed; set a probability from 0 to 1$"):
+        check_probability("p", value)
+    with pytest.raises(BadParameterError, match=r"^by: .* is not allowed; set a number of at least -inf$"):
+        check_number("by", value, -math.inf, math.inf)
+    for pair in ([value, 1], [0, value]):
+        with pytest.raises(BadParameterError, match=r"^by: .* is not allowed; set \[smallest, largest\], above -inf$"):
+            check_range("by", pair, -math.inf, math.inf, above=True)
+
+
+def test_bounds_are_allowed_or_above_them() -> None:
+    assert [check_number("by", value, 2, 3) for value in (2, 3.0)] == [2.0, 3.0]
+    assert check_range("by", (2, 3), 2, 3) == (2.0, 3.0)
+    with pytest.raises(BadParameterError, match=r"^by: 3.5 is not allowed; set a number from 2 to 3$"):
+        check_number("by", 3.5, 2, 3)
+    with pytest.raises(BadParameterError, match=r"^by: \[2, 3\] is not .* above 2 and at most 3$"):
+        check_range("by", [2, 3], 2, 3, above=True)

@@ -6,8 +6,7 @@ from images import encode, photo
 from numpy.typing import NDArray
 
 from effloop.data.decode import DecodeConfig
-from effloop.data.decode.by_pillow import decode_with_pillow
-from effloop.data.decode.common import PlainDecoder
+from effloop.data.decode.common import PlainDecoder, decode_with_pillow
 from effloop.data.image.header import Encoded, Header, read_header
 from effloop.errors import DataError
 

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from images import FORMATS, encode, photo
+from jpegs import KINDS, Box, Pixels, boxes, by_pillow, picture
 
+from effloop.data.decode import common, turbojpeg
 from effloop.data.decode.pillow import PillowConfig, PillowDecoder
-from effloop.data.decode.turbojpeg import TurboJPEGConfig, TurboJPEGDecoder
-from effloop.data.image.header import read_header
-from effloop.errors import ConfigError
+from effloop.data.decode.turbojpeg import AutoConfig, AutoDecoder, TurboJPEGConfig, TurboJPEGDecoder
+from effloop.data.image.entropy import build_index
+from effloop.data.image.header import Header, read_header
+from effloop.errors import ConfigError, DataError
 
 pytest.importorskip("simplejpeg")
 
@@ -36,3 +40,114 @@ def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "simplejpeg", None)
     with pytest.raises(ConfigError, match=r"decode=turbojpeg needs .* pip install 'simplejpeg'"):
         TurboJPEGDecoder(TurboJPEGConfig())
+
+
+@pytest.mark.parametrize(
+    ("missing", "jpeg", "other"),
+    [
+        ([], "TurboJPEGDecoder", "OpenCVDecoder"),
+        (["cv2"], "TurboJPEGDecoder", "PillowDecoder"),
+        (["simplejpeg"], "OpenCVDecoder", "OpenCVDecoder"),
+        (["cv2", "simplejpeg"], "PillowDecoder", "PillowDecoder"),
+    ],
+)
+def test_takes_the_fastest_that_is_installed(
+    missing: list[str],
+    jpeg: str,
+    other: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    for package in {"cv2", "simplejpeg"} - set(missing):
+        pytest.importorskip(package)
+    for package in missing:
+        monkeypatch.setitem(sys.modules, package, None)
+    decoder = AutoDecoder(AutoConfig())
+    assert (type(decoder.jpeg).__name__, type(decoder.other).__name__) == (jpeg, other)
+    for fmt in FORMATS:
+        assert decoder.decode(encode(photo(), fmt)).shape == (67, 53, 3)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_package_that_does_not_import_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(module: str, part: str, install: str) -> None:
+        raise ImportError("libGL.so.1: cannot open shared object file")
+
+    monkeypatch.setattr("effloop.data.decode.opencv.optional_package", fail)
+    assert type(AutoDecoder(AutoConfig()).other).__name__ == "PillowDecoder"
+
+
+# JPEGs decoded by the C parts: the pixels of simplejpeg to the bit, or nothing.
+
+pytest.importorskip("simplejpeg")
+if not turbojpeg.use_libjpeg():
+    pytest.skip("Pillow brings no libjpeg-turbo", allow_module_level=True)
+
+MORE = {
+    "progressive": by_pillow(progressive=True, quality=80),
+    "progressive grey": by_pillow(mode="L", progressive=True),
+    "restarts": by_pillow(restart_marker_blocks=2, quality=85),
+    "restarts that don't end with rows": by_pillow(restart_marker_blocks=7, quality=85),
+}
+SIZES = [(200, 272), (67, 53), (17, 130), (8, 8), (1, 1)]
+
+
+@pytest.fixture(autouse=True)
+def _small_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "MIN_BYTES_SAVED", -1)
+
+
+def decoder(channels: int = 3, *, compiled: bool) -> TurboJPEGDecoder:
+    made = TurboJPEGDecoder(TurboJPEGConfig(dct_scaling=True), channels)
+    assert made.has_libjpeg
+    made.has_libjpeg = compiled
+    return made
+
+
+def by_c(data: bytes, header: Header, box: Box, at_least: tuple[int, int] | None, channels: int = 3) -> Pixels | None:
+    return decoder(channels, compiled=True)._compiled(data, header, box, at_least)
+
+
+@pytest.mark.parametrize("channels", [3, 1])
+@pytest.mark.parametrize("kind", [*KINDS, *MORE])
+def test_every_box_is_simplejpegs(kind: str, channels: int) -> None:
+    reference, rng = decoder(channels, compiled=False), np.random.default_rng(0)
+    for size in SIZES:
+        data = (KINDS | MORE)[kind](picture(*size, rng))
+        header = read_header(data)
+        for shown in (header, replace(header, index=build_index(data))):
+            for box in boxes(*size, 5, rng):
+                for least in (None, (max(1, box[2] // 3), max(1, box[3] // 3))):
+                    got = by_c(data, shown, box, least, channels)
+                    if got is None:
+                        assert kind == "RGB" or (least and max(size) < 32)
+                    else:
+                        wanted = reference.decode_with_info(data, shown, box, least)
+                        np.testing.assert_array_equal(got, wanted, f"{size} {box} {least}")
+
+
+@pytest.mark.parametrize("kind", ["4:2:0", "grey", "progressive", "restarts"])
+def test_damage_is_left_to_the_others(kind: str) -> None:
+    """What is decoded by C is what the others decode; they may read on where it has refused."""
+    rng, done = np.random.default_rng(1), 0
+    new, old = decoder(compiled=True), decoder(compiled=False)
+    plain = (KINDS | MORE)[kind](picture(90, 110, rng))
+    for _ in range(150):
+        data = bytearray(plain)
+        for at in rng.integers(2, len(data), rng.integers(1, 4)).tolist():
+            data[at] ^= 1 << int(rng.integers(8))
+        box = boxes(90, 110, 1, rng)[-1]
+        found = [outcome(each, bytes(data), box) for each in (new, old)]
+        assert found[0] == found[1]
+        done += isinstance(found[0], bytes)
+    assert 10 < done < 150
+
+
+def outcome(decoder: TurboJPEGDecoder, data: bytes, box: Box) -> bytes | str:
+    try:
+        header = read_header(data)
+        if header.height < 90 or header.width < 110:
+            return "smaller"
+        return decoder.decode_with_info(data, header, box).tobytes()
+    except DataError as error:
+        return str(error)

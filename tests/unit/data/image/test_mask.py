@@ -9,10 +9,9 @@ from masked import mask_of
 from numpy.typing import NDArray
 from PIL import Image
 
-from effloop.data.image import png
+from effloop.data.image import mask as module
 from effloop.data.image.header import pnm_header
-from effloop.data.image.mask import MaskFormat, check_size, decode_mask, encode_mask, mask_size, resize_mask
-from effloop.data.image.png import png_bytes
+from effloop.data.image.mask import MaskFormat, check_size, decode_mask, encode_mask, mask_size, png_bytes, resize_mask
 from effloop.errors import DataError
 
 COLOURS = ((0, 0, 0), (255, 0, 7), (1, 2, 3))
@@ -34,7 +33,7 @@ def palette(values: NDArray[np.uint8], bits: int) -> bytes:
 def _library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways to decode."""
     if request.param == "pillow":
-        monkeypatch.setattr(png, "_opencv", lambda: None)
+        monkeypatch.setattr(module, "_opencv", lambda: None)
     else:
         pytest.importorskip("cv2")
 
@@ -122,8 +121,8 @@ def test_refused(data: bytes, says: str) -> None:
 @pytest.mark.parametrize("more", [1, 2, 60])
 def test_more_pixels_than_the_header_says_are_left_out(more: int) -> None:
     """Of a few rows, all of which are looked at for their filters."""
-    head = png.SIGNATURE + png._chunk(b"IHDR", png._HEADER.pack(5, 2, 8, 0, 0, 0, 0))
-    data = head + png._chunk(b"IDAT", zlib.compress(bytes(12 + more))) + png._chunk(b"IEND", b"")
+    head = module.SIGNATURE + module._chunk(b"IHDR", module._HEADER.pack(5, 2, 8, 0, 0, 0, 0))
+    data = head + module._chunk(b"IDAT", zlib.compress(bytes(12 + more))) + module._chunk(b"IEND", b"")
     assert decode_mask(data).tolist() == [[0] * 5] * 2
 
 

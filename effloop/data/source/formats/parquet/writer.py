@@ -11,8 +11,7 @@ from typing import Any
 
 import yaml
 
-from effloop.data.image.mask import decode_mask
-from effloop.data.image.png import png_bytes
+from effloop.data.image.mask import decode_mask, png_bytes
 from effloop.data.source.base import Kind, printable
 from effloop.data.source.formats.parquet.pages import places
 from effloop.data.source.formats.parquet.table import FEATURES, Table

@@ -9,7 +9,7 @@ from torchvision.transforms import RandomResizedCrop
 
 from effloop.batch import ImageSize
 from effloop.data.augment.native.augment import NativeAugment, NativeConfig
-from effloop.data.augment.native.frames import random_resized_boxes, shaped_boxes
+from effloop.data.augment.native.crops import random_resized_boxes, shaped_boxes
 from effloop.data.random import sample_keys, uniforms
 
 SCALE, RATIO = [0.08, 1.0], [3 / 4, 4 / 3]

@@ -11,7 +11,7 @@ from plans import native_config
 from effloop.batch import ImageSize
 from effloop.data.augment.base import Evaluation
 from effloop.data.augment.native.augment import NativeAugment
-from effloop.data.augment.native.frames import PADDING, shaped_boxes
+from effloop.data.augment.native.crops import PADDING, shaped_boxes
 
 SIZE = ImageSize(24, 40)
 SHAPES = [(50, 80), (81, 50), (60, 100), (99, 41), (12, 20), (1, 300), (7, 3)]

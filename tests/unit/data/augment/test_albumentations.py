@@ -21,9 +21,16 @@ from runs import composed
 import effloop
 from effloop.batch import ImageSize
 from effloop.data.augment import Augment, augments, recipe
-from effloop.data.augment.albumentations.generators import KeyedRandom
-from effloop.data.augment.albumentations.operations import CONTAINERS, LEFT_OUT, library, names, operations
-from effloop.data.random import sample_keys
+from effloop.data.augment.albumentations import (
+    CONTAINERS,
+    LEFT_OUT,
+    Generators,
+    KeyedRandom,
+    library,
+    names,
+    operations,
+)
+from effloop.data.random import sample_keys, uniforms, words
 from effloop.errors import ConfigError, DataError
 
 pytest.importorskip("albumentations")
@@ -447,3 +454,48 @@ def test_a_leading_crop_is_checked_as_it_is_done() -> None:
     augment = build({"RandomResizedCrop": {"ratio": [3, 4]}})
     augment.check(np.array([[500, 1], [1, 500], [1, 1]]))
     assert (augment.draw(KEYS, np.array([[500, 1]] * len(KEYS))).boxes[:, 2:] > 0).all()
+
+
+KEYS_generators = np.array([0, 1, 12345678901234567, 2**64 - 1], np.uint64)
+
+
+def test_pythons_numbers_are_the_keys() -> None:
+    for key in KEYS_generators:
+        generator = KeyedRandom(int(key))
+        assert [generator.random() for _ in range(9)] == uniforms(np.array([key]), 9)[0].tolist()
+        generator.seed(int(key))
+        first, second, third = words(np.array([key]), 0, 3)[0].tolist()
+        assert generator.getrandbits(64) == first
+        assert generator.getrandbits(96) == (second << 64 | third) >> 32
+        assert generator.getrandbits(0) == 0
+
+
+def test_numpys_numbers_are_philoxs() -> None:
+    generators = Generators()
+    for key in KEYS_generators.tolist():
+        generators.seed(key)
+        wanted = np.random.Generator(np.random.Philox(key=key))
+        np.testing.assert_array_equal(generators.numpy.random(9), wanted.random(9))
+        assert generators.numpy.integers(5, dtype=np.uint32) == wanted.integers(5, dtype=np.uint32)
+
+
+def test_nothing_is_left_of_the_key_before() -> None:
+    generators = Generators()
+    generators.seed(7)
+    wanted = generators.numpy.integers(1000, dtype=np.uint32), generators.python.gauss()
+    generators.numpy.integers(1000, size=4, dtype=np.uint32)
+    generators.seed(7)
+    assert (generators.numpy.integers(1000, dtype=np.uint32), generators.python.gauss()) == wanted
+
+
+def test_pythons_are_uniform() -> None:
+    generator = KeyedRandom(3)
+    counts = np.bincount([generator.randrange(10) for _ in range(10_000)], minlength=10)
+    assert ((counts - 1000) ** 2 / 1000).sum() < 27.9  # chi square with 9 degrees, 1 in 1000
+    some = list(range(30))
+    generator.shuffle(some)
+    assert sorted(some) == list(range(30)) != some
+    assert len(set(generator.sample(some, 10))) == 10
+    gaussian = np.array([generator.gauss() for _ in range(10_000)])
+    assert abs(gaussian.mean()) < 0.04
+    assert abs(gaussian.std() - 1) < 0.03

@@ -13,8 +13,11 @@ from images import photo
 from laws import assert_same_law, drawn, keys
 from torch import Tensor
 
-from effloop.data.augment.native import colour, flips, host
+from effloop.data.augment.native import crops, host
+from effloop.data.augment.native import pixels as module
+from effloop.data.augment.native.pixels import ErasingDraws, GaussianBlur, RandomErasing
 from effloop.data.augment.operation import BadParameterError, PixelOperation, operations
+from effloop.data.random import words, words_on_device
 
 COUNT = 12
 JITTER = {"brightness": 0.4, "contrast": [0.3, 1.5], "saturation": 0.5, "hue": 0.1}
@@ -102,7 +105,7 @@ def test_defaults_are_torchvisions() -> None:
 
 @pytest.mark.parametrize("size", [(64, 64), (37, 51)])
 def test_jitter_is_torchvisions(size: tuple[int, int]) -> None:
-    operation, pixels = colour.ColorJitter(brightness=0.4, contrast=[0.3, 1.5], saturation=0.5), images(size)
+    operation, pixels = module.ColorJitter(brightness=0.4, contrast=[0.3, 1.5], saturation=0.5), images(size)
     found = drawn(operation, COUNT, size)
     transform = T.ColorJitter(0.4, (0.3, 1.5), 0.5)
     wanted = []
@@ -125,7 +128,7 @@ def jitters(count: int = 10_000, **given: Any) -> dict[str, np.ndarray]:
 
 
 def test_jitter_follows_torchvisions_law() -> None:
-    found, wanted = drawn(colour.ColorJitter(**JITTER)), jitters(**JITTER)
+    found, wanted = drawn(module.ColorJitter(**JITTER)), jitters(**JITTER)
     for number, name in enumerate(JITTER):
         assert_same_law(found.amounts[:, number], wanted[name])
     orders = [Counter(map(tuple, order.tolist())) for order in (found.turns, wanted["order"])]
@@ -138,16 +141,16 @@ def test_jitter_follows_torchvisions_law() -> None:
 
 
 def test_jitter_draws_no_more_than_is_given() -> None:
-    found = drawn(colour.ColorJitter(brightness=0.2, contrast=0.2))
+    found = drawn(module.ColorJitter(brightness=0.2, contrast=0.2))
     assert Counter(map(tuple, found.turns.tolist())).keys() == {(0, 1), (1, 0)}
     assert abs((found.turns[:, 0] == 0).mean() - 0.5) < 0.02
-    operation, pixels = colour.ColorJitter(brightness=0, contrast=[1, 1], hue=[0, 0]), images((9, 8))
+    operation, pixels = module.ColorJitter(brightness=0, contrast=[1, 1], hue=[0, 0]), images((9, 8))
     for way in (by_one, by_batch):
         np.testing.assert_array_equal(way(operation, pixels, drawn(operation, COUNT)), pixels)
 
 
 def test_jitter_with_a_probability() -> None:
-    operation, pixels = colour.ColorJitter(brightness=[0.1, 0.2], p=0.4), images((9, 8))
+    operation, pixels = module.ColorJitter(brightness=[0.1, 0.2], p=0.4), images((9, 8))
     assert abs((drawn(operation).turns[:, 0] == 0).mean() - 0.4) < 0.02
     found = drawn(operation, COUNT)
     changed = (by_one(operation, pixels, found) != pixels).any(axis=(1, 2, 3))
@@ -207,7 +210,7 @@ def test_the_largest_factors_are_torchvisions(name: str, given: dict[str, Any]) 
 def test_vertical_flip(opencv: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not opencv:
         monkeypatch.setattr("effloop.data.image.resize.opencv", lambda: None)
-    operation, pixels = flips.RandomVerticalFlip(p=1), images((7, 5))
+    operation, pixels = crops.RandomVerticalFlip(p=1), images((7, 5))
     np.testing.assert_array_equal(by_one(operation, pixels, drawn(operation, COUNT)), pixels[:, ::-1])
 
 
@@ -251,3 +254,196 @@ def test_bad_parameters(name: str, given: dict[str, Any], start: str) -> None:
         operations[name](**given)
     assert str(error.value).startswith(start)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("size", [(64, 48), (37, 51), (13, 12)])
+@pytest.mark.parametrize("kernel", [1, 3, 9, 23, [5, 3]])
+@pytest.mark.parametrize("way", ["batch", "one", "one without OpenCV"])
+def test_the_pixels_are_torchvisions(
+    size: tuple[int, int], kernel: Any, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way == "one without OpenCV":
+        monkeypatch.setattr(module, "opencv", lambda: None)
+    noise = np.random.default_rng(0).integers(0, 256, (4, *size, 3), np.uint8)
+    pixels = np.concatenate([noise, np.stack([photo(*size, row) for row in range(4)])])
+    operation = GaussianBlur(kernel, [0.1, 3.0])
+    found, tensors = drawn(operation, len(pixels), size), torch.from_numpy(pixels.copy()).permute(0, 3, 1, 2)
+    both = kernel if isinstance(kernel, list) else [kernel, kernel]
+    sigmas = zip(tensors.contiguous(), found.sigma.tolist(), strict=True)
+    wanted = torch.stack([F.gaussian_blur(image, both, [sigma, sigma]) for image, sigma in sigmas])
+    if way == "batch":
+        tensors = operation.apply_batch(tensors, found)
+        assert tensors.is_contiguous(memory_format=torch.channels_last)
+        assert tensors.dtype == torch.uint8
+    else:
+        for row in range(len(pixels)):
+            operation.apply_inplace(pixels[row], found, row)
+        tensors = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+    difference = (tensors.int() - wanted.int()).abs()
+    assert difference.max() <= 1
+    assert int((difference > 0).sum()) <= 1 + 1e-4 * difference.numel()
+
+
+def test_sigma_follows_torchvisions_law() -> None:
+    torch.manual_seed(0)
+    transform = T.GaussianBlur(5, (0.3, 1.7))
+    wanted = [transform.make_params([])["sigma"][0] for _ in range(10_000)]
+    assert_same_law(drawn(GaussianBlur(5, [0.3, 1.7])).sigma, wanted)
+    assert (drawn(GaussianBlur(5, 0.8)).sigma == np.float32(0.8)).all()
+
+
+@pytest.mark.parametrize("kernel", [1, 3, 23])
+def test_the_narrowest_is_the_image_and_the_widest_a_mean(kernel: int) -> None:
+    pixels = photo(64, 48)[None]
+    tensors = torch.from_numpy(pixels.copy()).permute(0, 3, 1, 2)
+    operation = GaussianBlur(kernel, 1e-3)
+    assert torch.equal(operation.apply_batch(tensors, drawn(operation, 1)), tensors)
+    assert np.ptp(drawn(GaussianBlur(kernel, 1e4), 1).across) < 1e-6
+
+
+def test_images_may_be_as_small_as_the_kernel_reaches() -> None:
+    assert GaussianBlur(7).out_sizes(np.array([[4, 4], [9, 5]])).tolist() == [[4, 4], [9, 5]]
+    with pytest.raises(BadParameterError, match=r"^kernel_size: \[7, 7\] is not allowed where images are 4x3; set at"):
+        GaussianBlur(7).out_sizes(np.array([[4, 4], [9, 3]]))
+
+
+@pytest.mark.parametrize(
+    ("given", "start"),
+    [
+        ({"kernel_size": 4}, "kernel_size: 4 is not allowed; set an odd number"),
+        ({"kernel_size": [3, 5, 7]}, "kernel_size: [3, 5, 7] is not"),
+        ({"kernel_size": -1}, "kernel_size: -1 is not"),
+        ({"kernel_size": 3.5}, "kernel_size: 3.5 is not"),
+        ({"kernel_size": "large"}, "kernel_size: large is not"),
+        ({"kernel_size": 3, "sigma": 0}, "sigma: "),
+        ({"kernel_size": 3, "sigma": [2, 1]}, "sigma: [2, 1] is not"),
+        (
+            {"kernel_size": 3, "sigma": 1e-300},
+            "sigma: [1e-300, 1e-300] is not allowed; set [smallest, largest], at least 0.001 and",
+        ),
+        ({"kernel_size": 3, "sigma": [1, 1e5]}, "sigma: [1, 100000.0] is not"),
+    ],
+)
+def test_bad_parameters_blur(given: dict[str, Any], start: str) -> None:
+    with pytest.raises(BadParameterError) as error:
+        GaussianBlur(**given)
+    assert str(error.value).startswith(start)
+
+
+def torchvisions_erasing(size: tuple[int, int], **given: Any) -> np.ndarray:
+    """(10000, 4) top, left, height, width; zeros where no attempt fits."""
+    torch.manual_seed(0)
+    transform, image = T.RandomErasing(p=1, **given), torch.empty(3, *size, dtype=torch.uint8)
+    rows = (transform.make_params([image]) for _ in range(10_000))
+    return np.array([[row[key] if row["v"] is not None else 0 for key in "ijhw"] for row in rows])
+
+
+@pytest.mark.parametrize(
+    ("size", "given"),
+    [
+        ((224, 224), {}),
+        ((64, 200), {}),
+        ((40, 30), {"scale": [0.3, 0.9], "ratio": [0.1, 2.0]}),
+        ((224, 224), {"scale": [0.001, 0.1], "ratio": [1e-3, 1e3]}),
+        ((20, 400), {"scale": [0.7, 0.95], "ratio": [0.8, 1.2]}),  # never fits
+    ],
+)
+def test_boxes_follow_torchvisions_law(size: tuple[int, int], given: dict[str, Any]) -> None:
+    found, wanted = drawn(RandomErasing(p=1, **given), size=size).boxes, torchvisions_erasing(size, **given)
+    for column in range(4):
+        assert_same_law(found[:, column], wanted[:, column])
+    assert_same_law(found[:, 0] + found[:, 2] / 2, wanted[:, 0] + wanted[:, 2] / 2)
+    assert_same_law(found[:, 2] * found[:, 3], wanted[:, 2] * wanted[:, 3])
+    assert abs((found[:, 2] == 0).mean() - (wanted[:, 2] == 0).mean()) < 0.02
+    assert (found >= 0).all()
+    assert (found[:, :2] + found[:, 2:] <= size).all()
+
+
+def test_share_of_the_erased() -> None:
+    for p in (0.0, 0.25, 1.0):
+        share = (drawn(RandomErasing(p), size=(224, 224)).boxes[:, 2] > 0).mean()
+        assert share == p if p in (0, 1) else abs(share - p) < 0.02
+    assert RandomErasing().p == T.RandomErasing().p
+
+
+def erased(operation: RandomErasing, found: ErasingDraws, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """By one and one, and by the batch."""
+    one = pixels.copy()
+    for row, image in enumerate(one):
+        operation.apply_inplace(image, found, row)
+    batch = operation.apply_batch(torch.from_numpy(pixels.copy()).permute(0, 3, 1, 2), found)
+    assert batch.is_contiguous(memory_format=torch.channels_last)
+    assert batch.dtype == torch.uint8
+    return one, batch.permute(0, 2, 3, 1).numpy()
+
+
+@pytest.mark.parametrize("size", [(64, 48), (37, 51)])
+@pytest.mark.parametrize(("value", "colour"), [(0, [0, 0, 0]), (99.0, [99, 99, 99]), ([1, 2, 3], [1, 2, 3])])
+def test_the_box_takes_the_value(size: tuple[int, int], value: Any, colour: list[int]) -> None:
+    operation = RandomErasing(p=0.7, value=value)
+    found, pixels = drawn(operation, 12, size), np.full((12, *size, 3), 200, np.uint8)
+    one, batch = erased(operation, found, pixels)
+    np.testing.assert_array_equal(one, batch)
+    for image, (top, left, height, width) in zip(one, found.boxes.tolist(), strict=True):
+        assert (image[top : top + height, left : left + width] == colour).all()
+        assert (image == 200).all(axis=2).sum() == size[0] * size[1] - height * width
+
+
+@pytest.mark.parametrize("size", [(64, 48), (37, 51), (5, 3)])
+def test_noise_is_the_images_own(size: tuple[int, int]) -> None:
+    operation = RandomErasing(p=0.7, value="random", scale=[0.2, 0.6])
+    found, pixels = drawn(operation, 12, size), np.full((12, *size, 3), 200, np.uint8)
+    one, batch = erased(operation, found, pixels)
+    np.testing.assert_array_equal(one, batch)
+    alone = operation.draw(keys(12)[5:6], np.array([size]))
+    np.testing.assert_array_equal(erased(operation, alone, pixels[:1])[1][0], one[5])
+
+
+def test_noise_is_even() -> None:
+    operation = RandomErasing(p=1, value="random", scale=[0.5, 0.6], ratio=[1, 1])
+    found, pixels = drawn(operation, 4, (224, 224)), np.zeros((4, 224, 224, 3), np.uint8)
+    boxes = [
+        image[top : top + height, left : left + width]
+        for image, (top, left, height, width) in zip(
+            erased(operation, found, pixels)[0], found.boxes.tolist(), strict=True
+        )
+    ]
+    for box in boxes:
+        counts = np.bincount(box.ravel(), minlength=256)
+        assert ((counts - box.size / 256) ** 2 / (box.size / 256)).sum() < 370  # chi-squared, 255 degrees of freedom
+        neighbours = np.corrcoef(box[:, 1:].ravel(), box[:, :-1].ravel())[0, 1]
+        assert abs(neighbours) < 0.02
+    assert abs(np.corrcoef(boxes[0][:100, :100].ravel(), boxes[1][:100, :100].ravel())[0, 1]) < 0.03
+
+
+def test_words_are_the_same_on_the_device() -> None:
+    wanted = words(keys(7), 23, 50)
+    got = words_on_device(torch.from_numpy(keys(7).view(np.int64)), 23, 50)
+    np.testing.assert_array_equal(got.numpy().view(np.uint64), wanted)
+
+
+@pytest.mark.parametrize(
+    ("given", "start"),
+    [
+        ({"p": 1.5}, "p: 1.5 is not"),
+        ({"scale": [0.5, 0.1]}, "scale: [0.5, 0.1] is not"),
+        ({"scale": [0.1, 1.1]}, "scale: [0.1, 1.1] is not"),
+        ({"ratio": [0, 1]}, "ratio: [0, 1] is not"),
+        (
+            {"ratio": [1e-320, 1]},
+            "ratio: [1e-320, 1] is not allowed; set [smallest, largest], at least 0.001",
+        ),
+        ({"value": 256}, "value: 256 is not allowed; set a whole number from 0 to 255, three of them, or random"),
+        ({"value": 127.9}, "value: 127.9 is not"),
+        ({"value": [0, 0, 0.5]}, "value: [0, 0, 0.5] is not"),
+        ({"value": True}, "value: True is not"),
+        ({"value": 10**320}, "value: 1000"),
+        ({"value": [1, 2]}, "value: [1, 2] is not"),
+        ({"value": "noise"}, "value: noise is not"),
+        ({"value": None}, "value: None is not"),
+    ],
+)
+def test_bad_parameters_erasing(given: dict[str, Any], start: str) -> None:
+    with pytest.raises(BadParameterError) as error:
+        RandomErasing(**given)
+    assert str(error.value).startswith(start)

@@ -12,9 +12,8 @@ from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
-from effloop.data.augment.native import geometry
-from effloop.data.augment.native.affine import RandomAffine, RandomRotation
-from effloop.data.augment.native.geometry import Sampling, inverse_matrices, warp, warp_one
+from effloop.data.augment.native import affine
+from effloop.data.augment.native.affine import RandomAffine, RandomRotation, Sampling, inverse_matrices, warp, warp_one
 from effloop.data.augment.operation import BadParameterError, Operation, operations
 from effloop.data.random import sample_keys, uniforms
 
@@ -127,14 +126,14 @@ def test_a_batch_larger_than_what_is_done_at_once_is_the_same(monkeypatch: pytes
     for how in SAMPLINGS:
         whole = warp(images, matrices, Sampling.of(*how))
         with monkeypatch.context() as patch:
-            patch.setattr(geometry, "_ON_CPU", 3 * 40 * 30)
+            patch.setattr(affine, "_ON_CPU", 3 * 40 * 30)
             assert torch.equal(warp(images, matrices, Sampling.of(*how)), whole)
 
 
 def test_without_opencv_one_image_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     (image,), matrices = pictures(1, 67, 53), inverse_matrices(np.array([23.0]))
     expected = alone(image, matrices[0], Sampling.of("nearest", 9))
-    monkeypatch.setattr(geometry, "opencv", lambda: None)
+    monkeypatch.setattr(affine, "opencv", lambda: None)
     assert torch.equal(alone(image, matrices[0], Sampling.of("nearest", 9)), expected)
 
 

@@ -1,1 +1,0 @@
-"""Augmentation by Albumentations."""

@@ -1,0 +1,485 @@
+"""Native operations on colours, blur and erasing: torchvision's names, parameters, distributions and pixels."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from effloop.data.augment.native import host, kernels
+from effloop.data.augment.native.kernels import on_all
+from effloop.data.augment.operation import (
+    MOST_FACTOR,
+    MOST_SIDE,
+    RATIOS,
+    BadParameterError,
+    Image,
+    Keys,
+    PixelOperation,
+    Sizes,
+    bernoulli,
+    check_number,
+    check_probability,
+    check_range,
+    check_whole,
+    operation,
+    to_device,
+)
+from effloop.data.image.resize import opencv
+from effloop.data.random import uniforms, words, words_on_device
+
+Range = float | list[float]
+
+_HOST = (host.brightness, host.contrast, host.saturation, host.hue)
+_BATCH: tuple[Callable[..., Tensor], ...] = (kernels.brightness, kernels.contrast, kernels.saturation, kernels.hue)
+_NONE = len(_HOST)
+
+
+@dataclass(frozen=True)
+class JitterDraws:
+    """What `ColorJitter` drew for N images.
+
+    Attributes:
+        turns: (N, k) int64, which of brightness, contrast, saturation, hue (0 to 3) comes first, second, ...; 4 where
+            nothing is done.
+        amounts: (N, 4) float32, the factor of each, and the shift of hue.
+    """
+
+    turns: NDArray[np.int64]
+    amounts: NDArray[np.float32]
+
+
+@operation
+class ColorJitter(PixelOperation):
+    """Brightness, contrast, saturation and hue changed at random, in a random order.
+
+    Args:
+        brightness: the factor is drawn evenly from [max(0, 1 - brightness), 1 + brightness], or from the
+            [smallest, largest] that is given, at most 10,000. 0 leaves it as it is.
+        contrast: likewise.
+        saturation: likewise.
+        hue: hues are turned by [-hue, hue] of the circle, at most 0.5, or by the [smallest, largest] that is given.
+        p: how probable it is that any of this is done.
+    """
+
+    takes_masks = True
+
+    def __init__(
+        self, brightness: Range = 0, contrast: Range = 0, saturation: Range = 0, hue: Range = 0, p: float = 1
+    ) -> None:
+        factors = {"brightness": brightness, "contrast": contrast, "saturation": saturation}
+        ranges = [_range(name, value, 1, 0, MOST_FACTOR) for name, value in factors.items()]
+        self.ranges = np.array([*ranges, _range("hue", hue, 0, -0.5, 0.5)])
+        self.given = np.flatnonzero((self.ranges != [[1], [1], [1], [0]]).any(1))
+        self.p = check_probability("p", p)
+
+    def draw(self, keys: Keys, sizes: Sizes) -> JitterDraws:
+        del sizes
+        numbers = uniforms(keys, 9)
+        turns = self.given[numbers[:, 1 + self.given].argsort(axis=1)]
+        turns[numbers[:, 0] >= self.p] = _NONE
+        low, high = self.ranges.T
+        return JitterDraws(turns, (low + (high - low) * numbers[:, 5:]).astype(np.float32))
+
+    def apply_inplace(self, image: Image, drawn: JitterDraws, row: int) -> None:
+        for turn in drawn.turns[row].tolist():
+            if turn != _NONE:
+                _HOST[turn](image, drawn.amounts[row, turn])
+
+    def apply_batch(self, images: Tensor, drawn: JitterDraws) -> Tensor:
+        # At each turn, the images that take the same operation are taken together.
+        rows = drawn.turns.argsort(axis=0, kind="stable")
+        turns = np.take_along_axis(drawn.turns, rows, axis=0)
+        amounts = drawn.amounts[rows, np.minimum(turns, _NONE - 1)]
+        sent, sent_amounts = to_device(rows.T, images), to_device(amounts.T, images)
+        for turn in range(turns.shape[1]):
+            bounds = np.searchsorted(turns[:, turn], np.arange(_NONE + 1)).tolist()
+            for kernel, start, end in zip(_BATCH, bounds[:-1], bounds[1:], strict=True):
+                if start < end:
+                    images = kernels.on_rows(images, sent[turn, start:end], kernel, sent_amounts[turn, start:end])
+        return images
+
+
+def _range(name: str, value: object, center: float, low: float, high: float) -> tuple[float, float]:
+    """[smallest, largest] of what is drawn, from a number or from the two themselves.
+
+    Raises:
+        BadParameterError: it is neither, or not from `low` to `high`.
+    """
+    try:
+        if isinstance(value, int | float):
+            spread = check_number(name, value, 0, high)
+            return max(low, center - spread), center + spread
+        return check_range(name, value, low, high)
+    except BadParameterError:
+        raise BadParameterError(
+            f"{name}: {value} is not allowed; set a number from 0 to {high:g}, "
+            f"or [smallest, largest] from {low:g} to {high:g}"
+        ) from None
+
+
+class _RandomlyApplied(PixelOperation):
+    """The same change to each image, with probability `p`."""
+
+    takes_masks = True
+
+    _change: ClassVar[Callable[..., None]]
+    """(image, *self._values) on the host, in place."""
+
+    _kernel: ClassVar[Callable[..., Tensor]]
+    """(images, (M,) each of self._values) -> images, on a device."""
+
+    _values: tuple[Any, ...] = ()
+
+    def __init__(self, p: float = 0.5) -> None:
+        self.p = check_probability("p", p)
+
+    def draw(self, keys: Keys, sizes: Sizes) -> NDArray[np.bool_]:
+        del sizes
+        return bernoulli(keys, self.p)
+
+    def apply_inplace(self, image: Image, drawn: NDArray[np.bool_], row: int) -> None:
+        if drawn[row]:
+            type(self)._change(image, *self._values)
+
+    def apply_batch(self, images: Tensor, drawn: NDArray[np.bool_]) -> Tensor:
+        if not drawn.any():
+            return images
+        rows = np.flatnonzero(drawn)
+        values = [torch.full((len(rows),), value, device=images.device) for value in self._values]  # int64 or float32
+        return kernels.on_rows(images, to_device(rows, images), type(self)._kernel, *values)
+
+
+@operation
+class RandomGrayscale(_RandomlyApplied):
+    """Grey; `p` is the probability."""
+
+    _change, _kernel = staticmethod(host.grayscale), staticmethod(kernels.grayscale)
+
+    def __init__(self, p: float = 0.1) -> None:
+        super().__init__(p)
+
+
+@operation
+class RandomSolarize(_RandomlyApplied):
+    """Values from a threshold on inverted.
+
+    Args:
+        threshold: 0 to 255.
+        p: probability.
+    """
+
+    _change, _kernel = staticmethod(host.solarize), staticmethod(kernels.solarize)
+
+    def __init__(self, threshold: float, p: float = 0.5) -> None:
+        super().__init__(p)
+        self._values = (check_number("threshold", threshold, 0, 255),)
+
+
+@operation
+class RandomPosterize(_RandomlyApplied):
+    """Only the highest bits of each value kept.
+
+    Args:
+        bits: how many, 0 to 8.
+        p: probability.
+    """
+
+    _change, _kernel = staticmethod(host.posterize), staticmethod(kernels.posterize)
+
+    def __init__(self, bits: int, p: float = 0.5) -> None:
+        super().__init__(p)
+        number = check_number("bits", bits, 0, 8)
+        self._values = (check_whole("bits", int(number) if number.is_integer() else bits, 0, 8),)
+
+
+@operation
+class RandomAutocontrast(_RandomlyApplied):
+    """Each channel stretched to 0..255; `p` is the probability."""
+
+    _change, _kernel = staticmethod(host.autocontrast), staticmethod(kernels.autocontrast)
+
+
+@operation
+class RandomEqualize(_RandomlyApplied):
+    """Each channel's histogram equalised; `p` is the probability."""
+
+    _change, _kernel = staticmethod(host.equalize), staticmethod(kernels.equalize)
+
+
+@operation
+class RandomAdjustSharpness(_RandomlyApplied):
+    """Sharper or smoother.
+
+    Args:
+        sharpness_factor: 0, which is smooth, to 10,000; 1 leaves the image as it is.
+        p: probability.
+    """
+
+    _change, _kernel = staticmethod(host.sharpness), staticmethod(kernels.sharpness)
+
+    def __init__(self, sharpness_factor: float, p: float = 0.5) -> None:
+        super().__init__(p)
+        self._values = (check_number("sharpness_factor", sharpness_factor, 0, MOST_FACTOR),)
+
+
+@operation
+class RandomInvert(_RandomlyApplied):
+    """Each value inverted; `p` is the probability."""
+
+    _change, _kernel = staticmethod(host.invert), staticmethod(kernels.invert)
+
+
+_SIGMAS = (1e-3, 1e4)  # in pixels; 0.001 changes nothing, and below 1e-45, 0 in float32, images would be black
+
+
+@dataclass(frozen=True)
+class BlurDraws:
+    """What `GaussianBlur` drew for N images.
+
+    Attributes:
+        sigma: (N,) float32, in pixels.
+        across: (N, k) float32, the horizontal weights; they add up to 1.
+        down: (N, l) float32, the vertical weights.
+    """
+
+    sigma: NDArray[np.float32]
+    across: NDArray[np.float32]
+    down: NDArray[np.float32]
+
+
+@operation
+class GaussianBlur(PixelOperation):
+    """Gaussian blur, with reflected borders.
+
+    Within 1 level of torchvision's, which takes one pass of k * l weights; this takes two, of k and of l.
+
+    Args:
+        kernel_size: odd number of weights, or [horizontal, vertical].
+        sigma: in pixels, 0.001 to 10,000, or [smallest, largest] of a uniform distribution.
+    """
+
+    takes_masks = True
+
+    def __init__(self, kernel_size: int | Sequence[int], sigma: float | Sequence[float] = (0.1, 2.0)) -> None:
+        self.across, self.down = _kernel_size(kernel_size)
+        pair = [sigma, sigma] if isinstance(sigma, int | float) else sigma
+        self.sigma = check_range("sigma", pair, *_SIGMAS)
+
+    def out_sizes(self, sizes: Sizes) -> Sizes:
+        height, width = sizes.min(axis=0).tolist()
+        if self.across // 2 >= width or self.down // 2 >= height:
+            raise BadParameterError(
+                f"kernel_size: {[self.across, self.down]} is not allowed where images are {height}x{width}; "
+                f"set at most {2 * min(height, width) - 1}"
+            )
+        return sizes
+
+    def draw(self, keys: Keys, sizes: Sizes) -> BlurDraws:
+        del sizes
+        low, high = self.sigma
+        sigma = (low + (high - low) * uniforms(keys, 1)[:, 0]).astype(np.float32)
+        return BlurDraws(sigma, _weights(self.across, sigma), _weights(self.down, sigma))
+
+    def apply_inplace(self, image: Image, drawn: BlurDraws, row: int) -> None:
+        cv2 = opencv()
+        if cv2 is None:
+            pixels = torch.from_numpy(image.transpose(2, 0, 1)[None])
+            pixels.copy_(_blurred(pixels, *(torch.from_numpy(w[row : row + 1]) for w in (drawn.across, drawn.down))))
+            return
+        # By float32: from uint8 to uint8 OpenCV rounds the weights to 8 bits.
+        values = cv2.sepFilter2D(
+            image, cv2.CV_32F, drawn.across[row], drawn.down[row], borderType=cv2.BORDER_REFLECT_101
+        )
+        cv2.convertScaleAbs(values, image)  # rounds
+
+    def apply_batch(self, images: Tensor, drawn: BlurDraws) -> Tensor:
+        return on_all(images, _blurred, to_device(drawn.across, images), to_device(drawn.down, images))
+
+
+def _kernel_size(value: object) -> list[int]:
+    """[horizontal, vertical].
+
+    Raises:
+        BadParameterError: it is neither an odd number nor two.
+    """
+    pair = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value, value]
+    try:
+        sizes = [int(check_number("kernel_size", size, 1, MOST_SIDE)) for size in pair]
+    except BadParameterError:
+        sizes = []
+    if len(sizes) != 2 or sizes != pair or not all(size % 2 for size in sizes):
+        raise BadParameterError(
+            f"kernel_size: {value} is not allowed; set an odd number from 1 to {MOST_SIDE - 1}, or two: [across, down]"
+        )
+    return sizes
+
+
+def _weights(size: int, sigma: NDArray[np.float32]) -> NDArray[np.float32]:
+    """(N,) sigmas -> (N, size) weights, computed as in torchvision."""
+    end = (size - 1) / (2 * math.sqrt(2))
+    places = torch.linspace(-end, end, size)
+    exponents = places.div(torch.from_numpy(sigma)[:, None]).pow(2).neg()
+    return exponents.softmax(1).numpy()
+
+
+def _blurred(images: Tensor, across: Tensor, down: Tensor) -> Tensor:
+    """(N, 3, H, W) uint8, (N, k), (N, l) float32 -> (N, 3, H, W) uint8."""
+    values = _weighted(images.to(torch.float32), across, 3)
+    return _weighted(values, down, 2).round_().to(torch.uint8)
+
+
+def _weighted(values: Tensor, weights: Tensor, dim: int) -> Tensor:
+    """(N, 3, H, W) -> the same, convolved along a dimension."""
+    length, reach = values.shape[dim], weights.shape[1] // 2
+    padding = (reach, reach, 0, 0) if dim == 3 else (0, 0, reach, reach)
+    padded = F.pad(values, padding, mode="reflect").contiguous(memory_format=torch.channels_last)
+    total = torch.zeros_like(values)
+    for place in range(weights.shape[1]):
+        # Not conv2d, which uses TensorFloat-32 on a GPU unless that is turned off for the whole process.
+        total.addcmul_(padded.narrow(dim, place, length), weights[:, place].view(-1, 1, 1, 1))
+    return total
+
+
+_ATTEMPTS = 10  # torchvision's
+_NUMBERS = 3 + 2 * _ATTEMPTS  # one for p, two for the position; noise begins after them
+_WORD = 8  # bytes
+
+
+@dataclass(frozen=True)
+class ErasingDraws:
+    """What `RandomErasing` drew for N images.
+
+    Attributes:
+        boxes: (N, 4) int64 top, left, height, width; zeros where nothing is erased.
+        keys: (N,) uint64, for noise.
+    """
+
+    boxes: NDArray[np.int64]
+    keys: Keys
+
+
+@operation
+class RandomErasing(PixelOperation):
+    """Replaces a box of the image (Zhong et al. 2017, "Random Erasing Data Augmentation").
+
+    Args:
+        p: probability.
+        scale: smallest and largest area of the box, as a share of the image.
+        ratio: smallest and largest height over width of the box, log-uniform.
+        value: of the box: a whole number from 0 to 255, three of them for red, green and blue, or "random": noise
+            uniform in 0 to 255, as in the paper. (torchvision's is normal, for images already normalised.)
+    """
+
+    takes_masks = True
+
+    def __init__(
+        self,
+        p: float = 0.5,
+        scale: Sequence[float] = (0.02, 0.33),
+        ratio: Sequence[float] = (0.3, 3.3),
+        value: int | Sequence[int] | str = 0,
+    ) -> None:
+        self.p = check_probability("p", p)
+        self.scale = check_range("scale", scale, 0, 1)
+        self.ratio = check_range("ratio", ratio, *RATIOS)
+        self.value = _colour(value)
+
+    def draw(self, keys: Keys, sizes: Sizes) -> ErasingDraws:
+        numbers = uniforms(keys, _NUMBERS)
+        boxes = erasing_boxes(numbers[:, 1:], sizes, self.scale, self.ratio)
+        boxes[numbers[:, 0] >= self.p] = 0
+        return ErasingDraws(boxes, keys)
+
+    def apply_inplace(self, image: Image, drawn: ErasingDraws, row: int) -> None:
+        top, left, height, width = drawn.boxes[row].tolist()
+        lines = image.reshape(len(image), -1)[
+            top : top + height
+        ]  # whole rows are written at once: pixel by pixel it takes 50 µs at 224x224
+        if self.value is not None:
+            lines[:, 3 * left : 3 * (left + width)] = np.tile(self.value, width)
+        elif height:
+            noise = _noise(drawn.keys[row : row + 1], image.shape[1], top, height)
+            lines[:, 3 * left : 3 * (left + width)] = noise[:, 3 * left : 3 * (left + width)]
+
+    def apply_batch(self, images: Tensor, drawn: ErasingDraws) -> Tensor:
+        if not drawn.boxes[:, 2].any():
+            return images
+        top, left, height, width = to_device(drawn.boxes.T, images)[..., None]
+        y, x = (torch.arange(length, device=images.device) for length in images.shape[2:])
+        rows, columns = (y >= top) & (y < top + height), (x >= left) & (x < left + width)
+        inside = rows[:, None, :, None] & columns[:, None, None, :]
+        if self.value is None:
+            return torch.where(inside, _noise_on_device(drawn.keys, images), images)
+        return torch.where(inside, to_device(self.value, images).view(1, 3, 1, 1), images)
+
+
+def erasing_boxes(
+    numbers: NDArray[np.float64], sizes: Sizes, scale: tuple[float, float], ratio: tuple[float, float]
+) -> NDArray[np.int64]:
+    """Boxes with the distribution of torchvision's RandomErasing, for many images at once.
+
+    Args:
+        numbers: (N, 22) in [0, 1): ten areas, ten ratios, top, left.
+        sizes: (N, 2) height and width of the images.
+        scale: smallest and largest share of the area.
+        ratio: smallest and largest height over width.
+
+    Returns:
+        (N, 4) top, left, height, width of the first of ten attempts that is smaller than the image; zeros if none is.
+    """
+    area = sizes.prod(axis=1)[:, None] * (scale[0] + (scale[1] - scale[0]) * numbers[:, :_ATTEMPTS])
+    low, high = np.log(ratio)
+    aspect = np.exp(low + (high - low) * numbers[:, _ATTEMPTS : 2 * _ATTEMPTS])
+    observed_sizes = np.rint(np.sqrt(np.stack([area * aspect, area / aspect], axis=2))).astype(np.int64)
+    fits = (observed_sizes < sizes[:, None]).all(axis=2)
+    rows, first = np.arange(len(sizes)), fits.argmax(axis=1)
+    found = observed_sizes[rows, first]
+    corners = (numbers[:, -2:] * (sizes - found + 1)).astype(np.int64)
+    return np.where(fits[rows, first][:, None], np.concatenate([corners, found], axis=1), 0)
+
+
+def _colour(value: object) -> NDArray[np.uint8] | None:
+    """(3,) uint8, or None for noise.
+
+    Raises:
+        BadParameterError: it is none of these.
+    """
+    if value == "random":
+        return None
+    parts = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value] * 3
+    try:
+        levels = [int(check_number("value", part, 0, 255)) for part in parts]
+    except BadParameterError:
+        levels = []
+    if len(levels) != 3 or levels != parts:
+        raise BadParameterError(
+            f"value: {value} is not allowed; set a whole number from 0 to 255, three of them, or random"
+        )
+    return np.array(levels, np.uint8)
+
+
+def _noise(keys: Keys, width: int, top: int, height: int) -> NDArray[np.uint8]:
+    """(1,) key -> (height, 3 * width), these rows of the image's noise."""
+    first, end = top * width * 3, (top + height) * width * 3
+    start = first // _WORD
+    numbers = words(keys, _NUMBERS + start, -(-end // _WORD) - start)
+    found: NDArray[np.uint8] = numbers.astype("<u8").view(np.uint8)[0]
+    return found[first - start * _WORD : end - start * _WORD].reshape(height, 3 * width)
+
+
+def _noise_on_device(keys: Keys, images: Tensor) -> Tensor:
+    """(N,) keys -> (N, 3, H, W) uint8, channels_last."""
+    count, _, height, width = images.shape
+    length = height * width * 3
+    found = words_on_device(to_device(keys.view(np.int64), images), _NUMBERS, -(-length // _WORD))
+    assert sys.byteorder == "little"
+    return found.view(torch.uint8)[:, :length].view(count, height, width, 3).permute(0, 3, 1, 2)
