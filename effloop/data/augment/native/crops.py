@@ -36,7 +36,7 @@ from effloop.data.image.resize import hflip, vflip
 from effloop.data.random import uniforms
 from effloop.native import address, library
 
-_ATTEMPTS = 10  # torchvision's
+_ATTEMPTS = 10  # torchvision's; of RandomScaleCrop mmseg's: the eleventh crop is taken as it is
 
 
 @operation
@@ -274,7 +274,6 @@ def shaped_boxes(
     return np.concatenate([corner, sides], axis=1)
 
 
-_scale_crop_ATTEMPTS = 10  # mmseg's: the eleventh crop is taken as it is
 _PLACED, _CORNERS = slice(6, 8), 10
 """Columns of what is drawn: height and width of the box in the output; from 10 on the other boxes' corners."""
 
@@ -325,7 +324,7 @@ class RandomScaleCrop(CropOperation):
         """(N, 10 + 20): a box, height and width of the output, height and width of the box in it, and of the image
         when resized, then the corners of ten other boxes of the same shape, in the resized image.
         """
-        numbers = uniforms(keys, 3 + 2 * _scale_crop_ATTEMPTS)
+        numbers = uniforms(keys, 3 + 2 * _ATTEMPTS)
         factor = self.ratio[0] + (self.ratio[1] - self.ratio[0]) * numbers[:, :1]
         scale = factor * self.base / sizes.min(axis=1, keepdims=True)
         resized = np.maximum(1, np.floor(sizes * scale + 0.5)).astype(np.int64)
