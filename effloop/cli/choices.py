@@ -47,13 +47,13 @@ def operation_lines() -> Iterator[str]:
     """A heading for each library, and for each of its operations what it does, with its parameters' defaults."""
     v2 = importlib.import_module("torchvision.transforms.v2")
     yield from _lines("native", operations)
-    yield from _lines("torchvision", {name: getattr(v2, name) for name in torchvision.operations.NAMES})
+    yield from _lines("torchvision", {name: getattr(v2, name) for name in torchvision.NAMES})
     try:
-        package = albumentations.operations.library()
+        package = albumentations.library()
     except ConfigError as error:  # it isn't installed
         yield str(error)
         return
-    yield from _lines("albumentations", {name: getattr(package, name) for name in albumentations.operations.names()})
+    yield from _lines("albumentations", {name: getattr(package, name) for name in albumentations.names()})
 
 
 def _lines(library: str, kinds: Mapping[str, type]) -> Iterator[str]:

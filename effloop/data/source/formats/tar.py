@@ -15,10 +15,9 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from effloop.data.image import other
+from effloop.data.image import header
 from effloop.data.image.header import Encoded, extension
-from effloop.data.image.mask import PLAIN, decode_mask
-from effloop.data.image.png import png_bytes
+from effloop.data.image.mask import PLAIN, decode_mask, png_bytes
 from effloop.data.source.base import Kind, printable, sources
 from effloop.data.source.folder import EXTENSIONS, SOUGHT
 from effloop.data.source.formats import ustar
@@ -363,5 +362,5 @@ def _extension(record: Record) -> bytes:
         found = f".{extension(record.data)}"
     except DataError:
         return own or b".jpg"
-    fits = own and other.EXTENSIONS[own.lower().decode()] == other.EXTENSIONS.get(found)
+    fits = own and header.EXTENSIONS[own.lower().decode()] == header.EXTENSIONS.get(found)
     return own if fits else found.encode()
