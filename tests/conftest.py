@@ -76,8 +76,8 @@ def forked_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The jobs of a sweep in this process are forked from one that has imported torch: see `forks`."""
 
     def begin(command: list[str], **options: Any) -> subprocess.Popen[str]:
-        assert command[1:] == ["-m", "effloop.sweep.job"]
+        assert command[1:] == ["-m", "effloop.run.job"]
         return Forked(command[2:], **options)
 
     patched = SimpleNamespace(**{**vars(subprocess), "Popen": begin})
-    monkeypatch.setattr("effloop.sweep.job_runner.subprocess", patched)
+    monkeypatch.setattr("effloop.run.jobs.subprocess", patched)

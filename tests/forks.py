@@ -29,13 +29,13 @@ from pathlib import Path
 from typing import Any
 
 import effloop
-from effloop.launch import rank
+from effloop.run import rank
 from effloop.system import processes
 
 _HERE = os.pathsep.join([str(Path(effloop.__file__).parents[1]), str(Path(__file__).parent)])
 _IMPORTED = (
     "effloop.cli.main",
-    "effloop.sweep.runner",
+    "effloop.run.sweep",
     "torch._inductor",
     "torch.utils.tensorboard",
     "cv2",

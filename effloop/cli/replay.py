@@ -24,8 +24,8 @@ from effloop.data.source import Source
 from effloop.data.source.base import printable
 from effloop.data.source.root import remote_files
 from effloop.data.source.splits import open_split
-from effloop.launch.execute import run
-from effloop.launch.spec import RunSpec
+from effloop.run.execute import run
+from effloop.run.spec import RunSpec
 from effloop.runs import compare
 from effloop.runs.environment import describe_environment, find_checkouts
 from effloop.runs.folder import initial_files, read_overrides, read_resumes

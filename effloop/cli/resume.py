@@ -9,11 +9,10 @@ from pathlib import Path
 from effloop.cli.command import command
 from effloop.config.typed import key_of
 from effloop.errors import ConfigError
-from effloop.launch.continued import resumed
-from effloop.launch.execute import run
-from effloop.launch.rank import rank_session
-from effloop.launch.spec import RunSpec
 from effloop.parallel.rank_env import detect_launcher
+from effloop.run.execute import run
+from effloop.run.rank import rank_session
+from effloop.run.spec import RunSpec, resumed
 from effloop.runs.compare import PLACE
 
 

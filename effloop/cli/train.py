@@ -10,13 +10,12 @@ from effloop import config as configs
 from effloop.cli.command import command
 from effloop.config import hydra_app
 from effloop.errors import ConfigError
-from effloop.launch.continued import planned
-from effloop.launch.execute import run
-from effloop.launch.rank import rank_session
-from effloop.launch.spec import RunSpec
 from effloop.parallel.rank_env import detect_launcher
+from effloop.run import sweep
+from effloop.run.execute import run
+from effloop.run.rank import rank_session
+from effloop.run.spec import RunSpec, planned
 from effloop.spelling import flags as flags_of
-from effloop.sweep import runner
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ def train(options: TrainOptions, args: list[str]) -> int:
     if flags_of.only_shows(flags):
         hydra_app.show(flags, overrides)
     elif flags_of.is_sweep(flags):
-        runner.sweep(flags, overrides, debug=options.debug)
+        sweep.sweep(flags, overrides, debug=options.debug)
     else:
         run(_spec(flags, overrides))
     return 0

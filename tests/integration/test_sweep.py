@@ -21,8 +21,8 @@ from runs import TINY, call, once, rows, start
 
 from effloop.cli.main import main
 from effloop.errors import PROGRAM
+from effloop.run.jobs import JobRunner
 from effloop.runs.reader import JOB, SWEEP, read_jobs, read_run
-from effloop.sweep.job_runner import JobRunner
 
 pytestmark = pytest.mark.usefixtures("forked_jobs")
 

@@ -16,7 +16,7 @@ from effloop.cli.main import main
 from effloop.config.hydra_app import compose_runs
 from effloop.data.source.manifest import source as manifest
 from effloop.errors import ConfigError, DataError
-from effloop.sweep.shared import compose_shared
+from effloop.run.sweep import compose_shared
 
 SCORES = ("split", "epoch", "step", "loss", "top1")
 

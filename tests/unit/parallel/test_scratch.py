@@ -11,9 +11,9 @@ import tempfile
 import pytest
 from ranks import ROOT
 
-from effloop.parallel.scratch import scratch
+from effloop.run.ranks import scratch
 
-HOLD = "from effloop.parallel.scratch import scratch\nwith scratch() as folder: print(folder, flush=True); input()"
+HOLD = "from effloop.run.ranks import scratch\nwith scratch() as folder: print(folder, flush=True); input()"
 
 
 @pytest.fixture

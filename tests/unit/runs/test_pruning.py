@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from effloop.runs.pruning import MedianPruner
+from effloop.run.training import MedianPruner
 from effloop.runs.reader import JOB
 from effloop.task import LOSS
 

@@ -4,7 +4,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from effloop.errors import ConfigError
-from effloop.sweep.shared import compose_shared
+from effloop.run.sweep import compose_shared
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from effloop.sweep.stops import is_stopping
+from effloop.run.jobs import is_stopping
 
 WAITS = """
 import sys, time
 from pathlib import Path
 from effloop.errors import PreemptedRunError
-from effloop.sweep.stops import Stops
+from effloop.run.jobs import Stops
 stops = Stops(Path(sys.argv[1]), elsewhere=True)
 with stops.caught():
     try:

@@ -17,9 +17,9 @@ import effloop
 from effloop import config as configs
 from effloop.config.guard import VARIABLES
 from effloop.errors import ConfigError
-from effloop.launch import ranks
-from effloop.launch.spec import RunSpec
-from effloop.sweep.job_runner import JobRunner
+from effloop.run import ranks
+from effloop.run.jobs import JobRunner
+from effloop.run.spec import RunSpec
 from effloop.system.openmp import SPINS, limit_spinning, with_limit, without_limit
 
 COUNT, POLICY = "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"
@@ -87,7 +87,7 @@ def job_runner(*, parallel: bool = True) -> JobRunner:
 @pytest.mark.parametrize("host", [socket.gethostname(), "a login node"])
 def test_of_a_job(*, parallel: bool, host: str, torch_that_tells: Path) -> None:
     runner = replace(job_runner(parallel=parallel), host=host)
-    assert read_by_libgomp(torch_that_tells, ["-m", "effloop.sweep.job"], runner.environment()) == OURS
+    assert read_by_libgomp(torch_that_tells, ["-m", "effloop.run.job"], runner.environment()) == OURS
 
 
 @pytest.mark.parametrize("chosen", [*CHOSEN, {COUNT: "7", POLICY: "active"}])

@@ -11,31 +11,181 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import fields
 from multiprocessing import synchronize, util
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from effloop.errors import ConfigError, InterruptedRunError, PreemptedRunError, RankBugError, RankError
-from effloop.launch.passing_on import PassingOn
-from effloop.launch.rank import run_rank
-from effloop.launch.spec import RunSpec
-from effloop.launch.training import how_to_go_on, interrupted
-from effloop.parallel import loopback
-from effloop.parallel.failures import RankFailure, read, root_cause, write
+from effloop.parallel.failures import read, root_cause
+from effloop.system.processes import signal_name
+from effloop.system.signals import AGAIN_S, handled
+
+# Signals that the process gets which has started the ranks: passed on to them, so that they save.
+
+
+class PassingOn:
+    """Passes the first signal on to the ranks; a second one ends them, as does the first where there is none yet.
+
+    Args:
+        folder: where the ranks write their process IDs and why they ended.
+
+    Attributes:
+        how: how the run was stopped; empty as long as no signal came.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._first = 0.0
+        self.how = ""
+
+    def caught(self) -> AbstractContextManager[None]:
+        """Signals inside the block come here."""
+        return handled(self._pass)
+
+    def _pass(self, number: int, frame: Any) -> None:
+        pids, now = self._ranks(), time.monotonic()
+        if not pids or (self.how and now - self._first > AGAIN_S):
+            raise SignalException(f"got {signal_name(number)}", sigval=signal.Signals(number))
+        if not self.how:
+            self.how, self._first = f"stopped by {signal_name(number)}", now
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+    def _ranks(self) -> list[int]:
+        """The process IDs of the last start of the ranks."""
+        files = [path for path in self._folder.glob("pid-*") if path.read_text()]
+        starts = [int(path.name.split("-")[1]) for path in files]
+        return [int(path.read_text()) for path, start in zip(files, starts, strict=True) if start == max(starts)]
+
+    def how_ended(self, line: str) -> str:
+        """What the ranks say of their end, or `line` where a signal came before they could; empty for another cause."""
+        found = root_cause(read(self._folder))
+        if found and found.kind == "preempted":
+            return found.line
+        told = not found or found.kind == "terminated" or self.how.rpartition(" ")[2] in found.line
+        return line if self.how and told else ""
+
+
+# Rendezvous of ranks on one machine, at a port that only this machine can reach.
+
+NAME = "effloop-loopback"
+_HOST = "127.0.0.1"
+
+
+class Loopback(RendezvousHandler):
+    """The rendezvous of a single launcher.
+
+    torch's own (c10d) listens on every interface, resolves the machine's name, and unpickles what it receives.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._socket = socket.create_server((_HOST, 0), backlog=1024)
+        port = self._socket.getsockname()[1]
+        self._info = RendezvousStoreInfo(master_addr=_HOST, master_port=port)
+        self._store = TCPStore(
+            _HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=self._socket.detach()
+        )
+
+    def get_backend(self) -> str:
+        return NAME
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        return RendezvousInfo(self._store, 0, 1, self._info)
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        return True
+
+
+def register() -> None:
+    """Register it with torch's launcher."""
+    rendezvous_handler_registry.register(NAME, _create)
+
+
+def _create(parameters: RendezvousParameters) -> RendezvousHandler:
+    return Loopback(parameters.run_id)
+
+
+pass
+import shutil
+import tempfile
+
+from effloop.parallel.failures import RankFailure, write
 from effloop.parallel.restart_state import FolderRestartState
-from effloop.parallel.scratch import scratch
+from effloop.run.rank import run_rank
+from effloop.run.spec import RunSpec
+from effloop.run.training import how_to_go_on, interrupted
 from effloop.runs.folder import record_end
+from effloop.system.files import try_lock
 from effloop.system.hardware import find_device
 from effloop.system.interrupts import interrupts_blocked_in_children, signals_restored
 from effloop.system.openmp import limit_spinning
-from effloop.system.processes import how_ended, killed_by, signal_name
+from effloop.system.processes import how_ended, killed_by
+
+# Temporary folders in which ranks report to the process that started them.
+
+_PREFIX = "effloop-ranks-"
+_LOCK = "held"
+"""A file that the folder's owner keeps locked: the lock is released when that process ends, in whatever way."""
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A temporary folder that only this user can read; also removes those of processes that were killed."""
+    remove_left()
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    try:
+        with (folder / "new").open("w") as lock:
+            with suppress(OSError):  # without file locks the folder is never considered abandoned
+                try_lock(lock.fileno())
+                (folder / "new").rename(folder / _LOCK)  # not visible by this name before it is locked
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_left() -> None:
+    """Remove this user's folders whose owner has ended."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError):  # locked, or already removed by another process
+            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+                continue
+            with (folder / _LOCK).open() as lock:
+                if try_lock(lock.fileno()):
+                    shutil.rmtree(folder, ignore_errors=True)
+
 
 _PATIENCE_S = 5
 """For ranks to end after SIGTERM, before they are killed."""
@@ -54,7 +204,7 @@ def launch(spec: RunSpec) -> Path:
     parallel: Any = spec.config.parallel
     processes = _processes(spec.config.device, parallel.processes)
     limit_spinning()
-    loopback.register()
+    register()
     with (
         scratch() as folder,
         _quiet(),
@@ -102,7 +252,7 @@ def _processes(device: str, wanted: int | None) -> int:
 def _launch_config(folder: Path, processes: int, max_restarts: int) -> LaunchConfig:
     options: dict[str, Any] = {
         "logs_specs": DefaultLogsSpecs(log_dir=str(folder / "elastic")),
-        "rdzv_backend": loopback.NAME,
+        "rdzv_backend": NAME,
         "run_id": secrets.token_hex(8),
         "local_addr": "127.0.0.1",
         "max_restarts": max_restarts,

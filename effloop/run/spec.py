@@ -1,23 +1,76 @@
-"""What goes on in a run folder: by `resume RUN`, by `resume=auto`, or in another start of a sweep's job."""
+"""What a run is: all that another process needs to carry it out."""
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from effloop import config as configs
 from effloop.checkpoint import files
 from effloop.config import Config
 from effloop.errors import PROGRAM, CheckpointError, ConfigError
-from effloop.launch.spec import RunSpec
 from effloop.registry import plugin_words
 from effloop.runs.compare import PLACE, format_value
 from effloop.runs.folder import TIMESTAMP, check_no_run, has_checkpoints, holds_run
 from effloop.runs.lock import check_free
 from effloop.runs.reader import CONFIG, SWEEP, differing_values
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """A run: a new one, or what is left of one.
+
+    Attributes:
+        config: of the run.
+        overrides: what it was composed from, or is changed by.
+        folder: the run folder; a new one that is named after the time gets `-2` where it is taken.
+        resume: whether to continue in that folder; from its beginning, where it has no checkpoint.
+        note: a line for the log.
+        checkpoint: of that folder, to continue from; None is the last one.
+    """
+
+    config: Config
+    overrides: Sequence[str]
+    folder: Path
+    resume: bool = False
+    note: str = ""
+    checkpoint: Path | None = None
+
+    @property
+    def start(self) -> Path | None:
+        """What to continue from in the run's own folder: a checkpoint, or the folder itself to begin again; else None.
+
+        Raises:
+            CheckpointError: a folder with checkpoints, but not the last.
+        """
+        if not self.resume or self.checkpoint:
+            return self.checkpoint
+        return files.find(self.folder, "last") if has_checkpoints(self.folder) else self.folder
+
+    def to_plain(self) -> dict[str, Any]:
+        """As plain values, for JSON."""
+        return {
+            "config": configs.to_dict(self.config),
+            "overrides": list(self.overrides),
+            "folder": str(self.folder),
+            "resume": self.resume,
+            "note": self.note,
+            "checkpoint": str(self.checkpoint or ""),
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> RunSpec:
+        """What `to_plain` gave."""
+        config = configs.from_dict(plain["config"], (), "the config of this run")
+        checkpoint = Path(plain["checkpoint"]) if plain["checkpoint"] else None
+        return cls(config, plain["overrides"], Path(plain["folder"]), plain["resume"], plain["note"], checkpoint)
+
+
+# What goes on in a run folder: by `resume RUN`, by `resume=auto`, or in another start of a sweep's job.
 
 AUTO = "auto"
 """What `resume=` takes to begin a run, or to go on with it where that has been done."""

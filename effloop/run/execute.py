@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from effloop.data.source.splits import open_part
-from effloop.launch import ranks
-from effloop.launch.spec import RunSpec
-from effloop.launch.training import is_done, train
 from effloop.parallel.rank_env import detect_launcher
+from effloop.run import ranks
+from effloop.run.spec import RunSpec
+from effloop.run.training import is_done, train
 
 
 def run(spec: RunSpec) -> Path:

@@ -21,13 +21,12 @@ import torch
 from effloop.checkpoint import files
 from effloop.data.remote.fetch import tell_progress
 from effloop.errors import BUG, EffLoopError, InterruptedRunError, PreemptedRunError
-from effloop.launch.continued import going_on
-from effloop.launch.spec import RunSpec
-from effloop.launch.training import fetched, say, train
 from effloop.parallel.failures import failed_for_good, failure_kind, read, reporter
 from effloop.parallel.rank_env import RankEnv, detect_launcher
 from effloop.parallel.rendezvous import START_TIMEOUT_S, RankGroup, join
 from effloop.parallel.restart_state import FolderRestartState, RestartState, StoreRestartState
+from effloop.run.spec import RunSpec, going_on
+from effloop.run.training import fetched, say, train
 from effloop.runs.environment import effloop_version
 from effloop.system.bus_errors import bus_errors_explained
 from effloop.system.command import command_timed

@@ -7,8 +7,9 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,17 +23,104 @@ from effloop.config import finish
 from effloop.config.task_of_data import follow_data
 from effloop.data.remote.fetch import fetched_before
 from effloop.errors import EffLoopError, PreemptedRunError
-from effloop.launch.continued import going_on
-from effloop.launch.spec import RunSpec
+from effloop.run.job import JobState
+from effloop.run.spec import RunSpec, going_on
 from effloop.runs.folder import has_checkpoints
 from effloop.runs.lock import TakenError, check_free
 from effloop.runs.reader import CONFIG, JOB, RunRecord, read_job_files, read_run
-from effloop.sweep.state import JobState
-from effloop.sweep.stops import is_stopping, passed_on
 from effloop.system.files import numbered, remove_if_empty, try_lock
 from effloop.system.interrupts import interrupts_blocked
 from effloop.system.openmp import with_limit
-from effloop.system.processes import describe_process, end_with_parent, ended_on_error, how_ended, output_prefixed
+from effloop.system.processes import (
+    describe_process,
+    end_with_parent,
+    ended_on_error,
+    how_ended,
+    is_alive,
+    output_prefixed,
+    signal_name,
+)
+from effloop.system.signals import AGAIN_S, handled
+
+# Signals that a sweep gets: passed on to its jobs, which save; none is begun any more.
+
+_MARK = ".stopping"
+"""A file in a sweep's folder that tells the processes of its launcher to begin no job any more."""
+
+
+class Stops:
+    """Passes signals on to all jobs that run.
+
+    Args:
+        folder: of the sweep.
+        elsewhere: whether jobs are Slurm's, on machines that no signal from here gets to.
+
+    Attributes:
+        how: how the sweep was stopped; empty as long as no signal came.
+    """
+
+    def __init__(self, folder: Path, *, elsewhere: bool = False) -> None:
+        self._folder = folder
+        self._elsewhere = elsewhere
+        self._first = 0.0
+        self.how = ""
+        (folder / _MARK).unlink(missing_ok=True)
+
+    @contextmanager
+    def caught(self) -> Iterator[None]:
+        """Signals inside the block come here."""
+        _active.append(self)
+        try:
+            with handled(self._pass):
+                yield
+        finally:
+            _active.remove(self)
+
+    def _pass(self, number: int, frame: Any) -> None:
+        again = self.how and time.monotonic() - self._first > AGAIN_S
+        self._first = self._first if self.how else time.monotonic()
+        self.how = self.how or f"stopped by {signal_name(number)}"
+        with suppress(OSError):
+            (self._folder / _MARK).touch()
+        passed = 0
+        for job in read_job_files(self._folder).values():
+            if job.get("state") == "running" and is_alive(job):
+                with suppress(ProcessLookupError):
+                    os.kill(job["pid"], number)
+                    passed += 1
+        if self._elsewhere and (again or not passed):
+            # a handler that returns lets the wait for Slurm go on
+            raise PreemptedRunError(
+                f"{self.how}; jobs that Slurm has already go on, or wait for their turn (scancel ends them)"
+            )
+
+    def close(self) -> None:
+        """The next start begins jobs again."""
+        (self._folder / _MARK).unlink(missing_ok=True)
+
+
+_active: list[Stops] = []
+"""Of the sweeps in this process."""
+
+
+def is_stopping(folder: Path) -> bool:
+    """Whether a sweep was told to stop."""
+    return (folder / _MARK).exists()
+
+
+def passed_on(process: subprocess.Popen[str]) -> AbstractContextManager[None]:
+    """Signals inside the block that a launcher's process gets go to the job it waits for, which saves.
+
+    In the process of the sweep itself they go to all jobs anyway.
+    """
+    if _active:
+        return nullcontext()
+
+    def to_job(number: int, frame: Any) -> None:
+        process.send_signal(number)
+
+    return handled(to_job)
+
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "BLIS_NUM_THREADS")
 """Environment variables that launchers set for their processes."""
@@ -145,7 +233,7 @@ class JobRunner:
         """Carry out a run in a process of its own."""
         job = {"spec": spec.to_plain(), "state": asdict(state), "debug": self.debug, "parent": os.getpid()}
         streams = subprocess.PIPE if self.parallel else None
-        command = [sys.executable, "-m", "effloop.sweep.job"]
+        command = [sys.executable, "-m", "effloop.run.job"]
         env = {**self.environment(), **(fetched_before() if state.number else {})}  # the first job's figures have it
         with interrupts_blocked():
             process = subprocess.Popen(

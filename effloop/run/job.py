@@ -5,15 +5,41 @@ from __future__ import annotations
 import json
 import sys
 import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from effloop.errors import BUG, EffLoopError, InterruptedRunError, PreemptedRunError
-from effloop.launch.execute import run
-from effloop.launch.spec import RunSpec
-from effloop.sweep.state import JobState
+from effloop.run.execute import run
+from effloop.run.spec import RunSpec
+from effloop.runs.reader import JOB
 from effloop.system.command import command_timed
+from effloop.system.files import write_text
 from effloop.system.interrupts import unblock_interrupts
 from effloop.system.processes import discard_output, end_with_parent
 from effloop.system.terminal import escaped_output
+
+# The state of a sweep's job, in its folder.
+
+
+@dataclass(frozen=True)
+class JobState:
+    """Writes a job's job.json.
+
+    Attributes:
+        folder: of the job.
+        number: counted from 0.
+        overrides: what makes it this job.
+    """
+
+    folder: str
+    number: int
+    overrides: list[str]
+
+    def write(self, state: str, reason: str = "", **more: Any) -> None:
+        """Write job.json, whole or not at all."""
+        fields = {"number": self.number, "overrides": self.overrides, "state": state, "reason": reason, **more}
+        write_text(Path(self.folder, JOB), json.dumps(fields, indent=2) + "\n")
 
 
 def main() -> int:

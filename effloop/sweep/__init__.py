@@ -1,1 +1,0 @@
-"""Many runs: planned, isolated from each other, resumed."""
