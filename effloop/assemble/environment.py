@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from effloop.assemble.autotune import resolve_auto
-from effloop.assemble.limits import check_limits
-from effloop.assemble.resolve import Resolved, tuned_workers
+from effloop.assemble.resolve import Resolved, check_limits, tuned_workers
 from effloop.checkpoint import rng
 from effloop.config import Config
 from effloop.data.source import Kind, Source

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from effloop.assemble.limits import check_limits
-from effloop.assemble.resolve import Resolved, resolved
+from effloop.assemble.resolve import Resolved, check_limits, resolved
 from effloop.assemble.window import window_order, windows_of
 from effloop.config import Config
 from effloop.data.augment import augments

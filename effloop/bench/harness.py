@@ -21,8 +21,8 @@ from effloop.bench.tables import print_table
 from effloop.config import Config
 from effloop.errors import ConfigError, EffLoopError
 from effloop.system.hardware import available_cores, keep_freed_memory
-from effloop.system.interrupts import ignore_interrupts
 from effloop.system.memory import memory_of
+from effloop.system.signals import ignore_interrupts
 
 Measurement = dict[str, float]
 """Of an epoch: images `per_s`, `cores_used`, the share of time `waited` for batches, `bytes` of memory, and, where no

@@ -2,22 +2,323 @@
 
 from __future__ import annotations
 
+import errno
+import math
 import os
 import pickle
 import re
 import shlex
+import shutil
 import stat
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import torch
+from torch import Tensor
 
-from effloop.checkpoint import contents
-from effloop.checkpoint.save import FORMAT, step_of, write
 from effloop.errors import PROGRAM, CheckpointError, warn
-from effloop.system.archive import Archive, ForeignFileError, opened
+from effloop.system.archive import Archive, ForeignFileError, SealedWriter, opened
+from effloop.system.files import remove_stale, replacing
+
+# What a checkpoint may hold: a file that was read without running code can still say anything.
+
+_MOST_VALUES, _MOST_LEVELS = 5_000_000, 60
+"""Far above the 20,000 values of a ResNet-50's checkpoint, 8 levels deep. A list of lists that are one and the same
+takes a few bytes and is endless to walk through."""
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "config": (dict,),
+    "classes": (list, tuple),
+    "model": (dict,),
+    "progress": (dict,),
+    "target_names": (list, tuple),
+    "num_outputs": (int,),
+    "data": (dict,),
+    "world_size": (int,),
+    "trained": (dict,),
+    "average": (dict,),
+    "optimizer": (dict,),
+    "schedule": (dict,),
+    "precision": (dict,),
+    "checkpoints": (dict,),
+    "task": (dict,),
+    "stop": (dict,),
+    "metrics": (list, Tensor),
+    "rng": (list, tuple),
+    "buffers": (list,),
+    "recorder": (dict,),
+    "last": (dict,),
+}
+"""Of the fields that are known, what they hold; the first four have to be there. Others are for who reads them."""
+
+_PROGRESS = ("epoch", "samples_seen", "step")
+_POSITION = ("epoch", "epochs", "update", "updates", "step")
+_RECORDER = ("sums", "before", "position", "lr", "span", "clock")
+_MOST_TIMES = 8
+
+REQUIRED = ("format", "config", "classes", "model", "progress")
+
+
+def check(state: Mapping[str, Any]) -> None:
+    """Look that fields have the types, and the position the numbers, that everything which reads them relies on.
+
+    Raises:
+        ValueError: with what is wrong.
+    """
+    _count(state, 0, {})
+    for key, types in _TYPES.items():
+        value = state.get(key)
+        if key not in REQUIRED and value is None:
+            continue
+        if not isinstance(value, types) or isinstance(value, bool):
+            raise ValueError(f"its {key} is {_said(value)}, not a {types[0].__name__}")
+    for key in ("classes", "target_names"):
+        if odd := [each for each in state.get(key) or () if not isinstance(each, str)]:
+            raise ValueError(f"its {key} have {_said(odd[0])} among them, which is no name")
+    for key in ("config", "model"):
+        if odd := [each for each in state[key] if not isinstance(each, str)]:
+            raise ValueError(f"its {key} has {_said(odd[0])} for a name")
+    _check_position(state["progress"], state.get("schedule") or {})
+    best = state["checkpoints"].get("best") if state.get("checkpoints") else {}
+    if not isinstance(best, dict) or not all(isinstance(value, int | float) for value in best.values()):
+        raise ValueError(f"its best scores are {_said(best)}, not numbers")
+    if "epoch" in best:
+        _check_count(best, "checkpoints.best", "epoch")
+    if recorder := {key: value for key, value in (state.get("recorder") or {}).items() if key != "unrecorded"}:
+        _check_recorder(recorder, state.get("metrics"))
+
+
+def _check_position(progress: Mapping[str, Any], schedule: Mapping[str, Any]) -> None:
+    for key in _PROGRESS:
+        _check_count(progress, "progress", key)
+    if odd := [key for key in progress if key not in _PROGRESS]:
+        raise ValueError(f"its progress has {_said(odd[0])}, which is none of {', '.join(_PROGRESS)}")
+    step = progress["step"]
+    if progress["epoch"] > step:
+        raise ValueError(f"its progress.epoch is {progress['epoch']}, of {step} updates")
+    if isinstance(done := schedule.get("last_epoch"), int) and done > step:
+        raise ValueError(f"its schedule.last_epoch is {done}, of {step} updates")
+
+
+def _check_recorder(recorder: Mapping[str, Any], metrics: Any) -> None:
+    """Look at what a recorder has of the epoch that is trained."""
+    if missing := [key for key in _RECORDER if key not in recorder]:
+        raise ValueError(f"its recorder has no {missing[0]}")
+    count = metrics[0].numel() if isinstance(metrics, list) and metrics and isinstance(metrics[0], Tensor) else None
+    for key in ("sums", "before"):
+        sums = recorder[key]
+        if sums is not None and not (_are_numbers(sums) and count in (None, len(sums))):
+            raise ValueError(f"its recorder.{key} is {_said(sums)}, not {count or 'some'} numbers")
+    for key in ("span", "clock"):
+        if not _are_numbers(times := recorder[key]) or len(times) > _MOST_TIMES or not all(map(math.isfinite, times)):
+            raise ValueError(f"its recorder.{key} is {_said(times)}, not a few numbers")
+    if not _are_numbers([recorder["lr"]]):
+        raise ValueError(f"its recorder.lr is {_said(recorder['lr'])}, not a number")
+    position = recorder["position"]
+    if (position is None) != (recorder["sums"] is None):
+        raise ValueError(f"its recorder.position is {_said(position)}, and its recorder.sums {_said(recorder['sums'])}")
+    if position is not None:
+        if not isinstance(position, dict) or set(position) != set(_POSITION):
+            raise ValueError(f"its recorder.position is not {', '.join(_POSITION)}")
+        for key in _POSITION:
+            _check_count(position, "recorder.position", key)
+
+
+def _are_numbers(values: Any) -> bool:
+    if not isinstance(values, list | tuple):
+        return False
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+
+
+def _check_count(values: Mapping[str, Any], name: str, key: str) -> None:
+    value = values.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 60:
+        raise ValueError(f"its {name}.{key} is {_said(value)}, not a whole number from 0")
+
+
+def _count(value: Any, level: int, counted: dict[int, int]) -> int:
+    """The values in a tree, each as often as one meets it.
+
+    Args:
+        value: the tree.
+        level: how deep it is in another one.
+        counted: of lists and dicts by id; one that is being counted contains itself.
+
+    Raises:
+        ValueError: there are too many, or too many levels, or a tensor claims more than the file has.
+    """
+    if isinstance(value, Tensor):
+        _check_tensor(value)
+    if not isinstance(value, Mapping | list | tuple):
+        return 1
+    if id(value) not in counted:
+        counted[id(value)] = _MOST_VALUES
+        children = value.values() if isinstance(value, Mapping) else value
+        found = 1 + sum(_count(child, level + 1, counted) for child in children) if level < _MOST_LEVELS else math.inf
+        if found > _MOST_VALUES:
+            raise ValueError("it has more values, or more levels of them, than a checkpoint can have")
+        counted[id(value)] = int(found)
+    return counted[id(value)]
+
+
+def _check_tensor(tensor: Tensor) -> None:
+    if tensor.layout != torch.strided or tensor.nbytes > tensor.untyped_storage().nbytes():
+        raise ValueError(f"a tensor of shape {tuple(tensor.shape)} has more elements than are stored of it")
+
+
+def _said(value: Any) -> str:
+    """A value for a message, in so many characters."""
+    text = type(value).__name__ if isinstance(value, Tensor | Mapping | list | tuple) else repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+# Writing checkpoints, so that at every moment the newest whole one is there.
+
+FORMAT = 4
+"""Version of a checkpoint. In format 2 `model` had the trained weights, also where an average was scored; before
+format 4 there was no checksum."""
+
+_STEP = re.compile(r"step-(\d{8,})\.ckpt")
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def write(path: Path, state: Mapping[str, Any]) -> None:
+    """Write a checkpoint so that `path` always holds a complete one: temporary, fsync, rename, fsync of the folder.
+
+    Raises:
+        CheckpointError: it could not be written; what was at `path` before is untouched.
+    """
+    with _explained(path, state):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path, sync=True, buffering=0) as file:
+            _dump(state, file)
+
+
+def step_of(path: Path) -> int | None:
+    """The updates that a file's name says it is of; None if it isn't one of those that are kept beside the last."""
+    found = _STEP.fullmatch(path.name)
+    return int(found[1]) if found else None
+
+
+class Store:
+    """A run's folder of checkpoints, as it is written.
+
+    Args:
+        folder: made where it isn't there.
+        keep: how many to keep beside the last and the best one.
+    """
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self._folder, self._keep = folder, keep
+        remove_stale(folder)
+
+    def save(self, state: Mapping[str, Any], *, is_best: bool, last_step: int | None) -> None:
+        """Write last.ckpt, and best.ckpt if it is the best.
+
+        A kill may come at any moment: the new file is whole before it gets a name, best.ckpt is not older than what
+        last.ckpt says of it, and the last one gets a second name before it loses its first.
+
+        Args:
+            state: the checkpoint.
+            is_best: so far.
+            last_step: the updates of what last.ckpt holds now; None if nothing whole is there.
+
+        Raises:
+            CheckpointError: it could not be written; what was saved before is untouched.
+        """
+        last, step = self._folder / "last.ckpt", int(state["progress"]["step"])
+        with _explained(last, state):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with replacing(last, sync=True, buffering=0) as file:
+                _dump(state, file)
+                os.fsync(file.fileno())
+                if is_best:
+                    _copy(Path(file.name), self._folder / "best.ckpt")
+                if self._keep and last_step is not None and last_step < step:
+                    _second_name(last, self._folder / f"step-{last_step:08}.ckpt")
+        self._prune(step)
+
+    def _prune(self, step: int) -> None:
+        """Remove all but the newest; and those that a run has left behind which went on from an older one."""
+        found = {number: path for path in self._folder.glob("step-*.ckpt") if (number := step_of(path)) is not None}
+        kept = sorted(number for number in found if number < step)[-self._keep :] if self._keep else []
+        for number, path in found.items():
+            if number not in kept:
+                try:
+                    path.unlink(missing_ok=True)
+                except OSError as error:
+                    warn(f"{path} is not needed any more, and could not be removed ({error.strerror})")
+
+
+def _dump(state: Mapping[str, Any], file: BinaryIO) -> None:
+    """Write a checkpoint into an open file.
+
+    Raises:
+        OSError, RuntimeError: it could not be written.
+    """
+    writer = SealedWriter(file)
+    try:
+        torch.save({"format": FORMAT, **state}, cast("BinaryIO", writer))
+        writer.finish()
+    except Exception:
+        if writer.error:
+            raise writer.error from None
+        raise
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Another file with the same bytes: damage to one must not be in the other."""
+    with source.open("rb") as ours, replacing(target, sync=True) as file:
+        shutil.copyfileobj(ours, file, 1 << 20)
+
+
+def _second_name(path: Path, name: Path) -> None:
+    """Give a file another name, which lasts when the first one becomes that of another file."""
+    try:
+        name.unlink(missing_ok=True)  # of an earlier try, or of a run that went on from an older one
+        os.link(path, name)
+    except FileNotFoundError:  # somebody has removed it
+        return
+    except OSError:  # a file system without hard links
+        _copy(path, name)
+
+
+@contextmanager
+def _explained(path: Path, state: Mapping[str, Any]) -> Iterator[None]:
+    """Turn what writing raises into one line."""
+    try:
+        yield
+    except (OSError, RuntimeError, MemoryError) as error:  # RuntimeErrors are torch's
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        fix = "look at the disk, and resume"
+        if isinstance(error, OSError) and error.errno in _FULL:
+            fix = f"it needs {_mib(_bytes(state))}, {_free(path)} are free there; make room, and resume"
+        raise CheckpointError(
+            f"{path} could not be written: {reason}; what was saved before is untouched; {fix}"
+        ) from error
+
+
+def _bytes(state: Any) -> int:
+    """About what a checkpoint takes on the disk."""
+    if isinstance(state, Tensor):
+        return state.nbytes
+    if isinstance(state, Mapping):
+        return sum(map(_bytes, state.values()))
+    return sum(map(_bytes, state)) if isinstance(state, list | tuple) else 8
+
+
+def _free(path: Path) -> str:
+    try:
+        return _mib(shutil.disk_usage(path.parent).free)
+    except OSError:
+        return "unknown bytes"
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:,.1f} MiB"
+
 
 __all__ = ["FORMAT", "checkpoints", "find", "newest_whole", "peek", "position", "read", "trained", "verify", "write"]
 
@@ -172,9 +473,9 @@ def _checked(file: BinaryIO, device: str, *, whole: bool) -> dict[str, Any]:
         archive.check()
     file.seek(0)
     state = torch.load(file, map_location=device, weights_only=True)
-    if not isinstance(state, dict) or not set(contents.REQUIRED) <= set(state):
+    if not isinstance(state, dict) or not set(REQUIRED) <= set(state):
         if isinstance(state, dict) and {"format", "model"} <= set(state):
-            missing = [key for key in contents.REQUIRED if key not in state]
+            missing = [key for key in REQUIRED if key not in state]
             raise ValueError(f"it has no {' and no '.join(missing)}")
         raise ForeignFileError("it is another program's")
     number = state["format"]
@@ -184,7 +485,7 @@ def _checked(file: BinaryIO, device: str, *, whole: bool) -> dict[str, Any]:
         return state
     if number >= _SEALED_SINCE and not archive.sealed:
         raise ValueError("its checksum is missing")
-    contents.check(state)
+    check(state)
     return _upgraded(state)
 
 

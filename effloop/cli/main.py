@@ -22,12 +22,10 @@ from effloop.errors import (
     printable,
     printable_lines,
 )
-from effloop.system.bus_errors import bus_errors_explained
-from effloop.system.command import command_timed
+from effloop.system.command import bus_errors_explained, command_timed, escaped_output
 from effloop.system.openmp import limit_spinning
 from effloop.system.processes import discard_output
 from effloop.system.signals import ending_from_the_start
-from effloop.system.terminal import escaped_output
 
 if TYPE_CHECKING:
     from effloop.cli.command import Command

@@ -15,8 +15,7 @@ from effloop.config import Config, hydra_app
 from effloop.data.source import Tail
 from effloop.errors import ConfigError, EffLoopError
 from effloop.record import grid
-from effloop.runs.folder import RunInfo, claim_run_dir, write_run_info
-from effloop.runs.lock import unlock
+from effloop.runs.folder import RunInfo, claim_run_dir, unlock, write_run_info
 
 _MAX_PIXELS = 80_000_000  # Pillow and others warn of, or refuse, pictures of more than 89 million
 

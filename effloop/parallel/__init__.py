@@ -1,6 +1,7 @@
 """Parallel strategies: one process, DataParallel, or DistributedDataParallel over ranks."""
 
-from effloop.parallel import ddp, dp, single
+from effloop.parallel import ddp, dp
+from effloop.parallel import dp as single
 from effloop.parallel.base import Parallel, ParallelConfig, parallels
 from effloop.parallel.slice import OwnSlice, Slice, own_slice
 

@@ -10,17 +10,41 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import torch
 from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
 from effloop.errors import ConfigError, RankError
-from effloop.parallel.ports import listening_process
 from effloop.parallel.rank_env import RankEnv
+
+# Find the process that listens on a port.
+
+PROC = Path("/proc")
+_LISTENING = "0A"
+
+
+def listening_process(port: int) -> int | None:
+    """PID of the process that listens on a TCP port of this machine; None if it can't be found."""
+    sockets = set()
+    for name in ("tcp", "tcp6"):
+        with suppress(OSError):
+            for line in (PROC / "net" / name).read_text().splitlines()[1:]:
+                words = line.split()
+                if words[3] == _LISTENING and int(words[1].rpartition(":")[2], 16) == port:
+                    sockets.add(f"socket:[{words[9]}]")
+    for folder in PROC.glob("[0-9]*"):
+        with suppress(OSError):  # the process has ended, or is another user's
+            for fd in (folder / "fd").iterdir():
+                if sockets and os.readlink(fd) in sockets:
+                    return int(folder.name)
+    return None
+
 
 START_TIMEOUT_S = 300.0
 """For all ranks to connect; a machine of a cluster may take minutes to load torch."""

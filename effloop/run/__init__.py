@@ -1,1 +1,1 @@
-"""One run, in this process or in ranks."""
+"""One run, in this process or in ranks; and sweeps, whose jobs are runs."""

@@ -13,11 +13,10 @@ from effloop.errors import BUG, EffLoopError, InterruptedRunError, PreemptedRunE
 from effloop.run.execute import run
 from effloop.run.spec import RunSpec
 from effloop.runs.reader import JOB
-from effloop.system.command import command_timed
+from effloop.system.command import command_timed, escaped_output
 from effloop.system.files import write_text
-from effloop.system.interrupts import unblock_interrupts
 from effloop.system.processes import discard_output, end_with_parent
-from effloop.system.terminal import escaped_output
+from effloop.system.signals import unblock_interrupts
 
 # The state of a sweep's job, in its folder.
 

@@ -25,11 +25,9 @@ from effloop.data.remote.fetch import fetched_before
 from effloop.errors import EffLoopError, PreemptedRunError
 from effloop.run.job import JobState
 from effloop.run.spec import RunSpec, going_on
-from effloop.runs.folder import has_checkpoints
-from effloop.runs.lock import TakenError, check_free
+from effloop.runs.folder import TakenError, check_free, has_checkpoints
 from effloop.runs.reader import CONFIG, JOB, RunRecord, read_job_files, read_run
 from effloop.system.files import numbered, remove_if_empty, try_lock
-from effloop.system.interrupts import interrupts_blocked
 from effloop.system.openmp import with_limit
 from effloop.system.processes import (
     describe_process,
@@ -40,7 +38,7 @@ from effloop.system.processes import (
     output_prefixed,
     signal_name,
 )
-from effloop.system.signals import AGAIN_S, handled
+from effloop.system.signals import AGAIN_S, handled, interrupts_blocked
 
 # Signals that a sweep gets: passed on to its jobs, which save; none is begun any more.
 

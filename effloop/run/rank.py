@@ -21,20 +21,24 @@ import torch
 from effloop.checkpoint import files
 from effloop.data.remote.fetch import tell_progress
 from effloop.errors import BUG, EffLoopError, InterruptedRunError, PreemptedRunError
-from effloop.parallel.failures import failed_for_good, failure_kind, read, reporter
+from effloop.parallel.failures import (
+    FolderRestartState,
+    RestartState,
+    StoreRestartState,
+    failed_for_good,
+    failure_kind,
+    read,
+    reporter,
+)
 from effloop.parallel.rank_env import RankEnv, detect_launcher
 from effloop.parallel.rendezvous import START_TIMEOUT_S, RankGroup, join
-from effloop.parallel.restart_state import FolderRestartState, RestartState, StoreRestartState
 from effloop.run.spec import RunSpec, going_on
 from effloop.run.training import fetched, say, train
 from effloop.runs.environment import effloop_version
-from effloop.system.bus_errors import bus_errors_explained
-from effloop.system.command import command_timed
+from effloop.system.command import bus_errors_explained, command_timed, escaped_output
 from effloop.system.hardware import available_cores
-from effloop.system.interrupts import interrupted_once
 from effloop.system.processes import end_with_parent, prefix_output
-from effloop.system.signals import BEFORE, ending_at_once
-from effloop.system.terminal import escaped_output
+from effloop.system.signals import BEFORE, ending_at_once, interrupted_once
 
 _PATIENCE_S = {"lost": 5.0, "crash": 1.0}
 """The launcher ends all ranks when one dies. A rank that fails because of that waits this long to be ended,

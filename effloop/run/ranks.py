@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import shutil
 import signal
 import socket
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -31,9 +33,16 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from effloop.errors import ConfigError, InterruptedRunError, PreemptedRunError, RankBugError, RankError
-from effloop.parallel.failures import read, root_cause
-from effloop.system.processes import signal_name
-from effloop.system.signals import AGAIN_S, handled
+from effloop.parallel.failures import FolderRestartState, RankFailure, read, root_cause, write
+from effloop.run.rank import run_rank
+from effloop.run.spec import RunSpec
+from effloop.run.training import how_to_go_on, interrupted
+from effloop.runs.folder import record_end
+from effloop.system.files import try_lock
+from effloop.system.hardware import find_device
+from effloop.system.openmp import limit_spinning
+from effloop.system.processes import how_ended, killed_by, signal_name
+from effloop.system.signals import AGAIN_S, handled, interrupts_blocked_in_children, signals_restored
 
 # Signals that the process gets which has started the ranks: passed on to them, so that they save.
 
@@ -137,22 +146,6 @@ def register() -> None:
 def _create(parameters: RendezvousParameters) -> RendezvousHandler:
     return Loopback(parameters.run_id)
 
-
-pass
-import shutil
-import tempfile
-
-from effloop.parallel.failures import RankFailure, write
-from effloop.parallel.restart_state import FolderRestartState
-from effloop.run.rank import run_rank
-from effloop.run.spec import RunSpec
-from effloop.run.training import how_to_go_on, interrupted
-from effloop.runs.folder import record_end
-from effloop.system.files import try_lock
-from effloop.system.hardware import find_device
-from effloop.system.interrupts import interrupts_blocked_in_children, signals_restored
-from effloop.system.openmp import limit_spinning
-from effloop.system.processes import how_ended, killed_by
 
 # Temporary folders in which ranks report to the process that started them.
 

@@ -15,8 +15,7 @@ from effloop.config import Config
 from effloop.errors import PROGRAM, CheckpointError, ConfigError
 from effloop.registry import plugin_words
 from effloop.runs.compare import PLACE, format_value
-from effloop.runs.folder import TIMESTAMP, check_no_run, has_checkpoints, holds_run
-from effloop.runs.lock import check_free
+from effloop.runs.folder import TIMESTAMP, check_free, check_no_run, has_checkpoints, holds_run
 from effloop.runs.reader import CONFIG, SWEEP, differing_values
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from effloop.assemble.limits import what_to_lower
-from effloop.assemble.resolve import num_workers
+from effloop.assemble.resolve import num_workers, what_to_lower
 from effloop.assemble.trainer import build_trainer
 from effloop.checkpoint import files
 from effloop.config import Config
@@ -21,18 +20,16 @@ from effloop.diagnose.advice import advise
 from effloop.diagnose.review import review
 from effloop.errors import PROGRAM, InterruptedRunError, PreemptedRunError
 from effloop.parallel import Parallel
-from effloop.parallel.failures import reporter
+from effloop.parallel.failures import NoRestartState, RestartState, reporter
 from effloop.parallel.rank_env import detect_launcher
-from effloop.parallel.restart_state import NoRestartState, RestartState
 from effloop.record import complete_summary
 from effloop.registry import plugin_words
 from effloop.run.spec import RunSpec
 from effloop.runs.folder import holds_run, record_end
 from effloop.runs.reader import JOB, read_jsonl, read_run
 from effloop.system.files import remove_stale
-from effloop.system.hardware import determinism_explained
+from effloop.system.hardware import determinism_explained, memory_explained
 from effloop.system.processes import discard_output
-from effloop.system.shortage import memory_explained
 from effloop.system.signals import BEFORE, ending_at_once, ends
 from effloop.task import Meter, meters_of
 from effloop.train.stopping import EarlyStop

@@ -22,7 +22,7 @@ from effloop.data.engine import engines
 from effloop.data.loader import Loader
 from effloop.errors import ConfigError
 from effloop.parallel import Parallel, ParallelConfig
-from effloop.parallel.single import NoParallel
+from effloop.parallel.dp import NoParallel
 
 RECIPES = sorted(path.stem for path in (search.config_root() / "augment").glob("*.yaml"))
 LEVELS = 0.5  # of 255, mean over a batch: what rounding on the way may come to, where an operation enlarges it

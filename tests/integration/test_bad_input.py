@@ -537,7 +537,7 @@ def _(place: Place) -> str:
 def _(place: Place) -> str:
     """What a full tmpfs does is a test of its own."""
     place.patch.setattr(
-        "effloop.assemble.room.shutil", SimpleNamespace(disk_usage=lambda path: SimpleNamespace(free=1000))
+        "effloop.assemble.trainer.shutil", SimpleNamespace(disk_usage=lambda path: SimpleNamespace(free=1000))
     )
     return "run=x"
 

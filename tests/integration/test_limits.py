@@ -15,8 +15,8 @@ from runs import TINY, train
 from effloop.cli.main import main
 from effloop.errors import ConfigError
 from effloop.runs.reader import read_run
-from effloop.system import shortage
-from effloop.system.shortage import check_open_files, is_out_of_memory
+from effloop.system import hardware
+from effloop.system.hardware import check_open_files, is_out_of_memory
 from effloop.train.step import Step
 
 QUIET = ("record.samples=0", "record.tensorboard=false", "device=cpu")
@@ -130,7 +130,7 @@ def test_a_rank_that_is_out_of_memory_ends_the_run(photos: Path, tmp_path: Path)
 
 def test_the_most_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine of processes has a table of so many."""
-    monkeypatch.setattr(shortage, "available_cores", lambda: 192)
-    shortage.check_workers(4096, 1)
+    monkeypatch.setattr(hardware, "available_cores", lambda: 192)
+    hardware.check_workers(4096, 1)
     with pytest.raises(ConfigError, match="at most 4096 workers"):
-        shortage.check_workers(4097, 1)
+        hardware.check_workers(4097, 1)

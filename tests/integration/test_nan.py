@@ -15,7 +15,7 @@ from ranks import run_script
 from runs import TINY, once, rows, train
 
 from effloop.errors import DivergedError
-from effloop.parallel.single import NoneConfig, NoParallel
+from effloop.parallel.dp import NoneConfig, NoParallel
 from effloop.runs.reader import read_run
 from effloop.train.finite import all_finite
 from effloop.train.nan import Stop

@@ -25,9 +25,8 @@ import effloop
 from effloop.checkpoint import files
 from effloop.cli.main import main
 from effloop.errors import PROGRAM, ConfigError
-from effloop.runs import lock as locks
-from effloop.runs.folder import claim_run_dir, read_overrides
-from effloop.runs.lock import LOCK, TakenError, check_free, lock, unlock
+from effloop.runs import folder as locks
+from effloop.runs.folder import LOCK, TakenError, check_free, claim_run_dir, lock, read_overrides, unlock
 from effloop.runs.reader import read_run
 
 KILLS = int(os.environ.get("EFFLOOP_KILLS", "6"))

@@ -23,7 +23,7 @@ from effloop.diagnose.memory_parts import expected_memory
 from effloop.errors import DataError
 from effloop.inference.trained import Trained
 from effloop.model import models, probe
-from effloop.parallel.single import NoneConfig, NoParallel
+from effloop.parallel.dp import NoneConfig, NoParallel
 from effloop.record.grid import Layout, draw
 from effloop.record.masks import PALETTE, overlay
 from effloop.train.pictures import compare_some

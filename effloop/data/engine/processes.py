@@ -36,7 +36,7 @@ from effloop.data.in_progress import NONE, in_progress
 from effloop.data.order import BatchRequest
 from effloop.data.plan import Plan
 from effloop.errors import ConfigError, DataError, EffLoopError, WorkerError
-from effloop.system import interrupts, processes
+from effloop.system import processes, signals
 from effloop.system.hardware import keep_freed_memory
 from effloop.system.processes import is_stopped
 
@@ -87,8 +87,8 @@ class Worker:
         Workers always reuse freed memory, whatever `reuse_memory` is.
         """
         gc.freeze()  # inherited objects must not be finalised here: a DALI pipeline would crash
-        interrupts.ignore_interrupts()  # the main process handles Ctrl-C
-        interrupts.ignore_stops()  # and saves, for which it needs its workers
+        signals.ignore_interrupts()  # the main process handles Ctrl-C
+        signals.ignore_stops()  # and saves, for which it needs its workers
         threading.Thread(target=_exit_with_parent, args=[self.from_forkserver], daemon=True).start()
         torch.set_num_threads(1)
         keep_freed_memory()
@@ -133,7 +133,7 @@ def sigint_blocked(start_method: str) -> Iterator[None]:
         return
     if start_method == "spawn":
         resource_tracker.ensure_running()  # else the first spawn starts it, which unblocks the signal
-    with interrupts.interrupts_blocked():
+    with signals.interrupts_blocked():
         yield
 
 

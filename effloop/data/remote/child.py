@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from effloop.errors import ConfigError, DataError, EffLoopError
-from effloop.system.interrupts import (
+from effloop.system.processes import end_with_parent, how_ended
+from effloop.system.signals import (
     ignore_interrupts,
     ignore_stops,
     interrupts_blocked_in_children,
     unblock_interrupts,
 )
-from effloop.system.processes import end_with_parent, how_ended
 
 _SILENT_S = 60.0
 _TELL_S = 0.2

@@ -30,13 +30,13 @@ from effloop.data.remote.window import TAKEN, WindowState
 from effloop.data.remote.window_room import disk_bytes
 from effloop.errors import ConfigError, EffLoopError
 from effloop.system.files import describe_failure
-from effloop.system.interrupts import (
+from effloop.system.processes import end_with_parent
+from effloop.system.signals import (
     ignore_interrupts,
     ignore_stops,
     interrupts_blocked_in_children,
     unblock_interrupts,
 )
-from effloop.system.processes import end_with_parent
 
 _POLL_S = 0.05
 _BEAT_S = 1.0

@@ -16,7 +16,7 @@ import effloop
 from effloop.config import Config
 from effloop.diagnose.advice import RunFacts, advice
 from effloop.model import freeze, models, probe
-from effloop.parallel.single import NoneConfig, NoParallel
+from effloop.parallel.dp import NoneConfig, NoParallel
 from effloop.precision import precisions
 
 CPU = torch.device("cpu")

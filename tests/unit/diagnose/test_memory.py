@@ -19,7 +19,7 @@ from effloop.data.loader import Loader
 from effloop.diagnose.memory import Memory, Part, Tensors, memory_table
 from effloop.diagnose.memory_parts import expected_memory, measured_memory
 from effloop.model import models, probe
-from effloop.parallel.single import NoneConfig, NoParallel
+from effloop.parallel.dp import NoneConfig, NoParallel
 
 CPU = NoParallel(NoneConfig(name="none"), torch.device("cpu"))
 MB = 1_000_000

@@ -11,14 +11,14 @@ from ranks import run_script
 from effloop.errors import ConfigError
 from effloop.parallel import parallels
 from effloop.parallel.ddp import DdpConfig
-from effloop.parallel.single import NoneConfig
+from effloop.parallel.dp import NoneConfig
 
 SCRIPT = """
     import json, torch
     from torch import nn
     from effloop.errors import ConfigError, DataError
     from effloop.parallel import parallels
-    from effloop.parallel.batchnorm import SyncBatchNorm
+    from effloop.parallel.ddp import SyncBatchNorm
     from effloop.parallel.ddp import DdpConfig
 
     out = {}

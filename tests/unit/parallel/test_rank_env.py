@@ -8,8 +8,8 @@ import socket
 import pytest
 
 from effloop.errors import ConfigError
-from effloop.parallel.ports import listening_process
 from effloop.parallel.rank_env import RankEnv, detect_launcher, first_host, tasks_per_node
+from effloop.parallel.rendezvous import listening_process
 
 TORCHRUN = {
     "RANK": "3",

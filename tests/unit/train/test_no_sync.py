@@ -27,7 +27,7 @@ from effloop.checkpoint import CheckpointConfig, Checkpoints
 from effloop.data.source.counts import class_counts
 from effloop.model import checkpoint_blocks, freeze, models, parameter_groups
 from effloop.optim import EMA, NoEMA, optimizers, schedules
-from effloop.parallel.single import NoneConfig, NoParallel
+from effloop.parallel.dp import NoneConfig, NoParallel
 from effloop.precision import Precision
 from effloop.record import Metrics, Position, Recorder
 from effloop.task import tasks

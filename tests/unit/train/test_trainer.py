@@ -23,7 +23,7 @@ from effloop.data.augment.mix import Mix
 from effloop.data.random import sample_keys
 from effloop.errors import ConfigError
 from effloop.optim import NoEMA
-from effloop.parallel.single import NoneConfig, NoParallel
+from effloop.parallel.dp import NoneConfig, NoParallel
 from effloop.precision import Precision
 from effloop.record import Metrics, Recorder
 from effloop.task.classification import Classification, ClassificationConfig

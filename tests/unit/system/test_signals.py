@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from effloop.system import interrupts
+from effloop.system import signals
 
 
 def test_ctrl_c_waits_for_the_end_of_a_write() -> None:
     done = False
-    with pytest.raises(KeyboardInterrupt), interrupts.interrupts_deferred():  # noqa: PT012  what follows the signal is the point
+    with pytest.raises(KeyboardInterrupt), signals.interrupts_deferred():  # noqa: PT012  what follows the signal is the point
         signal.raise_signal(signal.SIGINT)
         done = True
     assert done
@@ -23,10 +23,10 @@ def test_ctrl_c_waits_for_the_end_of_a_write() -> None:
 
 def test_ctrl_c_is_blocked_in_a_child_until_it_lets_it_through() -> None:
     code = (
-        "import signal; from effloop.system.interrupts import unblock_interrupts; signal.raise_signal(signal.SIGINT); "
+        "import signal; from effloop.system.signals import unblock_interrupts; signal.raise_signal(signal.SIGINT); "
         "print('blocked', flush=True); unblock_interrupts()"
     )
-    with interrupts.interrupts_blocked():
+    with signals.interrupts_blocked():
         child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert child.communicate()[0] == b"blocked\n"
     assert child.returncode == -signal.SIGINT
