@@ -1,0 +1,169 @@
+"""Unpickles numbers, text, bytes, lists, tuples, dicts and numpy's arrays, and runs nothing else.
+
+`pickle.Unpickler` does it, restricted twice: a first pass over the operations (`pickletools.genops`) refuses those that
+make other objects or take more memory than the pickle has bytes; then `find_class` looks names up in a short table of
+functions of this file. numpy's own `__setstate__` isn't called: a crafted state of a dtype can crash it.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+import pickletools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from effloop.data.source.base import printable
+from effloop.errors import DataError, reason
+
+ALLOWED = "only numbers, text, bytes, lists, dicts and numpy's arrays are read"
+
+_PUTS, _GETS = {"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"}, {"GET", "BINGET", "LONG_BINGET"}
+_TUPLES = {"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
+_OPERATIONS = frozenset(
+    "PROTO FRAME STOP MARK POP NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING "
+    "BINSTRING SHORT_BINSTRING BINBYTES SHORT_BINBYTES BINBYTES8 BYTEARRAY8 UNICODE SHORT_BINUNICODE BINUNICODE "
+    "BINUNICODE8 EMPTY_LIST APPEND APPENDS LIST EMPTY_TUPLE EMPTY_DICT DICT SETITEM SETITEMS GLOBAL STACK_GLOBAL REDUCE "
+    "BUILD".split()
+) | _PUTS | _GETS | _TUPLES  # fmt: skip
+
+
+def unpickle(data: bytes) -> Any:
+    """The value of a pickle, of the protocols 0 to 5; arrays are `Array`s, and text of Python 2 is bytes.
+
+    Lists may contain themselves: code that reads a value goes only as deep as it has to.
+
+    Raises:
+        DataError: damaged, cut, or holding anything else; the message doesn't say where the pickle is.
+    """
+    try:
+        _check_operations(data)
+        return _Unpickler(data).load()
+    except DataError:
+        raise
+    except Exception as error:  # a damaged or crafted pickle can raise anything
+        raise DataError(f"is a pickle that is damaged or cut: {printable(reason(error).encode())[:150]}") from None
+
+
+def _check_operations(data: bytes) -> None:
+    count, before, tuples = 0, "", set[int]()
+    for operation, value, _ in pickletools.genops(data):
+        name = operation.name
+        if name not in _OPERATIONS:
+            raise refused(str(value).replace(" ", ".") if name == "INST" else f"what {name} makes")
+        if name in _PUTS:
+            place = count if value is None else int(value or 0)
+            if place > count + 1:  # up to here pickle would allocate its memo
+                raise ValueError(f"{count} values are kept, and the next as number {place}")
+            tuples.update({place} if before in _TUPLES else ())
+            count += 1
+        elif name in _GETS and value in tuples:  # tuples of twice the same, 60 deep, take forever as key of a dict
+            raise refused("a tuple twice")
+        before = name
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data), fix_imports=False, encoding="bytes")
+        self._left = len(data)  # bytes that may still be made of text: else it is made again and again
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        module = module.replace("_core", "core").replace("__builtin__", "builtins")
+        found = _NAMES.get(f"{module}.{name}")
+        if found is None:
+            raise refused(f"{module}.{name}")
+        return _Function(self._encode if found is _encode else found)
+
+    def _encode(self, text: Any, codec: Any = "latin1") -> bytes:
+        made = _encode(text, codec)
+        self._left -= len(made)
+        if self._left < 0:
+            raise ValueError("it makes more bytes than it has")
+        return made
+
+
+class _Function:
+    """What REDUCE may call. Not the function itself, whose defaults BUILD could set."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any) -> Any:
+        return self._call(*args)
+
+    def __setstate__(self, _: Any) -> None:
+        raise ValueError("it sets the state of a function")
+
+
+class Array:
+    """An array: its `values` are there once the pickle is read."""
+
+    __slots__ = ("values",)
+    values: NDArray[Any]
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, dtype, fortran, data = state
+        self.values = _values(data, dtype, shape, "F" if fortran else "C")
+
+
+class _DType:
+    """A dtype of numbers, whose byte order BUILD sets."""
+
+    __slots__ = ("dtype",)
+
+    def __init__(self, name: Any, *_: Any) -> None:
+        self.dtype = np.dtype(name.decode() if isinstance(name, bytes) else str(name))
+        if self.dtype.kind not in "biufSU" or not self.dtype.itemsize:
+            raise refused(f"an array of {self.dtype}")
+
+    def __setstate__(self, state: Any) -> None:
+        order = state[1].decode() if isinstance(state[1], bytes) else str(state[1])
+        self.dtype = self.dtype.newbyteorder(order)  # type: ignore[arg-type]
+
+
+def _values(data: Any, dtype: Any, shape: Any, order: Any = "C") -> NDArray[Any]:
+    values = np.frombuffer(data, dtype.dtype).reshape(shape, order="F" if order in ("F", b"F") else "C")
+    values.flags.writeable = False
+    return values
+
+
+def _array_of_buffer(data: Any, dtype: Any, shape: Any, order: Any) -> Array:
+    found = Array()
+    found.values = _values(data, dtype, shape, order)
+    return found
+
+
+def _encode(text: Any, codec: Any = "latin1") -> bytes:
+    """Bytes as protocols 0 to 2 hold them: text of latin-1."""
+    if codec not in ("latin1", "latin-1") or not isinstance(text, str):
+        raise ValueError(f"it encodes by {codec!r:.20}")
+    return text.encode("latin-1")
+
+
+def _bytes(*args: Any) -> bytes:
+    if args and not isinstance(args[0], str | bytes):
+        raise ValueError("it makes bytes of no text")
+    return b"" if not args else args[0] if isinstance(args[0], bytes) else _encode(*args)
+
+
+_NAMES: dict[str, Callable[..., Any]] = {
+    "numpy.core.multiarray._reconstruct": lambda *_: Array(),
+    "numpy.core.multiarray.scalar": lambda dtype, data: _values(data, dtype, math.prod(()))[0],
+    "numpy.core.numeric._frombuffer": _array_of_buffer,
+    "numpy.ndarray": lambda *_: refused("numpy.ndarray called"),
+    "numpy.dtype": _DType,
+    "_codecs.encode": _encode,
+    "builtins.bytes": _bytes,
+    "builtins.bytearray": _bytes,
+}
+
+
+def refused(what: str) -> DataError:
+    """The error about something that isn't read."""
+    return DataError(f"holds {printable(what.encode('utf-8', 'backslashreplace'))[:100]}, which is never run: {ALLOWED}")
