@@ -317,7 +317,7 @@ def changed(folder: Path, change: Callable[[dict[bytes, bytes]], None]) -> str:
 
 @row(
     "30 not ours",
-    "{here}/data.lmdb/train/data.mdb: the value of 'a' is no image, no pickle of (image, label) and no Datum; write it as one",
+    "{here}/data.lmdb/train/data.mdb: the value of 'a' is no image and no pickle of (image, label); write it as one",
 )
 def _(place: Place) -> str:
     return changed(place.here / "data.lmdb", lambda records: records.update({b"a": b"b"}))

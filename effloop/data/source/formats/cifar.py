@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100 as their authors give them: pickles of arrays ("python version"), or binary files.
 
 Both have 32x32 images, 3,072 bytes each: the planes of red, green and blue. A pickle is a dict of `data`, (N, 3072)
-uint8, and `labels`, or `fine_labels` and `coarse_labels`; it is read as data (`storage.pickles`). A row of a binary
+uint8, and `labels`, or `fine_labels` and `coarse_labels`; nothing in it is run (`pickles`). A row of a binary
 file is the label, of CIFAR-100 the coarse and the fine label, and the image.
 """
 
@@ -16,11 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from effloop.data.source.base import NoSplitError, sources
+from effloop.data.source.formats.pickles import Array, unpickle
 from effloop.data.source.root import expand_root
 from effloop.data.source.storage.imported import RAW, Contents, ImportedConfig, ImportedSource, raw_image
-from effloop.data.source.storage.mapped import MappedFiles
-from effloop.data.source.storage.pickled_arrays import Array, Bytes
-from effloop.data.source.storage.pickles import read_pickle
 from effloop.data.source.storage.writing import Record
 from effloop.errors import ConfigError, DataError
 
@@ -128,11 +126,10 @@ class CifarSource(ImportedSource):
             return None
         if not key:
             return [line.strip() for line in file.read_text("utf-8", "backslashreplace").splitlines() if line.strip()]
-        data, found = _dict(file)
-        names = found.get(key)
-        if not isinstance(names, list):
-            raise DataError(f"{file} has no list '{key}'; unpack the archive again")
-        return [_text(name, data, file) for name in names]
+        names = _dict(file).get(key)
+        if not isinstance(names, list) or not all(isinstance(name, str | bytes) for name in names):
+            raise DataError(f"{file} has no list '{key}' of texts; unpack the archive again")
+        return [name.decode("utf-8", "backslashreplace") if isinstance(name, bytes) else name for name in names]
 
 
 _Batch = tuple[Sequence[int], NDArray[np.uint8]]
@@ -160,13 +157,14 @@ def _records(batches: Sequence[tuple[str, _Batch]]) -> Iterator[Record]:
 
 
 def _pickled(file: Path, key: str, layout: _Layout) -> _Batch:
-    data, found = _dict(file)
+    found = _dict(file)
     pixels, labels = found.get("data"), found.get(key)
-    if not isinstance(pixels, Array) or pixels.dtype != np.uint8 or pixels.shape[1:] != (_BYTES,):
+    values = pixels.values if isinstance(pixels, Array) else np.empty(0)
+    if values.dtype != np.uint8 or values.shape[1:] != (_BYTES,):
         raise DataError(f"{file} has no array 'data' of (N, {_BYTES:,}) uint8; unpack the archive again")
     if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < 256 for label in labels):
         raise DataError(f"{file} has no list '{key}' of numbers from 0 to 255; unpack the archive again")
-    if len(labels) != len(values := pixels.values(data)):
+    if len(labels) != len(values):
         raise DataError(f"{file} has {len(labels):,} labels for {len(values):,} images; unpack the archive again")
     return labels, values
 
@@ -182,21 +180,12 @@ def _binary(file: Path, key: str, layout: _Layout) -> _Batch:
     return rows[:, 1 if key == "fine_labels" else 0].tolist(), rows[:, len(layout.names) :]
 
 
-def _dict(file: Path) -> tuple[Any, dict[str, Any]]:
-    """What holds a pickle, and its dict, with keys as text."""
+def _dict(file: Path) -> dict[str, Any]:
+    """The dict in a pickle, with keys as text."""
     try:
-        data = MappedFiles([file])[0]
-        found = read_pickle(data)
+        found = unpickle(file.read_bytes())
     except DataError as error:
-        raise DataError(f"{file} {error}") from None
+        raise DataError(f"{file} {error}; unpack the archive again") from None
     if not isinstance(found, dict):
         raise DataError(f"{file} holds a pickle that is no dict; unpack the archive again")
-    return data, {key.decode("latin-1") if isinstance(key, bytes) else str(key): value for key, value in found.items()}
-
-
-def _text(name: Any, data: Any, file: Path) -> str:
-    if isinstance(name, Bytes):
-        return name.read(data).decode("utf-8", "backslashreplace")
-    if not isinstance(name, str):
-        raise DataError(f"{file} has a name of a class that is no text; unpack the archive again")
-    return name
+    return {key.decode("latin-1") if isinstance(key, bytes) else str(key): value for key, value in found.items()}

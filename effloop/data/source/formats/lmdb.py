@@ -4,9 +4,11 @@ LMDB stores a value above half a page in contiguous pages of its own, and a smal
 sample is one range of bytes in `data.mdb`. Training neither walks the tree nor opens an environment: nothing to
 reopen after a fork, no reader slots, nothing that a damaged page could crash.
 
-Other programs' environments are read, too (`lmdb_foreign`): ROOT/SPLIT.lmdb, ROOT/NAME_SPLIT_lmdb/data.mdb, or a single
-one. EffLoop's own layout: ROOT/SPLIT/data.mdb, which any LMDB 0.9 reads, and ROOT/SPLIT.index beside the folder. Keys
-are the samples' numbers, nine decimal digits. Values, little-endian: u32 CRC-32C of the encoded image, u32 label, u16
+Environments of other programs, ROOT/SPLIT.lmdb, ROOT/NAME_SPLIT_lmdb/data.mdb or a single one, are copied once
+(`lmdb_foreign`).
+
+EffLoop's own layout: ROOT/SPLIT/data.mdb, which any LMDB 0.9 reads, and ROOT/SPLIT.index beside the folder. Keys are
+the samples' numbers, nine decimal digits. Values, little-endian: u32 CRC-32C of the encoded image, u32 label, u16
 length of the sample's key, its key, the encoded image. Where targets aren't classes the label is 0, and K bytes (flags)
 or float32 (numbers) precede the image. The value of `effloop` has the same form, with label 0, an empty key and
 `writing.Dataset.header` as JSON instead of an image.
@@ -24,19 +26,18 @@ from typing import Any
 
 from effloop.data.source.base import WHOLE, printable, sources
 from effloop.data.source.formats.lmdb_foreign import Foreign
-from effloop.data.source.formats.lmdb_labels import Labels
 from effloop.data.source.formats.lmdb_pages import MAGIC, Tree, Value
-from effloop.data.source.formats.lmdb_values import MADE, MAKERS, MadePayload
 from effloop.data.source.root import expand_root
 from effloop.data.source.storage.checksum import crc32c
-from effloop.data.source.storage.columns import ColumnFile
-from effloop.data.source.storage.index import Entry, IndexWriter, write_index
+from effloop.data.source.storage.imported import Contents, ImportedSource
+from effloop.data.source.storage.index import NAMES, Entry, IndexWriter, index_path, read_names, write_index
 from effloop.data.source.storage.indexed import IndexedSource
-from effloop.data.source.storage.mapped import MappedFiles, Payload
+from effloop.data.source.storage.kept import said
+from effloop.data.source.storage.mapped import MappedFiles
 from effloop.data.source.storage.packed import Split, check_header
-from effloop.data.source.storage.scanned import IndexedConfig
+from effloop.data.source.storage.scanned import MAX_UNNAMED, IndexedConfig
 from effloop.data.source.storage.shards import is_of_split
-from effloop.data.source.storage.targets import Targets
+from effloop.data.source.storage.targets import Targets, read_targets
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, Records, SplitColumns, register_writer
 from effloop.errors import ConfigError, DataError, warn
 from effloop.system.hardware import file_system
@@ -66,10 +67,12 @@ class LmdbConfig(IndexedConfig):
 
 
 @sources.register("lmdb", LmdbConfig)
-class LmdbSource(IndexedSource):
-    """LMDB, one environment per split, mapped; fork-safe, and never crashed by a damaged page."""
+class LmdbSource(IndexedSource, ImportedSource):
+    """LMDB, one environment per split: EffLoop's is mapped, fork-safe and never crashed by a damaged page, others are
+    copied once.
+    """
 
-    config: LmdbConfig
+    config: LmdbConfig  # type: ignore[assignment]  # which has all fields of `ImportedConfig`
 
     def __init__(self, config: LmdbConfig, split: str) -> None:
         super().__init__(config, split)
@@ -106,8 +109,45 @@ class LmdbSource(IndexedSource):
             raise DataError(f"{files[0]} and {files[1]} may both be of the split '{self.split}'; rename one of them")
         return files
 
-    def sidecars(self, files: Sequence[Path]) -> list[Path]:
-        return [file for file in [self._labels_file()] if file is not None and file.is_file()]
+    def open_split(self) -> Split:
+        files = self.shards(self.base())
+        own = index_path(self.base(), self.split).is_file() or (bool(files) and _is_own(files[0]))
+        if files and not own:
+            return self.open_copy()
+        for key in ("labels", "classes") if own else ():
+            if (value := getattr(self.config, key)) is not None:
+                raise ConfigError(f"data.{key}: '{value}', but {self.where} has {key} of its own; leave it out")
+        return super().open_split()
+
+    def originals(self) -> list[Path]:
+        beside = [self.base() / NAMES, *said(self.base()), *filter(None, [self._labels_file()])]
+        return [*self.shards(self.base()), *(file for file in beside if file.is_file())]
+
+    def contents(self, files: Sequence[Path]) -> Contents:
+        found, targets = self._foreign(), read_targets(self.base())
+        names = found.classes or read_names(self.base())
+        if names is None and not targets:
+            end = max(self._labels_end(split) for split in self._counted() | {self.split})
+            if end > MAX_UNNAMED:
+                raise DataError(
+                    f"{self.where} has the label {end - 1}; without names of the classes, {MAX_UNNAMED - 1} is the "
+                    "largest: correct the label, or set data.classes=[NAME,…]"
+                )
+            names = [str(label) for label in range(end)]
+        return Contents(found.records(targets), found.count, found.num_bytes, names or (), targets, found.about)
+
+    def _foreign(self) -> Foreign:
+        return Foreign(_tree(self.shards(self.base())[0]), self.config.classes, self._labels_file())
+
+    def _labels_end(self, split: str) -> int:
+        """One more than the largest label of a split: of its copy, where there is one, or else by reading it."""
+        other = self._of_split(split)
+        if not other.shards(self.base()) or _is_own(other.shards(self.base())[0]):
+            return 0
+        copy = other.kept_copy() if split != self.split else None
+        if copy is not None and f"{split}/label" in copy:
+            return int(copy.unsigned(f"{split}/label").max()) + 1
+        return other._foreign().labels_end()
 
     def _labels_file(self) -> Path | None:
         return None if self.config.labels is None else Path(self.config.labels).expanduser().absolute()
@@ -127,37 +167,8 @@ class LmdbSource(IndexedSource):
             raise tree.damaged("its header is not JSON") from None
         return check_header(header, str(files[0]))
 
-    def class_names(self, files: Sequence[Path], targets: Targets) -> list[str] | None:
-        return None if targets else self._foreign(_tree(files[0])).classes()
-
-    def about_in(self, files: Sequence[Path]) -> dict[str, Any]:
-        made = self._foreign(_tree(files[0])).made
-        return {MADE: made} if made else {}
-
     def scan_file(self, files: Sequence[Path], number: int, targets: Targets) -> Iterator[Entry]:
-        tree = _tree(files[number])
-        return _entries(tree, targets) if tree.find(HEADER_KEY) else self._foreign(tree).entries(targets)
-
-    def _foreign(self, tree: Tree) -> Foreign:
-        path = self._labels_file()
-        names = self.config.classes
-
-        def labels(tree: Tree) -> Labels:
-            assert path is not None
-            return Labels(path, lambda key: tree.find(key) is not None, names)
-
-        return Foreign(tree, None if path is None else labels, names)
-
-    def opened(self, index: ColumnFile, files: list[Path]) -> Split:
-        for key in ("labels", "classes"):
-            value = getattr(self.config, key)
-            if value is not None and _tree(files[0]).find(HEADER_KEY):
-                raise ConfigError(f"data.{key}: '{value}', but {files[0]} has {key} of its own; leave it out")
-        return super().opened(index, files)
-
-    def payload(self, files: MappedFiles, index: ColumnFile) -> Payload:
-        made = index.meta["header"].get("about", {}).get(MADE)
-        return MadePayload(files, index, made) if made in MAKERS else super().payload(files, index)
+        return _entries(_tree(files[number]), targets)
 
 
 def _is_lmdb(path: Path) -> bool:
@@ -165,6 +176,10 @@ def _is_lmdb(path: Path) -> bool:
         return False
     with path.open("rb") as file:
         return file.read(20)[16:] == MAGIC
+
+
+def _is_own(file: Path) -> bool:
+    return _tree(file).find(HEADER_KEY) is not None
 
 
 def _tree(file: Path) -> Tree:

@@ -8,7 +8,6 @@ functions of this file. numpy's own `__setstate__` isn't called: a crafted state
 from __future__ import annotations
 
 import io
-import math
 import pickle
 import pickletools
 from collections.abc import Callable
@@ -24,12 +23,12 @@ ALLOWED = "only numbers, text, bytes, lists, dicts and numpy's arrays are read"
 
 _PUTS, _GETS = {"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"}, {"GET", "BINGET", "LONG_BINGET"}
 _TUPLES = {"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
-_OPERATIONS = frozenset(
-    "PROTO FRAME STOP MARK POP NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING "
-    "BINSTRING SHORT_BINSTRING BINBYTES SHORT_BINBYTES BINBYTES8 BYTEARRAY8 UNICODE SHORT_BINUNICODE BINUNICODE "
-    "BINUNICODE8 EMPTY_LIST APPEND APPENDS LIST EMPTY_TUPLE EMPTY_DICT DICT SETITEM SETITEMS GLOBAL STACK_GLOBAL REDUCE "
-    "BUILD".split()
-) | _PUTS | _GETS | _TUPLES  # fmt: skip
+_OTHERS = """
+PROTO FRAME STOP MARK POP NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING
+BINSTRING SHORT_BINSTRING BINBYTES SHORT_BINBYTES BINBYTES8 BYTEARRAY8 UNICODE SHORT_BINUNICODE BINUNICODE BINUNICODE8
+EMPTY_LIST APPEND APPENDS LIST EMPTY_TUPLE EMPTY_DICT DICT SETITEM SETITEMS GLOBAL STACK_GLOBAL REDUCE BUILD
+"""
+_OPERATIONS = frozenset(_OTHERS.split()).union(_PUTS, _GETS, _TUPLES)
 
 
 def unpickle(data: bytes) -> Any:
@@ -72,8 +71,8 @@ class _Unpickler(pickle.Unpickler):
         self._left = len(data)  # bytes that may still be made of text: else it is made again and again
 
     def find_class(self, module: str, name: str, /) -> Any:
-        module = module.replace("_core", "core").replace("__builtin__", "builtins")
-        found = _NAMES.get(f"{module}.{name}")
+        plain = module.replace("numpy._core.", "numpy.core.").replace("__builtin__", "builtins")
+        found = _NAMES.get(f"{plain}.{name}")
         if found is None:
             raise refused(f"{module}.{name}")
         return _Function(self._encode if found is _encode else found)
@@ -105,7 +104,9 @@ class Array:
     """An array: its `values` are there once the pickle is read."""
 
     __slots__ = ("values",)
-    values: NDArray[Any]
+
+    def __init__(self, values: NDArray[Any] | None = None) -> None:
+        self.values = np.empty(0) if values is None else values
 
     def __setstate__(self, state: Any) -> None:
         _, shape, dtype, fortran, data = state
@@ -133,17 +134,15 @@ def _values(data: Any, dtype: Any, shape: Any, order: Any = "C") -> NDArray[Any]
     return values
 
 
-def _array_of_buffer(data: Any, dtype: Any, shape: Any, order: Any) -> Array:
-    found = Array()
-    found.values = _values(data, dtype, shape, order)
-    return found
-
-
 def _encode(text: Any, codec: Any = "latin1") -> bytes:
     """Bytes as protocols 0 to 2 hold them: text of latin-1."""
     if codec not in ("latin1", "latin-1") or not isinstance(text, str):
         raise ValueError(f"it encodes by {codec!r:.20}")
     return text.encode("latin-1")
+
+
+def _not_called(*_: Any) -> None:
+    raise ValueError("it calls numpy.ndarray, which only names a class")
 
 
 def _bytes(*args: Any) -> bytes:
@@ -154,9 +153,9 @@ def _bytes(*args: Any) -> bytes:
 
 _NAMES: dict[str, Callable[..., Any]] = {
     "numpy.core.multiarray._reconstruct": lambda *_: Array(),
-    "numpy.core.multiarray.scalar": lambda dtype, data: _values(data, dtype, math.prod(()))[0],
-    "numpy.core.numeric._frombuffer": _array_of_buffer,
-    "numpy.ndarray": lambda *_: refused("numpy.ndarray called"),
+    "numpy.core.multiarray.scalar": lambda dtype, data: _values(data, dtype, 1)[0],
+    "numpy.core.numeric._frombuffer": lambda *args: Array(_values(*args)),
+    "numpy.ndarray": _not_called,
     "numpy.dtype": _DType,
     "_codecs.encode": _encode,
     "builtins.bytes": _bytes,
@@ -166,4 +165,6 @@ _NAMES: dict[str, Callable[..., Any]] = {
 
 def refused(what: str) -> DataError:
     """The error about something that isn't read."""
-    return DataError(f"holds {printable(what.encode('utf-8', 'backslashreplace'))[:100]}, which is never run: {ALLOWED}")
+    return DataError(
+        f"holds {printable(what.encode('utf-8', 'backslashreplace'))[:100]}, which is never run: {ALLOWED}"
+    )

@@ -13,7 +13,7 @@ import shlex
 import sys
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
@@ -109,9 +109,20 @@ class ImportedSource(PackedSource):
         """
 
     def open_split(self) -> Split:
-        copy = self._copy()
+        return self.open_copy()
+
+    def open_copy(self) -> Split:
+        """The copy of `self.split`, kept from an earlier run or made now."""
+        copy = self._copy(self._write)
         self._copied = copy.path
         return open_stored(copy, self.split)
+
+    def kept_copy(self) -> ColumnFile | None:
+        """The copy, if there is one that is current; none is made."""
+        try:
+            return self._copy(_no_copy)
+        except _NoCopyError:
+            return None
 
     def _check(self, index: int, data: Encoded) -> None:
         try:
@@ -121,8 +132,8 @@ class ImportedSource(PackedSource):
                 raise
             raise DataError(f"{error}: remove {self._copied}, and it is copied again") from None
 
-    def _copy(self) -> ColumnFile:
-        """The copy: kept from an earlier run, or made now."""
+    def _copy(self, make: Callable[[Path, Sequence[Path], list[Any]], None]) -> ColumnFile:
+        """The copy: kept from an earlier run, or what `make` writes."""
         files = [Path(os.path.abspath(file)) for file in self.originals()]
         states = [_state(file, ends=len(files) <= _MOST_ENDS) for file in files]
         # A format's own fields choose what is read from the files: another choice is another copy.
@@ -137,7 +148,7 @@ class ImportedSource(PackedSource):
             path.parent.mkdir(parents=True, exist_ok=True)
             with _alone(path, self.where):
                 if not _is_there(path, is_current):  # another process has made it meanwhile
-                    self._write(path, files, states)
+                    make(path, files, states)
 
         encoded = identity.encode(errors="surrogateescape")
         return open_kept(self.config.name, self.config.index_dir, encoded, is_current, write)
@@ -219,6 +230,14 @@ class ImportedSource(PackedSource):
             f"({decimal(path.stat().st_size)}, {duration(seconds)}); {PROGRAM} convert {self._choice()} to=memmap "
             "out=PATH makes a dataset that needs no copy"
         )
+
+
+class _NoCopyError(Exception):
+    """There is no copy that is current."""
+
+
+def _no_copy(*_: object) -> None:
+    raise _NoCopyError
 
 
 def _typed(value: Any) -> str:

@@ -122,7 +122,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (lambda folder: (folder / "data_batch_4").unlink(), "data_batch_4 is missing; unpack the archive again"),
     "cut": (
         lambda folder: (folder / "data_batch_3").write_bytes(by_python_2(cifar_batch(3, 6))[:-99]),
-        "is a pickle that is cut",
+        "is a pickle that is damaged or cut",
     ),
     "code": (changed(data=print), "data_batch_3 holds builtins.print, which is never run"),
     "no dict": (

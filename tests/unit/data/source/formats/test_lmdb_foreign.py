@@ -1,12 +1,9 @@
-"""LMDB environments of other programs: read where the images lie, with the pixels and labels of the folder."""
+"""LMDB environments of other programs: copied once, with the pixels and labels of the folder."""
 
 from __future__ import annotations
 
-import base64
-import mmap
 import os
 import pickle
-import random
 import re
 import zlib
 from collections.abc import Callable, Mapping
@@ -16,15 +13,12 @@ from typing import Any
 import lmdb
 import numpy as np
 import pytest
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from PIL import Image
 from plans import open_source, read_bytes, write_as
 from runs import train
 
 from effloop.cli.main import main
-from effloop.data.source import NoSplitError, Source
-from effloop.data.source.formats.arrow_values import read_serialized
-from effloop.data.source.storage.pickled_arrays import Bytes
+from effloop.data.source import NoSplitError
 from effloop.errors import ConfigError, DataError
 
 Samples = list[tuple[str, bytes, int]]
@@ -63,92 +57,6 @@ def folder_2_lmdb(root: Path, split: str, samples: Samples) -> None:
     put(root / f"{split}.lmdb", {**records, b"__len__": pickle.dumps(len(samples))})
 
 
-SERIALIZED = zlib.decompress(
-    base64.b85decode(
-        rb"c-oayJ5B>J5FPIt)(TeSB0^h4DCHIuOT+<a5E9jvxd25ZsFETF-~bdHB1hl=lsNzeM?si3_IR~ei-3vznVC0lW;`3B@8ThQMdX4uAxp<"
-        rb"}L<TpA($EQ-!LDV8S<cr_@1ad=+!taiur2{;M898ewoLWp1GdMI@R(?~Gu-O|zZ2ZWlIR0@+K8LZVLKOGiS^7mIH%aw+q(w}HFGDi@|3"
-        rb"q6<Yn&1$XRf%xx^>`QaB7%!a?c^+e?hm95c&exQ0Fa?-8TMFfG;reg}_1g;jWAC+{C)>X8^7esNwq6?s`Koyx>)V4_lo_*FmQ33MB#$1"
-        rb"^?1+p57ga5A_jyY$@G;j-_>Ww=_-G}}eyZ?gC%^S5%I$=PN2F2l1_Ss!DP`-^|#f727E8X@Lh{M&7Jee=^Edr1F7`h$D{tj$ey"
-    )
-)
-"""`pyarrow.serialize((b"\\xff\\xd8JPEG" * 5, 7)).to_buffer()` of pyarrow 10.0.1."""
-
-
-def serialized(value: Any) -> bytes:
-    """What `pyarrow.serialize` made of (image, label) or a number: the same but for padding, as pyarrow 12 lost it."""
-    arrow = pytest.importorskip("pyarrow")
-
-    def union(*children: tuple[int, Any]) -> Any:
-        codes, places = (
-            arrow.array(each, kind)
-            for each, kind in (([c for c, _ in children], arrow.int8()), ([0] * len(children), arrow.int32()))
-        )
-        known = [0, *(code for code, _ in children)]
-        arrays = [arrow.nulls(0), *(child for _, child in children)]
-        return arrow.UnionArray.from_dense(codes, places, arrays, [str(code) for code in known], known)
-
-    if isinstance(value, int):
-        column = union((2, arrow.array([value], arrow.int64())))
-    else:
-        image, label = value
-        items = union((4, arrow.array([image], arrow.binary())), (2, arrow.array([label], arrow.int64())))
-        column = union((12, arrow.ListArray.from_arrays(arrow.array([0, 2], arrow.int32()), items)))
-    stream = arrow.BufferOutputStream()
-    batch = arrow.record_batch([column], names=["list"])
-    with arrow.ipc.new_stream(stream, batch.schema) as writer:
-        writer.write_batch(batch)
-    return bytes(16) + bytes(stream.getvalue())
-
-
-def by_pyarrow(root: Path, split: str, samples: Samples) -> None:
-    """As folder2lmdb.py writes a split with pyarrow up to 11."""
-    records = {b"%d" % n: serialized((data, label)) for n, (_, data, label) in enumerate(samples)}
-    put(root / f"{split}.lmdb", {**records, b"__len__": serialized(len(samples))})
-
-
-def _datum_class() -> Any:
-    """Caffe's message (caffe/src/caffe/proto/caffe.proto), by protobuf itself."""
-    file = descriptor_pb2.FileDescriptorProto(name="caffe.proto", package="caffe", syntax="proto2")
-    message = file.message_type.add(name="Datum")
-    of = descriptor_pb2.FieldDescriptorProto
-    kinds = {"channels": of.TYPE_INT32, "height": of.TYPE_INT32, "width": of.TYPE_INT32, "data": of.TYPE_BYTES}
-    kinds |= {"label": of.TYPE_INT32, "float_data": of.TYPE_FLOAT, "encoded": of.TYPE_BOOL}
-    for number, (name, kind) in enumerate(kinds.items(), 1):
-        label = of.LABEL_REPEATED if name == "float_data" else of.LABEL_OPTIONAL
-        message.field.add(name=name, number=number, type=kind, label=label)
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("caffe.Datum"))
-
-
-Datum = _datum_class()
-
-
-def datum(data: bytes, label: int, shape: tuple[int, int, int] | None = None) -> bytes:
-    """As convert_imageset writes an image; with a shape its data is raw pixels."""
-    if shape is None:
-        return bytes(Datum(data=data, label=label, encoded=True).SerializeToString())
-    channels, height, width = shape
-    found = Datum(channels=channels, height=height, width=width, data=data, label=label)
-    return bytes(found.SerializeToString())
-
-
-def caffe(root: Path, split: str, samples: Samples) -> None:
-    """As convert_imageset -encoded writes it."""
-    records = {b"%08d_%s" % (n, name.encode()): datum(data, y) for n, (name, data, y) in enumerate(samples)}
-    put(root / f"photos_{split}_lmdb", records, subdir=True)
-
-
-def caffe_raw(root: Path, split: str, samples: Samples) -> None:
-    """As convert_imageset writes it: planes of B, G and R."""
-    records = {}
-    for number, (name, data, label) in enumerate(samples):
-        pixels = pixels_of(data)
-        raw = np.ascontiguousarray(pixels[:, :, ::-1].transpose(2, 0, 1)).tobytes()
-        records[b"%08d_%s" % (number, name.encode())] = datum(raw, label, (3, *pixels.shape[:2]))
-    put(root / split, records, subdir=True)
-
-
 def dicts(root: Path, split: str, samples: Samples) -> None:
     """Dicts, and the count as text under another key."""
     records = {b"%05d" % n: pickle.dumps({"label": y, "image": data}) for n, (_, data, y) in enumerate(samples)}
@@ -180,13 +88,11 @@ def named(root: Path, split: str, samples: Samples) -> None:
 WRITERS: dict[str, Write] = {
     **{f"folder2lmdb, protocol {n}": folder2lmdb(n) for n in range(6)},
     "folder_2_lmdb": folder_2_lmdb,
-    "folder2lmdb, pyarrow": by_pyarrow,
-    "caffe": caffe,
     "names": named,
     "dicts": dicts,
     "bare dicts, protocol 1": bare_dicts,
 }
-PIXELS: dict[str, Write] = {"caffe, raw": caffe_raw, "pickled pixels": pickled_pixels, "planes": planes}
+PIXELS: dict[str, Write] = {"pickled pixels": pickled_pixels, "planes": planes}
 
 
 def pixels_of(data: bytes) -> np.ndarray[Any, Any]:
@@ -216,39 +122,6 @@ def test_the_images_and_labels_of_the_folder(name: str, photos: Path, tmp_path: 
         assert read_bytes(again, 3) == found[3]
 
 
-def test_images_are_read_in_place(photos: Path, tmp_path: Path) -> None:
-    folder2lmdb(4)(tmp_path, "train", samples_of(photos, "train"))
-    assert isinstance(open_source("lmdb", tmp_path).read(0), memoryview)
-
-
-def test_what_pyarrow_10_wrote(tmp_path: Path) -> None:
-    put(tmp_path / "train.lmdb", {b"0": SERIALIZED})
-    source = open_source("lmdb", tmp_path)
-    assert (read_bytes(source, 0), source.labels.tolist()) == (b"\xff\xd8JPEG" * 5, [7])
-
-
-def test_500_mutations_of_what_pyarrow_wrote(tmp_path: Path) -> None:
-    """Refused with a line, or read within the value."""
-    rng, refused = random.Random(5), list[str]()
-    for _ in range(500):
-        value = bytearray(SERIALIZED)
-        for _ in range(rng.randrange(1, 4)):
-            value[rng.randrange(16, len(value))] = rng.randrange(256)
-        if rng.random() < 0.3:
-            del value[rng.randrange(len(value)) :]
-        data = mmap.mmap(-1, max(1, len(value)))  # not closed: what is read may still refer to it
-        data.write(bytes(value))
-        try:
-            found = read_serialized(data, 0, len(value))
-        except DataError as error:
-            refused.append(str(error))
-        else:
-            image = found[0] if isinstance(found, list) and found else None
-            assert not isinstance(image, Bytes) or 0 <= image.offset <= image.offset + image.size <= len(value)
-    assert len(refused) > 100
-    assert not [line for line in refused if "\n" in line]
-
-
 def test_trained_and_converted_as_the_folder(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The same losses and scores to the bit, and the same files when converted to a folder."""
     for split in ("train", "val"):
@@ -268,7 +141,7 @@ def test_a_single_environment(photos: Path, here: Path) -> None:
     """A file or a folder that has no splits is divided."""
     samples = samples_of(photos, "train")
     folder2lmdb(4)(here, "all", samples)
-    caffe(here / "set", "train", samples)
+    named(here / "set", "photos_train_lmdb", samples)
     for root in (here / "all.lmdb", here / "set/photos_train_lmdb"):
         assert main(["show", f"data.root={root}", "data.val=0.2", "batch_size=8", "out=shown.png"]) == 0
         assert len(open_source("lmdb", root, ".")) == len(samples)
@@ -362,16 +235,11 @@ REFUSED: dict[str, tuple[dict[bytes, Any], str]] = {
     "mixed": ({b"0": (b"x", 1), b"1": (np.zeros((3, 4), np.uint8), 1)}, "'1' isn't stored as the first one is"),
     "no labels": ({b"a": JPEG}, "holds images without labels: set data=lmdb data.labels=FILE"),
     "nothing": ({}, "has no samples in its main database, which alone is read (no named one)"),
-    "floats of Caffe": ({b"a": Datum(float_data=[0.5, 1]).SerializeToString()}, "is a Datum of floats (float_data)"),
-    "another size of Caffe": ({b"a": datum(b"12345", 1, (1, 2, 2))}, "is a Datum of 5 bytes for 1 x 2 x 2"),
-    "something else": ({b"a": b"\x01\x02 what"}, "is no image, no pickle of (image, label) and no Datum"),
-    "lz4": (
-        {b"0": b"\x04\x22\x4d\x18" + b"x" * 9},
-        "the value of '0' is written by lz4, which isn't read; write images",
-    ),
-    "zlib": ({b"0": zlib.compress(b"x" * 99)}, "is written by zlib, which isn't read"),
-    "msgpack": ({b"0": b"\x92\xc4\x03abc\x01"}, "is written by msgpack, which isn't read"),
-    "no image": ({b"a": b"\x08\x01"}, "is a Datum without data, or none"),
+    "something else": ({b"a": b"\x01\x02 what"}, "is no image and no pickle of (image, label); write it as one"),
+    "Caffe's": ({b"a": b"\x08\x03\x10\x1e\x18\x1e\x22\x01x\x28\x01"}, "is no image and no pickle of (image, label)"),
+    "lz4": ({b"0": b"\x04\x22\x4d\x18" + b"x" * 9}, "the value of '0' is no image and no pickle"),
+    "zlib": ({b"0": zlib.compress(b"x" * 99)}, "is no image and no pickle"),
+    "msgpack": ({b"0": b"\x92\xc4\x03abc\x01"}, "is no image and no pickle"),
 }
 
 
@@ -410,28 +278,16 @@ def test_an_environment_of_two_splits(tmp_path: Path) -> None:
     assert len(open_source("lmdb", tmp_path, "train_val")) == 1
 
 
-@pytest.fixture
-def damaged(photos: Path, tmp_path: Path) -> tuple[Path, Source]:
-    """Opened, with values that a pickle makes images of, and then overwritten."""
-    folder2lmdb(2)(tmp_path, "train", samples_of(photos, "train"))
-    source = open_source("lmdb", tmp_path)
-    return tmp_path / "train.lmdb", source
-
-
-def test_damage_after_opening(damaged: tuple[Path, Source]) -> None:
-    """What is made of a value is made within its bounds, whatever it has become."""
-    path, source = damaged
-    whole = path.read_bytes()
-    with path.open("r+b") as file:
-        file.seek(8192)
-        file.write(bytes(len(whole) - 8192))
-    for index in range(len(source)):
-        with pytest.raises(DataError):
-            source.read(index)
-
-
 def test_labels_of_its_own(photos: Path, tmp_path: Path) -> None:
     root = write_as("lmdb", photos, tmp_path / "set.lmdb")
     (tmp_path / "labels.csv").write_text("name,label\nx,1\n")
     with pytest.raises(ConfigError, match=r"^data\.labels: .* has labels of its own; leave it out$"):
         open_source("lmdb", root, labels=str(tmp_path / "labels.csv"))
+
+
+def test_classes_are_counted_over_splits(photos: Path, tmp_path: Path) -> None:
+    """Numbers without names: by the copy of the other split, or, where there is none yet, by reading it."""
+    for split, last in (("train", 4), ("val", 6)):
+        put(tmp_path / f"{split}.lmdb", {b"%d" % n: pickle.dumps((JPEG, n)) for n in range(last + 1)})
+    assert len(open_source("lmdb", tmp_path, "train").classes) == 7
+    assert len(open_source("lmdb", tmp_path, "val").classes) == 7

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import pickle
 import random
 import tokenize
 from collections.abc import Callable
@@ -12,13 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from images import encode, photo
 from plans import open_source, read_bytes
 from stores import make_splits, write_beton, write_cifar10, write_idx, write_npy
 
 from effloop.data.source.formats.array_streams import npy_header
-from effloop.data.source.formats.datum import read_datum
-from effloop.data.source.formats.lmdb_values import reader_of
 from effloop.errors import DataError, EffLoopError
 
 SPLITS = make_splits(train=6)
@@ -100,23 +96,3 @@ def test_a_header_of_numpy_that_is_no_python(tmp_path: Path) -> None:
         npy_header(stream)
     with pytest.raises(DataError, match=r"x_train\.npy can't be read: its header is damaged"):
         open_source("npz", tmp_path)
-
-
-def test_values_of_lmdb() -> None:
-    """Of pickles and of Caffe's messages, as they are read in place."""
-    jpeg = encode(photo(), "JPEG")
-    caffe = (
-        b"\x08\x03\x10\x1e\x18\x1e\x22" + bytes([len(jpeg) & 127 | 128, len(jpeg) >> 7]) + jpeg + b"\x28\x01\x38\x01"
-    )
-    assert read_datum(caffe, 0, len(caffe)).size == len(jpeg)
-    rng, refused = random.Random(5), list[str]()
-    for number in range(2000):
-        whole = caffe if number % 2 else pickle.dumps((jpeg, 1), number // 2 % 6)
-        data = mutated(rng, whole, 40)
-        try:
-            sample = reader_of(data, 0, len(data), pickled=not number % 2)(data, 0, len(data))  # type: ignore[arg-type]
-            assert sample.made or 0 <= sample.offset <= sample.offset + sample.size <= len(data)
-        except DataError as error:
-            refused.append(str(error))
-    assert 300 < len(refused) < 2000
-    assert not [line for line in refused if "\n" in line]

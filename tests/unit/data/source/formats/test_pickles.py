@@ -1,0 +1,255 @@
+"""Pickles are read as data. What is hostile is refused in one line, and nothing in it is run."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import struct
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from effloop.data.source.formats.pickles import Array, unpickle
+from effloop.errors import DataError
+
+CANARY = "canary"
+
+
+def plain(value: Any) -> Any:
+    """What pickle.loads would have given."""
+    if isinstance(value, Array):
+        return value.values
+    if isinstance(value, list | tuple):
+        return type(value)(map(plain, value))
+    return {key: plain(each) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+def read(data: bytes) -> Any:
+    return plain(unpickle(data))
+
+
+PLAIN = (
+    b"\xff\xd8\xff'\n\\" * 3,
+    [7, -5, 1 << 40, -(1 << 63), 3.5, True, False, None],
+    "text \u20ac \n\\",
+    {"a": b"x" * 300, 3: [], b"k": (1,), "nested": {"list": [[1, (2, 3, 4, 5)]]}},
+    b"",
+    bytearray(b"z\xff"),
+    np.int64(-9),
+    np.float32(1.5),
+)
+ARRAYS = [
+    np.arange(12, dtype=np.uint8).reshape(3, 4),
+    np.asfortranarray(np.arange(12, dtype=np.float32).reshape(3, 4)),
+    np.arange(3, dtype=">i2"),
+    np.zeros((0, 3)),
+    np.array(True),
+]
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_every_protocol(protocol: int) -> None:
+    assert read(pickle.dumps(PLAIN, protocol)) == PLAIN
+    for array in ARRAYS:
+        found = read(pickle.dumps({"data": array}, protocol))["data"]
+        assert found.dtype == array.dtype
+        assert not found.size or not found.flags.writeable
+        np.testing.assert_array_equal(found, array)
+
+
+def test_what_python_2_wrote() -> None:
+    """As cPickle did: text in quotes, or with its length; the arrays of CIFAR are such."""
+    assert read(b"(S'a\\n\\'\\\\'\nI01\nL3L\nF0.5\nlp0\n.") == [b"a\n'\\", True, 3, 0.5]
+    assert read(b"(dp0\nS'labels'\np1\n(lp2\nI6\naI9\nas.") == {b"labels": [6, 9]}
+    dtype = (
+        b"cnumpy\ndtype\nq\x03(U\x02u1q\x04K\x00K\x01tRq\x05(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    )
+    array = b"cnumpy.core.multiarray\n_reconstruct\nq\x01cnumpy\nndarray\nq\x02K\x00\x85U\x01b\x87R"
+    made = b"\x80\x02}U\x04data" + array + b"(K\x01K\x02K\x03\x86" + dtype + b"\x89U\x06abcdeftbs."
+    assert read(made)[b"data"].tolist() == [[97, 98, 99], [100, 101, 102]]
+
+
+class Payload:
+    """Makes a folder when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return os.mkdir, (CANARY,)
+
+
+def calls(name: str, protocol: int = 0) -> bytes:
+    """A pickle that calls MODULE.NAME with a shell's command."""
+    module, _, function = name.rpartition(".")
+    if protocol < 4:
+        return f"c{module}\n{function}\n(S'mkdir {CANARY}'\ntR.".encode()
+    texts = b"".join(b"\x8c" + bytes([len(text)]) + text.encode() for text in (module, function, f"mkdir {CANARY}"))
+    return (
+        b"\x80\x04"
+        + texts[: 4 + len(module) + len(function)]
+        + b"\x93"
+        + texts[4 + len(module) + len(function) :]
+        + b"\x85R."
+    )
+
+
+def laughs(after: bytes) -> bytes:
+    """A tuple of two of the same tuple, and so on, 60 deep: 2^60 elements for whoever goes through them."""
+    return b")q\x00" + b"".join(b"h%ch%c\x86q%c" % (n, n, n + 1) for n in range(60)) + after
+
+
+COMMANDS = (
+    "os.system",
+    "posix.system",
+    "nt.system",
+    "subprocess.Popen",
+    "subprocess.check_output",
+    "builtins.eval",
+    "builtins.exec",
+    "builtins.getattr",
+    "builtins.__import__",
+    "__builtin__.eval",
+    "__builtin__.apply",
+    "commands.getoutput",
+    "pty.spawn",
+    "runpy._run_code",
+    "importlib.import_module",
+    "pickle.loads",
+    "marshal.loads",
+    "shutil.rmtree",
+    "types.FunctionType",
+    "functools.partial",
+    "operator.attrgetter",
+    "copyreg._reconstructor",
+    "copy_reg._reconstructor",
+    "_codecs.decode",
+    "numpy.load",
+    "numpy.testing._private.utils.runstring",
+    "numpy.f2py.crackfortran.myeval",
+    "torch.storage._load_from_bytes",
+    "PIL.Image.Image",
+    "collections.OrderedDict",
+)
+HOSTILE: dict[str, bytes] = {
+    **{name: calls(name) for name in COMMANDS},
+    "os.system by protocol 4": calls("os.system", 4),
+    **{f"protocol {n}": pickle.dumps(Payload(), n) for n in range(6)},
+    "within a sample": pickle.dumps((b"image", Payload())),
+    "within a dict": pickle.dumps({"data": [{"x": ((Payload(),),)}]}),
+    "as a key": pickle.dumps({Payload(): 1}),
+    "an attribute of what is allowed": b"\x80\x04\x8c\x05numpy\x8c\x0endarray.tofile\x93.",
+    "only named": b"cos\nsystem\n.",
+    "named and dropped": b"cos\nsystem\n0N.",
+    "a name with control characters": b"cos\x1b[31m\nsystem\n.",
+    "INST": b"(S'x'\nios\nsystem\n.",
+    "OBJ": b"(cos\nsystem\nS'x'\no.",
+    "OBJ of what is allowed": b"(cnumpy\nndarray\no.",
+    "NEWOBJ": b"\x80\x02cnumpy\ndtype\n)\x81.",
+    "NEWOBJ_EX": b"\x80\x04cnumpy\ndtype\n)}\x92.",
+    "EXT1": b"\x80\x02\x82\x01)R.",
+    "EXT2": b"\x80\x02\x83\x01\x00)R.",
+    "EXT4": b"\x80\x02\x84\x01\x00\x00\x00)R.",
+    "PERSID": b"Pfile:///etc/passwd\n.",
+    "BINPERSID": b"X\x01\x00\x00\x00xQ.",
+    "buffer": b"\x80\x05\x97.",
+    "set": pickle.dumps({1, 2}),
+    "calls a text": b"S'os.system'\n(S'x'\ntR.",
+    "calls a list": b"](tR.",
+    "calls with no tuple": b"c_codecs\nencode\n]R.",
+    "numpy.ndarray is called": b"cnumpy\nndarray\n(K\x09tR.",
+    "another codec": b"c_codecs\nencode\n(Vx\nVzip\ntR.",
+    "bytes of a size": b"cbuiltins\nbytes\n(J\xff\xff\xff\x7ftR.",
+    "another class of arrays": b"cnumpy\nmatrix\n.",
+    "array of objects": pickle.dumps(np.array([Payload()], object)),
+    "dtype with fields": pickle.dumps(np.zeros(2, "u1,f4")),
+    "state of a dict": b"}}b.",
+    "state of a dtype": b"cnumpy\ndtype\n(Vu1\nI00\nI01\ntR}b.",
+    "keys that take forever": laughs(b"}h\x3cNs."),
+    "text made again and again": b"c_codecs\nencode\nq\x00(X"
+    + struct.pack("<I", 1000)
+    + b"a" * 1000
+    + b"Vlatin1\ntq\x01"
+    + b"h\x00h\x01R" * 99
+    + b".",
+    "bytes without end": b"\x80\x04\x8e" + b"\xff" * 8 + b"x.",
+    "text without end": b"X\xff\xff\xff\xffx.",
+    "length below 0": b"T\xff\xff\xff\xffx.",
+    "number without end": b"\x80\x02\x8b\xff\xff\xff\x7fx.",
+    "digits without end": b"I" + b"9" * 100_000 + b"\n.",
+    "array without end": pickle.dumps(np.zeros((3, 4), np.uint8), 2).replace(
+        b"K\x03K\x04\x86", b"\x8a\x08" + b"\x7f" * 8 + b"K\x04\x86"
+    ),
+    "array of another size": pickle.dumps(np.zeros(8, np.uint8), 2).replace(b"K\x08\x85", b"K\x09\x85"),
+    "stack underflow": b"\x85.",
+    "nothing there": b".",
+    "only a mark": b"(.",
+    "no mark": b"NNt.",
+    "pop of nothing": b"0.",
+    "nothing stored": b"h\x07.",
+    "append to a number": b"K\x01Na.",
+    "item of a number": b"K\x01NNs.",
+    "key without a value": b"(Nd.",
+    "a name that is no text": b"\x80\x04NN\x93.",
+    "text that is none": b"X\x01\x00\x00\x00\xff.",
+    "quotes that don't close": b"S'x\n.",
+    "no pickle": b"\xff\xd8\xff\xe0",
+    "empty": b"",
+}
+
+
+def test_the_payload_is_a_real_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    pickle.loads(HOSTILE["protocol 4"])
+    assert Path(CANARY).is_dir()
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_refused_and_not_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError) as error:
+        unpickle(HOSTILE[name])
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 300
+    assert name not in COMMANDS or f"holds {name}, which is never run" in str(error.value)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_cut_anywhere() -> None:
+    samples = [pickle.dumps((PLAIN, ARRAYS[0]), protocol) for protocol in range(6)]
+    for whole in samples:
+        for length in range(len(whole) - 1):
+            with pytest.raises(DataError):
+                unpickle(whole[:length])
+
+
+def test_memory_follows_the_size() -> None:
+    """100,000 lists within each other, a list within itself, and a memo of 2^31 places."""
+    deep = b"]" * 100_000 + b"a" * 99_999 + b"."
+    tracemalloc.start()
+    for data in (deep, b"]q\x00h\x00a."):
+        assert isinstance(unpickle(data), list)
+    with pytest.raises(DataError):
+        unpickle(b"Nr\xff\xff\xff\x7f.")
+    assert tracemalloc.get_traced_memory()[1] < 300 * len(deep)
+    tracemalloc.stop()
+
+
+def test_2000_mutations() -> None:
+    """Flipped bits, bytes left out and put in: refused with a line, or read as data; nothing else is raised."""
+    rng = random.Random(7)
+    samples = [pickle.dumps((PLAIN, ARRAYS), protocol) for protocol in range(6)]
+    refused = list[str]()
+    for number in range(2000):
+        data = bytearray(samples[number % 6])
+        for _ in range(rng.randrange(1, 4)):
+            at = rng.randrange(len(data))
+            data[at : at + rng.choice((0, 1, 1, 2))] = rng.choice((b"", rng.randbytes(1), rng.choice(data).to_bytes()))
+        try:
+            read(bytes(data))
+        except DataError as error:
+            refused.append(str(error))
+    assert len(refused) > 500
+    assert not [line for line in refused if "\n" in line]
