@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 
-from effloop.assemble.autotune import resolve_auto
-from effloop.assemble.resolve import Resolved, check_limits, tuned_workers
+from effloop.assemble.resolve import Resolved, check_limits, resolved, tuned_workers
 from effloop.checkpoint import rng
 from effloop.config import Config
 from effloop.data.source import Kind, Source
@@ -85,7 +85,10 @@ def build_environment(config: Config) -> Environment:
     task = tasks.build(config.task)
     if config.reuse_memory:
         keep_freed_memory()  # before anything is measured
-    found, notes = resolve_auto(config, task, parallel)
+    found, notes = resolved(config, parallel), []
+    if "auto" in (config.channels_last, config.cudnn_benchmark, config.compile):
+        # A tool: imported only where there is something to measure.
+        found, notes = import_module("effloop.measure.auto").measure_auto(config, task, parallel)
     set_reproducible(deterministic=config.deterministic, cudnn_benchmark=found.cudnn_benchmark)
     if notes:
         rng.seed_all(config.seed)  # measuring drew from it

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from effloop import config as configs
-from effloop.assemble.autotune import compile_now
 from effloop.assemble.checks import (
     check_position,
     check_resumable,
@@ -22,11 +21,11 @@ from effloop.assemble.checks import (
     fitting,
     trained_names,
 )
+from effloop.assemble.compiling import compile_now, state_preserved
 from effloop.assemble.data import Data
 from effloop.assemble.environment import Environment
 from effloop.assemble.model import build_model, check_batch_norm
 from effloop.assemble.probe import build_probe, check_probe
-from effloop.assemble.race import state_preserved
 from effloop.assemble.resolve import Resolved, resolved
 from effloop.checkpoint import files, rng
 from effloop.config import Config

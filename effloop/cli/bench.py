@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from effloop import config as configs
-from effloop.bench.benchmarks import BENCHMARKS
 from effloop.cli.command import command
 from effloop.errors import ConfigError
+from effloop.measure.bench import BENCHMARKS
 
 
 @dataclass(frozen=True)
@@ -21,19 +21,18 @@ class BenchOptions:
 
     Attributes:
         what: Trainer beside a bare loop, each key of the training step, what each thing is worth to the whole
-            loop, the loader beside others, whole training beside a bare loop, the storage formats, millions of
-            samples, the libraries that augment, or a trained model in the formats of export.
+            loop, the loader beside others, whole training beside a bare loop, the storage formats, the libraries that
+            augment, or a trained model in the formats of export.
         repeats: how often each side is measured; without it as often as the benchmark needs.
         out: a JSON file for the figures; those of ablate, augment and inference are in outputs/bench without it.
         run: inference: the folder of a run, or a .ckpt file.
-        work: step, ablate, loader, train, storage, scale, inference: a folder for temporary files.
+        work: step, ablate, loader, train, storage, inference: a folder for temporary files.
         folder: loader, train: the original photographs for the others, ROOT/SPLIT/CLASS/*; without it data.root.
         knobs: step, ablate: names with commas between, or all.
         seeds: ablate: runs of each side for a score, with epochs=N.
         vs: loader: the others' names with commas between, or none.
         dtype: loader: of the images, uint8 or float32, which is normalised.
         formats: storage, inference: names with commas between, or all.
-        samples: scale: numbers of samples with commas between.
         table: augment: libraries, device or both.
         limit: augment: so many images only, or all.
         grid: augment: BATCHxWORKERS with commas between.
@@ -52,7 +51,6 @@ class BenchOptions:
     vs: str | None = None
     dtype: str | None = None
     formats: str | None = None
-    samples: str | None = None
     table: str | None = None
     limit: str | None = None
     grid: str | None = None

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from effloop import config as configs
 from effloop.cli.command import command
-from effloop.diagnose.memory import memory_table
-from effloop.diagnose.run import diagnose_run
 from effloop.errors import ConfigError
+from effloop.measure.memory import memory_table
+from effloop.measure.run import diagnose_run
 from effloop.report.diagnosis import print_diagnosis, write_diagnosis
 
 

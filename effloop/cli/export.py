@@ -5,13 +5,13 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from effloop.bench.tables import print_table
 from effloop.cli.command import RunOptions, command
 from effloop.errors import PROGRAM, ConfigError
 from effloop.inference.export import ExportOptions as Options
 from effloop.inference.export import export
 from effloop.inference.formats import format_of
 from effloop.inference.trained import Trained
+from effloop.measure.turns import print_table
 
 
 @dataclass(frozen=True, kw_only=True)

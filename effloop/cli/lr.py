@@ -12,8 +12,8 @@ from rich.console import Console
 
 from effloop import config as configs
 from effloop.cli.command import command
-from effloop.diagnose.lr_range import lr_range, write_files
 from effloop.errors import PROGRAM, ConfigError
+from effloop.measure.lr import lr_range, write_files
 from effloop.registry import plugin_words
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from effloop import config as configs
 from effloop.cli.command import command
-from effloop.diagnose.tune import print_curve, remembered, tune, write_files
 from effloop.errors import PROGRAM, ConfigError
+from effloop.measure.tune import print_curve, remembered, tune, write_files
 from effloop.registry import plugin_words
 
 

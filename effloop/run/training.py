@@ -16,13 +16,12 @@ from effloop.assemble.trainer import build_trainer
 from effloop.checkpoint import files
 from effloop.config import Config
 from effloop.data.source.root import fetch_all
-from effloop.diagnose.advice import advise
-from effloop.diagnose.review import review
 from effloop.errors import PROGRAM, InterruptedRunError, PreemptedRunError
 from effloop.parallel import Parallel
 from effloop.parallel.failures import NoRestartState, RestartState, reporter
 from effloop.parallel.rank_env import detect_launcher
 from effloop.record import complete_summary
+from effloop.record.efficiency import Efficiency
 from effloop.registry import plugin_words
 from effloop.run.spec import RunSpec
 from effloop.runs.folder import holds_run, record_end
@@ -118,13 +117,13 @@ def train(spec: RunSpec, state: RestartState | None = None) -> Path:
             overrides=spec.overrides,
             resume=start,
             begun=(state or NoRestartState()).remember,
-            advise=advise,
+            advise=_advise,
         )
     run_dir = trainer.checkpoints.folder.parent
     trainer.request.always, trainer.request.at_end = True, partial(_end_at_once, trainer, run_dir)
     with trainer.request.caught():
         trainer.prunes = build_pruner(spec.config, run_dir, trainer.parallel)
-        trainer.recorder.review = partial(review, spec.config, trainer)
+        trainer.recorder.review = partial(_review, spec.config, trainer)
         for line in (*_origin(trainer, spec, checkpoint), *_description(trainer, spec.config, run_dir)):
             trainer.recorder.note(line)
         _fit(trainer, run_dir, lower)
@@ -132,6 +131,21 @@ def train(spec: RunSpec, state: RestartState | None = None) -> Path:
             _say_where(run_dir)
         trainer.parallel.close()
     return run_dir
+
+
+# A tool looks at a run, and is imported when it does: before the first step, and after the last one.
+
+
+def _advise(*parts: Any) -> list[str]:
+    from effloop.measure.advice import advise
+
+    return advise(*parts)
+
+
+def _review(config: Config, trainer: Trainer, efficiency: Efficiency) -> Mapping[str, Any]:
+    from effloop.measure.review import review
+
+    return review(config, trainer, efficiency)
 
 
 def fetched(config: Config) -> bool:

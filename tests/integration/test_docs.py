@@ -31,13 +31,13 @@ from runs import TINY, once
 from stores import make_splits, write_npz
 
 import effloop
-from effloop.bench.benchmarks import BENCHMARKS
 from effloop.cli.main import MODULES, command_named, main
 from effloop.config import Config
 from effloop.config.keys import keys_of
 from effloop.data.source.storage.writing import writers
-from effloop.diagnose import tuned_loop
 from effloop.errors import ConfigError
+from effloop.measure import tune
+from effloop.measure.bench import BENCHMARKS
 from effloop.registry import groups, use_plugin_files
 from effloop.spelling.known import Known
 
@@ -143,7 +143,7 @@ def scratch(here: Path, photos: Path, finished: Path, monkeypatch: pytest.Monkey
     for name, benchmark in BENCHMARKS.items():
         idle = dataclasses.replace(benchmark, call=lambda *_, **__: {}, files=None)
         monkeypatch.setitem(BENCHMARKS, name, idle)
-    monkeypatch.setattr(tuned_loop, "TURN_S", 0.0)
+    monkeypatch.setattr(tune, "TURN_S", 0.0)
     return here
 
 

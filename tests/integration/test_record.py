@@ -31,10 +31,10 @@ from tensorboard.plugins.hparams.list_session_groups import Handler as SessionsH
 import effloop
 from effloop import config as configs
 from effloop.batch import ImageSize
-from effloop.bench.loop import Preloaded
 from effloop.checkpoint import files
 from effloop.cli.main import main
 from effloop.errors import PROGRAM
+from effloop.measure.bench_step import Preloaded
 from effloop.record import grid
 from effloop.runs.reader import read_run
 

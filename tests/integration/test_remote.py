@@ -21,7 +21,6 @@ from plans import open_source, write_as
 from remotes import Fault, Server, serving
 from runs import TINY, composed, once, rows
 
-from effloop.bench.baselines import original_photos
 from effloop.cli.main import main
 from effloop.data.remote import fetch, store
 from effloop.data.remote.buckets import store_of
@@ -29,6 +28,7 @@ from effloop.data.remote.cache import PART
 from effloop.data.remote.fetch import fetched_before, fetched_of, forget, local_root
 from effloop.data.remote.location import Location
 from effloop.errors import ConfigError, DataError
+from effloop.measure.bench_loader import original_photos
 
 CHUNK = 1 << 16
 SECRET = os.urandom(8).hex()

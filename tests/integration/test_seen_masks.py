@@ -17,11 +17,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import effloop
 from effloop.batch import ImageSize, Preview
 from effloop.cli.main import main
-from effloop.diagnose.batch_tensors import device_batch, host_batch
-from effloop.diagnose.memory import Tensors
-from effloop.diagnose.memory_parts import expected_memory
 from effloop.errors import DataError
 from effloop.inference.trained import Trained
+from effloop.measure.memory import Tensors, device_batch, expected_memory, host_batch
 from effloop.model import models, probe
 from effloop.parallel.dp import NoneConfig, NoParallel
 from effloop.record.grid import Layout, draw

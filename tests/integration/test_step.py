@@ -12,8 +12,8 @@ from runs import TINY, train
 
 import effloop
 from effloop.cli.main import main
-from effloop.diagnose.advice import advise
 from effloop.errors import ConfigError, warn
+from effloop.measure.advice import advise
 from effloop.optim import EMA, NoEMA
 from effloop.precision import Precision
 from effloop.train.trainer import Trainer

@@ -24,10 +24,10 @@ from effloop.data.remote.fetch import forget
 from effloop.data.remote.window_fetch import WindowFetching
 from effloop.data.source import Tail, sources
 from effloop.data.windows import WindowOrder
-from effloop.diagnose.pipeline import loader_rate, loading_costs, sample_ids
 from effloop.errors import ConfigError
 from effloop.inference.export import calibration_images
 from effloop.inference.trained import Trained
+from effloop.measure.costs import loader_rate, loading_costs, sample_ids
 from effloop.report.downloads import download_line
 from effloop.runs.reader import read_run
 
@@ -99,7 +99,7 @@ def test_a_run_that_is_interrupted_goes_on_in_the_same_order(server, here):
 
 
 def test_what_held_a_run_back_is_measured_on_what_is_here(server, here, monkeypatch):
-    monkeypatch.setattr("effloop.diagnose.review._LEAST_TRAINED_S", 0.0)
+    monkeypatch.setattr("effloop.measure.review._LEAST_TRAINED_S", 0.0)
     assert train(f"data.root={server.url}/d/", *KEPT, "run=run") == 0
     assert json.loads((here / "outputs/run/efficiency.json").read_text())["verdict"]["bound"]
 

@@ -22,9 +22,9 @@ from torch.overrides import TorchFunctionMode
 
 import effloop
 from effloop.batch import Batch
-from effloop.bench.loop import Preloaded
 from effloop.checkpoint import CheckpointConfig, Checkpoints
 from effloop.data.source.counts import class_counts
+from effloop.measure.bench_step import Preloaded
 from effloop.model import checkpoint_blocks, freeze, models, parameter_groups
 from effloop.optim import EMA, NoEMA, optimizers, schedules
 from effloop.parallel.dp import NoneConfig, NoParallel

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 import effloop
 from effloop.batch import Batch
-from effloop.bench.loop import Preloaded
 from effloop.checkpoint import CheckpointConfig, Checkpoints
 from effloop.checkpoint.files import find
 from effloop.config import to_dict
 from effloop.data.augment.mix import Mix
 from effloop.data.random import sample_keys
 from effloop.errors import ConfigError
+from effloop.measure.bench_step import Preloaded
 from effloop.optim import NoEMA
 from effloop.parallel.dp import NoneConfig, NoParallel
 from effloop.precision import Precision

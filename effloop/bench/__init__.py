@@ -1,1 +1,0 @@
-"""What costs what, beside baselines."""

@@ -1,0 +1,212 @@
+"""Values for what is `auto` in a config, by measuring whole training steps of each."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from effloop.assemble.compiling import random_batch, seconds_of, state_preserved
+from effloop.assemble.model import build_model
+from effloop.assemble.resolve import Resolved, resolved
+from effloop.config import Config
+from effloop.data.source.splits import open_split
+from effloop.measure.turns import in_turns, ratio_of
+from effloop.optim import optimizers
+from effloop.parallel import Parallel
+from effloop.precision import precisions
+from effloop.system.hardware import set_reproducible
+from effloop.task import Task
+from effloop.train.step import Step
+
+WARM_UP = 3
+"""Calls before any is timed: the first compiles, tries algorithms and allocates the optimizer's state; CUDA graphs are
+recorded in the two that follow."""
+
+TURN_S = 0.1
+"""Seconds that one candidate runs before the next one does, if that is more than one step."""
+
+BUDGET_S = 10.0
+"""Seconds for all turns; each candidate has three in any case."""
+
+_VALUES = {"channels_last": (True, False), "cudnn_benchmark": (True, False), "compile": (False, True)}
+"""Key -> its values; the first is taken where both are as fast."""
+
+
+def measure_auto(config: Config, task: Task, parallel: Parallel) -> tuple[Resolved, list[str]]:
+    """The config with a value for each key that is `auto`, and a line for each that says what was measured.
+
+    Whole training steps are measured, on random images of the batch's size, and leave no trace. All ranks measure at
+    the same time, as they will train; what rank 0 finds holds for all.
+    """
+    asked = [key for key in _VALUES if getattr(config, key) == "auto"]
+    trial = resolved(config, parallel, **{key: _VALUES[key][0] for key in asked})
+    lines = []
+    set_reproducible(deterministic=config.deterministic, cudnn_benchmark=trial.cudnn_benchmark)
+    num_outputs = task.num_outputs(open_split(config.data, "train"))
+    for key in asked:
+        if key == "cudnn_benchmark" and parallel.device.type != "cuda":
+            lines.append("cudnn_benchmark: auto took true; without a GPU it changes nothing")
+            continue
+        ways: list[dict[str, Any]] = [{key: value} for value in _VALUES[key]]
+        values = {str(way[key]).lower(): replace(trial, **way) for way in ways}
+        with ExitStack() as stack:
+            stack.enter_context(state_preserved(nn.Module()))  # random numbers
+            # What cuDNN has found, by trying or not, holds for the life of a process.
+            make = partial(_elsewhere, stack) if key == "cudnn_benchmark" else trial_step
+            steps = {word: make(each, task, num_outputs, parallel.device) for word, each in values.items()}
+            winner = fastest(key, steps)
+        trial = values[parallel.on_rank0(lambda found=winner: found.name)]  # type: ignore[misc]
+        lines.append(winner.line)
+    return trial, lines
+
+
+def trial_step(config: Resolved, task: Task, num_outputs: int, device: torch.device) -> Callable[[], None]:
+    """One update of a model of its own on random images, as a call; the model is built at the first one.
+
+    Args:
+        config: of the model, the optimizer, the precision and the batch.
+        task: gives the loss.
+        num_outputs: of the model.
+        device: where it is trained.
+    """
+    made: list[tuple[Step, torch.optim.Optimizer, Tensor, Tensor, Tensor]] = []
+    precision = precisions.build(config.precision, device)
+
+    def step() -> None:
+        if not made:
+            model = build_model(config, num_outputs, device).train()
+            learner = Step(model, task, precision)
+            optimizer = optimizers.build(config.optim, [each for each in model.parameters() if each.requires_grad])
+            made.append((learner, optimizer, *random_batch(config, config.size, task, num_outputs, device)))
+        learner, optimizer, images, targets, valid = made[0]
+        precision.backward(learner(images, targets, valid)[0])
+        precision.step(optimizer, config.max_grad_norm)
+        optimizer.zero_grad()
+
+    return step
+
+
+def _elsewhere(
+    stack: ExitStack, config: Resolved, task: Task, num_outputs: int, device: torch.device
+) -> Callable[[], None]:
+    """As `trial_step`, in a process of its own, which ends when the stack is closed."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=_serve, args=(theirs, config, task, num_outputs, device), daemon=True)
+    child.start()
+    theirs.close()
+    stack.callback(child.join)
+    stack.callback(ours.close)
+
+    def step() -> None:
+        ours.send(None)
+        try:
+            reason = ours.recv()
+        except EOFError:
+            reason = "its process ended"
+        if reason:
+            raise RuntimeError(reason)
+
+    return step
+
+
+def _serve(pipe: Connection, config: Resolved, task: Task, num_outputs: int, device: torch.device) -> None:
+    """Do a step for each message from the pipe, until it is closed."""
+    torch.backends.cudnn.benchmark = config.cudnn_benchmark
+    step = trial_step(config, task, num_outputs, device)
+    with suppress(EOFError):
+        while True:
+            pipe.recv()
+            try:
+                seconds_of(step)
+                pipe.send("")
+            except Exception as error:
+                pipe.send(f"{type(error).__name__}: {error}")
+
+
+@dataclass(frozen=True)
+class RaceResult:
+    """What was measured.
+
+    Attributes:
+        name: the fastest candidate.
+        line: for the log: which was taken, the time of each, and why others failed.
+        step_s: candidate -> seconds per step, the median of its turns; without those that failed.
+        warm_up_s: candidate -> seconds of its first calls, compiling included.
+    """
+
+    name: str
+    line: str
+    step_s: dict[str, float]
+    warm_up_s: dict[str, float]
+
+
+def fastest(
+    what: str,
+    candidates: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int = 7,
+    margin: float = 0.02,
+    clock: Callable[[], float] = time.perf_counter,
+) -> RaceResult:
+    """Measure all candidates in turns; the first wins unless another is faster by more than the noise.
+
+    Each is compared with the first round by round: the median of its gains must be more than `margin` and more than
+    their median absolute deviation.
+
+    Args:
+        what: the config key, for the line of the log.
+        candidates: value of that key -> a step with it; the default first. Steps change the model: see
+            `state_preserved`.
+        rounds: turns of each; fewer where steps are slow.
+        margin: share of the time below which the default stays.
+        clock: returns the time in seconds.
+
+    Raises:
+        Exception: the first one raised it, so there is nothing to fall back on. Another one that raises is left out.
+    """
+    default, failed = next(iter(candidates)), dict[str, str]()
+
+    def timed(name: str, calls: int) -> float:
+        """Seconds per call; NaN once it has failed."""
+        if name in failed:
+            return math.nan
+        try:
+            return seconds_of(candidates[name], calls, clock) / calls
+        except Exception as error:
+            if name == default:
+                raise
+            failed[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+            return math.nan
+
+    warm_up_s, length = {}, {}
+    for name in candidates:
+        warm_up_s[name], length[name] = WARM_UP * timed(name, WARM_UP), timed(name, 1)
+    a_round = sum(max(TURN_S, length[name]) for name in candidates if name not in failed)
+    calls = {name: max(1, min(100, int(TURN_S / max(length[name], 1e-9)))) for name in candidates if name not in failed}
+    sides = {name: partial(timed, name, count) for name, count in calls.items()}
+    turns = in_turns(sides, max(3, min(rounds, int(BUDGET_S / a_round))))
+    turns = {name: each for name, each in turns.items() if name not in failed}
+    step_s = {name: statistics.median(each) for name, each in turns.items()}
+    gains = {}
+    for name, each in turns.items():
+        ratio, spread = ratio_of(each, turns[default])
+        if 1 - ratio > max(margin, spread):
+            gains[name] = 1 - ratio
+    winner = max(gains, key=gains.__getitem__, default=default)
+    others = ", ".join(f"{1e3 * seconds:.3g} ms ({name})" for name, seconds in step_s.items() if name != winner)
+    line = f"{what}: auto took {winner}: {1e3 * step_s[winner]:.3g} ms a step" + f" against {others}" * bool(others)
+    line += ", within their noise" * (step_s[winner] > min(step_s.values()))
+    line += "".join(f"; {name} failed: {reason}" for name, reason in failed.items())
+    return RaceResult(winner, line, step_s, {name: warm_up_s[name] for name in turns})

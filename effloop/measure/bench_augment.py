@@ -1,0 +1,401 @@
+"""`bench what=augment`: what augmentation costs with each library, on the host and on the device."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from effloop import config as configs
+from effloop.assemble.loader import build_loader
+from effloop.assemble.resolve import num_workers
+from effloop.config import Config
+from effloop.data.engine import engines
+from effloop.data.loader import Loader
+from effloop.data.source import Tail
+from effloop.errors import ConfigError
+from effloop.measure.bench_loader import EpochRunner, Measurement, measured_epochs
+from effloop.measure.turns import apart, in_turns, print_table
+from effloop.registry import choices
+from effloop.report.figures import BarPanel, plot_bars, write_csv
+from effloop.system.hardware import available_cores, find_device
+
+LIBRARIES = {
+    "albumentations": ("cpu",),
+    "torchvision": ("cpu", "gpu"),
+    "native": ("cpu", "gpu"),
+    "native fast": ("cpu",),
+}
+"""Library -> where its recipes can run. `fast` doesn't antialias, and Albumentations doesn't either."""
+
+_OPTIONAL = ("albumentations",)
+"""Libraries that aren't dependencies; each is an extra of its name."""
+
+
+def augment(config: Config, repeats: int, *, table: str, limit: str, grid: str) -> dict[str, Any]:
+    """Seconds for an epoch of the train split: with each library, and with the batch operations on either device.
+
+    `libraries`: one epoch with albumentations, torchvision and native, all on the host. `device`: one to four epochs
+    with torchvision and native, with batch operations on the host or on `device`. All use EffLoop's loader, from the
+    encoded image to the uint8 batch; each runs in a process of its own, interleaved, after a warm-up epoch. Every
+    image is loaded exactly once.
+
+    Args:
+        config: whose train split and engine are measured; `device` uses its batch size and workers, too.
+        repeats: measurements of each.
+        table: `libraries`, `device` or `both`.
+        limit: only the first so many images; `all` for all.
+        grid: for `libraries`, BATCHxWORKERS with commas between.
+
+    Raises:
+        ConfigError: an option isn't allowed, or a recipe can't be built.
+    """
+    if table not in ("both", *TABLES):
+        raise ConfigError(f"table: no table '{table}'; {choices(table, ['both', *TABLES])}")
+    count, pairs = _parse_limit(limit), _parse_grid(grid)
+    _refuse_recipe(config)
+    gpu = _describe_gpu(config.device)
+    config.data.mean = config.data.std = None
+    config.data.tail = Tail.wrap  # a batch may be larger than the split; `_truncated_loader` pads it
+    groups = _groups(config, table, pairs)
+    data, images = _check_recipes(config, itertools.chain(*groups))
+    images = min(images, count or images)
+    rows = [row for group in groups for row in table_rows(group, _measure(config, group, repeats, images), images)]
+    facts = {"data": data, "images": images, "repeats": repeats, "gpu_ran_on": gpu}
+    parts = {"engine": config.engine.name, "decode": config.decode.name, "cores": available_cores()}
+    result = {"what": "augment", **facts, **parts, "rows": rows}
+    print_tables(result)
+    return result
+
+
+def _groups(config: Config, table: str, pairs: list[tuple[int, int]]) -> list[list[Case]]:
+    """Cases that are interleaved with each other; without libraries that aren't installed."""
+    names = [name for name in LIBRARIES if _installed(name)]
+    groups: list[list[Case]] = []
+    if table != "device":
+        groups += [[Case("libraries", name, "cpu", *pair) for name in names] for pair in pairs]
+    if table != "libraries":
+        own = (config.batch_size, num_workers(config))
+        both = [name for name in names if "gpu" in LIBRARIES[name]]
+        groups += [[Case("device", name, device, *own) for device in LIBRARIES[name]] for name in both]
+    return groups
+
+
+def _parse_limit(word: str) -> int | None:
+    if word == "all":
+        return None
+    if not (word.isascii() and word.isdigit()) or int(word) < 1:
+        raise ConfigError(f"limit: '{word}' is not allowed; set a whole number above 0, or all")
+    return int(word)
+
+
+def _parse_grid(words: str) -> list[tuple[int, int]]:
+    found = [re.fullmatch(r"([1-9]\d{0,8})x(\d{1,4})", word, re.ASCII) for word in words.split(",")]
+    pairs = dict.fromkeys((int(pair[1]), int(pair[2])) for pair in found if pair)
+    if len(pairs) != len(found):
+        raise ConfigError(f"grid: '{words}' is not allowed; set BATCHxWORKERS, each once, as in grid=32x1,128x2")
+    return list(pairs)
+
+
+def _refuse_recipe(config: Config) -> None:
+    """Refuse to ignore settings of the recipe.
+
+    Raises:
+        ConfigError: a recipe or a size has been set.
+    """
+    default = configs.compose()
+    for key in ("augment", "image_size"):
+        if getattr(config, key) != getattr(default, key):
+            have = " and ".join(f"{spec.recipe} at {spec.image_size} pixels" for spec in TABLES.values())
+            raise ConfigError(f"{key}: what=augment has its own recipes, {have}; leave out what sets {key}")
+
+
+def _installed(library: str) -> bool:
+    """Whether a library is installed, without the second that importing it takes; prints a line if not."""
+    installed = library not in _OPTIONAL or find_spec(library) is not None
+    if not installed:
+        print(f"{library} is left out, it isn't installed: pip install 'effloop[{library}]'")
+    return installed
+
+
+def _check_recipes(config: Config, cases: Iterable[Case]) -> tuple[str, int]:
+    """Build each recipe once before any process starts: errors in it or in the data are raised here.
+
+    Returns:
+        The data in words, and its number of images.
+    """
+    for case in {(case.table, case.library, case.device): case for case in cases}.values():
+        with closing(build_loader(_config(config, case))) as loader:
+            found = loader.describe(), len(loader.plan.source)
+    config.data.check = 0  # once is enough
+    return found
+
+
+def _config(base: Config, case: Case) -> Config:
+    """The user's config, with a case's recipe."""
+    library, _, resize = case.library.partition(" ")
+    words = [f"augment={library}_{case.spec.recipe}", f"augment.device={case.device}"]
+    words += [f"augment.resize={resize}"] if resize else []
+    return replace(
+        base,
+        augment=configs.compose([*words, f"image_size={case.spec.image_size}"]).augment,
+        image_size=case.spec.image_size,
+        batch_size=case.batch_size,
+        num_workers=case.num_workers,
+        device="cpu" if case.table == "libraries" else base.device,
+    )
+
+
+def _describe_gpu(name: str) -> str:
+    """What `augment.device=gpu` means here."""
+    device = find_device(name)
+    if device.type == "cuda":
+        return f"{device}, {torch.cuda.get_device_name(device)}"
+    return "the CPU: device=cpu says so" if torch.cuda.is_available() else "the CPU: there is no GPU here"
+
+
+def _measure(config: Config, group: list[Case], repeats: int, images: int) -> dict[str, list[list[Measurement]]]:
+    """Label of a case -> for each repeat, measurements of pass after pass."""
+    with ExitStack() as stack:
+        runs = {}
+        for case in group:
+            own = _config(config, case)
+            build = partial(measured_epochs, partial(_build_epoch, own, images))
+            name = f"{case.library} on the {case.device}"
+            epoch = stack.enter_context(apart(name, build, reuse_memory=own.reuse_memory))
+            runs[case.label] = partial(_passes, epoch, case.spec.passes)
+        return in_turns(runs, repeats)
+
+
+def _passes(epoch: Callable[[], Measurement], count: int) -> list[Measurement]:
+    return [epoch() for _ in range(count)]
+
+
+def _build_epoch(config: Config, images: int) -> EpochRunner:
+    """An epoch of the first `images` of the train split; a warm-up epoch is run at once."""
+    loader, numbers = _truncated_loader(config, images), itertools.count()
+
+    def epoch() -> tuple[int, float]:
+        for _ in loader.epoch(next(numbers)):
+            pass
+        if loader.transfer.device.type == "cuda":
+            torch.cuda.synchronize(loader.transfer.device)
+        return images, 0.0
+
+    epoch()
+    return epoch
+
+
+def _truncated_loader(config: Config, images: int) -> Loader:
+    """The train split's loader, of the first images only."""
+    whole = build_loader(config)
+    whole.close()
+    plan = replace(whole.plan, order=replace(whole.plan.order, num_samples=images, tail=Tail.pad))
+    pin_memory = whole.transfer.device.type == "cuda"
+    engine = engines.build(config.engine, plan, num_workers=num_workers(config), pin_memory=pin_memory)
+    return Loader(plan, engine, whole.transfer)
+
+
+# The two tables of `bench what=augment`: what is timed, what others reported, and how both are shown.
+
+Reported = Mapping[tuple[int, ...], tuple[float, float]]
+"""(batch size, workers) or (passes,) -> seconds of two rows."""
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """What one of the tables compares.
+
+    Attributes:
+        recipe: of augmentation; each library has one of this name.
+        image_size: height and width of its output.
+        passes: over the data, one after the other.
+        labels: of the two rows that figures were reported for.
+        images: in the data that they were reported for.
+        reported: the two rows' seconds.
+    """
+
+    recipe: str
+    image_size: int
+    passes: int
+    labels: tuple[str, str]
+    images: int
+    reported: Reported
+
+
+_BY_LIBRARY: Reported = {
+    (1, 1): (92.40, 137.51),
+    (2, 1): (86.51, 124.77),
+    (32, 1): (81.40, 119.75),
+    (128, 1): (78.49, 111.60),
+    (256, 1): (78.16, 106.83),
+    (128, 2): (64.92, 86.33),
+    (256, 2): (64.89, 88.26),
+}
+_BY_DEVICE: Reported = {(1,): (116.25, 106.12), (2,): (223.29, 206.41), (3,): (345.12, 310.61), (4,): (455.33, 415.64)}
+
+TABLES = {
+    "libraries": TableSpec("resize_crop", 256, 1, ("albumentations", "torchvision"), 9469, _BY_LIBRARY),
+    "device": TableSpec("resize_crop_jitter", 224, 4, ("cpu", "gpu"), 9467, _BY_DEVICE),
+}
+"""By the names that `table=` takes. The reported seconds are from another machine, other data and PyTorch's loader."""
+
+GRID = ",".join(f"{batch}x{workers}" for batch, workers in _BY_LIBRARY)
+"""Batch sizes and numbers of workers that figures were reported for."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What one process measures.
+
+    Attributes:
+        table: a name of `TABLES`.
+        library: whose operations augment.
+        device: where operations on batches run.
+        batch_size, num_workers: of the loader.
+    """
+
+    table: str
+    library: str
+    device: str
+    batch_size: int
+    num_workers: int
+
+    @property
+    def spec(self) -> TableSpec:
+        """What the case's table compares."""
+        return TABLES[self.table]
+
+    @property
+    def label(self) -> str:
+        """What distinguishes it from the cases it is compared with."""
+        return self.library if self.table == "libraries" else self.device
+
+
+def table_rows(
+    group: Sequence[Case], rounds: Mapping[str, list[list[Measurement]]], images: int
+) -> list[dict[str, Any]]:
+    """Rows of a table from interleaved measurements: one for each case and number of passes.
+
+    Args:
+        group: the cases, all of one table.
+        rounds: label -> for each repeat, measurements of pass after pass.
+        images: of a pass.
+    """
+    return [
+        _row(case, passes, {label: _summed(found, passes, images) for label, found in rounds.items()}, images)
+        for passes in range(1, group[0].spec.passes + 1)
+        for case in group
+    ]
+
+
+def _summed(rounds: list[list[Measurement]], passes: int, images: int) -> list[tuple[float, float]]:
+    """For each repeat, wall-clock seconds and CPU seconds of its first passes."""
+    times = [[(images / each["per_s"], each["cores_used"]) for each in found[:passes]] for found in rounds]
+    return [(sum(wall for wall, _ in each), sum(wall * cores for wall, cores in each)) for each in times]
+
+
+def _row(case: Case, passes: int, times: Mapping[str, list[tuple[float, float]]], images: int) -> dict[str, Any]:
+    spec, seconds = case.spec, [wall for wall, _ in times[case.label]]
+    medians = {label: statistics.median(wall for wall, _ in found) for label, found in times.items()}
+    key = (case.batch_size, case.num_workers) if case.table == "libraries" else (passes,)
+    reported = dict(zip(spec.labels, spec.reported.get(key, ()), strict=False))
+    of, over = ("cpu", case.label) if case.table == "device" else (case.label, "torchvision")
+    reported_s = reported.get(case.label)
+    return {
+        **{"table": case.table, "recipe": spec.recipe, "library": case.library, "device": case.device},
+        **{"batch_size": case.batch_size, "num_workers": case.num_workers, "passes": passes, "images": images},
+        **{"median_s": medians[case.label], "least_s": min(seconds), "most_s": max(seconds)},
+        "ms_per_image": 1000 * medians[case.label] / (images * passes),
+        "cores_used": statistics.median(cpu / wall for wall, cpu in times[case.label]),
+        "ratio_of": f"{of}/{over}",
+        "ratio": medians[of] / medians[over],
+        "reported_s": reported_s,
+        "reported_ms_per_image": reported_s and 1000 * reported_s / (spec.images * passes),
+        "reported_ratio": reported[of] / reported[over] if {of, over} <= reported.keys() else None,
+        "seconds": seconds,
+    }
+
+
+_FIRST = {"libraries": ("batch_size", "num_workers", "library"), "device": ("library", "passes", "device")}
+_SECONDS, _REPORTED = ("median_s", "least_s", "most_s"), ("reported_s", "reported_ms_per_image", "reported_ratio")
+_HEADINGS = ("s", "least", "most", "ms per\nimage", "cores\nused")
+_REPORTED_HEADINGS = ("reported\ns", "reported\nms/image", "reported\nratio")
+
+
+def print_tables(result: Mapping[str, Any]) -> None:
+    """Print a result's tables."""
+    for name, rows in _by_table(result["rows"]).items():
+        spec, first, keys = TABLES[name], rows[0], _FIRST[name]
+        title = f"{spec.recipe} at {spec.image_size} pixels, {result['images']:,} images, engine={result['engine']}"
+        if name == "device":
+            title += f", batches of {first['batch_size']}, {first['num_workers']} workers\n{_where(result)}"
+        ratio = f"{spec.labels[0]}\n/ {spec.labels[1]}" if name == "device" else "over\ntorchvision"
+        numbers = (*_SECONDS, "ms_per_image", "cores_used", "ratio", *_REPORTED)
+        print_table(
+            [*(key.replace("_", "\n") for key in keys), *_HEADINGS, ratio, *_REPORTED_HEADINGS],
+            [
+                [*(str(row[key]) for key in keys), *("" if row[key] is None else f"{row[key]:.2f}" for key in numbers)]
+                for row in rows
+            ],
+            left=("library", "device"),
+            dim=_REPORTED_HEADINGS,
+            sections=[i for i, row in enumerate(rows[:-1]) if any(row[key] != rows[i + 1][key] for key in keys[:2])],
+            min_width=110,
+            title=f"{title}\n{result['repeats']} times each, in turns",
+            padding=(0, 1, 0, 0),
+        )
+    print(f"{result['data']}; medians; from the encoded image to the uint8 batch")
+    print("reported: by others, of their machine and loader; compare the ratios")
+
+
+def _where(result: Mapping[str, Any]) -> str:
+    return f"device=gpu: batch operations ran on {result['gpu_ran_on']}"
+
+
+def _by_table(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    tables = dict.fromkeys(row["table"] for row in rows)
+    return {table: [row for row in rows if row["table"] == table] for table in tables}
+
+
+def write_augment_files(result: Mapping[str, Any], out: Path) -> None:
+    """Write a result as CSV and as a plot, beside its JSON file `out`."""
+    shared = {key: result[key] for key in ("engine", "repeats", "gpu_ran_on")}
+    rows = [{**{key: value for key, value in row.items() if key != "seconds"}, **shared} for row in result["rows"]]
+    write_csv(out.with_suffix(".csv"), rows)
+    plot_bars(out.with_suffix(".png"), list(_panels(result)))
+
+
+def _panels(result: Mapping[str, Any]) -> list[BarPanel]:
+    """One for the libraries, and one for each library that has been on both devices."""
+    found = []
+    for name, rows in _by_table(result["rows"]).items():
+        spec = TABLES[name]
+        for library in dict.fromkeys(row["library"] for row in rows) if name == "device" else ("",):
+            title = f"{spec.recipe} by {library}\n{_where(result)}" if library else f"{spec.recipe} by library"
+            own = [row for row in rows if library in ("", row["library"])]
+            axis = "passes" if library else "batch size x workers"
+            found.append(_panel(own, title, axis))
+    return found
+
+
+def _panel(rows: Sequence[dict[str, Any]], title: str, axis: str) -> BarPanel:
+    passes = axis == "passes"
+    names = [str(row["passes"]) if passes else f"{row['batch_size']} x {row['num_workers']}" for row in rows]
+    bars: dict[str, list[tuple[float, float, float] | None]] = {}
+    marks: dict[str, list[float | None]] = {}
+    for row in rows:
+        label, share = row["device"] if passes else row["library"], row["ms_per_image"] / row["median_s"]
+        bars.setdefault(label, []).append(tuple(share * row[key] for key in _SECONDS))
+        marks.setdefault(label, []).append(row["reported_ms_per_image"])
+    groups = list(dict.fromkeys(names))
+    return BarPanel(title, "ms per image", axis, groups, bars, marks, "reported by others")

@@ -1,0 +1,282 @@
+"""Training as a side that takes turns: whole loops with their loading, or updates on batches in memory."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from effloop import config as configs
+from effloop.assemble.compiling import seconds_of, wait_for_gpu
+from effloop.assemble.trainer import build_trainer
+from effloop.batch import Batch
+from effloop.checkpoint import rng
+from effloop.config import Config
+from effloop.data.source import Cache
+from effloop.measure.turns import Turn, apart, held_bytes, in_turns
+from effloop.system.saved import SavedForBackward
+from effloop.train.trainer import Trainer
+
+TURN_S = 1.0
+"""Seconds of one turn of a training loop."""
+
+_FILLING, _LEAST_UPDATES = 3, 4  # batches before the clock runs, and updates of a turn, however long they take
+_UPDATES_S = 0.2  # of updates on batches in memory in one turn
+_NUM_UPDATES = 4  # different ones in memory: a single one is soon overfitted
+
+
+def alone(config: Config, *more: str) -> Config:
+    """The config of a run that is measured in this process: nothing but loading, training, logging, evaluation.
+
+    What is `auto` in the step has its default, so that nothing is measured for it; `more` are further overrides.
+    """
+    overrides = ["parallel=none", "checkpoint=none", "schedule=constant", "profile=none", "resume=null"]
+    defaults = {"channels_last": "true", "cudnn_benchmark": "null", "compile": "false"}
+    overrides += [f"{key}={value}" for key, value in defaults.items() if getattr(config, key) == "auto"]
+    if "record=none" not in more:
+        overrides += [f"record.{key}=false" for key in ("console", "mlflow", "wandb") if hasattr(config.record, key)]
+    return configs.from_dict(configs.to_dict(config), [*overrides, *more], "the config")
+
+
+def endless(trainer: Trainer, epochs: Iterable[int]) -> Generator[Batch, None, None]:
+    """Training's batches, one epoch after the other; closing it ends what loads."""
+    for epoch in epochs:
+        yield from trainer.train.epoch(epoch)
+
+
+def train_turn(
+    trainer: Trainer,
+    batches: Iterable[Batch],
+    *,
+    seconds: float | None = None,
+    filling: int = _FILLING,
+) -> Turn:
+    """Train on an endless stream for a turn.
+
+    Timed are whole updates, each with the wait for its data, after the first ones, which fill the pipeline. The model
+    is trained by it.
+
+    Args:
+        trainer: its recorder has been entered.
+        batches: which it trains on.
+        seconds: of a turn, about; None is `TURN_S`.
+        filling: batches before the clock runs.
+    """
+    group = trainer.loop.accumulate
+    filling = -(-filling // group) * group
+    enough = TURN_S if seconds is None else seconds
+    taken, images, waited, began = 0, 0, 0.0, 0.0
+
+    def bounded() -> Iterator[Batch]:
+        nonlocal taken, images, waited, began
+        asked = time.perf_counter()
+        for batch in batches:
+            arrived = time.perf_counter()
+            yield batch
+            size = len(batch)
+            del batch  # frees its memory for the next one
+            taken += 1
+            if taken == filling:
+                wait_for_gpu()
+                began = time.perf_counter()
+            elif taken > filling:
+                waited += arrived - asked
+                images += size
+            timed = taken - filling
+            if timed >= _LEAST_UPDATES * group and timed % group == 0 and time.perf_counter() - began > enough:
+                return
+            asked = time.perf_counter()
+
+    trainer.progress.samples_seen = 0
+    trainer.train_epoch(bounded())
+    wait_for_gpu()
+    trainer.progress.samples_seen = 0
+    total = time.perf_counter() - began
+    return Turn(images / total, waited / total)
+
+
+class Loop:
+    """A trainer that trains on what its loader loads, for a turn at a time.
+
+    Args:
+        config: of the trainer.
+        scratch: gets the run folder.
+        turns: how many are to be compared; they are spread over the run's epochs, whose image sizes may differ.
+
+    Raises:
+        ConfigError, DataError: the config can't be built here.
+    """
+
+    def __init__(self, config: Config, scratch: Path, turns: int = 1) -> None:
+        self.trainer = build_trainer(config, run_dir=Path(tempfile.mkdtemp(dir=scratch)) / "run")
+        self._open = ExitStack()
+        self._open.enter_context(self.trainer.recorder)
+        self._open.callback(self.trainer.val.close)
+        self._open.callback(self.trainer.train.close)
+        self._flags = process_flags()
+        self._epochs = (
+            itertools.cycle(number * config.epochs // turns for number in range(turns))
+            if config.progressive
+            else itertools.count()
+        )
+        if config.data.cache is not Cache.none:
+            for _ in self.trainer.train.epoch(0):  # fills it
+                pass
+
+    def turn(self, seconds: float | None = None) -> Turn:
+        """Train for a turn, in an epoch of its own, with the process's flags as this side's config sets them."""
+        set_process_flags(self._flags)
+        with closing(endless(self.trainer, itertools.repeat(next(self._epochs)))) as batches:
+            return train_turn(self.trainer, batches, seconds=seconds)
+
+    def close(self) -> None:
+        """Stop the workers, and what records."""
+        self._open.close()
+
+
+class Updates:
+    """A trainer whose updates are on batches in memory.
+
+    Raises:
+        ConfigError, DataError: the config can't be built here.
+    """
+
+    def __init__(self, config: Config, scratch: Path) -> None:
+        self.trainer = build_trainer(config, run_dir=Path(tempfile.mkdtemp(dir=scratch)) / "run")
+        with closing(self.trainer.train), closing(self.trainer.val):
+            batches = list(itertools.islice(self.trainer.train.epoch(0), _NUM_UPDATES * config.accumulate))
+        whole = len(batches) - len(batches) % config.accumulate
+        self.groups: list[list[Batch]] = [
+            batches[first : first + config.accumulate] for first in range(0, whole, config.accumulate)
+        ]
+        self.images = sum(map(len, self.groups[0]))
+        self._next_groups = itertools.cycle(self.groups)
+        self._flags = process_flags()
+        self.trainer.model.train()
+        seconds_of(self.update, 3)  # compiles, allocates the optimizer's state
+        self._updates_per_turn = max(1, int(_UPDATES_S / seconds_of(self.update)))
+
+    def update(self) -> None:
+        """One update, of the next batches."""
+        group = next(self._next_groups)
+        for number, batch in enumerate(group, start=1):
+            self.trainer.forward_backward(batch, sync=number == len(group))
+        self.trainer.update()
+
+    def turn(self) -> Turn:
+        """Train for a turn, with the process's flags as this side's config sets them."""
+        set_process_flags(self._flags)
+        return Turn(self.images * self._updates_per_turn / seconds_of(self.update, self._updates_per_turn))
+
+    def bytes(self) -> int:
+        """Of an update, beside weights and optimizer: its peak on a GPU, else what is kept from forward to backward."""
+        set_process_flags(self._flags)
+        device = self.trainer.parallel.device
+        if device.type == "cuda":
+            before = torch.cuda.memory_allocated(device)
+            torch.cuda.reset_peak_memory_stats(device)
+            self.update()
+            return torch.cuda.max_memory_allocated(device) - before
+        model = self.trainer.model
+        with SavedForBackward(itertools.chain(model.parameters(), model.buffers())) as saved:
+            self.trainer.forward_backward(self.groups[0][0], sync=True)
+        self.trainer.optimizer.zero_grad()
+        return saved.bytes
+
+
+def turns_apart(
+    sides: Mapping[str, Callable[[], Callable[[], Turn]]], rounds: int
+) -> tuple[dict[str, list[Turn]], dict[str, int]]:
+    """Turns of sides that each have a process of their own, for what can't be undone in a process; and their memory.
+
+    Args:
+        sides: name -> what builds, in that process, the function that trains for a turn.
+        rounds: turns of each, after one to warm up.
+    """
+    with ExitStack() as stack:
+        runs = {
+            name: stack.enter_context(apart(name, partial(_with_bytes, build), reuse_memory=False))
+            for name, build in sides.items()
+        }
+        found = in_turns(runs, rounds, warm_up=1)
+    return (
+        {name: [turn for turn, _ in each] for name, each in found.items()},
+        {name: sorted(size for _, size in each)[len(each) // 2] for name, each in found.items()},
+    )
+
+
+def _with_bytes(build: Callable[[], Callable[[], Turn]]) -> Callable[[], tuple[Turn, int]]:
+    turn = build()
+    return lambda: (turn(), held_bytes())
+
+
+def updates_of(config: Config, scratch: Path) -> Callable[[], Turn]:
+    """Builds `Updates` in a process of its own."""
+    return Updates(config, scratch).turn
+
+
+def loop_of(config: Config, scratch: Path, turns: int) -> Callable[[], Turn]:
+    """Builds a `Loop` in a process of its own."""
+    return Loop(config, scratch, turns).turn
+
+
+Flags = dict[str, Any]
+"""Flags of the whole process by name."""
+
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+
+
+def process_flags() -> Flags:
+    """What building a trainer may change for the whole process."""
+    return {
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "cudnn.deterministic": torch.backends.cudnn.deterministic,
+        "cudnn.benchmark": torch.backends.cudnn.benchmark,
+        "cudnn.allow_tf32": torch.backends.cudnn.allow_tf32,
+        "matmul": torch.get_float32_matmul_precision(),
+        "threads": torch.get_num_threads(),
+        _WORKSPACE: os.environ.get(_WORKSPACE),
+    }
+
+
+def set_process_flags(values: Flags) -> None:
+    """Restore what `process_flags` returned."""
+    torch.use_deterministic_algorithms(values["deterministic"], warn_only=values["warn_only"])
+    torch.backends.cudnn.deterministic = values["cudnn.deterministic"]
+    torch.backends.cudnn.benchmark = values["cudnn.benchmark"]
+    torch.backends.cudnn.allow_tf32 = values["cudnn.allow_tf32"]
+    torch.set_float32_matmul_precision(values["matmul"])
+    if torch.get_num_threads() != values["threads"]:
+        torch.set_num_threads(values["threads"])
+    if values[_WORKSPACE] is None:
+        os.environ.pop(_WORKSPACE, None)
+    else:
+        os.environ[_WORKSPACE] = values[_WORKSPACE]
+
+
+@contextmanager
+def process_state_restored() -> Iterator[None]:
+    """Restore the process's flags and random generators afterwards, and drop what was compiled."""
+    before, generators = process_flags(), rng.capture()
+    try:
+        yield
+    finally:
+        set_process_flags(before)
+        rng.restore(generators)
+        if "torch._dynamo" in sys.modules:  # else nothing was compiled, and the import alone takes 2 s
+            torch.compiler.reset()
+
+
+def per_s(turns: Sequence[Turn]) -> list[float]:
+    """Images/s of turns."""
+    return [turn.images_per_s for turn in turns]

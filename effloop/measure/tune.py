@@ -1,0 +1,506 @@
+"""The fastest number of workers, of batches ahead and of images in a batch, measured on the training loop itself."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from effloop.assemble.compiling import wait_for_gpu
+from effloop.assemble.resolve import num_workers
+from effloop.assemble.trainer import build_trainer
+from effloop.batch import Batch
+from effloop.config import Config
+from effloop.data.engine import engines
+from effloop.data.loader import Loader
+from effloop.data.source.splits import open_split
+from effloop.errors import ConfigError
+from effloop.measure.loops import alone
+from effloop.measure.memory import expected_memory, host_batch
+from effloop.measure.turns import print_table
+from effloop.model import Probe
+from effloop.parallel import Parallel
+from effloop.precision import Precision
+from effloop.report.figures import BarPanel, plot_bars
+from effloop.runs.findings import TUNED, Findings, pipeline_key
+from effloop.system.files import write_text
+from effloop.system.hardware import available_memory
+from effloop.train.trainer import Trainer
+
+# The search for the fastest setting of the loader: which settings are measured, how often, and which is taken.
+
+MARGIN = 0.03
+"""Share of the speed below which the smaller setting is taken."""
+
+FED = 0.03
+"""Share of its time that a training loop waits for data if it counts as fed: so much would be the most to gain."""
+
+_CLEAR = 0.25  # a difference that needs no second look; a gain only where the loop waited for as much
+_MOST_ROUNDS = 4  # of two settings that hardly differ
+_MOST_WORKERS = 64
+
+
+@dataclass(frozen=True, order=True)
+class Setting:
+    """What is tuned.
+
+    Attributes:
+        batch_size, accumulate: their product stays the same.
+        num_workers: threads or processes that load.
+        prefetch: `engine.prefetch`.
+    """
+
+    batch_size: int
+    accumulate: int
+    num_workers: int
+    prefetch: int
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a turn of training has shown.
+
+    Attributes:
+        images_per_s: of the loop as a whole.
+        wait: share of its time in which it waited for data.
+    """
+
+    images_per_s: float
+    wait: float
+
+
+class OutOfTimeError(Exception):
+    """The time for measuring is over."""
+
+
+@dataclass
+class Search:
+    """Compares settings in alternating turns, because a machine's speed drifts by 10 % within a minute.
+
+    Args:
+        measure: trains for a turn.
+        seconds: for all turns; a turn that has begun is finished.
+        most_prefetch: that is tried.
+        clock: returns the time in seconds.
+
+    Attributes:
+        turns: setting -> its turns.
+        ended: why the search has ended.
+        compared: whether what it found was measured often enough to be remembered.
+    """
+
+    measure: Callable[[Setting], Turn]
+    seconds: float
+    most_prefetch: int = 8
+    clock: Callable[[], float] = time.perf_counter
+    turns: dict[Setting, list[Turn]] = field(default_factory=dict)
+    ended: str = ""
+    compared: bool = False
+
+    def run(self, usual: Setting, batches: Sequence[tuple[int, int]]) -> Setting:
+        """The fastest setting that was found; of those that are as fast, the smallest.
+
+        Args:
+            usual: what is taken without tuning; one that is found has to be faster.
+            batches: other batch sizes to try, each with its `accumulate`.
+        """
+        self._until = self.clock() + self.seconds
+        self._best = usual
+        self.compared = False
+        try:
+            self._choose_batch(batches)
+            # With many batches ahead, since more workers would otherwise stand in for them.
+            self._best = replace(self._best, num_workers=1, prefetch=max(usual.prefetch, self.most_prefetch))
+            self._turn(self._best)
+            self._climb()
+            self._refine()
+            self._prefetch(usual.prefetch)
+            usual = replace(usual, batch_size=self._best.batch_size, accumulate=self._best.accumulate)
+            if usual not in self.turns:  # climbing may have passed over it
+                self._take_if_faster(usual)
+            self.ended = "the loop is fed" if self.fed(self._best) else "more changes little"
+            self.compared = True
+        except OutOfTimeError:
+            self.ended = f"{self.seconds / 60:g} min are over"
+            self._best = self._best_by(usual)
+        return self._best
+
+    def _best_by(self, usual: Setting) -> Setting:
+        """What has been found when the time is over: faster than the usual setting, or else that."""
+        if usual not in self.turns:
+            self.turns.setdefault(usual, []).append(self.measure(usual))
+        if self._best not in self.turns:
+            return usual
+        speeds = [statistics.median(turn.images_per_s for turn in self.turns[each]) for each in (self._best, usual)]
+        if speeds[0] <= (1 + MARGIN) * speeds[1]:
+            return usual
+        self.compared = len(self.turns[self._best]) > 1
+        return self._best
+
+    def _choose_batch(self, batches: Sequence[tuple[int, int]]) -> None:
+        for batch_size, accumulate in batches:
+            self._take_if_faster(replace(self._best, batch_size=batch_size, accumulate=accumulate))
+
+    def _take_if_faster(self, setting: Setting) -> bool:
+        found = self.faster(setting, self._best)
+        self._best = setting if found else self._best
+        return found
+
+    def _climb(self) -> None:
+        """Twice as many workers, as long as that helps."""
+        while not self.fed(self._best) and self._best.num_workers < _MOST_WORKERS:
+            if not self._take_if_faster(replace(self._best, num_workers=2 * self._best.num_workers)):
+                break
+
+    def _refine(self) -> None:
+        """Numbers of workers between those that were doubled."""
+        best, workers = self._best, self._best.num_workers
+        if workers > 1 and not self.fed(best) and self._take_if_faster(replace(best, num_workers=workers * 3 // 2)):
+            return
+        fewer = replace(best, num_workers=workers - workers // 4)
+        if workers > 2 and not self.faster(best, fewer):
+            self._best = fewer
+
+    def _prefetch(self, usual: int) -> None:
+        """As few batches ahead as are as fast as many."""
+        prefetch = usual
+        while prefetch < self._best.prefetch:
+            fewer = replace(self._best, prefetch=prefetch)
+            if not self.faster(self._best, fewer):
+                self._best = fewer
+            prefetch *= 2
+
+    def faster(self, new: Setting, old: Setting) -> bool:
+        """Whether a setting is faster by more than the noise, in turns with the other one."""
+        ratios: list[float] = []
+        for number in range(_MOST_ROUNDS):
+            order = (old, new) if number % 2 == 0 else (new, old)
+            turn = {setting: self._turn(setting) for setting in order}
+            ratios.append(turn[new].images_per_s / max(turn[old].images_per_s, 1e-9))  # 0 where memory was too small
+            gain = statistics.median(ratios) - 1
+            spread = statistics.median(abs(ratio - 1 - gain) for ratio in ratios)
+            if gain < -_CLEAR or (gain > _CLEAR < turn[old].wait) or (number and abs(gain - MARGIN) > spread):
+                break
+        return gain > MARGIN
+
+    def _turn(self, setting: Setting) -> Turn:
+        if self.clock() > self._until:
+            raise OutOfTimeError
+        turn = self.measure(setting)
+        self.turns.setdefault(setting, []).append(turn)
+        return turn
+
+    def fed(self, setting: Setting) -> bool:
+        """Whether a measured setting keeps the loop from waiting."""
+        return statistics.median(turn.wait for turn in self.turns[setting]) < FED
+
+
+# A user's own training loop, turn by turn, with other settings of its loader.
+
+TURN_S = 1.0
+"""Seconds of a turn, after what fills the pipeline."""
+
+_MOST_PREFETCH = 8
+_FIRST, _LEAST_UPDATES = 3, 4  # batches before the clock runs, and updates of a turn, however long they take
+
+
+class TunedLoop:
+    """Trains with any setting, for a turn at a time; each turn goes on in the training data where the last one ended.
+
+    Args:
+        config: what is trained, as `neutral_overrides` leave it.
+        scratch: a folder for what a run writes.
+
+    Raises:
+        ConfigError, DataError: a trainer can't be built.
+    """
+
+    def __init__(self, config: Config, scratch: Path) -> None:
+        self.config = alone(config, "progressive=[]")
+        self._scratch = scratch
+        self._trainers: dict[int, tuple[Trainer, Loader]] = {}
+        self._position = 0
+        self._open = ExitStack()
+        self.trainer(config.batch_size, config.accumulate)
+
+    def close(self) -> None:
+        """End what loads and records."""
+        self._open.close()
+
+    def trainer(self, batch_size: int, accumulate: int) -> tuple[Trainer, Loader]:
+        """The trainer for a batch size, and its training data; built when it is first asked for."""
+        if batch_size not in self._trainers:
+            config = replace(self.config, batch_size=batch_size, accumulate=accumulate)
+            folder = Path(tempfile.mkdtemp(dir=self._scratch)) / "run"
+            trainer = build_trainer(config, run_dir=folder, advise=self._look)
+            self._open.enter_context(trainer.recorder)
+            self._open.callback(trainer.val.close)
+            self._open.callback(trainer.train.close)
+            assert isinstance(trainer.train, Loader)  # neither progressive nor a probe
+            self._trainers[batch_size] = trainer, trainer.train
+        return self._trainers[batch_size]
+
+    def describe(self) -> str:
+        """One line: the training data."""
+        return self._trainers[self.config.batch_size][1].describe()
+
+    def _look(
+        self,
+        config: Config,
+        model: nn.Module,
+        probe: Probe,
+        loaders: Sequence[Loader],
+        parallel: Parallel,
+        _: Precision,
+    ) -> list[str]:
+        """Keep what a trainer that is being built will take; gives no advice."""
+        self._memory = expected_memory(config, model, probe, loaders, parallel)
+        return []
+
+    def fits(self, batch_size: int, accumulate: int) -> bool:
+        """Whether there is memory for a batch size, as far as that is known before its first step."""
+        self.trainer(batch_size, accumulate)
+        return all(self._memory.total(place) < self._memory.capacity(place) for place in self._memory.places)
+
+    def most_prefetch(self) -> int:
+        """Batches ahead that a quarter of the free memory has room for, but no more than are ever needed."""
+        batch = sum(each.bytes for each in host_batch(self._trainers[self.config.batch_size][1]))
+        return min(_MOST_PREFETCH, available_memory() // (4 * batch) - 2)
+
+    def turn(self, setting: Setting) -> Turn:
+        """Train for `TURN_S` with a setting; 0 images/s where the GPU has too little memory for it."""
+        trainer, loader = self.trainer(setting.batch_size, setting.accumulate)
+        engine = engines.build(
+            replace(self.config.engine, prefetch=setting.prefetch),
+            loader.plan,
+            num_workers=setting.num_workers,
+            pin_memory=trainer.parallel.device.type == "cuda",
+        )
+        tried = Loader(loader.plan, engine, loader.transfer)
+        tried.windows = loader.windows
+        measured = _Measured(trainer, tried, setting)
+        try:
+            trainer.progress.samples_seen = 0
+            trainer.train_epoch(measured.batches(self._position))
+            return measured.turn()
+        except torch.OutOfMemoryError:
+            return Turn(0.0, 0.0)
+        finally:
+            self._position += measured.taken * setting.batch_size
+            engine.close()
+
+
+class _Measured:
+    """The batches of a turn, and how long they took.
+
+    Attributes:
+        taken: batches that were trained on.
+    """
+
+    def __init__(self, trainer: Trainer, loader: Loader, setting: Setting) -> None:
+        self.trainer, self.loader, self.setting = trainer, loader, setting
+        self.taken = 0
+        self._images, self._seconds, self._waited = 0, 0.0, 0.0
+
+    def batches(self, position: int) -> Iterator[Batch]:
+        """From a position in the training on, over as many epochs as it takes.
+
+        Timed are whole updates, each with the wait for its data, after the first ones. The loader starts with nothing
+        loaded, so many batches ahead are no advantage.
+        """
+        group = self.setting.accumulate
+        filling = -(-_FIRST // group) * group
+        least, started = filling + _LEAST_UPDATES * group, 0.0
+        stream = self._stream(position)
+        asked = time.perf_counter()
+        for batch in stream:
+            arrived = time.perf_counter()
+            yield batch
+            count = len(batch)
+            del batch  # frees its memory for the next one
+            self.taken += 1
+            if self.taken == filling:
+                wait_for_gpu()
+                started = time.perf_counter()
+            elif self.taken > filling:
+                self._waited += arrived - asked
+                self._images += count
+            if self.taken >= least and self.taken % group == 0 and time.perf_counter() - started > TURN_S:
+                break
+            asked = time.perf_counter()
+        wait_for_gpu()
+        self._seconds = time.perf_counter() - started
+
+    def _stream(self, position: int) -> Iterator[Batch]:
+        size = len(self.loader) * self.loader.global_batch
+        epoch, seen = divmod(position, size)
+        while True:
+            yield from self.loader.epoch(epoch, seen - seen % self.loader.global_batch)
+            epoch, seen = epoch + 1, 0
+
+    def turn(self) -> Turn:
+        """What they have shown."""
+        return Turn(self._images / self._seconds, self._waited / self._seconds)
+
+
+_OTHER_BATCHES = 3  # sizes that are tried beside the one that is asked for
+
+
+def remembered(config: Config, *, batch: bool) -> dict[str, Any] | None:
+    """What an earlier `tune` on this machine has found for this data and pipeline; None if there was none.
+
+    Returns:
+        `date`, `overrides` (words for the command line) and `images_per_s`.
+
+    Raises:
+        ConfigError, DataError: the training split can't be opened, or there is nothing that could be tuned.
+    """
+    _check(config)
+    asked = _asked(config, batch=batch)
+    found = [row for row in _findings(config).rows("tune") if row.get("asked") == asked]
+    return found[-1] if found else None
+
+
+def tune(config: Config, *, minutes: float, batch: bool) -> dict[str, Any]:
+    """Measure settings of the loader until the training loop is fed, or more of them changes little; and keep that.
+
+    Args:
+        config: what is trained.
+        minutes: for measuring.
+        batch: also try other sizes of a batch, with `accumulate` such that an update has as many images.
+
+    Returns:
+        The figures as they go to JSON: `settings`, the `taken` one among them, its `overrides`, and why it `ended`.
+
+    Raises:
+        ConfigError, DataError: the run can't be built, or there is nothing that could be tuned.
+    """
+    _check(config)
+    usual = Setting(config.batch_size, config.accumulate, max(1, num_workers(config)), config.engine.prefetch)
+    with (
+        tempfile.TemporaryDirectory(prefix="effloop-tune-") as folder,
+        closing(TunedLoop(config, Path(folder))) as loop,
+    ):
+        search = Search(loop.turn, 60 * minutes, loop.most_prefetch())
+        others = [each for each in _batches(config) if loop.fits(*each)] if batch else []
+        best = search.run(usual, others)
+        data = loop.describe()
+    result = _result(config, search, usual, best, data)
+    chosen = replace(config, batch_size=best.batch_size, accumulate=best.accumulate)
+    facts = {key: result[key] for key in ("overrides", "images_per_s")}
+    keys = {"num_workers": best.num_workers, "prefetch": best.prefetch, "asked": _asked(config, batch=batch)}
+    if search.compared:
+        _findings(config).add("tune", pipeline_key(chosen, without=TUNED), **keys, **facts)
+    return result
+
+
+def _check(config: Config) -> None:
+    """Refuse what no setting of the loader changes, and what one process can't measure.
+
+    Raises:
+        ConfigError: that is asked for.
+    """
+    if config.parallel.name != "none":
+        raise ConfigError(f"parallel: tune measures one process, not {config.parallel.name}; set parallel=none")
+    if config.probe:
+        raise ConfigError(f"probe: {config.probe} loads the images once, so there is nothing to tune; set probe=0")
+    if not config.engine.host_batches("cpu"):
+        raise ConfigError(
+            f"engine: {config.engine.name} loads in the training thread, without workers; set engine=threads"
+        )
+
+
+def _findings(config: Config) -> Findings:
+    return Findings.of(config, open_split(config.data, "train").fingerprint())
+
+
+def _asked(config: Config, *, batch: bool) -> str:
+    """What identifies a question to `tune`."""
+    return pipeline_key(config, without=TUNED) + "-batch" * batch
+
+
+def _batches(config: Config) -> list[tuple[int, int]]:
+    """Other sizes of a batch, the largest first, each with its `accumulate`, for updates of as many images."""
+    images = config.batch_size * config.accumulate
+    sizes = [(images // parts, parts) for parts in (1, 2, 4, 8, 16, 32) if images % parts == 0 and images // parts > 1]
+    larger = [each for each in sizes if each[0] > config.batch_size]
+    smaller = [each for each in sizes if each[0] < config.batch_size]
+    return [*larger[:_OTHER_BATCHES], *smaller[: max(1, _OTHER_BATCHES - len(larger))]]
+
+
+def _result(config: Config, search: Search, usual: Setting, best: Setting, data: str) -> dict[str, Any]:
+    settings = [
+        {
+            **asdict(setting),
+            "images_per_s": [turn.images_per_s for turn in turns],
+            "wait": statistics.median(turn.wait for turn in turns),
+        }
+        for setting, turns in sorted(search.turns.items())
+    ]
+    overrides = [f"num_workers={best.num_workers}", f"engine.prefetch={best.prefetch}"]
+    if best.batch_size != config.batch_size:
+        overrides += [f"batch_size={best.batch_size}", f"accumulate={best.accumulate}"]
+    return {
+        "what": "tune",
+        "data": data,
+        "model": config.model.name,
+        "engine": config.engine.name,
+        "settings": settings,
+        "taken": asdict(best),
+        "usual": asdict(usual),
+        "overrides": overrides,
+        "images_per_s": statistics.median(turn.images_per_s for turn in search.turns[best]),
+        "ended": search.ended,
+    }
+
+
+_KEYS = ("batch_size", "accumulate", "num_workers", "prefetch")
+
+
+def print_curve(result: Mapping[str, Any]) -> None:
+    """Print what was measured: a row for each setting."""
+    keys = _KEYS if len({row["batch_size"] for row in result["settings"]}) > 1 else _KEYS[2:]
+    rows = []
+    for row in result["settings"]:
+        speeds, own = row["images_per_s"], {key: row[key] for key in _KEYS}
+        marks = ["taken"] * (own == result["taken"]) + ["without tuning"] * (own == result["usual"])
+        numbers = [f"{value:,.0f}" for value in (statistics.median(speeds), min(speeds), max(speeds))]
+        rows.append(
+            [*(str(row[key]) for key in keys), *numbers, f"{row['wait']:.0%}", str(len(speeds)), ", ".join(marks)]
+        )
+    headings = (*keys, "images/s", "least", "most", "waiting", "turns", "")
+    print_table(headings, rows, left=("",), min_width=110, title=f"model={result['model']}, {result['data']}")
+    print(f"medians of turns of training; ended as {result['ended']}")
+
+
+def write_files(result: Mapping[str, Any], folder: Path) -> None:
+    """Write `tune.json`, `tune.png` and `overrides.txt`."""
+    write_text(folder / "tune.json", json.dumps(result, indent=2) + "\n")
+    write_text(folder / "overrides.txt", " ".join(result["overrides"]) + "\n")
+    batches = sorted({(row["batch_size"], row["accumulate"]) for row in result["settings"]})
+    plot_bars(folder / "tune.png", [_panel(result, *each) for each in batches])
+
+
+def _panel(result: Mapping[str, Any], batch_size: int, accumulate: int) -> BarPanel:
+    """The speeds with a batch size: a group for each number of workers, a series for each of batches ahead."""
+    rows = [row for row in result["settings"] if row["batch_size"] == batch_size]
+    groups = sorted({row["num_workers"] for row in rows})
+    bars: dict[str, list[tuple[float, float, float] | None]] = {}
+    for prefetch in sorted({row["prefetch"] for row in rows}):
+        speeds = {row["num_workers"]: row["images_per_s"] for row in rows if row["prefetch"] == prefetch}
+        bars[f"engine.prefetch={prefetch}"] = [_spread(speeds.get(workers)) for workers in groups]
+    title = f"model={result['model']}, batch_size={batch_size}" + f", accumulate={accumulate}" * (accumulate > 1)
+    return BarPanel(title, "images/s", "num_workers", [str(workers) for workers in groups], bars)
+
+
+def _spread(speeds: Sequence[float] | None) -> tuple[float, float, float] | None:
+    return (statistics.median(speeds), min(speeds), max(speeds)) if speeds else None

@@ -1,0 +1,255 @@
+"""Sides that take turns, as a machine's speed drifts by 10 % within a minute: in this process, or in one for each."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from effloop.errors import ConfigError, EffLoopError
+from effloop.native import library
+from effloop.system.hardware import keep_freed_memory
+from effloop.system.interrupts import ignore_interrupts
+from effloop.system.memory import memory_of
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a training loop has shown in one turn.
+
+    Attributes:
+        images_per_s: of the loop as a whole.
+        wait: share of its time in which it waited for data.
+    """
+
+    images_per_s: float
+    wait: float = 0.0
+
+
+def in_turns(
+    sides: Mapping[K, Callable[[], T]], until: int | Callable[[Mapping[K, list[T]]], bool], warm_up: int = 0
+) -> dict[K, list[T]]:
+    """What each side returns, turn by turn; every other round is in reverse order.
+
+    Args:
+        sides: name -> a function that measures once.
+        until: how many rounds; or what is asked after each round, with all turns so far, whether they are enough.
+        warm_up: rounds before these, whose results are dropped.
+    """
+    turns: dict[K, list[T]] = {name: [] for name in sides}
+    number = 0
+    while True:
+        for name in list(sides)[:: -1 if number % 2 else 1]:
+            found = sides[name]()
+            if number >= warm_up:
+                turns[name].append(found)
+        number += 1
+        rounds = number - warm_up
+        if rounds > 0 and (rounds >= until if isinstance(until, int) else until(turns)):
+            return turns
+
+
+def ratio_of(new: Sequence[float], old: Sequence[float]) -> tuple[float, float]:
+    """Turns of two sides -> the median of their ratios, round by round, and its median absolute deviation."""
+    ratios = [one / other if other else 0.0 for one, other in zip(new, old, strict=True)]
+    middle = statistics.median(ratios)
+    return middle, statistics.median(abs(ratio - middle) for ratio in ratios)
+
+
+def for_seconds(items: Iterable[T], seconds: float, at_least: int = 1) -> Iterator[T]:
+    """The first items, until so much time has passed since the first one was asked for.
+
+    Args:
+        items: any stream.
+        seconds: after which none is taken any more.
+        at_least: items that come in any case, if there are as many.
+    """
+    end = time.perf_counter() + seconds
+    for number, item in enumerate(items, start=1):
+        yield item
+        del item  # frees its memory for the next one
+        if number >= at_least and time.perf_counter() >= end:
+            return
+
+
+@contextmanager
+def scratch_folder(work: str) -> Iterator[Path]:
+    """A temporary folder for what is written meanwhile: in `work`, or where the system has them if that is empty.
+
+    Raises:
+        ConfigError: it can't be created, or the disk is full; the line has the system's reason.
+    """
+    try:
+        if work:
+            Path(work).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="effloop-bench-", dir=work or None) as folder:
+            yield Path(folder)
+    except OSError as error:
+        parent = work or tempfile.gettempdir()
+        raise ConfigError(f"work: {parent} can't be written: {error.strerror or error}; set work=FOLDER") from error
+
+
+@contextmanager
+def apart(name: str, build: Callable[[], Callable[[], T]], *, reuse_memory: bool) -> Iterator[Callable[[], T]]:
+    """A side in a process of its own, so that no side shares another's threads, or what can't be undone in a process.
+
+    Args:
+        name: for messages.
+        build: makes, in that process, the function that measures once; it can be pickled.
+        reuse_memory: as the config's.
+
+    Raises:
+        ConfigError: the side can't be built.
+    """
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_serve, args=(there, build, reuse_memory), name=f"effloop-measure-{name}")
+    process.start()
+    there.close()
+    try:
+        with suppress(EOFError):
+            line = here.recv()
+            if line:
+                raise ConfigError(line if name == "effloop" else f"{name}: {line}")
+        yield partial(_ask, name, here)
+    finally:
+        here.close()
+        process.join(10)
+        process.kill()
+
+
+def _ask(name: str, process: Connection) -> Any:
+    try:
+        process.send(None)
+        return process.recv()
+    except (EOFError, OSError):
+        raise ConfigError(f"{name} has ended; its message is above") from None
+
+
+def _serve(requests: Connection, build: Callable[[], Callable[[], Any]], reuse_memory: bool) -> None:
+    """Measure once for each request until the other end is closed."""
+    ignore_interrupts()  # the parent process ends this one
+    multiprocessing.set_start_method("fork", force=True)  # Linux's own until Python 3.14, for the baselines' workers
+    if reuse_memory:
+        keep_freed_memory()  # for all sides alike
+    try:
+        measure = build()
+    except Exception as error:  # of a baseline's, any
+        requests.send(str(error) if isinstance(error, EffLoopError) else f"{type(error).__name__}: {error}")
+        return
+    requests.send(None)
+    with suppress(EOFError, OSError):  # nobody asks any more
+        while True:
+            requests.recv()
+            requests.send(measure())
+
+
+def process_tree() -> list[int]:
+    """Ids of this process, its children and theirs."""
+    found = [os.getpid()]
+    for pid in found:  # grows as their children are found
+        with suppress(OSError):  # it has just ended
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process with all its threads, and of the children that run."""
+    total, ticks = time.process_time(), os.sysconf("SC_CLK_TCK")
+    for pid in process_tree()[1:]:
+        with suppress(OSError):  # it has just ended
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            total += (int(fields[11]) + int(fields[12])) / ticks
+    return total
+
+
+def held_bytes() -> int:
+    """Memory of this process and its children without pages of files; what they share counts once."""
+    total = 0
+    for pid in process_tree():
+        with suppress(OSError):
+            total += memory_of(pid)["held"]
+    return total
+
+
+class GilProbe:
+    """Context in which a thread asks for the GIL at random times, and counts how often it has to wait.
+
+    It sees this process alone. A probe that waits is a context switch of its thread, so what other programs do to
+    the machine is no wait.
+
+    Attributes:
+        share: of the time that the GIL was held, from 0 to 1.
+    """
+
+    share = 0.0
+    _MEAN_NS = 500_000  # between probes: 2,000 a second find a share of 0.2 within 0.01, and cost 0.3 % of the time
+
+    def __enter__(self) -> Self:
+        self._stop, self._found = ctypes.c_int32(0), (ctypes.c_int64 * 2)()
+        names = ("PyGILState_Ensure", "PyGILState_Release")
+        api = [ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p) for name in names]
+        found: Any = (*api, ctypes.c_int64(self._MEAN_NS), ctypes.byref(self._stop), self._found)
+        self._thread = threading.Thread(target=library().effloop_probe_gil, args=found, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.value = 1
+        self._thread.join()
+        probes, waits = self._found
+        self.share = waits / probes if probes else 0.0
+
+
+def print_table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    left: Collection[str] = (),
+    dim: Collection[str] = (),
+    sections: Collection[int] = (),
+    min_width: int = 0,
+    **options: Any,
+) -> None:
+    """Print a table of plain text; its first column doesn't wrap.
+
+    Args:
+        headings: of the columns, each once.
+        rows: as many cells as there are headings.
+        left: headings of columns of words; the others are right-justified.
+        dim: headings of columns that are less important.
+        sections: indexes of rows that a line is drawn below.
+        min_width: columns that the table may take even on a narrower terminal.
+        options: of `rich.table.Table`.
+    """
+    if "title" in options:  # paths in it may look like markup
+        options["title"] = Text(options["title"])
+    table = Table(**options)
+    for number, heading in enumerate(headings):
+        justify, style = "left" if heading in left else "right", "dim" if heading in dim else None
+        table.add_column(heading, justify=justify, style=style, no_wrap=not number)  # type: ignore[arg-type]
+    for number, row in enumerate(rows):
+        table.add_row(*row, end_section=number in sections)
+    Console(width=max(min_width, Console().width)).print(table, markup=False)

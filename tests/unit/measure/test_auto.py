@@ -1,0 +1,204 @@
+"""Measuring which way is the fastest, on a clock that the candidates themselves turn."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import ExitStack
+from multiprocessing import active_children
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import effloop
+from effloop.assemble.compiling import state_preserved
+from effloop.measure.auto import _elsewhere, fastest
+from effloop.precision import Precision
+
+
+class Bench:
+    """A clock, and candidates that take so many seconds by it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.calls: list[str] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    def step(self, name: str, *seconds: float, first: float = 0.0) -> Callable[[], None]:
+        """A step that takes these seconds, over and over; its first call takes `first` more."""
+        count = 0
+
+        def step() -> None:
+            nonlocal count
+            self.now += seconds[count % len(seconds)] + (first if count == 0 else 0.0)
+            self.calls.append(name)
+            count += 1
+
+        return step
+
+
+@pytest.mark.parametrize(
+    ("usual", "other", "winner", "line"),
+    [
+        (0.2, 0.1, "true", "x: auto took true: 100 ms a step against 200 ms (false)"),
+        (0.1, 0.2, "false", "x: auto took false: 100 ms a step against 200 ms (true)"),
+        (0.1, 0.099, "false", "x: auto took false: 100 ms a step against 99 ms (true), within their noise"),
+        (0.1, 0.097, "true", "x: auto took true: 97 ms a step against 100 ms (false)"),
+        (0.1, 0.1, "false", "x: auto took false: 100 ms a step against 100 ms (true)"),
+        (0.0002, 0.0001, "true", "x: auto took true: 0.1 ms a step against 0.2 ms (false)"),
+    ],
+)
+def test_the_default_stays_unless_another_wins_by_more_than_noise(
+    usual: float, other: float, winner: str, line: str
+) -> None:
+    bench = Bench()
+    candidates = {"false": bench.step("false", usual), "true": bench.step("true", other, first=5.0)}
+    verdict = fastest("x", candidates, clock=bench.clock)
+    assert (verdict.name, verdict.line) == (winner, line)
+    assert verdict.step_s == pytest.approx({"false": usual, "true": other})
+    assert verdict.warm_up_s == pytest.approx({"false": 3 * usual, "true": 3 * other + 5})
+
+
+def test_the_best_of_several_wins() -> None:
+    bench = Bench()
+    verdict = fastest("x", {str(each): bench.step("", each) for each in (0.3, 0.2, 0.1, 0.15)}, clock=bench.clock)
+    assert verdict.name == "0.1"
+    assert verdict.line == "x: auto took 0.1: 100 ms a step against 300 ms (0.3), 200 ms (0.2), 150 ms (0.15)"
+
+
+def test_what_wins_one_round_and_loses_the_next_wins_nothing() -> None:
+    bench = Bench()
+    candidates = {"false": bench.step("false", 0.3), "true": bench.step("true", 0.1, 0.5, 0.29, 0.2, 0.4)}
+    assert fastest("x", candidates, clock=bench.clock).name == "false"
+
+
+def test_a_drift_of_the_machine_is_no_gain() -> None:
+    bench = Bench()
+
+    def slowing() -> None:
+        bench.now += 0.2 + bench.now / 20  # each step is slower than the one before
+
+    verdict = fastest("x", {"a": slowing, "b": slowing, "c": slowing}, clock=bench.clock)
+    assert verdict.name == "a"
+
+
+def test_turns_turn_about_and_are_few_where_steps_are_slow() -> None:
+    bench = Bench()
+    fastest("x", {"a": bench.step("a", 3.0), "b": bench.step("b", 3.0)}, clock=bench.clock)
+    assert "".join(bench.calls) == "aaaa" + "bbbb" + "ab" + "ba" + "ab"
+    bench = Bench()
+    fastest("x", {"a": bench.step("a", 0.5), "b": bench.step("b", 0.05)}, rounds=5, clock=bench.clock)
+    assert "".join(bench.calls) == "aaaa" + "bbbb" + "abb" + "bba" + "abb" + "bba" + "abb"
+
+
+@pytest.mark.parametrize("after", [0, 3, 6])
+def test_a_candidate_that_raises_is_out(after: int) -> None:
+    bench = Bench()
+    good = bench.step("true", 0.01)
+
+    def bad() -> None:
+        if bench.calls.count("true") >= after:
+            raise RuntimeError("no compiler\nis found\n  on PATH")
+        good()
+
+    verdict = fastest("compile", {"false": bench.step("false", 0.2), "true": bad}, clock=bench.clock)
+    assert verdict.name == "false"
+    assert verdict.line == (
+        "compile: auto took false: 200 ms a step; true failed: RuntimeError: no compiler is found on PATH"
+    )
+    assert list(verdict.step_s) == ["false"]
+
+
+def test_what_the_default_raises_is_raised() -> None:
+    bench = Bench()
+
+    def broken() -> None:
+        raise ValueError("a bug")
+
+    with pytest.raises(ValueError, match="a bug"):
+        fastest("x", {"true": broken, "false": bench.step("false", 0.1)}, clock=bench.clock)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(), nn.Flatten(), nn.Linear(4 * 36, 5))
+    model[0].register_buffer("unsaved", torch.zeros(2), persistent=False)
+    model[1].eval()  # as a frozen one
+    return model
+
+
+@pytest.mark.parametrize("stepped", [0, 2])
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+@pytest.mark.parametrize("raises", [False, True])
+def test_measured_steps_leave_no_trace(name: str, stepped: int, raises: bool) -> None:
+    """What comes after is bit-identical to what comes without them."""
+
+    def start() -> tuple[nn.Module, torch.optim.Optimizer, Precision]:
+        model = network()
+        settings = {"momentum": 0.9} if name == "SGD" else {}
+        optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.1, **settings)
+        precision = Precision(torch.device("cpu"), torch.float16, scale=True)
+        precision.scaler.set_growth_interval(3)
+        return model, optimizer, precision
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, precision: Precision) -> None:
+        images = torch.rand(4, 3, 8, 8) * random.random() * np.random.rand()  # noqa: NPY002
+        precision.backward(model(images).square().mean())  # gradients add up over all steps, as in accumulating
+        precision.step(optimizer)
+
+    straight, disturbed = start(), start()
+    draws = []
+    for parts in (straight, disturbed):
+        torch.manual_seed(5)
+        random.seed(5)
+        np.random.seed(5)  # noqa: NPY002
+        for _ in range(stepped):
+            step(*parts)
+        if parts is disturbed:
+            before = [parameter.data_ptr() for parameter in parts[0].parameters()]
+            grads = [parameter.grad for parameter in parts[0].parameters()]
+            try:
+                with state_preserved(*parts):
+                    parts[0].train()
+                    parts[1].zero_grad()
+                    for _ in range(5):
+                        step(*parts)
+                        parts[0][0].unsaved.add_(1)
+                    if raises:
+                        raise KeyboardInterrupt
+            except KeyboardInterrupt:
+                assert raises
+            assert before == [parameter.data_ptr() for parameter in parts[0].parameters()]
+            assert all(now is then for now, then in zip((p.grad for p in parts[0].parameters()), grads, strict=True))
+            assert [module.training for module in parts[0]] == [True, False, True, True, True]
+        for _ in range(3):
+            step(*parts)
+        draws.append((random.random(), np.random.rand(), torch.rand(2).tolist()))  # noqa: NPY002
+    assert draws[0] == draws[1]
+    for one, other in zip(straight, disturbed, strict=True):
+        torch.testing.assert_close(one.state_dict(), other.state_dict(), rtol=0, atol=0)
+    assert disturbed[0][0].unsaved.tolist() == [0, 0]
+
+
+# What is measured before a run.
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.slow
+def test_steps_in_processes_of_their_own() -> None:
+    good = effloop.compose(["model.width=2", "batch_size=4", "image_size=16", "device=cpu"])
+    bad = effloop.compose(["model.width=2", "batch_size=4", "image_size=8", "device=cpu"])
+    with ExitStack() as stack:
+        steps = [_elsewhere(stack, config, 3, CPU) for config in (good, bad)]
+        assert len(active_children()) == 2
+        steps[0]()
+        steps[0]()
+        with pytest.raises(RuntimeError, match="ConfigError: image_size: 8 is too small"):
+            steps[1]()
+        steps[0]()
+    assert not active_children()

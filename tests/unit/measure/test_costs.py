@@ -1,0 +1,112 @@
+"""What loading costs, stage by stage."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from images import encode, photo
+from masked import make_masks, mask_of
+from runs import TINY
+
+import effloop
+from effloop.data.image.mask import encode_mask
+from effloop.data.loader import Loader
+from effloop.data.source.wrapped import Wrapped
+from effloop.errors import DataError
+from effloop.measure.costs import Timed, costs_of, loading_costs, sample_ids
+from effloop.measure.loading_overrides import _copy_of
+from effloop.measure.turns import for_seconds
+
+
+@pytest.fixture
+def loader(photos: Path) -> Loader:
+    return effloop.build_loader(effloop.compose([f"data.root={photos}", *TINY]))
+
+
+class Slow(Wrapped):
+    """A source that takes 5 ms to answer."""
+
+    def read(self, index: int) -> bytes:
+        time.sleep(0.005)
+        return bytes(self.source.read(index))
+
+
+def test_waiting_for_the_storage_is_no_computing(loader: Loader) -> None:
+    found = loading_costs(replace(loader.plan, source=Slow(loader.plan.source)), 0.0)
+    assert found.images == 16
+    assert found.storage.wall_s > 0.005 > 2 * found.storage.cpu_s
+    assert found.decode.wall_s < found.storage.wall_s
+    assert found.total.wall_s > found.storage.wall_s + found.decode.wall_s
+
+
+def test_many_images_decoded_in_one_call_are_decoding(loader: Loader) -> None:
+    slow: Any = Timed(loader.plan.decoder, "decode_resized", before=lambda: time.sleep(0.08))
+    assert loading_costs(replace(loader.plan, decoder=slow), 0.0).decode.wall_s > 0.005
+
+
+@pytest.fixture
+def masked(tmp_path: Path) -> Any:
+    root = make_masks(tmp_path, {"train": 16, "val": 2})
+    config = effloop.compose([f"data.root={root}", "image_size=16", "batch_size=8", "num_workers=0"])
+    return effloop.build_loader(config).plan
+
+
+def test_masks_are_stored_as_their_images(masked: Any) -> None:
+    images = [encode(photo(20, 24), "JPEG")] * 4
+    assert costs_of(masked, images, 0.0, masks=[encode_mask(mask_of(20, 24, 0))] * 4).images == 4
+    with pytest.raises(DataError, match=r"has a mask of 3. x 40 pixels"):
+        costs_of(masked, images, 0.0)
+
+
+def test_masks_are_read_and_decoded(masked: Any) -> None:
+    source, masks = (
+        Timed(of, name, before=lambda: time.sleep(0.005))
+        for of, name in ((masked.source, "read_mask"), (masked.masks, "decode"))
+    )
+    found = loading_costs(replace(masked, masks=masks, source=source), 0.0)
+    assert min(found.storage.wall_s, found.decode.wall_s) > 0.005
+
+
+def test_samples_are_the_first_of_the_epoch(loader: Loader) -> None:
+    ids = sample_ids(loader.plan, 20).tolist()
+    assert ids == [index for request in loader.plan.requests(0) for index in request.ids.tolist()][:20]
+    assert loading_costs(loader.plan, 60.0, most=20).images == 20
+    assert loading_costs(loader.plan, 0.0, at_once=3).images == 3
+
+
+def test_images_that_are_stored_otherwise(loader: Loader) -> None:
+    """They are decoded, instead of those of the source: here one that isn't an image is noticed."""
+    images = [bytes(loader.plan.source.read(index)) for index in sample_ids(loader.plan, 4).tolist()]
+    assert costs_of(loader.plan, images, 0.0).images == 4
+    with pytest.raises(DataError):
+        costs_of(loader.plan, [*images[:3], b"none"], 0.0)
+
+
+def test_the_first_items() -> None:
+    assert list(for_seconds(range(10), 60.0)) == [*range(10)]
+    assert list(for_seconds(range(10), 0.0, 3)) == [0, 1, 2]
+    assert list(for_seconds([], 0.0)) == []
+
+
+def test_time_in_some_methods() -> None:
+    class Sleeper:
+        name = "sleeper"
+
+        def sleep(self, seconds: float) -> None:
+            time.sleep(seconds)
+            raise KeyError(seconds)
+
+    timed = Timed(Sleeper(), "sleep")
+    with pytest.raises(KeyError):
+        timed.sleep(0.01)
+    assert timed.watch.cost.wall_s > 0.01
+    assert timed.name == "sleeper"
+
+
+def test_a_copy_is_beside_the_original_or_here() -> None:
+    assert _copy_of("/data/in1k", "payload=raw") == "/data/in1k-raw.effloop"
+    assert _copy_of("s3://b/in1k/*.tar", "max_side=500 quality=source") == "in1k-500-qsource.effloop"

@@ -1,0 +1,170 @@
+"""What a run takes of the machine's memory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from runs import TINY
+from torch import nn
+
+import effloop
+from effloop.config import Config
+from effloop.data.loader import Loader
+from effloop.measure.memory import (
+    Memory,
+    Part,
+    Tensors,
+    device_batch,
+    expected_memory,
+    host_batch,
+    measured_memory,
+    memory_table,
+)
+from effloop.model import models, probe
+from effloop.parallel.dp import NoneConfig, NoParallel
+
+CPU = NoParallel(NoneConfig(name="none"), torch.device("cpu"))
+MB = 1_000_000
+
+
+def test_float_batches_and_masks_of_eight_workers() -> None:
+    images = Tensors.of("images", (32, 3, 512, 512), "float32").bytes
+    masks = Tensors.of("masks", (32, 512, 512), "int64").bytes
+    assert (images, masks) == (100_663_296, 67_108_864)
+    assert round((images + masks) / MB) * 8 == 1344  # 168 MB each; cut to whole MB, 167 and 1,336
+    assert (images + masks) // MB * 8 == 1336
+    small = Tensors.of("images", (32, 3, 512, 512), "uint8"), Tensors.of("masks", (32, 512, 512), "uint8")
+    assert sum(each.bytes for each in small) == 33_554_432
+    assert (images + masks) / sum(each.bytes for each in small) == 5
+
+
+def built(photos: Path, *overrides: str) -> tuple[Config, nn.Module, list[Loader]]:
+    config = effloop.compose([f"data.root={photos}", *TINY, "num_workers=1", *overrides])
+    loaders = [effloop.build_loader(config, split) for split in ("train", "val")]
+    model = models.build(config.model, num_classes=len(loaders[0].classes), image_size=config.image_size)
+    return config, model, loaders
+
+
+def expected(photos: Path, *overrides: str) -> Memory:
+    config, model, loaders = built(photos, *overrides)
+    return expected_memory(config, model, probe(model, config.size, channels_last=True), loaders, CPU)
+
+
+def part(memory: Memory, name: str) -> int:
+    return sum(each.bytes for each in memory.parts if each.name == name)
+
+
+def test_parts_of_a_run(photos: Path) -> None:
+    memory = expected(photos, "optim.ema=0.9", "optim=adamw", "engine.prefetch=3")
+    slot = 8 * (3 * 16 * 16 * 4 + 1 + 8 + 1)  # normalised already
+    assert part(memory, "train batches") == part(memory, "val batches") == 5 * slot
+    weights, gradients = part(memory, "weights"), part(memory, "gradients")
+    assert weights == part(memory, "average") > gradients
+    assert part(memory, "optimizer") == 2 * gradients
+    assert part(memory, "inputs") == 2 * 8 * 8
+    assert part(memory, "activations") > 0
+    assert memory.total("host") == sum(each.bytes for each in memory.parts)
+    assert memory.page_cache == sum(path.stat().st_size for path in photos.rglob("*.jpg"))
+
+
+@pytest.mark.parametrize(("words", "level"), [("augment.device=gpu", 1), ("augment.mixup=0.2", 4)])
+def test_images_that_are_made_in_the_loops_thread(photos: Path, words: str, level: int) -> None:
+    memory = expected(photos, words, "augment=native_resize_crop")
+    assert part(memory, "train batches") >= 4 * 8 * 3 * 16 * 16 * level
+    assert part(memory, "inputs") >= 2 * 8 * 3 * 16 * 16 * 4
+
+
+def test_what_is_not_there_takes_nothing(photos: Path) -> None:
+    memory = expected(photos, "optim=sgd", "optim.momentum=0", "optim.nesterov=false", "num_workers=0")
+    assert part(memory, "optimizer") == part(memory, "average") == 0
+    assert part(memory, "train batches") == 2 * 8 * (3 * 16 * 16 * 4 + 10)  # the loop's, and the next one
+    assert part(expected(photos, "optim=sgd"), "optimizer") == part(memory, "gradients")
+
+
+def test_activations_grow_with_batch_and_size(photos: Path) -> None:
+    one, two, large = (
+        part(expected(photos, *words), "activations") for words in ([], ["batch_size=16"], ["progressive=[16,32]"])
+    )
+    assert two == pytest.approx(2 * one)
+    assert large == pytest.approx(4 * one)
+
+
+def test_workers_that_are_processes_and_the_cache(photos: Path) -> None:
+    memory = expected(photos, "engine=processes", "num_workers=2", "data.cache=pixels")
+    assert part(memory, "train workers") == part(memory, "val workers") > 0
+    cache = next(each for each in memory.parts if each.name == "train cache")
+    assert cache.in_shm
+    assert cache.there
+    assert cache.bytes == pytest.approx(cache.wanted, rel=0.1)
+    assert list(memory.warnings(effloop.compose())) == []
+
+
+def known(*parts: Part, ranks: int = 1, **free: int) -> Memory:
+    return Memory(parts, {}, {"host": 1000 * MB, "shm": 500 * MB, **free}, 0, ranks)
+
+
+def test_warnings() -> None:
+    config = effloop.compose(["batch_size=32", "accumulate=2"])
+    process = Part("process", "host", 500 * MB, there=True)
+    batches = Part("train batches", "host", 800 * MB, by_batch=True)
+    assert list(known(process, batches).warnings(config)) == []
+    (line,) = known(process, replace(batches, bytes=1000 * MB)).warnings(config)
+    assert line.startswith("batch_size: 32 needs about 1.5 GB of memory, where 1.5 GB are free, and the machine may")
+    assert line.endswith("set batch_size=16, and accumulate=4 for updates of as many images")
+    (line,) = known(process, batches, ranks=2).warnings(config)
+    assert "2.6 GB of memory for 2 ranks, where 2.0 GB are free" in line
+    (line,) = known(process, Part("weights", "gpu", 95, by_batch=False), gpu=100).warnings(config)
+    assert line.startswith("batch_size: 32 needs about 95 bytes of the GPU's memory, where 100 bytes are free")
+    assert line.endswith("most of it is its weights, whatever the batch; choose a smaller model")
+    cache = Part("train cache", "host", 100 * MB, in_shm=True, there=True, wanted=600 * MB)
+    (line,) = known(process, cache).warnings(config)
+    assert line.startswith("data.cache: 100.0 MB are left for the train cache")
+    assert "data.cache_gb=0.66" in line
+    config.data.cache_gb = 0.1
+    assert list(known(process, cache).warnings(config)) == []
+
+
+def test_table_is_drawn_from_json(photos: Path) -> None:
+    plain = json.loads(json.dumps(expected(photos, "data.cache=bytes").to_plain()))
+    with Console(width=120, record=True) as console:
+        console.print(memory_table(plain))
+    text = console.export_text()
+    for word in ("process", "train batches", "gradients", "float32, 8 x 3 x 16 x 16", "page cache", "/dev/shm"):
+        assert word in text
+
+
+def test_measured(photos: Path, tmp_path: Path) -> None:
+    config = effloop.compose([f"data.root={photos}", *TINY, "record.console=false"])
+    trainer = effloop.build_trainer(config, run_dir=tmp_path / "run")
+    loaders: Any = [trainer.train, trainer.val]
+    memory = measured_memory(config, trainer, loaders)
+    assert memory.measured
+    assert part(memory, "optimizer") == pytest.approx(2 * part(memory, "gradients"), rel=0.01)
+    assert memory.total("host") > part(memory, "process") > 50 * MB
+    with trainer.recorder:  # closes its files
+        pass
+
+
+def test_a_run_says_what_it_will_take(finished: Path) -> None:
+    (line,) = [line for line in (finished / "log.txt").read_text().splitlines() if line.startswith("memory about")]
+    assert " of " in line
+    assert "process" in line
+
+
+def test_batches_are_those_of_the_loader(photos: Path) -> None:
+    config = effloop.compose([f"data.root={photos}", *TINY, "num_workers=1", "augment=native_resize_crop"])
+    train = effloop.build_loader(config, "train")
+    batch = next(iter(train.engine.stream(0)))
+    for told, tensor in zip(host_batch(train), (batch.images, batch.targets, batch.ids, batch.valid), strict=True):
+        assert (told.shape, told.bytes) == (list(tensor.shape), tensor.nbytes), told.name
+        assert f"torch.{told.dtype}" == str(tensor.dtype)
+    moved = next(iter(train.epoch(0)))
+    for told, tensor in zip(device_batch(config, train), (moved.images, moved.targets), strict=True):
+        assert (told.shape, told.bytes, f"torch.{told.dtype}") == (list(tensor.shape), tensor.nbytes, str(tensor.dtype))
+    train.close()

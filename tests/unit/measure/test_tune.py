@@ -1,0 +1,174 @@
+"""The search for the fastest setting, on machines that are simulated; and what a run takes of what was found."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from runs import TINY, once, train
+
+from effloop.cli.main import main
+from effloop.errors import ConfigError
+from effloop.measure import tune as tuned_loop
+from effloop.measure.tune import Search, Setting, Turn
+
+USUAL = Setting(batch_size=32, accumulate=1, num_workers=4, prefetch=2)
+
+
+class Machine:
+    """Loads `per_worker` images/s with each of at most `cores` workers, and trains `step` images/s.
+
+    Attributes:
+        seconds: that all turns took so far, one each.
+    """
+
+    def __init__(self, per_worker: float, cores: float, step: float, noise: float = 0.0, jitter: float = 0.0) -> None:
+        self.per_worker, self.cores, self.step, self.noise, self.jitter = per_worker, cores, step, noise, jitter
+        self.seconds = 0.0
+        self.random = random.Random(3)
+
+    def speed(self, setting: Setting) -> float:
+        ahead = 1 - self.jitter / setting.prefetch  # batches that take longer than others make the loop wait
+        loads = self.per_worker * min(setting.num_workers, self.cores) * ahead
+        crowd = 1 - 0.01 * max(0.0, setting.num_workers - self.cores)  # they take turns
+        return min(loads, self.step) * crowd
+
+    def turn(self, setting: Setting) -> Turn:
+        self.seconds += 1
+        speed = self.speed(setting)
+        return Turn(speed * self.random.uniform(1 - self.noise, 1 + self.noise), max(0.0, 1 - speed / self.step))
+
+    def search(self, minutes: float = 1.0, usual: Setting = USUAL) -> tuple[Setting, Search]:
+        search = Search(self.turn, 60 * minutes, clock=lambda: self.seconds)
+        return search.run(usual, []), search
+
+    def best_of_grid(self) -> float:
+        grid = (replace(USUAL, num_workers=n, prefetch=p) for n in range(1, 33) for p in (1, 2, 4, 8))
+        return max(map(self.speed, grid))
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02, 0.05])
+@pytest.mark.parametrize(
+    "machine",
+    [
+        *(Machine(100, 1, 1e9), Machine(100, 2, 1e9), Machine(100, 3, 1e9), Machine(100, 12, 1e9)),
+        *(Machine(100, 16, 250), Machine(100, 16, 90), Machine(100, 6, 540), Machine(100, 4, 1e9, jitter=0.5)),
+    ],
+    ids=lambda machine: f"{machine.cores}-{machine.step:g}-{machine.jitter}",
+)
+def test_as_good_as_the_grid_in_less_time(machine: Machine, noise: float) -> None:
+    machine = Machine(machine.per_worker, machine.cores, machine.step, noise, machine.jitter)
+    best, search = machine.search()
+    assert machine.speed(best) >= (0.95 - noise / 2) * machine.best_of_grid()
+    assert machine.seconds <= 60
+    assert search.ended != ""
+
+
+def test_the_smaller_setting_where_more_changes_nothing() -> None:
+    best, search = Machine(100, 16, 90).search()
+    assert (best.num_workers, best.prefetch) == (1, 2)
+    assert search.ended == "the loop is fed"
+    best, search = Machine(100, 2, 1e9).search()
+    assert (best.num_workers, best.prefetch) == (2, 2)
+    assert search.ended == "more changes little"
+
+
+def test_time_is_bounded() -> None:
+    machine = Machine(100, 64, 1e9, noise=0.1)
+    best, search = machine.search(minutes=0.1)
+    assert machine.seconds <= 8
+    assert search.ended == "0.1 min are over"
+    assert best in search.turns
+
+
+def test_what_was_not_compared_is_not_taken() -> None:
+    """There is time for a turn or two: the usual setting stays, and nothing is remembered."""
+    machine = Machine(100, 64, 1e9)
+    best, search = machine.search(minutes=0.02)
+    assert best == USUAL
+    assert not search.compared
+
+
+def test_a_machine_that_slows_down_decides_nothing() -> None:
+    machine = Machine(100, 4, 1e9)
+    speed = machine.speed
+    machine.speed = lambda setting: speed(setting) * (1 - machine.seconds / 100)  # type: ignore[method-assign]
+    assert machine.search()[0].num_workers == 4
+
+
+def test_other_batches() -> None:
+    def turn(setting: Setting) -> Turn:
+        return Turn({32: 100.0, 64: 0.0, 16: 130.0}[setting.batch_size], 0.0)
+
+    best = Search(turn, 60, clock=lambda: 0.0).run(replace(USUAL, accumulate=2), [(64, 1), (16, 4)])
+    assert (best.batch_size, best.accumulate, best.num_workers) == (16, 4, 1)
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Turns of no time; findings of this test alone."""
+    monkeypatch.setattr(tuned_loop, "TURN_S", 0.0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def tune(photos: Path, *words: str) -> int:
+    return main(once("tune", f"data.root={photos}", *TINY, "num_workers=auto", *words))
+
+
+@pytest.mark.slow
+def test_what_is_found_is_taken_later(
+    photos: Path, here: Path, short: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tune(photos, "out=tuned") == 0
+    out = capsys.readouterr().out
+    result = json.loads((here / "tuned" / "tune.json").read_text())
+    assert (here / "tuned" / "tune.png").stat().st_size > 5000
+    words = (here / "tuned" / "overrides.txt").read_text().split()
+    assert words == result["overrides"]
+    assert f"train with: effloop train data.root={photos}" in out
+    assert out.count(words[0]) == 1
+    assert "num_workers=auto" not in out.partition("or with")[0]
+    assert list(here.iterdir()) == [here / "tuned"]
+
+    assert tune(photos, "seed=3", "epochs=9") == 0  # of no influence on the speed
+    assert "again=true measures again" in capsys.readouterr().out
+    assert tune(photos, "again=true", "minutes=0.001", "image_size=24", "out=again") == 0
+    capsys.readouterr()
+
+    number = result["taken"]["num_workers"]
+    assert train(photos, "num_workers=auto", "run=later") == 0
+    log = (here / "outputs" / "later" / "log.txt").read_text()
+    assert f"num_workers: auto took {number}, as tune found on " in log
+    assert "num_workers: auto\n" in (here / "outputs" / "later" / "config.yaml").read_text()
+    assert train(photos, "num_workers=auto", "run=other", "batch_size=4") == 0
+    assert "num_workers: auto" not in (here / "outputs" / "other" / "log.txt").read_text()
+
+
+def test_batches_keep_the_images_of_an_update(photos: Path, here: Path, short: None) -> None:
+    assert tune(photos, "batch=true", "out=tuned", "minutes=0.02", "batch_size=4", "accumulate=2") == 0
+    settings = json.loads((here / "tuned" / "tune.json").read_text())["settings"]
+    assert {(each["batch_size"], each["accumulate"]) for each in settings} > {(4, 2)}
+    assert {each["batch_size"] * each["accumulate"] for each in settings} == {8}
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("minutes=0", "minutes: 0 is not allowed"),
+        ("engine=inline", "engine: inline loads in the training thread, without workers; set engine=threads"),
+        ("probe=1", "probe: 1 loads the images once, so there is nothing to tune; set probe=0"),
+        ("parallel=ddp", "parallel: tune measures one process, not ddp; set parallel=none"),
+    ],
+)
+def test_refused(photos: Path, here: Path, capsys: pytest.CaptureFixture[str], words: str, line: str) -> None:
+    assert tune(photos, words) == ConfigError.exit_code
+    assert line in capsys.readouterr().err
+
+
+def test_out_that_cannot_be_written(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "file").write_text("")
+    assert tune(photos, "out=file/folder") == ConfigError.exit_code
+    assert "out: file/folder can't be made: Not a directory; set out=FOLDER" in capsys.readouterr().err

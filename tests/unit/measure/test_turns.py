@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from plans import line
+
+from effloop.errors import ConfigError
+from effloop.measure.turns import GilProbe, in_turns, ratio_of, scratch_folder
+
+
+def test_order_turns_about() -> None:
+    seen: list[str] = []
+    runs = {name: lambda name=name: len(seen.append(name) or seen) for name in "abc"}
+    assert in_turns(runs, 2, warm_up=1) == {"a": [6, 7], "b": [5, 8], "c": [4, 9]}
+    assert "".join(seen) == "abccbaabc"
+
+
+def test_without_warming_up() -> None:
+    assert in_turns({"a": lambda: 1.5}, 3) == {"a": [1.5, 1.5, 1.5]}
+
+
+def test_until_it_is_enough() -> None:
+    numbers = iter(range(100))
+    turns = in_turns({"a": lambda: next(numbers), "b": lambda: next(numbers)}, lambda found: sum(found["a"]) > 5)
+    assert turns == {"a": [0, 3, 4], "b": [1, 2, 5]}
+
+
+def test_ratio_is_a_median_with_its_deviation() -> None:
+    assert ratio_of([2.0, 6.0, 3.0], [1.0, 2.0, 1.0]) == (3.0, 0.0)
+    assert ratio_of([1.0], [0.0]) == (0.0, 0.0)
+
+
+def test_scratch_is_gone_in_the_end(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), scratch_folder(str(tmp_path / "work")) as folder:  # noqa: PT012
+        assert folder.parent == tmp_path / "work"
+        (folder / "file").touch()
+        raise ZeroDivisionError
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+def test_scratch_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    wanted = f"work: {tmp_path}/file can't be written: File exists; set work=FOLDER"
+    with pytest.raises(ConfigError, match=line(wanted)), scratch_folder(str(tmp_path / "file")):
+        pass
+
+
+# The share of time that the GIL is held.
+
+
+def test_python_holds_it_and_waiting_does_not() -> None:
+    with GilProbe() as computing:
+        end = time.thread_time() + 0.1
+        while time.thread_time() < end:
+            pass
+    with GilProbe() as waiting:
+        time.sleep(0.1)
+    assert waiting.share < 0.5 < computing.share <= 1
