@@ -25,8 +25,8 @@ from rich.text import Text
 from effloop.errors import ConfigError, EffLoopError
 from effloop.native import library
 from effloop.system.hardware import keep_freed_memory
-from effloop.system.interrupts import ignore_interrupts
 from effloop.system.memory import memory_of
+from effloop.system.signals import ignore_interrupts
 
 K = TypeVar("K")
 T = TypeVar("T")
