@@ -22,14 +22,12 @@ from effloop.errors import ConfigError
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-Names = TypeVar("Names", bound=Callable[[], Mapping[str, "PartConfig"]])
-
 PLUGIN_GROUP = "effloop.plugins"
 _FILES = "EFFLOOP_PLUGINS"
 """Environment variable with the plugin files of a command, for the processes that it starts."""
 
 groups: dict[str, Registry[Any]] = {}
-"""Config group -> its registry, filled as the packages of the parts are imported."""
+"""Config group -> its registry, filled as the packages of the groups are imported."""
 
 
 @dataclass
@@ -48,19 +46,61 @@ class Entry(Generic[T]):
     summary: str
 
 
+class Modules(Mapping[str, T]):
+    """Objects by name, which modules register; such a module is imported when its name is looked up, not before.
+
+    Args:
+        what: they are, for errors.
+        modules: name -> module that registers it. Others may be registered besides, by modules that are imported anyway.
+    """
+
+    def __init__(self, what: str, modules: Mapping[str, str]) -> None:
+        self.what = what
+        self.modules = modules
+        self._found: dict[str, T] = {}
+
+    def add(self, name: str, value: T, module: str) -> None:
+        """Register an object, which `module` defines.
+
+        Raises:
+            ValueError: the name is taken.
+        """
+        if name in self._found or self.modules.get(name, module) != module:
+            raise ValueError(f"{self.what} '{name}' is registered already, by {self[name]!r}")
+        self._found[name] = value
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._found and name in self.modules:
+            importlib.import_module(self.modules[name])
+        return self._found[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._found or name in self.modules
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted({*self.modules, *self._found}))
+
+    def __len__(self) -> int:
+        return len({*self.modules, *self._found})
+
+
 class Registry(Generic[T]):
     """The parts of one config group, by name.
 
     Args:
         group: the config group, e.g. `decode`; `decode=pillow` then chooses the part `pillow`.
+        modules: part -> the module that registers it, imported when the part is chosen. Parts of plugins, and of the
+            module that has the registry, aren't in it.
+        lazy_names: the module that defines `lazy_names`, a function that returns {name: config} of choices that are too
+            many, or too slow to list, to be registered one by one; empty if there are none.
     """
 
-    def __init__(self, group: str) -> None:
+    def __init__(self, group: str, modules: Mapping[str, str] | None = None, lazy_names: str = "") -> None:
         if group in groups:
             raise ValueError(f"a registry for the group '{group}' exists already")
         self.group = group
-        self._entries: dict[str, Entry[T]] = {}
-        self._lazy_names: Callable[[], Mapping[str, PartConfig]] = dict
+        self._entries: Modules[Entry[T]] = Modules(group, modules or {})
+        self._lazy_names = lazy_names
         groups[group] = self
 
     def register(self, name: str, config: type[PartConfig]) -> Callable[[F], F]:
@@ -71,26 +111,28 @@ class Registry(Generic[T]):
         """
 
         def add(factory: F) -> F:
-            if name in self._entries:
-                raise ValueError(f"{self.group} '{name}' is registered already, by {self._entries[name].factory!r}")
             summary = (inspect.getdoc(factory) or "").partition("\n")[0]
-            self._entries[name] = Entry(config, factory, summary)
+            self._entries.add(name, Entry(config, factory, summary), factory.__module__)
             return factory
 
         return add
 
     def names(self) -> list[str]:
-        """What is registered, sorted."""
-        return sorted(self._entries)
+        """All parts, sorted; none is imported."""
+        return [*self._entries]
+
+    def is_built_in(self, name: str) -> bool:
+        """Whether a part's module is known without its being imported."""
+        return name in self._entries.modules
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.names())
+        return iter(self._entries)
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries
 
     def __getitem__(self, name: str) -> Entry[T]:
-        """The part registered as `name`.
+        """The part registered as `name`; its module is imported.
 
         Raises:
             ConfigError: no such part.
@@ -99,16 +141,12 @@ class Registry(Generic[T]):
             raise ConfigError(f"{self.group}: no choice '{name}'; {choices(name, self.names())}")
         return self._entries[name]
 
-    def lazy_names(self, names: Names) -> Names:
-        """Decorator: the function below returns {name: config} of choices that are too many, or too slow to list, to
-        register one by one; it is called only when a name isn't found otherwise.
-        """
-        self._lazy_names = names
-        return names
-
     def named_lazily(self) -> Mapping[str, PartConfig]:
         """{name: config} of the choices that are only listed on demand."""
-        return self._lazy_names()
+        if not self._lazy_names:
+            return {}
+        found: Mapping[str, PartConfig] = importlib.import_module(self._lazy_names).lazy_names()
+        return found
 
     def build(self, config: PartConfig, /, *args: Any, **kwargs: Any) -> T:
         """What `config.name` names, built from its config and what the assembler adds."""

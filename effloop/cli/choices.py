@@ -14,8 +14,6 @@ from importlib.resources.abc import Traversable
 from effloop.cli.command import command
 from effloop.config import Config, hydra_setup
 from effloop.config.keys import Key, keys_of
-from effloop.data.augment import albumentations, torchvision
-from effloop.data.augment.operation import operations
 from effloop.errors import ConfigError
 from effloop.registry import Registry, groups
 from effloop.spelling.suggestions import meant
@@ -45,6 +43,9 @@ def in_columns(rows: Iterable[tuple[str, str]], max_lines: int | None = None) ->
 
 def operation_lines() -> Iterator[str]:
     """A heading for each library, and for each of its operations what it does, with its parameters' defaults."""
+    from effloop.data.augment import albumentations, torchvision
+    from effloop.data.augment.native.augment import operations
+
     v2 = importlib.import_module("torchvision.transforms.v2")
     yield from _lines("native", operations)
     yield from _lines("torchvision", {name: getattr(v2, name) for name in torchvision.NAMES})

@@ -14,7 +14,7 @@ from typing import ClassVar
 import hydra
 import yaml
 from hydra.core.config_search_path import ConfigSearchPath
-from hydra.core.config_store import ConfigStore
+from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
@@ -99,34 +99,62 @@ def prepare(root: type, overrides: Sequence[str] = ()) -> None:
     for group, parts in registry.groups.items():
         for name in parts:
             # A YAML file `name` builds on `name_schema`; `name` itself is stored for a part without a YAML file.
-            _store(group, f"{name}_schema", name, parts[name].config)
+            _store(group, f"{name}_schema", name)
             if not _has_yaml(group, name):
-                _store(group, name, name, parts[name].config)
+                _store(group, name, name)
         for name in chosen_names(group, overrides):
             if name not in parts and not _has_yaml(group, name) and name in parts.named_lazily():
                 store.store(group=group, name=name, node=OmegaConf.structured(parts.named_lazily()[name]))
 
 
-_stored: dict[tuple[str, str], type] = {}
+_stored: dict[tuple[str, str], type | str] = {}
 """Configs that are stored already: storing them again took a fifth of the time of composing."""
 
 
-def _store(group: str, key: str, name: str, config: type) -> None:
+class _LazyNode(ConfigNode):
+    """A config that is made of a part's dataclass when Hydra loads it: only then is the part's module imported."""
+
+    def __init__(self, group: str, key: str, part: str) -> None:
+        self.part, self.made = part, None
+        super().__init__(f"{key}.yaml", None, group, None, None)  # type: ignore[arg-type]
+
+    @property  # type: ignore[override]
+    def node(self) -> DictConfig:
+        if self.made is None:
+            assert self.group
+            self.made = _schema(self.part, registry.groups[self.group][self.part].config)
+        return self.made
+
+    @node.setter
+    def node(self, made: DictConfig | None) -> None:
+        self.made = made
+
+
+def _store(group: str, key: str, name: str) -> None:
     """Store a part's config as GROUP/KEY."""
-    if _stored.get((group, key)) is not config:
-        node = OmegaConf.structured(config)
-        node.name = name
-        _allow_new_keys(node)
-        ConfigStore.instance().store(group=group, name=key, node=node)
-        _stored[group, key] = config
+    parts, store = registry.groups[group], ConfigStore.instance()
+    kind = name if parts.is_built_in(name) else parts[name].config
+    if _stored.get((group, key)) == kind:
+        return
+    if parts.is_built_in(name):
+        store.repo.setdefault(group, {})[f"{key}.yaml"] = _LazyNode(group, key, name)
+    else:  # of a plugin: a job in another process unpickles the dataclass, and so imports the plugin
+        store.store(group=group, name=key, node=_schema(name, parts[name].config))
+    _stored[group, key] = kind
 
 
-def _allow_new_keys(node: DictConfig) -> None:
-    """Let overrides add keys without a `+` to the dicts of a part's config, such as a recipe's operations."""
+def _schema(name: str, config: type) -> DictConfig:
+    """The config of a part by its dataclass.
+
+    Overrides may add keys without a `+` to its dictionaries, such as a recipe's operations.
+    """
+    node: DictConfig = OmegaConf.structured(config)
+    node.name = name
     for key in node:
         child = node._get_node(key)
         if isinstance(child, DictConfig) and OmegaConf.get_type(child) is dict:
             OmegaConf.set_struct(child, False)
+    return node
 
 
 def chosen_names(group: str, overrides: Sequence[str]) -> list[str]:

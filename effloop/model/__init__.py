@@ -1,6 +1,5 @@
 """Models: images in, logits out."""
 
-from effloop.model import cnn, packaged, small_resnet, smp, unet, zoo
 from effloop.model.backbone import load_backbone
 from effloop.model.base import ModelConfig, models
 from effloop.model.checkpointing import checkpoint_blocks
@@ -16,7 +15,6 @@ __all__ = [
     "ModelConfig",
     "Probe",
     "checkpoint_blocks",
-    "cnn",
     "find_head",
     "freeze",
     "load_backbone",
@@ -24,14 +22,9 @@ __all__ = [
     "models",
     "modules_above_backbone",
     "norms_of_one_value",
-    "packaged",
     "parameter_groups",
     "probe",
     "rates_by_layer",
-    "small_resnet",
-    "smp",
-    "unet",
     "weights_file",
     "with_head",
-    "zoo",
 ]

@@ -135,4 +135,16 @@ class Models(Registry[nn.Module]):
 
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
-models = Models("model")
+models = Models(
+    "model",
+    {
+        "cnn": "effloop.model.cnn",
+        "efficientnet_lite0": "effloop.model.packaged",
+        "small_resnet": "effloop.model.small_resnet",
+        "smp": "effloop.model.smp",
+        "timm": "effloop.model.zoo",
+        "torchvision": "effloop.model.zoo",
+        "unet": "effloop.model.unet",
+    },
+    lazy_names="effloop.model.zoo",
+)

@@ -196,8 +196,7 @@ def torchvision_archs() -> list[str]:
     return [*zoo.list_models(module=zoo), *zoo.list_models(module=zoo.segmentation)]
 
 
-@models.lazy_names
-def torchvision_names() -> Mapping[str, PartConfig]:
+def lazy_names() -> Mapping[str, PartConfig]:
     """{name: config} of every classification and segmentation model of torchvision."""
     return {arch: TorchvisionConfig(name="torchvision", arch=arch) for arch in torchvision_archs()}
 

@@ -125,4 +125,11 @@ class Parallel(ABC):
         """Leave the group of ranks."""
 
 
-parallels: Registry[Parallel] = Registry("parallel")
+parallels: Registry[Parallel] = Registry(
+    "parallel",
+    {
+        "ddp": "effloop.parallel.ddp",
+        "dp": "effloop.parallel.dp",
+        "none": "effloop.parallel.dp",
+    },
+)

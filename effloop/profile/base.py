@@ -93,7 +93,14 @@ class Profiler:
         return []
 
 
-profilers: Registry[Profiler] = Registry("profile")
+profilers: Registry[Profiler] = Registry(
+    "profile",
+    {
+        "cprofile": "effloop.profile.cprofile",
+        "nvtx": "effloop.profile.nvtx",
+        "torch": "effloop.profile.operators",
+    },
+)
 
 
 @profilers.register("none", NoneConfig)

@@ -1,9 +1,8 @@
 """Recorders: the files, progress and tracker entries of a run."""
 
-from effloop.record import run
 from effloop.record.base import Position, RecordConfig, Recorder, recorders
 from effloop.record.metrics import Metrics
 from effloop.record.rows import complete_summary
 from effloop.record.skipped import SKIPPED
 
-__all__ = ["SKIPPED", "Metrics", "Position", "RecordConfig", "Recorder", "complete_summary", "recorders", "run"]
+__all__ = ["SKIPPED", "Metrics", "Position", "RecordConfig", "Recorder", "complete_summary", "recorders"]

@@ -115,7 +115,7 @@ class Recorder:
         """Go on from a `state_dict`, before the recorder is entered."""
 
 
-recorders: Registry[Recorder] = Registry("record")
+recorders: Registry[Recorder] = Registry("record", {"run": "effloop.record.run"})
 
 
 @recorders.register("none", RecordConfig)

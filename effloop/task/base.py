@@ -258,7 +258,15 @@ class Task(ABC):
         """Random targets for a batch, (N, ...) as they come from a loader; for probing, compiling and benchmarks."""
 
 
-tasks: Registry[Task] = Registry("task")
+tasks: Registry[Task] = Registry(
+    "task",
+    {
+        "classification": "effloop.task.classification",
+        "multilabel": "effloop.task.multilabel",
+        "regression": "effloop.task.regression",
+        "segmentation": "effloop.task.segmentation",
+    },
+)
 
 
 def meters_of(name: str, num_outputs: int | None = None) -> tuple[Meter, ...]:

@@ -273,4 +273,11 @@ class Augment(ABC):
         """
 
 
-augments: Registry[Augment] = Registry("augment")
+augments: Registry[Augment] = Registry(
+    "augment",
+    {
+        "albumentations": "effloop.data.augment.albumentations",
+        "native": "effloop.data.augment.native.augment",
+        "torchvision": "effloop.data.augment.torchvision",
+    },
+)

@@ -1,6 +1,5 @@
 """Decoders: encoded bytes and a box -> (height, width, 3) uint8 RGB, or (height, width, 1) grey."""
 
-from effloop.data.decode import opencv, pillow, turbojpeg  # noqa: F401  (they register)
 from effloop.data.decode.base import Box, DecodeConfig, Decoder, decoders
 
 __all__ = ["Box", "DecodeConfig", "Decoder", "decoders"]

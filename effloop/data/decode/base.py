@@ -198,4 +198,12 @@ class Decoder(ABC):
         return np.zeros(len(wanted.out), np.bool_)
 
 
-decoders: Registry[Decoder] = Registry("decode")
+decoders: Registry[Decoder] = Registry(
+    "decode",
+    {
+        "auto": "effloop.data.decode.turbojpeg",
+        "opencv": "effloop.data.decode.opencv",
+        "pillow": "effloop.data.decode.pillow",
+        "turbojpeg": "effloop.data.decode.turbojpeg",
+    },
+)

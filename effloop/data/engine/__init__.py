@@ -1,6 +1,5 @@
 """Engines that fill batches: the loop's thread, other threads, other processes, DALI."""
 
-from effloop.data.engine import dali, inline, processes, threads
 from effloop.data.engine.base import Engine, EngineConfig, engines
 
-__all__ = ["Engine", "EngineConfig", "dali", "engines", "inline", "processes", "threads"]
+__all__ = ["Engine", "EngineConfig", "engines"]

@@ -102,7 +102,15 @@ class Engine(ABC):
         """End threads and processes and free memory kept between epochs; the next epoch recreates them."""
 
 
-engines: Registry[Engine] = Registry("engine")
+engines: Registry[Engine] = Registry(
+    "engine",
+    {
+        "dali": "effloop.data.engine.dali",
+        "inline": "effloop.data.engine.inline",
+        "processes": "effloop.data.engine.processes",
+        "threads": "effloop.data.engine.threads",
+    },
+)
 
 
 def engine_class(config: EngineConfig) -> type[Engine]:

@@ -1,6 +1,5 @@
 """Data sources: sample index -> (encoded image, target)."""
 
-from effloop.data.source import auto, folder, formats, hub, manifest, masks  # noqa: F401  (they register)
 from effloop.data.source.auto import kind_of, source_config
 from effloop.data.source.base import Kind, NoSplitError, ScanError, Source, printable, sources
 from effloop.data.source.config import Cache, DataConfig, Tail

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, fields, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from effloop.data.source.base import WHOLE, Kind, NoSplitError, Source, sources
+from effloop.data.image.other import EXTENSIONS
+from effloop.data.source.base import USUAL, WHOLE, Kind, NoSplitError, Source, sources
 from effloop.data.source.config import DataConfig
 from effloop.data.source.root import expand_root
 from effloop.data.source.splits import find_split
@@ -20,6 +23,7 @@ _KEYS = {"classes", "mask", "reduce_zero", "colors", "image", "label", "labels"}
 """Keys that only some formats have."""
 _MEANT = {"label": "labels=FILE, a file of labels", "labels": "label=NAME, where its labels are"}
 """What may be meant by a key that a format doesn't have."""
+_SPLITS = {"train", "val", "test", *chain(*USUAL.values())}
 
 
 @dataclass
@@ -150,7 +154,8 @@ def format_of(root: Path) -> str | None:
         ConfigError: it has several datasets.
         DataError: it can't be read.
     """
-    for name in sorted(sources.names(), key=lambda name: name == "folder"):  # last: it claims any folder
+    first = _likely(root)
+    for name in sorted(sources.names(), key=lambda name: (name != first, name == "folder")):  # which claims any folder
         try:
             if _claims(name, root):
                 _check_alone(name, root)
@@ -158,6 +163,59 @@ def format_of(root: Path) -> str | None:
         except OSError as error:
             raise DataError(f"{error.filename or root} can't be read: {error.strerror}") from None
     return None
+
+
+_SUFFIXES = {
+    ".tar": "tar",
+    ".mdb": "lmdb",
+    ".lmdb": "lmdb",
+    ".parquet": "parquet",
+    ".tfrecord": "tfrecord",
+    ".tfrecords": "tfrecord",
+    ".rec": "recordio",
+    ".beton": "beton",
+    ".h5": "hdf5",
+    ".hdf5": "hdf5",
+    ".npz": "npz",
+    ".npy": "npz",
+    ".pt": "pth",
+    ".pth": "pth",
+}
+_BESIDE = {".index", ".json", ".txt", ".idx", ".lst"}
+"""Of files that may lie beside a format's own."""
+
+
+def _likely(root: Path) -> str | None:
+    """The format that names of files suggest, which is asked first: a format that isn't asked isn't imported, and all of
+    them are 7,000 lines. None where several may be meant.
+    """
+    if root.is_file():
+        return _SUFFIXES.get(root.suffix)
+    try:
+        files, folders = _entries(root)
+        if not files and folders and all(path.name in _SPLITS for path in folders):
+            return "folder" if all(map(_has_classes, folders)) else None
+        files += [file for folder in islice(folders, 8) for file in _entries(folder, 1000)[0]]
+    except OSError:  # which the formats report
+        return None
+    names = {_SUFFIXES.get(file.suffix) for file in files if file.suffix not in _BESIDE}
+    return names.pop() if len(names) == 1 else None
+
+
+def _has_classes(split: Path) -> bool:
+    """Whether a split has nothing but folders, the first of which begins with an image, and isn't of masks' images."""
+    files, folders = _entries(split)
+    if files or not folders or any(path.name in ("images", "masks") for path in folders):
+        return False
+    images, inner = _entries(folders[0], 1000)
+    return bool(images) and not inner and images[0].suffix.lower() in EXTENSIONS
+
+
+def _entries(folder: Path, most: int | None = None) -> tuple[list[Path], list[Path]]:
+    """Files and folders in a folder."""
+    with os.scandir(folder) as entries:
+        found = [(Path(entry.path), entry.is_dir()) for entry in islice(entries, most)]
+    return [path for path, is_folder in found if not is_folder], [path for path, is_folder in found if is_folder]
 
 
 def _claims(name: str, root: Path) -> bool:

@@ -270,7 +270,30 @@ def at_most(labels: NDArray[Any], largest: int) -> NDArray[Any]:
     return labels if largest > np.iinfo(labels.dtype).max else np.minimum(labels, largest)
 
 
-sources: Registry[Source] = Registry("data")
+sources: Registry[Source] = Registry(
+    "data",
+    {
+        "auto": "effloop.data.source.auto",
+        "beton": "effloop.data.source.formats.beton",
+        "cifar": "effloop.data.source.formats.cifar",
+        "csv": "effloop.data.source.manifest.source",
+        "embedded": "effloop.data.source.formats.memmap",
+        "folder": "effloop.data.source.folder",
+        "hdf5": "effloop.data.source.formats.hdf5",
+        "hf": "effloop.data.source.hub",
+        "idx": "effloop.data.source.formats.idx",
+        "lmdb": "effloop.data.source.formats.lmdb",
+        "masks": "effloop.data.source.masks.source",
+        "memmap": "effloop.data.source.formats.memmap",
+        "npz": "effloop.data.source.formats.npz",
+        "parquet": "effloop.data.source.formats.parquet.source",
+        "pth": "effloop.data.source.formats.pth",
+        "recordio": "effloop.data.source.formats.recordio",
+        "tar": "effloop.data.source.formats.tar",
+        "tfrecord": "effloop.data.source.formats.tfrecord",
+        "zarr": "effloop.data.source.formats.zarr",
+    },
+)
 
 
 def printable(key: bytes) -> str:

@@ -1,5 +1,1 @@
 """Images with a mask each, in files of their own."""
-
-from effloop.data.source.masks.source import MasksSource
-
-__all__ = ["MasksSource"]

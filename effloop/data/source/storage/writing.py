@@ -18,6 +18,7 @@ from effloop.data.source.storage import checksum
 from effloop.data.source.storage.columns import Blobs, BlobSpool, Spool
 from effloop.data.source.storage.targets import CLASSES, Targets
 from effloop.errors import DataError
+from effloop.registry import Modules
 
 FORMAT_VERSION = 1
 """Version of the headers that EffLoop writes into datasets."""
@@ -101,7 +102,23 @@ class Writer(Protocol):
     def __call__(self, path: Path, dataset: Dataset, shard_bytes: int = ...) -> None: ...
 
 
-writers: dict[str, Writer] = {}
+writers: Modules[Writer] = Modules(
+    "writer",
+    {
+        "folder": "effloop.data.source.formats.folder_writer",
+        "hdf5": "effloop.data.source.formats.hdf5",
+        "lmdb": "effloop.data.source.formats.lmdb",
+        "memmap": "effloop.data.source.formats.memmap",
+        "n5": "effloop.data.source.formats.zarr",
+        "parquet": "effloop.data.source.formats.parquet.writer",
+        "pth": "effloop.data.source.formats.pth",
+        "recordio": "effloop.data.source.formats.recordio",
+        "tar": "effloop.data.source.formats.tar",
+        "tfrecord": "effloop.data.source.formats.tfrecord",
+        "zarr": "effloop.data.source.formats.zarr",
+        "zarr2": "effloop.data.source.formats.zarr",
+    },
+)
 """Format, as in `convert to=NAME` -> its writer."""
 
 
@@ -109,9 +126,7 @@ def register_writer(name: str) -> Callable[[Writer], Writer]:
     """Decorator: the function below is the writer of `convert to=NAME`."""
 
     def add(writer: Writer) -> Writer:
-        if name in writers:
-            raise ValueError(f"a writer for '{name}' is registered already")
-        writers[name] = writer
+        writers.add(name, writer, writer.__module__)
         return writer
 
     return add
