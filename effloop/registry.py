@@ -51,7 +51,7 @@ class Modules(Mapping[str, T]):
 
     Args:
         what: they are, for errors.
-        modules: name -> module that registers it. Others may be registered besides, by modules that are imported anyway.
+        modules: name -> module that registers it. More may be registered by modules that are imported anyway.
     """
 
     def __init__(self, what: str, modules: Mapping[str, str]) -> None:

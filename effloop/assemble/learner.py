@@ -25,7 +25,6 @@ from effloop.assemble.compiling import compile_now, state_preserved
 from effloop.assemble.data import Data
 from effloop.assemble.environment import Environment
 from effloop.assemble.model import build_model, check_batch_norm
-from effloop.assemble.probe import build_probe, check_probe
 from effloop.assemble.resolve import Resolved, resolved
 from effloop.checkpoint import files, rng
 from effloop.config import Config
@@ -227,6 +226,8 @@ def build_learner(environment: Environment, data: Data, start: Start, advise: Ad
     """
     config, parallel, precision = environment.config, environment.parallel, environment.precision
     if config.probe:
+        from effloop.assemble.probe import check_probe
+
         check_probe(config, parallel)
     num_outputs = environment.task.num_outputs(data.train.plan.source)
     model = build_model(config, num_outputs, parallel.device)
@@ -241,6 +242,8 @@ def build_learner(environment: Environment, data: Data, start: Start, advise: Ad
     train: BatchStream = data.batches
     val: BatchStream = data.val
     if config.probe:
+        from effloop.assemble.probe import build_probe
+
         train, val, more = build_probe(environment, data, model)
         notes += more
     average, optimizer, schedule, more = _optimizer(config, model, train)

@@ -9,19 +9,16 @@ from dataclasses import dataclass, replace
 import torch
 
 from effloop.assemble.resolve import Resolved, check_limits, resolved
-from effloop.assemble.window import window_order, windows_of
 from effloop.config import Config
 from effloop.data.augment import augments
 from effloop.data.augment.mix import Mix
 from effloop.data.bad import OnBad, OnError
 from effloop.data.balance import BalancedOrder, ClassDraw
-from effloop.data.cache.cached import cached
 from effloop.data.check import check_samples
 from effloop.data.decode import decoders
 from effloop.data.engine import engines
 from effloop.data.engine.base import engine_class
 from effloop.data.engine.threads import ThreadsConfig
-from effloop.data.five_crops import five_crops
 from effloop.data.ledger import Ledger
 from effloop.data.loader import Loader
 from effloop.data.masks import MaskPlan
@@ -30,11 +27,8 @@ from effloop.data.plan import Plan
 from effloop.data.source import Cache, DataConfig, Kind, Source, Tail
 from effloop.data.source.config import Index
 from effloop.data.source.counts import classes_without_samples
-from effloop.data.source.entropy import with_indexes
 from effloop.data.source.splits import open_part, open_split
-from effloop.data.source.storage.indexed import IndexedSource
 from effloop.data.transfer import Transfer
-from effloop.data.windows import WindowOrder
 from effloop.errors import ConfigError, EffLoopError, warn
 from effloop.parallel import OwnSlice, Slice, own_slice
 from effloop.system.hardware import find_device, keep_freed_memory
@@ -107,6 +101,8 @@ def loader_of(config: Config, source: Source, plan: type[Plan] = Plan, views: Vi
     )
     made = _plan(found, source, OwnSlice(0, 1, 1, device), train=False, kind=plan)
     if views.fivecrop:
+        from effloop.data.five_crops import five_crops
+
         made = five_crops(made)
     return _loader_of(found, tasks.build(config.task), made, device, train=False)
 
@@ -135,10 +131,14 @@ def loader_for(config: Resolved, task: Task, source: Source, parallel: Slice, us
     if line and not parallel.rank:
         warn(line)
     if views.fivecrop:
+        from effloop.data.five_crops import five_crops
+
         plan = five_crops(plan)
     loader = _loader_of(config, task, plan, device, train=train)
     loader.ledger = ledger
-    if isinstance(plan.order, WindowOrder) and isinstance(source, IndexedSource):
+    if train and config.data.window is not None:
+        from effloop.assemble.window import windows_of
+
         loader.windows = windows_of(config, plan.order, source, parallel)
     return loader
 
@@ -205,6 +205,8 @@ def _plan(config: Resolved, source: Source, parallel: Slice, *, train: bool, kin
         folder = getattr(config.data, "index_dir", None)
         order = BalancedOrder(**vars(order), draw=ClassDraw(source, config.data.balance, config.seed, folder))
     if train and config.data.window is not None:
+        from effloop.assemble.window import window_order
+
         order = window_order(config, source, order)
     if not len(order):
         raise ConfigError(
@@ -216,23 +218,21 @@ def _plan(config: Resolved, source: Source, parallel: Slice, *, train: bool, kin
     exact = engine_class(config.engine).exact  # DALI decodes by itself
     kept = config.data.cache is not Cache.pixels and config.data.window is None
     if exact and decoder.uses_indexes and kept:
+        from effloop.data.source.entropy import with_indexes
+
         source = with_indexes(source, config.data)
     augment = augments.build_for(config.data.channels, config.augment, size=config.size, train=train)
     if source.kind is Kind.masks:
         kind, augment = MaskPlan, augment.with_masks()
-    return kind(
-        source=cached(source, config.data.cache, decoder, limit, share=_share(config, source, train=train)),
-        decoder=decoder,
-        augment=augment,
-        order=order,
-        seed=config.seed,
-    )
+    if config.data.cache is not Cache.none:
+        from effloop.data.cache.cached import cached
+
+        source = cached(source, config.data.cache, decoder, limit, share=_share(config, source, train=train))
+    return kind(source=source, decoder=decoder, augment=augment, order=order, seed=config.seed)
 
 
 def _share(config: Config, source: Source, *, train: bool) -> float:
     """How much of the cache a split gets: as much as it has of both splits' bytes."""
-    if config.data.cache is Cache.none:
-        return 1.0
     try:
         other = open_part(config.data, "val" if train else "train")
     except EffLoopError:  # there is only this one

@@ -88,12 +88,14 @@ def _warn_if_sorted(source: Source, order: WindowOrder) -> None:
         )
 
 
-def windows_of(config: Resolved, order: WindowOrder, source: IndexedSource, parallel: Slice) -> Windows:
+def windows_of(config: Resolved, order: Order, source: Source, parallel: Slice) -> Windows:
     """Who tells what a rank needs; the first rank of a machine starts the process that fetches it.
 
     Raises:
         ConfigError: another run does the same.
     """
+    assert isinstance(order, WindowOrder)
+    assert isinstance(source, IndexedSource)
     manifest = remote_files(config.data)["remote"]
     names = [str(file.relative_to(source.base())) for file in source.shard_files()[0]]
     env, start = detect_launcher(), None

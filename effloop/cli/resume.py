@@ -11,7 +11,6 @@ from effloop.config.typed import key_of
 from effloop.errors import ConfigError
 from effloop.parallel.rank_env import detect_launcher
 from effloop.run.execute import run
-from effloop.run.rank import rank_session
 from effloop.run.spec import RunSpec, resumed
 from effloop.runs.compare import PLACE
 
@@ -34,6 +33,8 @@ def resume(options: ResumeOptions, overrides: list[str]) -> int:
     if env is None or env.world_size == 1:
         run(_spec(options.run, overrides))
         return 0
+    from effloop.run.rank import rank_session
+
     with rank_session(env) as session:
         if env.rank == 0:
             spec = _spec(options.run, overrides)

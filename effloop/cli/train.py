@@ -11,9 +11,7 @@ from effloop.cli.command import command
 from effloop.config import hydra_app
 from effloop.errors import ConfigError
 from effloop.parallel.rank_env import detect_launcher
-from effloop.run import sweep
 from effloop.run.execute import run
-from effloop.run.rank import rank_session
 from effloop.run.spec import RunSpec, planned
 from effloop.spelling import flags as flags_of
 
@@ -37,6 +35,8 @@ def train(options: TrainOptions, args: list[str]) -> int:
     """
     env = detect_launcher()
     if env and env.world_size > 1:
+        from effloop.run.rank import rank_session
+
         with rank_session(env) as session:
             if env.rank == 0:
                 spec = _spec_of_ranks(args)
@@ -47,6 +47,8 @@ def train(options: TrainOptions, args: list[str]) -> int:
     if flags_of.only_shows(flags):
         hydra_app.show(flags, overrides)
     elif flags_of.is_sweep(flags):
+        from effloop.run import sweep
+
         sweep.sweep(flags, overrides, debug=options.debug)
     else:
         run(_spec(flags, overrides))

@@ -6,22 +6,23 @@ import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from effloop.batch import Batch, ImageSize, Preview
-from effloop.data.cache.cached import CachedSource
 from effloop.data.engine import Engine
 from effloop.data.ledger import Ledger
 from effloop.data.order import BatchRequest
 from effloop.data.plan import Plan
-from effloop.data.remote.window import NotHereError, without_waiting
 from effloop.data.source import Kind, Source
 from effloop.data.source.counts import targets_of
 from effloop.data.transfer import Transfer
-from effloop.data.windows import Windows
 from effloop.errors import ConfigError
+
+if TYPE_CHECKING:
+    from effloop.data.windows import Windows
 
 _NAMED = 8
 """Samples in a message."""
@@ -75,7 +76,8 @@ class Loader:
     def describe(self) -> str:
         """One line: how many images, of how many classes, labels or numbers and how these were found, from where."""
         source = self.plan.source
-        cache = f", cache: {source.describe()}" if isinstance(source, CachedSource) else ""
+        describe = getattr(source, "describe", None)  # of a cache around it
+        cache = f", cache: {describe()}" if describe else ""
         return f"{len(source):,} image{'s' * (len(source) != 1)}{targets_of(source)}, {source.where}{cache}"
 
     def epoch(self, epoch: int, samples_seen: int = 0) -> Iterator[Batch]:
@@ -121,11 +123,16 @@ class Loader:
         numbers = _checked_ids(ids, len(self.plan.source))
         request = BatchRequest(epoch, numbers, np.ones(len(numbers), np.bool_))
         batch = self.plan.empty_batch(request)
-        try:
-            with without_waiting():
-                self.plan.amend(batch, self.plan.fill(request, batch.images, 0, len(batch)))
-        except NotHereError as error:
-            raise ConfigError(f"{error}{_absent(self.plan.source, numbers)}") from None
+        if self.windows is None:
+            self.plan.amend(batch, self.plan.fill(request, batch.images, 0, len(batch)))
+        else:
+            from effloop.data.remote.window import NotHereError, without_waiting
+
+            try:
+                with without_waiting():
+                    self.plan.amend(batch, self.plan.fill(request, batch.images, 0, len(batch)))
+            except NotHereError as error:
+                raise ConfigError(f"{error}{_absent(self.plan.source, numbers)}") from None
         (moved,) = self.transfer.stream([batch], partial(self.plan.keys, epoch))
         return moved
 

@@ -24,9 +24,6 @@ _SHARE = 0.005
 """Of a run's time that the look may take."""
 
 _MOST_S = 2.0
-_LEAST_TRAINED_S = 4.0
-"""Seconds of training below which there is none."""
-
 _OUTCOME_S = 20.0
 """Seconds of training from which the speed is an outcome of what was predicted."""
 
@@ -38,7 +35,7 @@ _WAITS = 0.10
 
 
 def review(config: Config, trainer: Trainer, efficiency: Efficiency) -> Mapping[str, Any]:
-    """`stages`, `verdict` and `override` of a run that has ended; nothing if it was too short.
+    """`stages`, `verdict` and `override` of a run that has ended.
 
     Loading is measured on some images, now that the machine is free; for so short a time that it doesn't count.
 
@@ -48,8 +45,8 @@ def review(config: Config, trainer: Trainer, efficiency: Efficiency) -> Mapping[
         efficiency: its figures.
     """
     seconds = min(_MOST_S, _SHARE * sum(efficiency.seconds.values()))
-    loader, trained_s = trainer.train, efficiency.seconds["step"] + efficiency.seconds["wait"]
-    if trained_s < _LEAST_TRAINED_S or not isinstance(loader, Loader) or not efficiency.steady_images_per_s:
+    loader = trainer.train
+    if not isinstance(loader, Loader) or not efficiency.steady_images_per_s:
         return {}
     if not loader.engine.exact:  # it has decoders of its own, which can't be measured apart
         return {}

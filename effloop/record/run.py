@@ -24,8 +24,6 @@ from effloop.record.metrics import Metrics
 from effloop.record.rows import EpochTable, MetricsFile, PerfFile, Resumed, SummaryFile, read_times
 from effloop.record.sinks import EpochReport, Sink, Sinks
 from effloop.record.skipped import SkippedFile, counted, lines_of
-from effloop.record.tensorboard import TensorBoardSink
-from effloop.record.trackers import MlflowSink, WandbSink, import_mlflow, import_wandb
 from effloop.task import Task, score_names
 
 
@@ -54,10 +52,13 @@ class RunConfig(RecordConfig):
             raise ConfigError(f"record.samples: {self.samples} is not allowed; set a number from 0 (none) to 64")
 
     def require(self) -> None:
-        if self.mlflow:
-            import_mlflow()
-        if self.wandb:
-            import_wandb()
+        if self.mlflow or self.wandb:
+            from effloop.record import trackers
+
+            if self.mlflow:
+                trackers.import_mlflow()
+            if self.wandb:
+                trackers.import_wandb()
 
 
 _PREVIEW_EPOCHS = 4
@@ -143,13 +144,18 @@ class RunRecorder(Recorder):
         self._open("efficiency.json", EfficiencyFile)
         if self.config.tensorboard:
             self._open("tensorboard", lambda path: self._tensorboard(path, params, names))
-        if self.config.mlflow:
-            self._sinks.open("MLflow", lambda: MlflowSink(self.run_dir, self.config.project, params))
-        if self.config.wandb:
-            self._sinks.open("Weights & Biases", lambda: WandbSink(self.run_dir, self.config.project, params))
+        if self.config.mlflow or self.config.wandb:
+            from effloop.record.trackers import MlflowSink, WandbSink
+
+            if self.config.mlflow:
+                self._sinks.open("MLflow", lambda: MlflowSink(self.run_dir, self.config.project, params))
+            if self.config.wandb:
+                self._sinks.open("Weights & Biases", lambda: WandbSink(self.run_dir, self.config.project, params))
 
     def _tensorboard(self, folder: Path, params: Mapping[str, Any], names: Sequence[str]) -> Sink:
         """A file that hides what is done again; of the last update, which an evaluation follows, all but its line."""
+        from effloop.record.tensorboard import TensorBoardSink
+
         resumed, position = self._resumed, self._epoch.position
         again = resumed.within and position is not None and position.step == resumed.step
         sink = TensorBoardSink(folder, resumed.step and resumed.step + (not again), params, names)

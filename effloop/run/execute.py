@@ -6,7 +6,6 @@ from pathlib import Path
 
 from effloop.data.source.splits import open_part
 from effloop.parallel.rank_env import detect_launcher
-from effloop.run import ranks
 from effloop.run.spec import RunSpec
 from effloop.run.training import is_done, train
 
@@ -24,4 +23,6 @@ def run(spec: RunSpec) -> Path:
     if not spec.resume:
         for split in ("train", "val"):  # fails in a second, without ranks
             open_part(spec.config.data, split)
+    from effloop.run import ranks
+
     return ranks.launch(spec)

@@ -93,6 +93,8 @@ def build_pruner(config: Config, run_dir: Path, parallel: Parallel) -> Callable[
 
 
 _SAY_S = 2.0
+_LEAST_TRAINED_S = 4.0
+"""Seconds of training from which a run is reviewed."""
 
 
 def train(spec: RunSpec, state: RestartState | None = None) -> Path:
@@ -143,6 +145,8 @@ def _advise(*parts: Any) -> list[str]:
 
 
 def _review(config: Config, trainer: Trainer, efficiency: Efficiency) -> Mapping[str, Any]:
+    if efficiency.seconds["step"] + efficiency.seconds["wait"] < _LEAST_TRAINED_S:
+        return {}
     from effloop.measure.review import review
 
     return review(config, trainer, efficiency)

@@ -1,13 +1,20 @@
 """What is learned, and how it is scored."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
 from effloop.task.base import Task, TaskConfig, is_spatial, meters_of, tasks
-from effloop.task.classification import Classification, ClassificationConfig
 from effloop.task.meter import LOSS, Meter, score_names
-from effloop.task.multilabel import Multilabel, MultilabelConfig
 from effloop.task.objectives import check_objective, objectives
-from effloop.task.regression import Regression, RegressionConfig
-from effloop.task.segmentation import Segmentation, SegmentationConfig
 from effloop.task.targets import Labelled, TargetSpec
+
+if TYPE_CHECKING:
+    from effloop.task.classification import Classification, ClassificationConfig
+    from effloop.task.multilabel import Multilabel, MultilabelConfig
+    from effloop.task.regression import Regression, RegressionConfig
+    from effloop.task.segmentation import Segmentation, SegmentationConfig
 
 __all__ = [
     "LOSS",
@@ -31,3 +38,10 @@ __all__ = [
     "score_names",
     "tasks",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """The classes of a task, for tasks that build on it; its module is imported with them."""
+    if name not in __all__:
+        raise AttributeError(f"module 'effloop.task' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"effloop.task.{name.removesuffix('Config').lower()}"), name)

@@ -9,13 +9,12 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from effloop.data.image.other import EXTENSIONS
+from effloop.data.image.header import EXTENSIONS
 from effloop.data.source.base import USUAL, WHOLE, Kind, NoSplitError, Source, sources
 from effloop.data.source.config import DataConfig
 from effloop.data.source.root import expand_root
 from effloop.data.source.splits import find_split
 from effloop.data.source.storage.kept import looking_once
-from effloop.data.source.storage.scanned import IndexedConfig
 from effloop.errors import ConfigError, DataError
 
 _HUB = re.compile(r"hf://datasets/([^/]+(?:/[^/@]+)?)(?:@([^/]+))?/?")
@@ -65,6 +64,8 @@ class AutoConfig(DataConfig):
             )
 
     def shards_in(self, root: Path) -> list[str]:
+        from effloop.data.source.storage.scanned import IndexedConfig
+
         shared = {field.name: getattr(self, field.name) for field in fields(DataConfig)}
         for name in _formats():
             of = sources[name].config
@@ -186,8 +187,9 @@ _BESIDE = {".index", ".json", ".txt", ".idx", ".lst"}
 
 
 def _likely(root: Path) -> str | None:
-    """The format that names of files suggest, which is asked first: a format that isn't asked isn't imported, and all of
-    them are 7,000 lines. None where several may be meant.
+    """The format that names of files suggest, which is tried first: those that aren't tried needn't be imported.
+
+    None where several may be meant.
     """
     if root.is_file():
         return _SUFFIXES.get(root.suffix)

@@ -6,14 +6,14 @@ import hashlib
 import os
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from effloop.data.remote.fetch import fetched_of, local_root, manifest_of_root
 from effloop.data.remote.location import is_remote, meant_url
-from effloop.data.remote.manifest import Manifest
-from effloop.data.remote.window_room import Window
 from effloop.data.source.config import DataConfig
 from effloop.errors import ConfigError, EffLoopError
+
+if TYPE_CHECKING:
+    from effloop.data.remote.manifest import Manifest
 
 CARD = "README.md"
 """What says, in datasets of Hugging Face's hub, which files are of which split."""
@@ -29,6 +29,9 @@ def expand_root(config: DataConfig) -> Path:
     if not config.root:
         raise ConfigError(f"data.root is missing; data={config.name} needs it: set data.root=PATH")
     if is_remote(config.root):
+        from effloop.data.remote.fetch import local_root
+        from effloop.data.remote.window_room import Window
+
         first = (f"{config.train_split}.index", CARD)
         window = None if config.window is None else Window(config.window, first, config.shards_in)
         return local_root(config.root, download_folder(config), config.download_gb, window)
@@ -55,6 +58,8 @@ def fetched_path(config: DataConfig, key: str) -> Path | None:
     url = config.urls.get(key)
     if url is None:
         return None
+    from effloop.data.remote.fetch import local_root
+
     try:
         return local_root(url, download_folder(config), config.download_gb)
     except EffLoopError as error:
@@ -88,12 +93,20 @@ def download_folder(config: DataConfig) -> Path:
 
 def remote_files(config: DataConfig) -> dict[str, Manifest]:
     """The files behind each URL, once it was opened: `remote` are those of `data.root`, `remote-KEY` of others."""
+    if not config.urls:
+        return {}
+    from effloop.data.remote.fetch import manifest_of_root
+
     found = {key: manifest_of_root(url, download_folder(config)) for key, url in config.urls.items()}
     return {"remote" if key == "root" else f"remote-{key}": files for key, files in found.items() if files}
 
 
 def remote_facts(config: DataConfig) -> tuple[dict[str, float], list[str]]:
     """What it took to have the files behind URLs here, for a run's summary, and a line for each; empty for paths."""
+    if not config.urls:
+        return {}, []
+    from effloop.data.remote.fetch import fetched_of
+
     found = [each for url in config.urls.values() if (each := fetched_of(url, download_folder(config)))]
     facts = sum((fetched for fetched, _ in found[1:]), found[0][0]).facts() if found else {}
     return facts, [line for _, line in found]

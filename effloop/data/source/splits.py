@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from effloop.data.source.base import USUAL, WHOLE, Kind, NoSplitError, Source, sources
 from effloop.data.source.config import DataConfig
-from effloop.data.source.division import part_of
 from effloop.data.source.storage.kept import looking_once
 from effloop.data.source.wrapped import Relabelled
 from effloop.errors import ConfigError, DataError, EffLoopError
@@ -46,7 +45,11 @@ def open_part(config: DataConfig, split: str) -> Source:
     """As `open_split`, with the classes that the split itself has."""
     if split not in USUAL:
         return sources.build(config, split)
-    return part_of(undivided(config), config, split) if config.divides else find_split(config, split)
+    if not config.divides:
+        return find_split(config, split)
+    from effloop.data.source.division import part_of
+
+    return part_of(undivided(config), config, split)
 
 
 def undivided(config: DataConfig) -> Source:

@@ -9,17 +9,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from effloop.data.remote.cache import is_removed
-from effloop.data.remote.manifest import RemoteFile
 from effloop.data.source.base import printable
 from effloop.data.source.storage.checksum import crc32c_of_ends
 from effloop.data.source.storage.columns import ColumnFile, DamagedFileError
 from effloop.data.source.storage.targets import NAME
 from effloop.errors import ConfigError, DataError, warn
+
+if TYPE_CHECKING:
+    from effloop.data.remote.manifest import RemoteFile
 
 # A folder that changed less than this before it was scanned may change again without a newer timestamp (the kernel's
 # clock ticks every 1-10 ms, that of some file systems every 2 s).
@@ -161,8 +162,12 @@ def _remove_orphans(folder: Path) -> None:
         with suppress(DataError, OSError, LookupError, TypeError):  # others keep other facts
             meta = ColumnFile(path).meta
             files = meta["files" if "files" in meta else "tables"]
-            if is_removed(Path(files[0]["name"])):
-                path.unlink()
+            first = Path(files[0]["name"])
+            if not first.exists():
+                from effloop.data.remote.cache import is_removed
+
+                if is_removed(first):
+                    path.unlink()
 
 
 def file_state(file: Path) -> dict[str, Any]:

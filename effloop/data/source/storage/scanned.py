@@ -8,13 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from effloop.data.remote.manifest import Manifest
 from effloop.data.source.base import USUAL, Kind, NoSplitError, printable, sources
 from effloop.data.source.root import remote_files, root_folder
 from effloop.data.source.storage.columns import ColumnFile
-from effloop.data.source.storage.coming import ComingShards
 from effloop.data.source.storage.index import NAMES, Entry, IndexWriter, index_path, read_names, shard_names
 from effloop.data.source.storage.kept import file_state, kept_folder, listing, open_kept, remote_state, said
 from effloop.data.source.storage.packed import PackedConfig, PackedSource, targets_in
@@ -22,6 +20,10 @@ from effloop.data.source.storage.parts import write_part
 from effloop.data.source.storage.shards import counted, find_shards
 from effloop.data.source.storage.targets import CLASSES, Targets, read_targets, unnamed
 from effloop.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from effloop.data.remote.manifest import Manifest
+    from effloop.data.source.storage.coming import ComingShards
 
 
 @dataclass
@@ -191,6 +193,8 @@ class ScannedSource(PackedSource):
         read = self._states([*self.scan_sidecars(files), *said(root)])
         digest = hashlib.sha256(self._scan_identity("parts", self.split, read)).hexdigest()[:16]
         kept = kept_folder(self.config.index_dir) / f"{self.config.name}-{digest}.shards"
+        from effloop.data.source.storage.coming import ComingShards
+
         return ComingShards(self.config, manifest, [str(file.relative_to(root)) for file in files], kept)
 
     def keep_part(self, files: Sequence[Path], number: int, path: Path) -> None:
