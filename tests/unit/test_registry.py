@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from effloop.config import Config
 from effloop.errors import ConfigError, optional_package
 from effloop.registry import PartConfig, Registry, groups, plugin_files, use_plugin_files
 
@@ -48,6 +49,31 @@ def test_a_name_is_taken_once(registry: Registry[str]) -> None:
         registry.register("a", PartConfig)(repr)
     with pytest.raises(ValueError, match="exists already"):
         Registry("test_group")
+
+
+def test_a_part_is_imported_when_it_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "made_late.py").write_text(
+        "from effloop.registry import PartConfig, groups\n"
+        "@groups['test_late'].register('late', PartConfig)\n"
+        "def late(config): return 'built'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    registry: Registry[str] = Registry("test_late", {"late": "made_late"})
+    try:
+        assert registry.names() == ["late"]
+        assert "late" in registry
+        assert "made_late" not in sys.modules
+        assert registry.build(PartConfig(name="late")) == "built"
+        with pytest.raises(ValueError, match="test_late 'late' is registered already"):
+            registry.register("late", PartConfig)(str)
+    finally:
+        del groups["test_late"]
+
+
+@pytest.mark.parametrize("group", Config.GROUPS)
+def test_modules_register_what_the_registry_says(group: str) -> None:
+    for name in groups[group]:
+        assert groups[group][name].config(name=name).name == name
 
 
 def test_unknown_name(registry: Registry[str]) -> None:
