@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from effloop.data.source import Kind, Source
-from effloop.data.source.fingerprint import fingerprint_of
+from effloop.data.source.base import fingerprint_of
 
 
 class Tabled(Source):

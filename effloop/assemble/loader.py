@@ -237,5 +237,5 @@ def _share(config: Config, source: Source, *, train: bool) -> float:
         other = open_part(config.data, "val" if train else "train")
     except EffLoopError:  # there is only this one
         return 1.0
-    mine, others = (part.fingerprint()["bytes"] for part in (source, other))
+    mine, others = (part.fingerprint()["bytes"] or len(part) for part in (source, other))
     return float(mine / (mine + others))

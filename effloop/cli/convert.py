@@ -14,7 +14,7 @@ from effloop.convert.options import ConvertOptions
 from effloop.convert.upload import uploads_of
 from effloop.data.decode import decoders
 from effloop.data.source.root import download_folder
-from effloop.data.source.wrapped import shuffled
+from effloop.data.source.view import shuffled
 
 
 @command("convert", ConvertOptions, "data.root=/data/pets to=lmdb out=pets.lmdb")

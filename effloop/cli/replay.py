@@ -151,7 +151,7 @@ def _changed_files(opened: Sequence[Source], since: float, root: str | None) -> 
     until = time.monotonic() + _CHECK_S
     prefix = os.fsencode(os.path.join(os.path.abspath(root), "")) if root else b""
     names: dict[bytes, None] = {}  # unique, as splits may share packed files
-    for checked, file in enumerate(file for source in opened for file in source.files()):
+    for checked, file in enumerate(file for source in opened for file in source.file_paths()):
         if not checked % 1000 and time.monotonic() > until:
             yield f"data: only the first {checked:,} files were checked for changes"
             break

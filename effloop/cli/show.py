@@ -83,7 +83,7 @@ def _draw(options: ShowOptions, config: Config, overrides: Sequence[str], run_di
                 f"{pixels / 1e6:.1f} million pixels; at most {_MAX_PIXELS // 10**6} are allowed: set fewer samples or "
                 "epochs, or a smaller image_size"
             )
-        if source.about_targets:
+        if source.targets_note:
             print(loader.describe())
         if line := loader.plan.order.describe():
             print(line)

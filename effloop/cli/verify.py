@@ -15,7 +15,6 @@ from effloop.data.decode import decoders
 from effloop.data.source.config import Index
 from effloop.data.source.entropy import with_indexes
 from effloop.data.source.storage.columns import Comparing, comparing
-from effloop.data.source.storage.kept import kept_folder
 
 
 @dataclass(frozen=True)
@@ -35,16 +34,14 @@ class VerifyOptions:
 def verify_data(options: VerifyOptions, overrides: list[str]) -> int:
     """Check every sample: checksum, label, size, a full decode.
 
-    Of data without checksums of its own they are recorded, and compared the next time. The exit code is 1 if
-    anything is wrong.
+    The exit code is 1 if anything is wrong.
     """
     config = configs.compose(overrides)
     with Problems(options.out) as problems:
-        kept = kept_folder(getattr(config.data, "index_dir", None))
         with comparing(Comparing.kept):  # a damaged column is a problem among others
             opened = open_splits(config, split_names(options.split), problems.add)
         data = config.data if config.data.index is Index.none else replace(config.data, index=Index.read)
         opened = {name: with_indexes(source, data) for name, source in opened.items()}
-        reports = verify(opened, decoders.build(config.decode), num_workers(config), problems, kept)
+        reports = verify(opened, decoders.build(config.decode), num_workers(config), problems)
     show(reports, problems)
     return 1 if problems.count else 0

@@ -281,7 +281,7 @@ class _Conversion:
 
 def _about(splits: Mapping[str, Source]) -> Mapping[str, Any]:
     """The metadata of a copy: how its images were encoded, as the original says."""
-    abouts = [getattr(source, "about", None) or {"payload": "original"} for source in splits.values()]
+    abouts = [source.about or {"payload": "original"} for source in splits.values()]
     first: Mapping[str, Any] = abouts[0]
     return first if all(about == first for about in abouts) else {"payload": "original"}
 

@@ -12,7 +12,7 @@ from effloop.data.check import check_image, check_mask, listed
 from effloop.data.decode import Decoder
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import Source
-from effloop.data.source.wrapped import Subset
+from effloop.data.source.view import View
 from effloop.errors import DataError, warn
 from effloop.system.progress import Meter, in_order
 
@@ -79,7 +79,7 @@ class Inspector:
             if len(left_out[name]) == len(source):
                 raise DataError(f"{source.where}: no image can be used; set data.root=PATH to images, or split=NAME")
         return {
-            name: Subset(source, np.delete(np.arange(len(source)), left_out[name])) if left_out[name] else source
+            name: View(source, np.delete(np.arange(len(source)), left_out[name])) if left_out[name] else source
             for name, source in self.splits.items()
         }
 

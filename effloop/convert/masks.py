@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from effloop.convert.reencode import shrunk
 from effloop.data.image.header import Encoded
 from effloop.data.image.mask import check_size, decode_mask, encode_mask, mask_digest, resize_mask
-from effloop.data.source.base import Kind, Source
-from effloop.data.source.fingerprint import target_bytes
+from effloop.data.source.base import Kind, Source, target_bytes
 from effloop.data.source.storage.writing import Record
 from effloop.errors import DataError
 from effloop.system.progress import in_order

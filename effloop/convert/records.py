@@ -13,8 +13,7 @@ import numpy as np
 from effloop.convert.entropy import Built, build_compared
 from effloop.convert.masks import SizeOf, with_mask, with_masks
 from effloop.data.image.header import Encoded, read_header
-from effloop.data.source.base import Kind, Source
-from effloop.data.source.fingerprint import Fingerprint, target_bytes
+from effloop.data.source.base import Fingerprint, Kind, Source, target_bytes
 from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
 from effloop.data.source.storage.writing import Record
 from effloop.errors import DataError

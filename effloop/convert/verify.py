@@ -18,8 +18,6 @@ from effloop.data.image.entropy import matches
 from effloop.data.source.base import Kind, Source
 from effloop.data.source.counts import classes_without_samples, targets_of
 from effloop.data.source.splits import check_same_classes
-from effloop.data.source.storage.checksum import crc32c, extended
-from effloop.data.source.storage.recorded import Findings, Recorder, day
 from effloop.data.source.storage.targets import Targets
 from effloop.errors import ConfigError, DataError
 from effloop.system.progress import Meter, in_order
@@ -81,8 +79,6 @@ class SplitReport:
         decoded: how many samples were decoded, whole and without a warning.
         problems: how many lines of problems.
         empty: classes without samples; worth a note, but no problem.
-        findings: what the comparison with recorded checksums gave; None where the format stores its own, or nothing
-            tells when a file was modified.
     """
 
     source: Source
@@ -90,7 +86,6 @@ class SplitReport:
     decoded: int = 0
     problems: int = 0
     empty: list[str] = field(default_factory=list)
-    findings: Findings | None = None
 
 
 @dataclass(frozen=True)
@@ -100,16 +95,10 @@ class _Checked:
     size: int
     decoded: bool
     wrong: list[str]
-    checksum: int | None = None
-    modified_ns: int | None = None
 
 
 def verify(
-    splits: Mapping[str, Source],
-    decoder: Decoder,
-    num_threads: int,
-    problems: Problems,
-    kept: Path | None = None,
+    splits: Mapping[str, Source], decoder: Decoder, num_threads: int, problems: Problems
 ) -> dict[str, SplitReport]:
     """Check every sample of some splits, and their indexes, and show the progress.
 
@@ -122,7 +111,6 @@ def verify(
         decoder: decodes the samples.
         num_threads: how many samples are checked at the same time; 0 means one.
         problems: gets a line for each problem, in the order of the samples.
-        kept: a folder, where checksums of samples are recorded whose format stores none; None records none.
 
     Returns:
         Name -> its report.
@@ -136,11 +124,7 @@ def verify(
     with Meter() as meter:
         for name, source in splits.items():
             meter.begin(name, total=len(source))
-            recorder = _recorder(source, kept)
-            reports[name] = verify_split(source, decoder, num_threads, problems, meter.advance, recorder)
-            if recorder:
-                recorder.write()
-                reports[name].findings = recorder.findings
+            reports[name] = verify_split(source, decoder, num_threads, problems, meter.advance)
     return reports
 
 
@@ -150,7 +134,6 @@ def verify_split(
     num_threads: int,
     problems: Problems,
     advance: Callable[[int], None],
-    recorder: Recorder | None = None,
 ) -> SplitReport:
     """Check the index and every sample of one split; `advance` is told how many samples are done."""
     before, report = problems.count, SplitReport(source, empty=classes_without_samples(source))
@@ -160,8 +143,7 @@ def verify_split(
         problems.add(str(error))
 
     def check_run(start: int) -> list[_Checked]:
-        samples = range(start, min(start + _RUN, len(source)))
-        return [_check(source, decoder, sample, recording=recorder is not None) for sample in samples]
+        return [_check(source, decoder, sample) for sample in range(start, min(start + _RUN, len(source)))]
 
     num_threads = max(1, num_threads)
     with ThreadPoolExecutor(num_threads, thread_name_prefix="effloop-verify") as pool:
@@ -171,7 +153,7 @@ def verify_split(
                 for sample, found in enumerate(results, start):
                     report.bytes += found.size
                     report.decoded += found.decoded
-                    for what in [*found.wrong, *_compared(recorder, sample, found)]:
+                    for what in found.wrong:
                         problems.add(f"{source.where}/{source.key(sample)} {what}")
                 advance(len(results))
         finally:
@@ -180,33 +162,14 @@ def verify_split(
     return report
 
 
-def _recorder(source: Source, kept: Path | None) -> Recorder | None:
-    """For a source without checksums of its own, whose samples are in files."""
-    if kept is None or source.has_checksums or not len(source):
-        return None
-    try:
-        return Recorder(source, kept) if source.modified_ns(0) is not None else None
-    except DataError:  # the first one is gone: that is said when it is read
-        return Recorder(source, kept)
-
-
-def _compared(recorder: Recorder | None, sample: int, found: _Checked) -> list[str]:
-    """What is wrong with a sample compared with its recorded checksum."""
-    if recorder is None or found.checksum is None or found.modified_ns is None:
-        return []
-    problem = recorder.compare(sample, found.size, found.checksum, found.modified_ns, sound=not found.wrong)
-    return [problem] if problem else []
-
-
-def _check(source: Source, decoder: Decoder, sample: int, *, recording: bool) -> _Checked:
-    size, decoded, wrong, checksum, modified_ns = 0, False, [], None, None
+def _check(source: Source, decoder: Decoder, sample: int) -> _Checked:
+    size, decoded, wrong = 0, False, []
     if problem := _wrong_target(source, sample):
         wrong.append(problem)
     try:
         source.verify(sample)
-        modified_ns = source.modified_ns(sample) if recording else None
         data = source.read(sample)
-        size, checksum = len(data), crc32c(data) if recording else None
+        size = len(data)
         if size != source.size(sample):
             wrong.append(f"has {size:,} bytes, the index says {source.size(sample):,}")
         index = source.entropy_index(sample, data)
@@ -217,11 +180,9 @@ def _check(source: Source, decoder: Decoder, sample: int, *, recording: bool) ->
         if index and differs_from(whole, decoder, data, index):
             wrong.append("has an entropy index by which a crop has other pixels than the image; set data.index=none")
         check_mask(source, sample, *decoder.size(data), whole=True)
-        if checksum is not None and source.kind is Kind.masks:
-            checksum = extended(checksum, source.read_mask(sample))
     except DataError as error:
         wrong.append(str(error))
-    return _Checked(size, decoded, wrong, checksum, modified_ns)
+    return _Checked(size, decoded, wrong)
 
 
 def _wrong_target(source: Source, sample: int) -> str | None:
@@ -245,53 +206,21 @@ def show(reports: Mapping[str, SplitReport], problems: Problems) -> None:
         numbers = [
             f"{n:,}" for n in (len(source), len(source.target_names), report.bytes, report.decoded, report.problems)
         ]
-        table.add_row(name, *numbers[:3], _checksums(report), *numbers[3:])
+        table.add_row(name, *numbers[:3], "compared" if source.has_checksums else "none here", *numbers[3:])
     Console().print(table)
     for name, report in reports.items():
-        if report.source.about_targets:
+        if report.source.targets_note:
             print(f"{name}: {len(report.source):,} images{targets_of(report.source)}")
     for name, report in reports.items():
         if report.empty:
             names = ", ".join(report.empty[:8]) + (", …" if len(report.empty) > 8 else "")
             of = f"{len(report.empty):,} of its {len(report.source.classes):,} classes"
             print(f"of note: {name} has no samples of {of}: {names}")
-        _note_changes(name, report.findings)
     for line in problems.first:
         print(line)
     if problems.count > len(problems.first):
         print(f"... and {problems.count - len(problems.first):,} more; {_all_of_them(problems)}")
     print(f"problems: {problems.count:,}" if problems.count else "nothing is wrong")
-    if line := _what_could_be_known(reports):
-        print(line)
-
-
-def _checksums(report: SplitReport) -> str:
-    """For the table: where the checksums are from."""
-    if report.source.has_checksums:
-        return "compared"
-    if report.findings is None:
-        return "none here"
-    return "compared" if report.findings.compared else "recorded"
-
-
-def _note_changes(name: str, found: Findings | None) -> None:
-    for what, samples in (("changed", found.changed), ("gone", found.gone)) if found else ():
-        if samples.count:
-            fix = "if nobody did that, restore from a copy"
-            print(f"of note: {name}: {what} since verify recorded checksums: {samples}; {fix}")
-
-
-def _what_could_be_known(reports: Mapping[str, SplitReport]) -> str:
-    """The last line where formats have no checksums of their own; empty where all have."""
-    found = [report.findings for report in reports.values() if report.findings]
-    compared, recorded = sum(each.compared for each in found), sum(each.recorded for each in found)
-    says = []
-    if compared:
-        since = min(each.since for each in found if each.since is not None)
-        says.append(f"of {compared:,} images as recorded since {day(since)}")
-    if recorded:
-        says.append(f"of {recorded:,} images recorded now")
-    return f"checksums: {', '.join(says)}: damage from before that can't be seen" if says else ""
 
 
 def _all_of_them(problems: Problems) -> str:

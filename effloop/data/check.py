@@ -12,7 +12,7 @@ from effloop.data.image.header import Encoded, Header, read_header
 from effloop.data.image.mask import check_size, check_values, decode_mask, largest_value, mask_digest, mask_size
 from effloop.data.plan import Plan
 from effloop.data.source import Kind, Source
-from effloop.data.source.fingerprint import target_bytes
+from effloop.data.source.base import target_bytes
 from effloop.errors import PROGRAM, DataError
 
 _NAMED = 20

@@ -42,7 +42,7 @@ class MaskFiles:
         def real(path: str) -> str:
             return os.path.join(folders(os.path.dirname(path)), os.path.basename(path))
 
-        given = {real(os.fsdecode(each)) for each in source.files()}
+        given = {real(os.fsdecode(each)) for each in source.file_paths()}
         for path in (os.path.join(folder, name) for name in self.names):
             if real(path) in given:
                 raise ConfigError(

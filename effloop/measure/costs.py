@@ -29,7 +29,7 @@ from effloop.data.order import BatchRequest
 from effloop.data.plan import Plan
 from effloop.data.source import Source
 from effloop.data.source.ranges import Ranges
-from effloop.data.source.wrapped import Wrapped
+from effloop.data.source.view import View
 from effloop.measure.turns import cpu_seconds, for_seconds
 from effloop.profile.syncs import SyncFinder
 from effloop.system.hardware import available_cores, available_memory, file_system
@@ -167,25 +167,14 @@ class LoadingCosts:
         return self.storage + self.decode + self.augment + self.batch
 
 
-class Touched(Wrapped):
+class Touched(View):
     """A source that reads a byte of each page: of a mapped file, what else would be read while decoding."""
-
-    def read(self, index: int) -> Encoded:
-        data = self.source.read(index)
-        np.frombuffer(data, np.uint8)[::_PAGE].max(initial=0)
-        return data
 
     def read_run(self, samples: NDArray[np.int64]) -> EncodedImages:
         images = self.source.read_run(samples)
         for data in images:
             np.frombuffer(data, np.uint8)[::_PAGE].max(initial=0)
         return images
-
-    def entropy_index(self, index: int, data: Encoded) -> Encoded | None:
-        return self.source.entropy_index(index, data)
-
-    def entropy_indexes(self, samples: NDArray[np.int64], images: EncodedImages) -> EncodedImages | None:
-        return self.source.entropy_indexes(samples, images)
 
 
 def loading_costs(plan: Plan, seconds: float, *, most: int = 512, at_once: int = _RUN) -> LoadingCosts:
@@ -232,7 +221,7 @@ def short_requests(plan: Plan, most: int, at_once: int = _RUN) -> Iterator[Batch
         yield BatchRequest(0, np.array(run, np.int64), np.ones(len(run), np.bool_))
 
 
-class InMemory(Wrapped):
+class InMemory(View):
     """A source of which some samples are other encoded images, in memory; and masks, as `convert` writes them."""
 
     def __init__(self, source: Source, images: dict[int, Encoded], masks: dict[int, Encoded] | None = None) -> None:
@@ -422,12 +411,12 @@ def _read(source: Source, ids: Sequence[int], seconds: float) -> Cost:
 
 def _files(source: Source, ids: Sequence[int]) -> list[Path]:
     """Files that some samples are read from, as far as they may be dropped from the page cache."""
-    first = [*itertools.islice(source.files(), _MOST_FILES)]
+    first = [*itertools.islice(source.file_paths(), _MOST_FILES)]
     if len(first) < _MOST_FILES and len(first) < len(source):  # packed
         found = [Path(os.fsdecode(each)) for each in first]
         return found if sum(each.stat().st_size for each in found) <= _MOST_FILES_BYTES else []
     wanted = {*ids}
-    return [Path(os.fsdecode(each)) for number, each in enumerate(source.files()) if number in wanted]
+    return [Path(os.fsdecode(each)) for number, each in enumerate(source.file_paths()) if number in wanted]
 
 
 _MOST_FILES = 4096

@@ -88,7 +88,7 @@ def some(source: Source) -> list[int]:
 
 
 def test_names_its_files(source: Source) -> None:
-    files = [*source.files()]
+    files = [*source.file_paths()]
     assert files
     assert all(Path(os.fsdecode(file)).is_file() for file in files)
 

@@ -12,7 +12,7 @@ from plans import READ_BY, Listed, make_engine, make_plan, open_source
 from effloop.cli.main import main
 from effloop.data.image.header import read_header
 from effloop.data.source import Kind, Source
-from effloop.data.source.fingerprint import target_bytes
+from effloop.data.source.base import target_bytes
 from effloop.data.source.storage.targets import Targets
 from effloop.data.source.storage.writing import Dataset, Record, writers
 from effloop.errors import DataError

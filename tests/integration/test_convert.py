@@ -31,7 +31,7 @@ from effloop.data.source import Source
 from effloop.data.source.folder import FolderConfig, FolderSource
 from effloop.data.source.storage.columns import ColumnFile
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, writers
-from effloop.data.source.wrapped import shuffled
+from effloop.data.source.view import shuffled
 from effloop.errors import ConfigError, DataError
 
 DECODER = decoders.build(decoders["auto"].config(name="auto"))

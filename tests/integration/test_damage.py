@@ -27,9 +27,6 @@ import effloop
 from effloop.data.decode import common, decoders
 from effloop.data.image.header import read_header
 from effloop.data.image.jpeg import read_layout, with_interval_lengths
-from effloop.data.source import Source
-from effloop.data.source.storage.checksum import crc32c
-from effloop.data.source.storage.recorded import Recorder
 from effloop.data.source.storage.writing import Dataset, Record, writers
 from effloop.errors import DataError
 
@@ -190,35 +187,6 @@ def test_a_map_that_is_full_is_made_larger(tmp_path: Path) -> None:
     writers["lmdb"](tmp_path / "set", Dataset(["a"], {"train": records}, {"payload": "original"}))
     assert (tmp_path / "set/train/data.mdb").stat().st_size > (1 << 24) + 2 * 4096 * 3000  # what the map had first
     assert len(open_source("lmdb", tmp_path / "set")) == 3000
-
-
-def test_what_verify_recorded_shows_every_flip(tmp_path: Path) -> None:
-    """In a folder, whose files have no checksums, at the same time of modification."""
-    photos = make_photos(tmp_path / "photos", train=9, val=3)
-
-    def compared(source: Source) -> list[int]:
-        recorder = Recorder(source, tmp_path / "kept")
-        wrong = []
-        for index in range(len(source)):
-            data, time = read_bytes(source, index), source.modified_ns(index)
-            assert time is not None
-            checksum = crc32c(data)
-            if recorder.compare(index, len(data), checksum, time, sound=True):
-                wrong.append(index)
-        if not recorder.path.exists():
-            recorder.write()
-        return wrong
-
-    source = open_source("folder", photos)
-    assert compared(source) == []
-    files = [Path(source.where) / source.key(index) for index in range(len(source))]
-    for file, data in damaged({file: file.read_bytes() for file in files}, 3):
-        before, whole = file.stat(), file.read_bytes()
-        file.write_bytes(data)
-        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-        assert compared(source) == [files.index(file)]
-        file.write_bytes(whole)
-        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def test_killed_conversions_continue_to_the_same_bytes(tmp_path: Path) -> None:

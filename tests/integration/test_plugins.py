@@ -19,15 +19,9 @@ METHODS = """
     def raw_key(self, index):
         return b"%d" % index
 
-    def size(self, index):
-        return len(self.read(index))
-
     @property
     def where(self):
         return f"{type(self).__name__.lower()}:{self.split}"
-
-    def fingerprint(self):
-        return {"samples": len(self), "bytes": 0, "sha256": self.where}
 """
 """What the sources below have in common."""
 
@@ -50,6 +44,7 @@ class Stripes(Source):
     def __init__(self, config: StripesConfig, split: str) -> None:
         self.split, self.classes = split, ("across", "down")
         self.labels = (np.arange(config.count) % 2).astype(np.uint8)
+        self.files = ["an attribute of that name hides nothing"]
 
     def read(self, index):
         pixels, file = np.zeros((20, 20, 3), np.uint8), io.BytesIO()
@@ -163,6 +158,8 @@ print(json.dumps(results))
 COMMANDS = {
     "list": ["list"],
     "mistyped": ["decode=negative", "decode.whte=1"],
+    "cached": ["data=stripes", "data.cache=bytes", *TINY, "run=cached"],
+    "converted": ["convert", "data=stripes", "to=lmdb", "out=stripes.lmdb"],
     "train": ["data=stripes", "decode=negative", "decode.white=254", *TINY, "run=x"],
 }
 
@@ -185,6 +182,12 @@ def said(place: Path) -> dict[str, tuple[int, str, str]]:
     environment = {**os.environ, "PYTHONPATH": places}
     out = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=True).stdout
     return dict(zip(COMMANDS, map(tuple, json.loads(out)), strict=True))
+
+
+@pytest.mark.parametrize("name", ["cached", "converted"])
+def test_a_source_of_four_methods_can_be_cached_and_converted(name: str, said: dict[str, tuple[int, str, str]]) -> None:
+    code, _, err = said[name]
+    assert (code, err) == (0, "")
 
 
 def test_trains_with_a_source_and_a_decoder(said: dict[str, tuple[int, str, str]], place: Path) -> None:

@@ -22,12 +22,12 @@ from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded, pnm_header
 from effloop.data.image.mask import PLAIN, decode_mask, mask_size
 from effloop.data.source import Cache, Kind, Source
-from effloop.data.source.wrapped import Wrapped
+from effloop.data.source.view import View
 from effloop.errors import ConfigError, DataError, warn
 from effloop.system.hardware import available_memory
 
 
-class CachedSource(Wrapped):
+class CachedSource(View):
     """A source that reads each sample once per machine, as long as there is memory for it: its image, and its mask
     where targets are masks.
 
@@ -186,7 +186,8 @@ def cached(
         return source
 
     def capacity() -> int:
-        total = source.fingerprint()["bytes"] if what is Cache.bytes else _bytes_of_pixels(source, decoder)
+        total = source.fingerprint()["bytes"] if what is Cache.bytes else 0
+        total = total or _bytes_of_pixels(source, decoder)  # 0 also where a plugin's fingerprint doesn't count them
         return int(min(total + bytes_of_masks(source, what), _allowed(_entries(source), limit, share, folder)))
 
     return CachedSource(source, what, decoder, capacity, folder)

@@ -1,9 +1,8 @@
 """Data sources: sample index -> (encoded image, target)."""
 
 from effloop.data.source.auto import kind_of, source_config
-from effloop.data.source.base import Kind, NoSplitError, ScanError, Source, printable, sources
+from effloop.data.source.base import Fingerprint, Kind, NoSplitError, ScanError, Source, printable, sources
 from effloop.data.source.config import Cache, DataConfig, Tail
-from effloop.data.source.fingerprint import Fingerprint
 from effloop.data.source.root import expand_root
 
 __all__ = [

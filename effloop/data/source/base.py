@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -58,17 +60,23 @@ class Source(ABC):
             are numbers.
         labels: (len,) class indices, in the smallest unsigned integer type; unset if `targets` are something else.
         note: a line for users about how the split was found, if there is something to say.
+        targets_note: how it was found out what the targets are, for users; empty where the format says it.
         columns: names of what else is known of each sample, such as the patient it is of; see `column`.
+        about: how the images were encoded, as in `writing.Dataset.about`; empty where nothing says it.
         mask_format: how the stored values of masks become classes.
         stores_indexes: whether its files have entropy indexes; see `entropy_index`.
+        has_checksums: whether `verify` compares anything.
     """
 
     kind: Kind = Kind.classes
     any_kind: ClassVar[bool] = False
     note: str = ""
+    targets_note: str = ""
     columns: tuple[str, ...] = ()
+    about: Mapping[str, Any] = MappingProxyType({})
     mask_format: MaskFormat = PLAIN
     stores_indexes: bool = False
+    has_checksums: bool = False
     classes: tuple[str, ...]
     labels: NDArray[Any]
 
@@ -96,11 +104,6 @@ class Source(ABC):
         """Of all masks, decoded one by one: sources that keep an index know them without that."""
         masks = (decode_mask(self.read_mask(index), self.mask_format) for index in range(len(self)))
         return np.frombuffer(b"".join(map(mask_digest, masks)), np.uint8).reshape(len(self), -1)
-
-    @property
-    def about_targets(self) -> str:
-        """How it was found out what the targets are, for users; empty where the format says it."""
-        return ""
 
     @property
     def target_names(self) -> tuple[str, ...]:
@@ -193,9 +196,9 @@ class Source(ABC):
         """What identifies sample `index` in messages: its key, and where it is."""
         return f"{self.where}/{self.key(index)}"
 
-    @abstractmethod
     def size(self, index: int) -> int:
-        """Bytes of the encoded image of sample `index`, from the index: the image isn't read."""
+        """Bytes of the encoded image of sample `index`; overridden where they are known without reading it."""
+        return len(self.read(index))
 
     def bad_samples(self) -> NDArray[np.int64]:
         """(n,) samples that can't be loaded, as far as the index tells: without a byte, or with a damaged mask."""
@@ -205,13 +208,17 @@ class Source(ABC):
         """Announce which samples are read next, so that the kernel can fetch them concurrently."""
 
     @property
-    @abstractmethod
     def where(self) -> str:
         """The file or folder of this split, for messages."""
+        return type(self).__name__
 
-    @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
         """What identifies the data: `samples`, `bytes`, and `sha256` over keys, labels and sizes."""
+        return self._fingerprint_of_all
+
+    @cached_property
+    def _fingerprint_of_all(self) -> dict[str, Any]:
+        return fingerprint_of(self)
 
     def identity(self) -> dict[str, Any]:
         """The fingerprint, and where the files are and when they changed: what is derived from the data and kept
@@ -219,7 +226,7 @@ class Source(ABC):
         """
         return {**self.fingerprint(), "where": self.where}
 
-    def files(self) -> Iterable[bytes]:
+    def file_paths(self) -> Iterable[bytes]:
         """Paths of the files of this split, possibly with others; empty if unknown."""
         return ()
 
@@ -229,11 +236,6 @@ class Source(ABC):
         Raises:
             DataError: they differ. The message doesn't repeat the key.
         """
-
-    @property
-    def has_checksums(self) -> bool:
-        """Whether `verify` compares anything."""
-        return False
 
     @property
     def stored_in(self) -> str:
@@ -300,3 +302,48 @@ def printable(key: bytes) -> str:
     r"""A key as text on one line: bytes that aren't UTF-8 and control characters as `\x..`."""
     text = key.decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+# What identifies the data of a split, in whatever format.
+
+
+class Fingerprint:
+    """Identifies a split's data, updated sample by sample; independent of the storage format."""
+
+    def __init__(self) -> None:
+        self.samples = self._bytes = 0
+        self._digest = hashlib.sha256()
+
+    def add(self, key: bytes, label: int, size: int, target: bytes = b"") -> None:
+        """Add one sample of `size` bytes.
+
+        Args:
+            key: its name.
+            label: its class; 0 where targets aren't classes.
+            size: bytes of the encoded image.
+            target: where targets aren't classes: the sample's, as `target_bytes` gives it.
+        """
+        self.samples += 1
+        self._bytes += size
+        self._digest.update(b"%d %d %s%s\n" % (label, size, target.hex().encode() + b" " if target else b"", key))
+
+    def result(self) -> dict[str, Any]:
+        """`samples`, `bytes` and `sha256`, as `Source.fingerprint` returns them."""
+        return {"samples": self.samples, "bytes": self._bytes, "sha256": self._digest.hexdigest()}
+
+
+def fingerprint_of(source: Source) -> dict[str, Any]:
+    """The fingerprint of a source, from the keys, labels and sizes of all samples."""
+    fingerprint = Fingerprint()
+    if source.kind is Kind.classes:
+        for index, label in enumerate(source.labels):
+            fingerprint.add(source.raw_key(index), int(label), source.size(index))
+    else:
+        for index, target in enumerate(source.target_rows):
+            fingerprint.add(source.raw_key(index), 0, source.size(index), target_bytes(target))
+    return fingerprint.result()
+
+
+def target_bytes(target: NDArray[Any]) -> bytes:
+    """One sample's (K,) flags or numbers, or (12,) mask's digest, as bytes: uint8, or float32 little-endian."""
+    return target.astype(np.dtype(target.dtype).newbyteorder("<"), copy=False).tobytes()

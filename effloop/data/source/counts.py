@@ -63,5 +63,5 @@ def targets_of(source: Source) -> str:
         Kind.flags: f" with {count} labels",
         Kind.masks: f" with masks of {count} classes",
     }
-    about = f" ({source.about_targets})" if source.about_targets else ""
+    about = f" ({source.targets_note})" if source.targets_note else ""
     return words.get(source.kind, f" with {count} number{'s' * (count > 1)}") + about if count else ""

@@ -15,13 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from effloop.data.random import Uint64s, hashes
-from effloop.data.source.base import Kind, Source, at_most, printable
+from effloop.data.source.base import Fingerprint, Kind, Source, at_most, printable, target_bytes
 from effloop.data.source.config import DataConfig
 from effloop.data.source.counts import class_counts
-from effloop.data.source.fingerprint import Fingerprint, target_bytes
 from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
 from effloop.data.source.storage.kept import open_kept_for
-from effloop.data.source.wrapped import Subset
+from effloop.data.source.view import View
 from effloop.errors import ConfigError, DataError
 from effloop.registry import choices
 
@@ -33,7 +32,7 @@ _ROWS = 1 << 14  # of flags that are copied at a time
 _VERSION = 1  # of the rules: another number gives other kept files
 
 
-class Part(Subset):
+class Part(View):
     """The training or the validation part of a divided source. Pickled by the file that lists its samples.
 
     Args:
@@ -44,7 +43,8 @@ class Part(Subset):
     """
 
     def __init__(self, source: Source, kept: ColumnFile, split: str, share: str) -> None:
-        super().__init__(source, kept[split], f"{source.where}[{share}]", kept.meta["fingerprints"][split])
+        where, found = f"{source.where}[{share}]", kept.meta["fingerprints"][split]
+        super().__init__(source, kept[split], where=where, fingerprint=found)
         self._made_of = (source, kept, split, share)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -231,7 +231,7 @@ def _check_both(source: Source, found: NDArray[np.bool_], config: DataConfig) ->
 
 def _check_classes(source: Source, found: NDArray[np.bool_], config: DataConfig, key: str) -> None:
     """Refuse a class that only one part has, or that has fewer samples than folds."""
-    total, val = class_counts(source), class_counts(Subset(source, np.flatnonzero(found)))
+    total, val = class_counts(source), class_counts(View(source, np.flatnonzero(found)))
     least = config.folds or 2
     lacking = np.flatnonzero((total > 0) & ((val == 0) | (val == total) | (total < least)))
     if len(lacking):

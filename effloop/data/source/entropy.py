@@ -26,7 +26,7 @@ from effloop.data.image.header import Encoded
 from effloop.data.source.base import Source
 from effloop.data.source.config import DataConfig, Index
 from effloop.data.source.storage.kept import kept_folder
-from effloop.data.source.wrapped import Wrapped
+from effloop.data.source.view import View
 from effloop.errors import DataError, warn
 from effloop.native import address, library, pointer
 from effloop.system.files import replacing, try_lock
@@ -47,8 +47,7 @@ def index_path(source: Source, index_dir: str | None) -> Path:
 
 def can_have_indexes(source: Source) -> bool:
     """Whether images of this source may be JPEGs that have no index yet, nor restart markers of `convert`."""
-    about = getattr(source, "about", None) or {}
-    return not source.stores_indexes and about.get("payload", "original") == "original"
+    return not source.stores_indexes and source.about.get("payload", "original") == "original"
 
 
 def with_indexes(source: Source, config: DataConfig) -> Source:
@@ -78,7 +77,7 @@ def _has_room(source: Source, file: EntropyFile) -> bool:
     return needed <= _FREE * status.f_bavail * status.f_frsize and os.access(file.path, os.W_OK)
 
 
-class Indexed(Wrapped):
+class Indexed(View):
     """A source with entropy indexes kept in a file, which grows as images are read, if `build`.
 
     A worker builds those of what it has just read, in `SHARE` of its time, so that an epoch keeps 5/6 of its speed and
@@ -101,9 +100,6 @@ class Indexed(Wrapped):
         name = self.source.raw_key(index)
         kept = self.file.get(name, len(data))
         return (self._built(name, data) if kept is None else kept) or None
-
-    def read_run(self, samples: NDArray[np.int64]) -> EncodedImages:
-        return self.source.read_run(samples)
 
     def entropy_indexes(self, samples: NDArray[np.int64], images: EncodedImages) -> EncodedImages | None:
         names = self.source.raw_keys_of(samples)

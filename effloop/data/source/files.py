@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import Kind, Source, printable
-from effloop.data.source.fingerprint import fingerprint_of
 from effloop.data.source.folder import ENDINGS, SOUGHT, entries, folders
 from effloop.data.source.storage.loose import read_file
-from effloop.data.source.wrapped import Wrapped
+from effloop.data.source.view import View
 from effloop.errors import DataError
 
 
-class Unlabelled(Wrapped):
+class Unlabelled(View):
     """A source without its targets.
 
     Args:
@@ -33,11 +32,7 @@ class Unlabelled(Wrapped):
         self.kind = Kind.classes if source.kind is Kind.masks else source.kind
 
     @property
-    def labels(self) -> NDArray[Any]:  # type: ignore[override]
-        return self.targets
-
-    @property
-    def targets(self) -> NDArray[Any]:
+    def targets(self) -> NDArray[Any]:  # type: ignore[override]
         """(len,) zeros, which nothing reads."""
         return np.zeros(len(self.source), np.uint8)
 
@@ -52,9 +47,6 @@ class _Images(Source):
 
     def name(self, index: int) -> str:
         return self.key(index)
-
-    def fingerprint(self) -> dict[str, Any]:
-        return fingerprint_of(self)
 
 
 class ImageFiles(_Images):
@@ -83,7 +75,7 @@ class ImageFiles(_Images):
     def where(self) -> str:
         return self._where
 
-    def files(self) -> Iterable[bytes]:
+    def file_paths(self) -> Iterable[bytes]:
         return self.paths
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from effloop.data.source.base import USUAL, WHOLE, Kind, NoSplitError, Source, sources
 from effloop.data.source.config import DataConfig
 from effloop.data.source.storage.kept import looking_once
-from effloop.data.source.wrapped import Relabelled
+from effloop.data.source.view import View
 from effloop.errors import ConfigError, DataError, EffLoopError
 
 _TEST = "test"
@@ -37,7 +37,7 @@ def open_split(config: DataConfig, split: str, classes: Sequence[str] | None = N
         with suppress(EffLoopError):  # there is no such split
             found.update(dict.fromkeys(open_part(config, name).classes))
     found.update(dict.fromkeys(source.classes))
-    return source if tuple(found) == source.classes else Relabelled(source, [*found])
+    return source if tuple(found) == source.classes else View(source, classes=[*found])
 
 
 @looking_once()

@@ -15,7 +15,7 @@ from runs import TINY
 import effloop
 from effloop.data.image.mask import encode_mask
 from effloop.data.loader import Loader
-from effloop.data.source.wrapped import Wrapped
+from effloop.data.source.view import View
 from effloop.errors import DataError
 from effloop.measure.costs import Timed, costs_of, loading_costs, sample_ids
 from effloop.measure.loading_overrides import _copy_of
@@ -27,7 +27,7 @@ def loader(photos: Path) -> Loader:
     return effloop.build_loader(effloop.compose([f"data.root={photos}", *TINY]))
 
 
-class Slow(Wrapped):
+class Slow(View):
     """A source that takes 5 ms to answer."""
 
     def read(self, index: int) -> bytes:

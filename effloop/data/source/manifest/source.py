@@ -356,7 +356,8 @@ class CsvSource(LooseSource):
         mask_classes: tuple[str, ...] = (),
         told_by: str = "",
     ) -> None:
-        self.mask_format, self._mask_names, self._told_by = mask_format, mask_classes, told_by
+        self.mask_format, self._mask_names = mask_format, mask_classes
+        self.targets_note = told_by or index.meta["told_by"]
         self._index, self._split = index, split
         self._said = index.meta["splits"][split]
         number = self._number = [*index.meta["splits"]].index(split)
@@ -395,11 +396,6 @@ class CsvSource(LooseSource):
         return self._rows if self.kind is Kind.masks else self._targets
 
     @property
-    def about_targets(self) -> str:
-        told_by: str = self._told_by or self._index.meta["told_by"]
-        return told_by
-
-    @property
     def target_names(self) -> tuple[str, ...]:
         return self._mask_names or tuple(self._index.meta["names"])
 
@@ -427,7 +423,7 @@ class CsvSource(LooseSource):
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        masks = (self.mask_format, self._mask_names, self._told_by)
+        masks = (self.mask_format, self._mask_names, self.targets_note)
         return {"index": self._index, "split": self._split, "masks": masks, "fingerprint": self.fingerprint()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -50,7 +50,7 @@ class MasksSource(LooseSource):
             of_splits = [_largest_of(config, root, other) for other in _others(config, split)]
             largest = max([index.meta["largest"], *of_splits])
             names, told_by = numbered(names if len(names) == largest + 1 else (), told_by, largest)
-        self._told_by = told_by
+        self.targets_note = told_by
         self._open(index, layout, split, names)
         refuse_larger(index.meta["largest"], names, told_by, self.mask_path(index.meta["largest_at"]))
 
@@ -76,10 +76,6 @@ class MasksSource(LooseSource):
     def target_rows(self) -> NDArray[Any]:
         return self._rows
 
-    @property
-    def about_targets(self) -> str:
-        return self._told_by
-
     def name(self, index: int) -> str:
         return printable(self.path(index))
 
@@ -102,10 +98,10 @@ class MasksSource(LooseSource):
 
     def __getstate__(self) -> dict[str, Any]:
         opened = {"index": self._index, "layout": self._layout, "split": self._split, "names": self.classes}
-        return {**opened, "format": self.mask_format, "told_by": self._told_by, "fingerprint": self.fingerprint()}
+        return {**opened, "format": self.mask_format, "told_by": self.targets_note, "fingerprint": self.fingerprint()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.mask_format, self._told_by = state["format"], state["told_by"]
+        self.mask_format, self.targets_note = state["format"], state["told_by"]
         self._open(state["index"], state["layout"], state["split"], state["names"])
         self.check_unchanged(state["fingerprint"])
 

@@ -17,7 +17,6 @@ from effloop.data.source.storage.index import (
     open_index,
     verify_files,
 )
-from effloop.data.source.storage.loose import modified_ns
 from effloop.data.source.storage.mapped import MappedFiles, Payload, ScatteredPayload, WindowedFiles
 from effloop.data.source.storage.packed import Split, targets_in
 from effloop.data.source.storage.scanned import ScannedSource
@@ -113,9 +112,6 @@ class IndexedSource(ScannedSource):
         else:
             masks = index.blobs("mask")
         return {"masks": masks, "mask_checksums": index.unsigned("mask_crc32c")}
-
-    def modified_ns(self, index: int) -> int | None:
-        return modified_ns(self._files[int(self._file_of[index])])
 
     def verify_index(self) -> None:
         for file in self._files if self.in_windows else ():

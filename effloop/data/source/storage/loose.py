@@ -198,6 +198,6 @@ class LooseSource(Source):
         empty = np.flatnonzero(starts == self._ends)
         return empty if self._masks is None else np.union1d(empty, undigested(self.target_rows))
 
-    def files(self) -> Iterator[bytes]:
+    def file_paths(self) -> Iterator[bytes]:
         masks = () if self._masks is None else range(len(self))
         return chain(map(self.path, range(len(self))), map(self.mask_path, masks))

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded
 from effloop.data.image.mask import undigested
-from effloop.data.source.base import Kind, Source
+from effloop.data.source.base import Kind, Source, fingerprint_of
 from effloop.data.source.config import DataConfig
-from effloop.data.source.fingerprint import fingerprint_of
 from effloop.data.source.root import expand_root, file_states, files_in
 from effloop.data.source.storage.checksum import crc32c, differs
 from effloop.data.source.storage.columns import Blobs, Comparing, comparing
@@ -94,8 +93,9 @@ class PackedSource(Source):
         self._targets = self._rows_of(split.targets)
         if self.kind is Kind.classes:
             self.labels = split.targets
-        self.about: Mapping[str, Any] = split.header.get("about", {})
+        self.about = split.header.get("about", {})
         self._keys, self._payload, self._checksums = split.keys, split.payload, split.checksums
+        self.has_checksums = self._checksums is not None
         self._indexes, self.stores_indexes = split.indexes, split.indexes is not None
         self._open_masks(split)
         self._waits = DiskWaits()
@@ -185,10 +185,6 @@ class PackedSource(Source):
         if self._masks is not None:
             self._mask(index, compare=True)
 
-    @property
-    def has_checksums(self) -> bool:
-        return self._checksums is not None
-
     def _check(self, index: int, data: Encoded) -> None:
         assert self._checksums is not None
         if crc32c(data) != self._checksums[index]:
@@ -226,7 +222,7 @@ class PackedSource(Source):
     def identity(self) -> dict[str, Any]:
         return {**self.fingerprint(), **file_states(expand_root(self.config)), "split": self.split}
 
-    def files(self) -> Iterator[bytes]:
+    def file_paths(self) -> Iterator[bytes]:
         return map(os.fsencode, files_in(expand_root(self.config)))
 
     def verify_index(self) -> None:

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from effloop.data.image.header import Encoded
-from effloop.data.source.base import Kind, printable
-from effloop.data.source.fingerprint import Fingerprint
+from effloop.data.source.base import Fingerprint, Kind, printable
 from effloop.data.source.storage import checksum
 from effloop.data.source.storage.columns import Blobs, BlobSpool, Spool
 from effloop.data.source.storage.targets import CLASSES, Targets

@@ -12,8 +12,8 @@ from plans import line, open_source
 from effloop.data.image.header import pnm_header
 from effloop.data.image.mask import mask_digest
 from effloop.data.source import DataConfig, Kind, Source, Tail, printable
-from effloop.data.source.fingerprint import fingerprint_of
-from effloop.data.source.wrapped import Subset
+from effloop.data.source.base import fingerprint_of
+from effloop.data.source.view import View
 from effloop.errors import ConfigError
 
 
@@ -105,5 +105,5 @@ def test_masks_of_a_source_without_an_index_are_told_apart() -> None:
     source = _Masked()
     rows = [mask_digest(np.full((1, 1), index, np.uint8)) for index in range(3)]
     assert [row.tobytes() for row in source.target_rows] == rows
-    assert [row.tobytes() for row in Subset(source, np.array([2, 0])).target_rows] == [rows[2], rows[0]]
-    assert Subset(source, np.array([2, 0])).fingerprint() != Subset(source, np.array([1, 0])).fingerprint()
+    assert [row.tobytes() for row in View(source, np.array([2, 0])).target_rows] == [rows[2], rows[0]]
+    assert View(source, np.array([2, 0])).fingerprint() != View(source, np.array([1, 0])).fingerprint()

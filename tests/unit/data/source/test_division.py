@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from tabled import Tabled
 
 from effloop.data.source import DataConfig
+from effloop.data.source.base import fingerprint_of
 from effloop.data.source.counts import class_counts
 from effloop.data.source.division import held_out, part_of
-from effloop.data.source.fingerprint import fingerprint_of
 from effloop.errors import EffLoopError
 
 COUNTS = [2, 3, 10, 101, 1000, 4321]

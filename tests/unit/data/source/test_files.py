@@ -33,7 +33,7 @@ def test_folders_files_and_patterns(here: Path) -> None:
     assert (source.where, source.name(1), len(source), source.classes) == ("p", "p/b.JPG", 3, ())
     assert bytes(source.read(1)) == b"p/b.JPG"
     assert source.size(1) == 7
-    assert list(source.files()) == source.paths
+    assert list(source.file_paths()) == source.paths
 
 
 def test_a_name_with_brackets_is_no_pattern_if_it_is_there(here: Path) -> None:

@@ -121,9 +121,6 @@ class ParquetSource(IndexedSource):
             raise DataError(f"data.classes: {len(names)} names, but a mask has the value {end - 1}; name the others")
         return names
 
-    def modified_ns(self, index: int) -> int | None:
-        return None if self._is_copied else super().modified_ns(index)
-
     def _write_scan(self, path: Path, files: Sequence[Path], states: list[Any], targets: Targets) -> None:
         """Write the index; of files that can't be read in place it says just that."""
         for file in () if self.in_windows else files:  # of those that come and go `keep_part` has seen it

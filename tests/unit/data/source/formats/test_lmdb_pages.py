@@ -11,7 +11,7 @@ import lmdb
 import pytest
 from plans import open_source, read_bytes
 
-from effloop.data.source.fingerprint import Fingerprint
+from effloop.data.source.base import Fingerprint
 from effloop.data.source.storage.checksum import crc32c
 from effloop.errors import DataError
 

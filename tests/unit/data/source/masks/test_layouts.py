@@ -100,7 +100,7 @@ def test_without_splits(tmp_path: Path) -> None:
 def test_names(tmp_path: Path) -> None:
     make_masks(tmp_path / "set", names=False)
     assert open_source("masks", tmp_path / "set").classes == ("0", "1", "2")
-    assert open_source("masks", tmp_path / "set").about_targets == "the largest value is 2"
+    assert open_source("masks", tmp_path / "set").targets_note == "the largest value is 2"
     put(tmp_path / "set/labels.txt", "\n".join(NAMES).encode())
     assert open_source("masks", tmp_path / "set", "val").classes == NAMES
     assert open_source("masks", tmp_path / "set", classes=["a", "b", "c"]).classes == ("a", "b", "c")

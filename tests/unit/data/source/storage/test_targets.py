@@ -20,7 +20,7 @@ from effloop.data.source.splits import check_same_classes
 from effloop.data.source.storage.columns import ColumnFile, ColumnWriter, Comparing, comparing
 from effloop.data.source.storage.targets import Targets, row_of
 from effloop.data.source.storage.writing import Dataset, Record, writers
-from effloop.data.source.wrapped import Relabelled
+from effloop.data.source.view import View
 from effloop.errors import DataError
 
 FLAGS, NUMBERS = Targets(Kind.flags, ("cat", "dog")), Targets(Kind.numbers, ("age", "height"))
@@ -178,7 +178,7 @@ def test_other_programs_read_them(tmp_path: Path) -> None:
 
 def test_flags_of_some_of_more_classes(tmp_path: Path) -> None:
     source = open_source("memmap", write("memmap", tmp_path / "set"))
-    wider = Relabelled(source, ["dog", "bird", "cat"])
+    wider = View(source, classes=["dog", "bird", "cat"])
     assert wider.targets.tolist() == [[0, 0, 1], [1, 0, 1], [0, 0, 0]]
     assert wider.target_names == ("dog", "bird", "cat")
     assert wider.fingerprint() != source.fingerprint()
