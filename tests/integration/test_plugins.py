@@ -17,7 +17,7 @@ import effloop
 
 METHODS = """
     def raw_key(self, index):
-        return b"%d" % index
+        return f"{self.split}/{index}".encode()
 
     @property
     def where(self):

@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -62,7 +61,7 @@ class Source(ABC):
         note: a line for users about how the split was found, if there is something to say.
         targets_note: how it was found out what the targets are, for users; empty where the format says it.
         columns: names of what else is known of each sample, such as the patient it is of; see `column`.
-        about: how the images were encoded, as in `writing.Dataset.about`; empty where nothing says it.
+        about: how the images were encoded, as in `writing.Dataset.about`; None where nothing says it.
         mask_format: how the stored values of masks become classes.
         stores_indexes: whether its files have entropy indexes; see `entropy_index`.
         has_checksums: whether `verify` compares anything.
@@ -73,7 +72,7 @@ class Source(ABC):
     note: str = ""
     targets_note: str = ""
     columns: tuple[str, ...] = ()
-    about: Mapping[str, Any] = MappingProxyType({})
+    about: Mapping[str, Any] | None = None
     mask_format: MaskFormat = PLAIN
     stores_indexes: bool = False
     has_checksums: bool = False

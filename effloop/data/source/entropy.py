@@ -47,7 +47,7 @@ def index_path(source: Source, index_dir: str | None) -> Path:
 
 def can_have_indexes(source: Source) -> bool:
     """Whether images of this source may be JPEGs that have no index yet, nor restart markers of `convert`."""
-    return not source.stores_indexes and source.about.get("payload", "original") == "original"
+    return not source.stores_indexes and (source.about or {}).get("payload", "original") == "original"
 
 
 def with_indexes(source: Source, config: DataConfig) -> Source:

@@ -32,7 +32,7 @@ class Unlabelled(View):
         self.kind = Kind.classes if source.kind is Kind.masks else source.kind
 
     @property
-    def targets(self) -> NDArray[Any]:  # type: ignore[override]
+    def targets(self) -> NDArray[Any]:
         """(len,) zeros, which nothing reads."""
         return np.zeros(len(self.source), np.uint8)
 

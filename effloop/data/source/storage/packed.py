@@ -93,13 +93,13 @@ class PackedSource(Source):
         self._targets = self._rows_of(split.targets)
         if self.kind is Kind.classes:
             self.labels = split.targets
-        self.about = split.header.get("about", {})
+        about = self.about = split.header.get("about", {})
         self._keys, self._payload, self._checksums = split.keys, split.payload, split.checksums
         self.has_checksums = self._checksums is not None
         self._indexes, self.stores_indexes = split.indexes, split.indexes is not None
         self._open_masks(split)
         self._waits = DiskWaits()
-        self._compare = self.config.checksums and self.has_checksums and self.about.get("payload") != "raw"
+        self._compare = self.config.checksums and self.has_checksums and about.get("payload") != "raw"
         self._fingerprint: dict[str, Any] = split.header["fingerprint"]
         self._check_counts()
 
