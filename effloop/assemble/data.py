@@ -12,7 +12,7 @@ from effloop.assemble.loader import Use, loader_for, source_of
 from effloop.data.loader import Loader, Stages
 from effloop.data.source.root import remote_facts, remote_files
 from effloop.data.source.splits import check_same_classes
-from effloop.data.source.storage.kept import looking_once
+from effloop.data.source.storage.kept import opening_once
 from effloop.errors import ConfigError, warn
 from effloop.train.trainer import BatchStream
 
@@ -50,7 +50,7 @@ class Data:
         return list(self.train.plan.source.target_names)
 
 
-@looking_once()
+@opening_once()
 def build_data(environment: Environment) -> Data:
     """Open both splits, and start what loads them.
 

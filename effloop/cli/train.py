@@ -9,6 +9,7 @@ from pathlib import Path
 from effloop import config as configs
 from effloop.cli.command import command
 from effloop.config import hydra_app
+from effloop.data.source.storage.kept import opening_once
 from effloop.errors import ConfigError
 from effloop.parallel.rank_env import detect_launcher
 from effloop.run.execute import run
@@ -51,7 +52,8 @@ def train(options: TrainOptions, args: list[str]) -> int:
 
         sweep.sweep(flags, overrides, debug=options.debug)
     else:
-        run(_spec(flags, overrides))
+        with opening_once():  # composing looks at the data, too
+            run(_spec(flags, overrides))
     return 0
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from effloop.data.image.header import EXTENSIONS
-from effloop.data.source.base import USUAL, WHOLE, Kind, NoSplitError, Source, sources
+from effloop.data.source.base import USUAL, WHOLE, Kind, NoSplitError, ScanError, Source, sources
 from effloop.data.source.config import DataConfig
 from effloop.data.source.root import expand_root
 from effloop.data.source.splits import find_split
-from effloop.data.source.storage.kept import looking_once
+from effloop.data.source.storage.kept import opening_once
 from effloop.errors import ConfigError, DataError
 
 _HUB = re.compile(r"hf://datasets/([^/]+(?:/[^/@]+)?)(?:@([^/]+))?/?")
@@ -112,23 +112,28 @@ def source_config(config: DataConfig) -> DataConfig:
     return config.found()
 
 
-@looking_once()
+@opening_once()
 def kind_of(config: DataConfig) -> Kind:
     """What the targets of a dataset are; it is opened only if its format leaves that open.
 
     Raises:
         ConfigError, DataError: it can't be found out.
     """
-    config = replace(source_config(config), allow_missing_classes=True)
+    config = config.found()
     source = sources[config.name].factory
     if not isinstance(source, type) or not issubclass(source, Source):
         return Kind.classes
     if not source.any_kind:
         return source.kind
+    lenient = replace(config, allow_missing_classes=True)  # building will say which classes are missing
     try:
         return find_split(config, "train").kind
+    except ScanError:
+        raise
     except NoSplitError:
-        return sources.build(config, WHOLE).kind
+        return sources.build(lenient, WHOLE).kind
+    except DataError:
+        return find_split(lenient, "train").kind
 
 
 def _format_of(config: AutoConfig) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from effloop.data.source.base import USUAL, WHOLE, Kind, NoSplitError, Source, sources
 from effloop.data.source.config import DataConfig
-from effloop.data.source.storage.kept import looking_once
+from effloop.data.source.storage.kept import once, opening_once
 from effloop.data.source.view import View
 from effloop.errors import ConfigError, DataError, EffLoopError
 
@@ -40,7 +40,7 @@ def open_split(config: DataConfig, split: str, classes: Sequence[str] | None = N
     return source if tuple(found) == source.classes else View(source, classes=[*found])
 
 
-@looking_once()
+@opening_once()
 def open_part(config: DataConfig, split: str) -> Source:
     """As `open_split`, with the classes that the split itself has."""
     if split not in USUAL:
@@ -69,6 +69,11 @@ def find_split(config: DataConfig, split: str) -> Source:
         NoSplitError: there is none.
         ConfigError, DataError: it can't be opened, or there are several.
     """
+    found = config.found()
+    return once(("split", repr(found), split), lambda: _find_split(found, split))
+
+
+def _find_split(config: DataConfig, split: str) -> Source:
     name = config.train_split if split == "train" else config.val_split
     assert name is not None
     try:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -27,22 +27,35 @@ if TYPE_CHECKING:
 _RACY_NS = 2_000_000_000
 
 
-_seen: ContextVar[dict[Path, ColumnFile] | None] = ContextVar("_seen", default=None)
+T = TypeVar("T")
+_opened: ContextVar[dict[Any, Any] | None] = ContextVar("_opened", default=None)
 
 
 @contextmanager
-def looking_once() -> Iterator[None]:
-    """Within it an index is compared with its dataset once, however many splits are looked for: a table has one index
-    for all, and each comparison asks for the times of all its folders.
+def opening_once() -> Iterator[None]:
+    """Within it each split of a dataset is opened once, and each index compared with its dataset once.
+
+    Composing, starting ranks and building all open the data, and a comparison asks for the times of all folders.
     """
-    if _seen.get() is not None:
+    if _opened.get() is not None:
         yield
         return
-    token = _seen.set({})
+    token = _opened.set({})
     try:
         yield
     finally:
-        _seen.reset(token)
+        _opened.reset(token)
+
+
+def once(key: Any, make: Callable[[], T]) -> T:
+    """What `make` returns, or has returned for this key within `opening_once`."""
+    opened = _opened.get()
+    if opened is None:
+        return make()
+    if key not in opened:
+        opened[key] = make()
+    found: T = opened[key]
+    return found
 
 
 def open_kept_for(name: str, index_dir: str | None, of: Any, write: Callable[[Path], None]) -> ColumnFile:
@@ -123,13 +136,7 @@ def open_kept(
         ConfigError: the index can't be written.
     """
     path = kept_folder(index_dir) / f"{name}-{hashlib.sha256(identity).hexdigest()[:16]}.index"
-    seen = _seen.get()
-    if seen is not None and path in seen:
-        return seen[path]
-    index = _current(path, is_current) or _written(name, path, write, fix)
-    if seen is not None:
-        seen[path] = index
-    return index
+    return once(path, lambda: _current(path, is_current) or _written(name, path, write, fix))
 
 
 def _current(path: Path, is_current: Callable[[ColumnFile], bool]) -> ColumnFile | None:

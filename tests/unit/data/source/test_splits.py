@@ -14,7 +14,7 @@ from effloop.data.source.base import NoSplitError
 from effloop.data.source.counts import classes_without_samples
 from effloop.data.source.manifest import source as manifest
 from effloop.data.source.splits import USUAL, check_same_classes, open_split
-from effloop.data.source.storage.kept import looking_once
+from effloop.data.source.storage.kept import opening_once
 from effloop.data.source.storage.writing import Dataset, writers
 from effloop.errors import DataError, EffLoopError
 
@@ -167,7 +167,7 @@ def test_a_table_is_looked_at_once(photos: Path, tmp_path: Path, monkeypatch: py
     looks.clear()
     assert len(open_split(config, "val")) == sizes[1]
     assert len(looks) == 1
-    with looking_once():
+    with opening_once():
         assert [len(open_split(config, split)) for split in USUAL] == sizes
     assert len(looks) == 2
     (tmp_path / "t.csv").write_text("\n".join(["path,label", *(f"{name},{name.parts[1]}" for name in names[:20])]))
