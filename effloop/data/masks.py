@@ -126,7 +126,7 @@ class MaskPlan(Plan):
         self.augment.choose(draws, number, mask)
         box: Any = tuple(draws.boxes[number].tolist())
         region = self.decoder.decode_with_info(data, info.image, box, self.augment.at_least)
-        self.augment.apply_with_mask(region, draws, number, out, (mask, out_mask))
+        self.augment.apply(region, draws, number, out, (mask, out_mask))
 
 
 def masks_of(images: Tensor) -> Tensor:

@@ -89,10 +89,9 @@ class Transfer:
     def _process(self, batch: Batch, keys: NDArray[np.uint64]) -> Batch:
         """Augment, normalise and mix a batch on its device, without a sync."""
         images, targets = batch.images, batch.targets.to(self.target_dtype)
-        if self.augment is not None and targets.ndim == 3:  # masks
-            images, targets = self.augment.on_device_with_masks(images, targets, keys)
-        elif self.augment is not None:
-            images = self.augment.on_device(images, keys)
+        if self.augment is not None and self.augment.has_device_part:
+            images, masks = self.augment.on_device(images, keys, targets if targets.ndim == 3 else None)
+            targets = targets if masks is None else masks
         images = self.normalize(images)
         if self.mix is not None:
             images, targets = self.mix(images, targets, keys)

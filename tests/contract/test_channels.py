@@ -146,7 +146,7 @@ def augmented(augment: Augment, pixels: list[np.ndarray]) -> torch.Tensor:
     out = np.empty((len(pixels), *augment.size, pixels[0].shape[2]), np.uint8)
     for row, (image, (top, left, height, width)) in enumerate(zip(pixels, draws.boxes.tolist(), strict=True)):
         augment.apply(image[top : top + height, left : left + width], draws, row, out[row])
-    return augment.on_device(torch.from_numpy(out).permute(0, 3, 1, 2), keys)
+    return augment.on_device(torch.from_numpy(out).permute(0, 3, 1, 2), keys)[0]
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -46,8 +46,8 @@ def test_as_on_the_cpu(operation: dict[str, Any]) -> None:
     augment = augments.build(config, size=ImageSize.of(64), train=True)
     keys = sample_keys(0, 0, np.arange(100))
     images = torch.from_numpy(np.stack([photo(64, 64, seed) for seed in range(100)])).permute(0, 3, 1, 2)
-    wanted, states = augment.on_device(images, keys), (torch.get_rng_state(), torch.cuda.get_rng_state())
-    got = augment.on_device(images.cuda(), keys)
+    wanted, states = augment.on_device(images, keys)[0], (torch.get_rng_state(), torch.cuda.get_rng_state())
+    got = augment.on_device(images.cuda(), keys)[0]
     assert got.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(torch.get_rng_state(), states[0])
     assert torch.equal(torch.cuda.get_rng_state(), states[1])
@@ -66,7 +66,7 @@ def test_products_are_exact_whatever_a_user_set(usual: str) -> None:
     before, found = products.fp32_precision, []
     try:
         for products.fp32_precision in ("ieee", usual):
-            found.append(augment.on_device(images, keys))
+            found.append(augment.on_device(images, keys)[0])
         assert products.fp32_precision == usual
     finally:
         products.fp32_precision = before

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
 import os
 import random
 import threading
@@ -29,7 +28,7 @@ from effloop.data.augment.library import (
     some_of_sizes,
 )
 from effloop.data.augment.native.augment import for_evaluation
-from effloop.data.augment.operation import BadParameterError, check_probability
+from effloop.data.augment.operation import BadParameterError, check_probability, check_whole
 from effloop.data.image.mask import IGNORED, Mask
 from effloop.errors import ConfigError, optional_package
 from effloop.registry import choices
@@ -37,34 +36,18 @@ from effloop.registry import choices
 CONTAINERS = ("OneOf", "RandomOrder", "Sequential", "SomeOf")
 """These have `transforms`, {label: {op: NAME, ...}}, of the same set."""
 
-LEFT_OUT = {
-    "AdditiveNoise": "draws from OpenCV's generator",
-    "GaussNoise": "draws from OpenCV's generator",
-    "RGBShift": "seeds OpenCV's generator; ColorJitter and HueSaturationValue don't",
-    "FromFloat": "takes or gives no uint8",
-    "Normalize": "takes or gives no uint8",
-    "ToFloat": "takes or gives no uint8",
-    "ToRGB": "takes no RGB",
-    "Lambda": "runs any code",
-    "AtLeastOneBBoxRandomCrop": "needs boxes",
-    "BBoxSafeRandomCrop": "needs boxes",
-    "RandomCropNearBBox": "needs boxes",
-    "RandomSizedBBoxSafeCrop": "needs boxes",
-    "ConstrainedCoarseDropout": "needs a mask or boxes",
-    "CropNonEmptyMaskIfExists": "needs a mask",
-    "MaskDropout": "needs a mask",
-    "FDA": "needs other images",
-    "HistogramMatching": "needs other images",
-    "Mosaic": "needs other images",
-    "OverlayElements": "needs other images",
-    "PixelDistributionAdaptation": "needs other images",
-    "TextImage": "needs texts and a font",
-    "FrequencyMasking": "is XYMasking",
-    "PiecewiseAffine": "takes seconds; ElasticTransform is quick",
-    "ShiftScaleRotate": "is Affine",
-    "TimeMasking": "is XYMasking",
-    "TimeReverse": "is HorizontalFlip",
+_REASONS = {
+    "draws from OpenCV's generator, or seeds it": "AdditiveNoise GaussNoise RGBShift",
+    "takes or gives no uint8 RGB": "FromFloat Normalize ToFloat ToRGB",
+    "runs any code": "Lambda",
+    "needs boxes": "AtLeastOneBBoxRandomCrop BBoxSafeRandomCrop RandomCropNearBBox RandomSizedBBoxSafeCrop",
+    "needs a mask": "ConstrainedCoarseDropout CropNonEmptyMaskIfExists MaskDropout",
+    "needs other images": "FDA HistogramMatching Mosaic OverlayElements PixelDistributionAdaptation",
+    "needs texts and a font": "TextImage",
+    "takes seconds; ElasticTransform is quick": "PiecewiseAffine",
+    "is XYMasking, Affine or HorizontalFlip": "FrequencyMasking ShiftScaleRotate TimeMasking TimeReverse",
 }
+LEFT_OUT = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 """Image transforms that recipes may not name, and why."""
 
 
@@ -148,36 +131,30 @@ class KeyedTransform:
                 parameters.setdefault("fill_mask", IGNORED)
         return KeyedTransform(self.name, parameters, always=self.always)
 
-    def __call__(self, key: int, image: Image) -> Image:
-        """Apply it to an image, with its probability.
+    def __call__(self, key: int, image: Image, mask: Mask | None = None) -> tuple[Image, Mask | None]:
+        """Apply it to an image, and to its mask, with its probability.
 
         Args:
             key: of the random numbers, from 0 to 2**64 - 1.
             image: (H, W, 3) uint8; not written.
+            mask: (H, W) uint8; not written.
 
         Returns:
-            (h, w, 3) uint8; maybe the same array.
+            (h, w, 3) uint8 and (h, w) uint8; maybe the same arrays.
 
         Raises:
             ValueError, TypeError, RuntimeError: the library fails.
         """
-        return self._called(key, image=image)["image"]  # type: ignore[no-any-return]
-
-    def with_mask(self, key: int, image: Image, mask: Mask) -> tuple[Image, Mask]:
-        """Apply it to an image, and to its (H, W) uint8 mask, which isn't written; as `__call__`."""
-        done = self._called(key, image=image, mask=mask)
-        return done["image"], done["mask"]
-
-    def _called(self, key: int, **arrays: Any) -> Any:
-        locked = {name: array.view() for name, array in arrays.items()}
-        for array in locked.values():
+        arrays = {"image": image.view()} if mask is None else {"image": image.view(), "mask": mask.view()}
+        for array in arrays.values():
             array.flags.writeable = False
         try:
-            return self.seeded(key)(**locked, force_apply=self.always)
+            done = self.seeded(key)(**arrays, force_apply=self.always)
         except (ValueError, TypeError, RuntimeError, MemoryError):
             raise
         except Exception as error:  # OpenCV's own derive from Exception
             raise ValueError(f"{type(error).__name__}: {error}") from error
+        return done["image"], done.get("mask")
 
 
 def operations(size: ImageSize) -> Mapping[str, Callable[..., KeyedTransform]]:
@@ -191,15 +168,15 @@ def operations(size: ImageSize) -> Mapping[str, Callable[..., KeyedTransform]]:
     """
     offered: dict[str, Callable[..., KeyedTransform]] = {}
     for name in names():
-        offered[name] = _ContainerFactory(name, offered, size) if name in CONTAINERS else _TransformFactory(name)
+        offered[name] = _Factory(name, offered, size)
     return offered
 
 
-class _TransformFactory:
+class _Factory:
     """Builds a transform from the parameters of a recipe, as far as the library takes them without changing them."""
 
-    def __init__(self, name: str) -> None:
-        self.name, self.kind = name, getattr(library(), name)
+    def __init__(self, name: str, offered: Mapping[str, Callable[..., KeyedTransform]], size: ImageSize) -> None:
+        self.name, self.kind, self.offered, self.size = name, getattr(library(), name), offered, size
         self.__signature__ = inspect.signature(self.kind)
 
     def __call__(self, **given: Any) -> KeyedTransform:
@@ -209,11 +186,11 @@ class _TransformFactory:
             BadParameterError: the library refuses a parameter, or lacks one.
             ValueError: it refuses all of them together, or warns of one.
         """
+        if self.name in CONTAINERS:
+            return self._container(**given)
         if isinstance(given.get("size"), int):
             given["size"] = [given["size"], given["size"]]
-        parameters = {name: _opencv_flags(name, value) for name, value in given.items()}
-        for name, value in parameters.items():
-            _check_finite(name, value)
+        parameters = {name: _opencv_flag(name, value) for name, value in given.items()}
         with warnings.catch_warnings():  # the library warns of values that it replaces by others
             warnings.simplefilter("error", UserWarning)
             try:
@@ -225,45 +202,16 @@ class _TransformFactory:
                 raise _first_failure(failures(include_url=False), given) if failures else error from error
         return KeyedTransform(self.name, parameters)
 
-
-class _ContainerFactory:
-    """Builds a container of transforms."""
-
-    def __init__(self, name: str, offered: Mapping[str, Callable[..., KeyedTransform]], size: ImageSize) -> None:
-        self.name, self.offered, self.size = name, offered, size
-        self.__signature__ = inspect.signature(getattr(library(), name))
-
-    def __call__(self, transforms: object = None, **parameters: Any) -> KeyedTransform:
-        if not isinstance(transforms, Mapping):
-            raise BadParameterError(f"transforms: {transforms} is not allowed; write {{LABEL: {{op: NAME, ...}}, ...}}")
-        inside = {label: self._inside(label, given) for label, given in transforms.items() if given is not None}
+    def _container(self, transforms: object = None, **parameters: Any) -> KeyedTransform:
+        # The library checks nothing of a container.
+        inside = recipe.build_nested(transforms, self.offered, self.size)
         if not sum(made.new().p for made in inside.values()):
             raise BadParameterError("transforms: none of them is ever done; set the p of one above 0")
         if "p" in parameters:
             check_probability("p", parameters["p"])
-        _check_count(parameters, len(inside))
+        if "n" in parameters and not parameters.get("replace"):
+            check_whole("n", parameters["n"], 1, len(inside))
         return KeyedTransform(self.name, {**parameters, "transforms": inside})
-
-    def _inside(self, label: str, given: Any) -> KeyedTransform:
-        where = f"transforms.{label}"
-        try:
-            return recipe.build_operation(*recipe.split_entry(label, given, where), self.offered, where, self.size)
-        except ConfigError as error:
-            raise BadParameterError(str(error)) from error
-
-
-def _check_count(parameters: Mapping[str, Any], most: int) -> None:
-    """Check SomeOf's and RandomOrder's parameters, which the library doesn't.
-
-    Raises:
-        BadParameterError: one is not allowed.
-    """
-    count, replace = parameters.get("n", 1), parameters.get("replace", False)
-    if not isinstance(replace, bool):
-        raise BadParameterError(f"replace: {replace} is not allowed; set true or false")
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1 or (count > most and not replace):
-        bound = "of at least 1" if replace else f"from 1 to {most}, the number of its transforms, or replace=true"
-        raise BadParameterError(f"n: {count} is not allowed; set a number {bound}")
 
 
 def _first_failure(failures: list[Any], given: Mapping[str, Any]) -> ValueError:
@@ -279,30 +227,20 @@ def _first_failure(failures: list[Any], given: Mapping[str, Any]) -> ValueError:
     return BadParameterError(f"{name}: {given[name]} is not allowed; {reasons}")
 
 
-def _opencv_flags(name: str, value: Any) -> Any:
-    """Resolve names of OpenCV's constants: INTER_LINEAR, BORDER_REFLECT_101.
+def _opencv_flag(name: str, value: Any) -> Any:
+    """The number of OpenCV's constant that a name stands for: INTER_LINEAR, BORDER_REFLECT_101.
 
     Raises:
         BadParameterError: OpenCV has no such constant.
     """
-    if isinstance(value, Mapping):
-        return {key: _opencv_flags(name, inner) for key, inner in value.items()}
     kind = "INTER_" if "interpolation" in name else "BORDER_" if "border_mode" in name else None
     if kind is None or not isinstance(value, str):
         return value
     cv2 = optional_package("cv2", "augment=albumentations", "opencv-python-headless")
-    if not value.startswith(kind) or not hasattr(cv2, value):
-        have = choices(value, sorted(flag for flag in dir(cv2) if flag.startswith(kind)))
-        raise BadParameterError(f"{name}: OpenCV has no '{value}'; {have}")
+    flags = [flag for flag in dir(cv2) if flag.startswith(kind)]
+    if value not in flags:
+        raise BadParameterError(f"{name}: OpenCV has no '{value}'; {choices(value, flags)}")
     return getattr(cv2, value)
-
-
-def _check_finite(name: str, value: Any) -> None:
-    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    for inner in inside:
-        _check_finite(name, inner)
-    if isinstance(value, float) and not math.isfinite(value):
-        raise BadParameterError(f"{name}: {value} is not allowed; set a finite number")
 
 
 # Python's and NumPy's generators, seeded by a key in 1 µs, for libraries that draw from such objects.
@@ -395,13 +333,16 @@ class AlbumentationsAugment(LibraryAugment[KeyedTransform]):
         left, top, right, bottom = drawn["crop_coords"]
         return top, left, bottom - top, right - left
 
-    def resize(self, op: KeyedTransform, region: Image) -> Image:
+    def resize(self, op: KeyedTransform, region: Image, mask: Mask | None = None) -> tuple[Image, Mask | None]:
         height, width = region.shape[:2]
         resized: Image = op.seeded(0).apply(region, crop_coords=(0, 0, width, height))
-        return resized
+        if mask is None:
+            return resized, None
+        height, width = mask.shape
+        return resized, op.seeded(0).apply_to_mask(mask, crop_coords=(0, 0, width, height))
 
-    def run(self, op: KeyedTransform, key: int, image: Image) -> Image:
-        return op(key, image)
+    def run(self, op: KeyedTransform, key: int, image: Image, mask: Mask | None = None) -> tuple[Image, Mask | None]:
+        return op(key, image, mask)
 
     def with_masks(self) -> Augment:
         for step in self.host:
@@ -414,14 +355,6 @@ class AlbumentationsAugment(LibraryAugment[KeyedTransform]):
         made.host = [replace(step, op=step.op.with_masks()) for step in self.host]
         return made
 
-    def resize_mask(self, op: KeyedTransform, mask: Mask) -> Mask:
-        height, width = mask.shape
-        resized: Mask = op.seeded(0).apply_to_mask(mask, crop_coords=(0, 0, width, height))
-        return resized
-
-    def run_with_mask(self, op: KeyedTransform, key: int, image: Image, mask: Mask) -> tuple[Image, Mask]:
-        return op.with_mask(key, image, mask)
-
     def sizes_after(self, op: KeyedTransform, sizes: Sizes) -> Sizes:
         chance = op.seeded(0).p
         if chance == 0:
@@ -431,7 +364,8 @@ class AlbumentationsAugment(LibraryAugment[KeyedTransform]):
 
     def _done(self, op: KeyedTransform, sizes: Sizes) -> Sizes:
         if op.name not in CONTAINERS:
-            return observed_sizes(KeyedTransform(op.name, op.parameters, always=True), sizes)
+            always = KeyedTransform(op.name, op.parameters, always=True)
+            return observed_sizes(lambda key, image: always(key, image)[0], sizes)
         given = op.parameters["transforms"].items()
         if op.name == "OneOf":  # its transforms' p are weights
             parts = [self._forced(label, one) for label, one in given if one.seeded(0).p > 0]

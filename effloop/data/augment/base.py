@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,7 +93,7 @@ class Draws:
     Attributes:
         keys: (N,) uint64, the samples' keys, from which later draws come, too.
         boxes: (N, 4) int64: top, left, height, width of the region to decode.
-        flips: (N,) bool, horizontal flips; set only by augmentations that do nothing else but resize.
+        flips: (N,) bool: the horizontal flips of a `FastPath`; False without one.
         drawn: all other draws, private to the augmentation.
     """
 
@@ -103,11 +103,26 @@ class Draws:
     drawn: tuple[Any, ...] = ()
 
 
+class FastPath(NamedTuple):
+    """`Augment.apply` resizes a region to `size` and flips it where `Draws.flips` says so, before anything else.
+
+    What decodes many images at once, C code or DALI, can do both in the same pass.
+
+    Attributes:
+        exact: whether the resize is `resize_into`; else it isn't antialiased.
+        rest: whether `apply_rest` has to do more.
+    """
+
+    exact: bool
+    rest: bool
+
+
 class Augment(ABC):
     """What happens to a sample between decoding and the model. Stateless, thread-safe, picklable.
 
     Random numbers come from the samples' keys only, so a sample looks the same on any engine, with any number of
-    workers and in any batch.
+    workers and in any batch. A sample has two slots, its image and maybe a mask of it: both go through the same crops,
+    flips and warps, the mask by nearest neighbour, and what lies outside of the image is `IGNORED` in it.
 
     Attributes:
         size: height and width of `apply`'s output, in pixels.
@@ -119,19 +134,6 @@ class Augment(ABC):
     def at_least(self) -> tuple[int, int] | None:
         """(height, width) down to which a decoder may scale a region; None: not at all."""
         return self.size
-
-    @property
-    def resizes_and_flips(self) -> bool:
-        """Whether `apply` only resizes (bilinear, antialiased) and flips horizontally where `draws.flips` says so.
-
-        DALI's engine then does both itself, without `apply`.
-        """
-        return False
-
-    @property
-    def resizes_and_flips_if_on_gpu(self) -> bool:
-        """Whether that would hold with `augment.device=gpu`, and doesn't now."""
-        return False
 
     @property
     def has_device_part(self) -> bool:
@@ -147,69 +149,6 @@ class Augment(ABC):
             sizes: (N, 2) height and width of the stored images.
         """
 
-    @abstractmethod
-    def apply(self, region: NDArray[np.uint8], draws: Draws, row: int, out: NDArray[np.uint8]) -> None:
-        """Turn one decoded region into one image of the batch.
-
-        Args:
-            region: (h, w, C) uint8, RGB or grey: the box `draws.boxes[row]`, maybe scaled down, but not below
-                `at_least`. It may be read-only.
-            draws: from `draw`.
-            row: the sample's index in `draws`.
-            out: (*size, C) uint8, contiguous, written.
-
-        Raises:
-            DataError: an operation fails on this image.
-        """
-
-    def flips_of_resized(self, draws: Draws) -> NDArray[np.bool_] | None:
-        """(N,) bool, which images are flipped, if `apply` begins by `resize_into` to `size` and that flip; else None.
-
-        A decoder may then do both, for many images at once; `apply_rest` does the rest.
-        """
-        return None
-
-    @property
-    def has_rest(self) -> bool:
-        """Whether `apply_rest` does anything."""
-        return True
-
-    def apply_rest(self, draws: Draws, row: int, out: NDArray[np.uint8]) -> None:
-        """What remains of `apply` after `flips_of_resized`.
-
-        Args:
-            draws: from `draw`.
-            row: the sample's index in `draws`.
-            out: (*size, C) uint8, contiguous: the region, resized and flipped; written.
-
-        Raises:
-            DataError: an operation fails on this image.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has flips_of_resized, and no apply_rest")
-
-    def on_device(self, images: Tensor, keys: NDArray[np.uint64]) -> Tensor:
-        """Apply the remaining operations to a batch on its device; none unless `augment.device=gpu`.
-
-        Args:
-            images: (N, C, *size) uint8, channels_last; may be written.
-            keys: (N,) uint64 on the host, as passed to `draw`.
-
-        Returns:
-            (N, C, H, W) uint8, of `image_size`.
-        """
-        del keys
-        return images
-
-    def with_masks(self) -> Augment:
-        """This augmentation, for images with masks: the methods below then do to a mask what is done to its image.
-
-        Raises:
-            ConfigError: an operation can't be applied to masks.
-        """
-        raise ConfigError(
-            f"augment: {type(self).__name__} can't be applied to masks; set augment=segmentation, or another of native"
-        )
-
     def choose(self, draws: Draws, row: int, mask: Mask) -> None:  # noqa: B027  most draw without looking
         """Look at a sample's mask before its image is decoded, and draw another box or not.
 
@@ -219,35 +158,66 @@ class Augment(ABC):
             mask: (H, W) uint8, of the whole image.
         """
 
-    def apply_with_mask(
-        self, region: NDArray[np.uint8], draws: Draws, row: int, out: NDArray[np.uint8], masks: tuple[Mask, Mask]
+    @abstractmethod
+    def apply(
+        self,
+        region: NDArray[np.uint8],
+        draws: Draws,
+        row: int,
+        out: NDArray[np.uint8],
+        mask: tuple[Mask, Mask] | None = None,
     ) -> None:
-        """`apply`, and the same to the mask, by nearest neighbour; what lies outside of the image is `IGNORED`.
+        """Turn one decoded region into one image of the batch.
 
         Args:
-            region: as for `apply`.
-            draws: as for `apply`.
-            row: as for `apply`.
-            out: as for `apply`, which writes the same.
-            masks: (H, W) uint8 of the whole image, and where the batch's is written: (*size) uint8, contiguous.
+            region: (h, w, C) uint8, RGB or grey: the box `draws.boxes[row]`, maybe scaled down, but not below
+                `at_least`. It may be read-only.
+            draws: from `draw`.
+            row: the sample's index in `draws`.
+            out: (*size, C) uint8, contiguous, written.
+            mask: with `with_masks`: (H, W) uint8 of the whole image, and (*size) uint8, contiguous, which is written.
 
         Raises:
             DataError: an operation fails on this image.
         """
-        raise NotImplementedError
 
-    def on_device_with_masks(self, images: Tensor, masks: Tensor, keys: NDArray[np.uint64]) -> tuple[Tensor, Tensor]:
-        """`on_device`, and the same to masks.
+    def fast_path(self) -> FastPath | None:
+        """How `apply`, without a mask, can be done for many images at once; None if it can't."""
+        return None
+
+    def apply_rest(self, draws: Draws, row: int, out: NDArray[np.uint8]) -> None:
+        """What remains of `apply` on the fast path: `out`, (*size, C) uint8, is resized and flipped; written.
+
+        Raises:
+            DataError: an operation fails on this image.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has a fast_path, and no apply_rest")
+
+    def on_device(
+        self, images: Tensor, keys: NDArray[np.uint64], masks: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Apply the remaining operations to a batch on its device; none unless `augment.device=gpu`.
 
         Args:
-            images: as for `on_device`.
-            masks: (N, *size) uint8; may be written.
-            keys: as for `on_device`.
+            images: (N, C, *size) uint8, channels_last; may be written.
+            keys: (N,) uint64 on the host, as passed to `draw`.
+            masks: (N, *size) uint8, if there are any; may be written.
 
         Returns:
-            Images as `on_device` returns them, and (N, H, W) uint8 masks.
+            (N, C, H, W) uint8 and (N, H, W) uint8, of `image_size`.
         """
-        return self.on_device(images, keys), masks
+        del keys
+        return images, masks
+
+    def with_masks(self) -> Augment:
+        """This augmentation, for samples with masks.
+
+        Raises:
+            ConfigError: an operation can't be applied to masks.
+        """
+        raise ConfigError(
+            f"augment: {type(self).__name__} can't be applied to masks; set augment=segmentation, or another of native"
+        )
 
     def five_crops(self) -> Sequence[Augment]:
         """For evaluation: this augmentation with its crop in the centre, and in each of the image's four corners.

@@ -67,29 +67,26 @@ class LibraryAugment(Augment, Generic[T]):
         """The box that a random-resized-crop draws for an image: top, left, height, width."""
 
     @abstractmethod
-    def resize(self, op: T, region: Image) -> Image:
-        """Resize a region as a random-resized-crop does after cropping: (h, w, 3) of its output size."""
+    def resize(self, op: T, region: Image, mask: Mask | None = None) -> tuple[Image, Mask | None]:
+        """Resize a region, and the same box of a mask, as a random-resized-crop does after cropping.
+
+        Returns:
+            (h, w, 3) of the operation's output size, and (h, w).
+        """
 
     @abstractmethod
-    def run(self, op: T, key: int, image: Image) -> Image:
-        """Apply an operation to an image on the host, with random numbers from `key` only.
+    def run(self, op: T, key: int, image: Image, mask: Mask | None = None) -> tuple[Image, Mask | None]:
+        """Apply an operation to an image on the host, and to its mask, with random numbers from `key` only.
 
         Args:
             op: the operation.
             key: from 0 to 2**64 - 1.
             image: (H, W, 3) uint8, contiguous, maybe read-only; must not be written.
+            mask: (H, W) uint8, which must not be written; the image's pixels are the same with and without.
 
         Returns:
-            (h, w, 3) uint8.
+            (h, w, 3) uint8 and (h, w) uint8.
         """
-
-    @abstractmethod
-    def resize_mask(self, op: T, mask: Mask) -> Mask:
-        """`resize` for the (h, w) box of a mask, as the library does it by nearest neighbour."""
-
-    @abstractmethod
-    def run_with_mask(self, op: T, key: int, image: Image, mask: Mask) -> tuple[Image, Mask]:
-        """`run` for an image, whose pixels are the same as without, and its (H, W) mask, which must not be written."""
 
     @abstractmethod
     def sizes_after(self, op: T, sizes: Sizes) -> Sizes:
@@ -126,28 +123,18 @@ class LibraryAugment(Augment, Generic[T]):
             boxes = np.array([self._box(crop, key, *size) for key, size in found], np.int64)
         return Draws(keys, boxes, np.zeros(len(keys), np.bool_), drawn)
 
-    def apply(self, region: Image, draws: Draws, row: int, out: Image) -> None:
-        self._apply(region, draws, row, out, None)
-
-    def apply_with_mask(self, region: Image, draws: Draws, row: int, out: Image, masks: tuple[Mask, Mask]) -> None:
-        mask, target = masks
-        if (found := self._apply(region, draws, row, out, mask)) is not None:
-            np.copyto(target, found)
-
-    def _apply(self, region: Image, draws: Draws, row: int, out: Image, mask: Mask | None) -> Mask | None:
-        """`apply`; returns what becomes of a mask."""
+    def apply(self, region: Image, draws: Draws, row: int, out: Image, mask: tuple[Mask, Mask] | None = None) -> None:
         image = region if self.channels == 3 else to_rgb(region)
+        found = None if mask is None else mask[0]
         for number, (step, keys) in enumerate(zip(self.host, draws.drawn, strict=True)):
             try:
-                if number == 0 and self.crops_first:
-                    image = self.resize(step.op, image)
-                    if mask is not None:
-                        top, left, height, width = draws.boxes[row].tolist()
-                        mask = self.resize_mask(step.op, mask[top : top + height, left : left + width])
-                elif mask is None:
-                    image = self.run(step.op, keys[row], image)
+                if number or not self.crops_first:
+                    image, found = self.run(step.op, keys[row], image, found)
+                elif found is None:
+                    image, _ = self.resize(step.op, image)
                 else:
-                    image, mask = self.run_with_mask(step.op, keys[row], image, mask)
+                    top, left, height, width = draws.boxes[row].tolist()
+                    image, found = self.resize(step.op, image, found[top : top + height, left : left + width])
             except recipe.FAILURES as error:
                 raise DataError(f"can't be augmented: {_line(step, error)}") from error
         if image.shape[:2] != out.shape[:2]:
@@ -157,7 +144,8 @@ class LibraryAugment(Augment, Generic[T]):
                 "batch; end the recipe with a crop"
             )
         np.copyto(out, image if self.channels == 3 else to_grey(image))
-        return mask
+        if mask is not None and found is not None:
+            np.copyto(mask[1], found)
 
     def check(self, sizes: Sizes) -> None:
         height, width = sizes.T
@@ -178,7 +166,7 @@ class LibraryAugment(Augment, Generic[T]):
     def _framed(self, op: T, key: int, image: Image) -> Image:
         """A leading crop, as in training."""
         top, left, rows, columns = self._box(op, key, *image.shape[:2])
-        return self.resize(op, image[top : top + rows, left : left + columns])
+        return self.resize(op, image[top : top + rows, left : left + columns])[0]
 
     def _sizes(self, steps: Sequence[Step[T]], image_size: ImageSize) -> list[Sizes]:
         """The sizes that the recipe is tried on, and the possible sizes after each operation."""
@@ -220,7 +208,7 @@ def _dimensions(sizes: Sizes) -> str:
     return "images of " + ", ".join(some) + (", …" if len(sizes) > len(some) else "")
 
 
-# Possible output sizes of an operation, found by trying it on a few black images.
+# Possible output sizes of an operation are found by trying it on a few black images.
 
 SizeMap = Callable[[Sizes], Sizes]
 """(N, 2) sizes of inputs -> (M, 2) possible sizes of outputs."""

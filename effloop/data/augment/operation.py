@@ -23,7 +23,6 @@ from effloop.data.augment.framing import (
     to_device,
     write_crop,
 )
-from effloop.data.image.grey import batch_to_grey, batch_to_rgb, to_grey, to_rgb
 from effloop.data.image.mask import Mask, crop_mask
 from effloop.data.random import uniforms
 
@@ -118,7 +117,7 @@ class Operation(ABC):
 
     Attributes:
         any_channels: whether it takes images of one channel, too. Else it is given grey in three, and what it makes of
-            that becomes grey again: see `OnGrey`.
+            that becomes grey again.
         takes_masks: whether `apply_mask` and `apply_mask_batch` do to a mask what is done to its image. What they do by
             default, nothing, is right for an operation on colours.
     """
@@ -268,41 +267,6 @@ class CropOperation(Operation):
 
     def apply_mask_batch(self, masks: Tensor, drawn: NDArray[np.int64]) -> Tensor:
         return crop_mask_batch(masks, drawn[:, :4], (int(drawn[0, 4]), int(drawn[0, 5])))
-
-
-class OnGrey(Operation):
-    """An operation on colours, for grey images.
-
-    Args:
-        op: the operation.
-    """
-
-    any_channels = True
-
-    def __init__(self, op: Operation) -> None:
-        self.op = op
-        self.takes_masks = op.takes_masks
-
-    def draw(self, keys: Keys, sizes: Sizes) -> Any:
-        return self.op.draw(keys, sizes)
-
-    def out_sizes(self, sizes: Sizes) -> Sizes:
-        return self.op.out_sizes(sizes)
-
-    def apply_host(self, image: Image, drawn: Any, row: int, out: Image | None, resize: ResizeInto) -> Image:
-        made = to_grey(self.op.apply_host(to_rgb(image), drawn, row, None, resize))
-        target = out if out is not None else image if image.shape == made.shape else np.empty_like(made)
-        np.copyto(target, made)
-        return target
-
-    def apply_batch(self, images: Tensor, drawn: Any) -> Tensor:
-        return batch_to_grey(self.op.apply_batch(batch_to_rgb(images), drawn))
-
-    def apply_mask(self, mask: Mask, drawn: Any, row: int) -> Mask:
-        return self.op.apply_mask(mask, drawn, row)
-
-    def apply_mask_batch(self, masks: Tensor, drawn: Any) -> Tensor:
-        return self.op.apply_mask_batch(masks, drawn)
 
 
 class PixelOperation(Operation):

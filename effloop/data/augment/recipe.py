@@ -183,6 +183,27 @@ def build_operation(
         raise ConfigError(f"{where}: {name} can't take its parameters: {reason}; have {', '.join(allowed)}") from error
 
 
+def build_nested(given: object, operations: Mapping[str, Callable[..., T]], size: ImageSize) -> dict[str, T]:
+    """The operations of a container by label, from its `transforms`: {label: {op: NAME, parameter: value, ...}, ...}.
+
+    Raises:
+        BadParameterError: there are none, or one of them can't be built; its location follows the container's.
+    """
+    entries = (
+        {label: entry for label, entry in given.items() if entry is not None} if isinstance(given, Mapping) else {}
+    )
+    if not entries:
+        raise BadParameterError("transforms: it has none; write {LABEL: {op: NAME, PARAMETER: VALUE}, ...}")
+    built = {}
+    try:
+        for label, entry in entries.items():
+            where = f"transforms.{label}"
+            built[label] = build_operation(*split_entry(label, entry, where), operations, where, size)
+    except ConfigError as error:
+        raise BadParameterError(str(error)) from error
+    return built
+
+
 def check_output_sizes(sizes: NDArray[np.int64], size: ImageSize) -> None:
     """Refuse a recipe whose outputs haven't the size `image_size`.
 

@@ -5,15 +5,11 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
-import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from numbers import Number
-from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,19 +20,15 @@ from effloop.batch import ImageSize
 from effloop.data.augment import recipe
 from effloop.data.augment.base import Augment, RecipeConfig, augments
 from effloop.data.augment.framing import Image, Sizes
-from effloop.data.augment.library import LibraryAugment, choice_sizes, observed_sizes, sequential_sizes, shuffled_sizes
-from effloop.data.augment.native.augment import for_evaluation
-from effloop.data.augment.operation import (
-    MOST_SIDE,
-    RATIOS,
-    BadParameterError,
-    Keys,
-    check_number,
-    check_probability,
-    check_range,
-    check_size,
-    check_whole,
+from effloop.data.augment.library import (
+    LibraryAugment,
+    choice_sizes,
+    observed_sizes,
+    sequential_sizes,
+    shuffled_sizes,
 )
+from effloop.data.augment.native.augment import for_evaluation
+from effloop.data.augment.operation import MOST_SIDE, BadParameterError, Keys, check_number, check_probability
 from effloop.data.image.grey import batch_to_grey, batch_to_rgb
 from effloop.data.image.mask import Mask
 from effloop.data.image.resize import readable
@@ -44,36 +36,41 @@ from effloop.errors import ConfigError
 from effloop.registry import choices
 from effloop.system.hardware import set_own_threads
 
-# Values of recipes are checked against torchvision's own annotations, then by building the operation and running it on
-# black images; only what neither of them refuses is checked here.
+_ALONE = (
+    "ColorJitter GaussianBlur GaussianNoise Grayscale RGB RandomAdjustSharpness RandomAutocontrast "
+    "RandomChannelPermutation RandomEqualize RandomErasing RandomGrayscale RandomInvert RandomPhotometricDistort "
+    "RandomPosterize RandomSolarize"
+)
+_MOVING = (
+    "CenterCrop ElasticTransform Identity Pad RandomAffine RandomApply RandomChoice RandomCrop RandomHorizontalFlip "
+    "RandomOrder RandomPerspective RandomResize RandomResizedCrop RandomRotation RandomShortestSize RandomVerticalFlip "
+    "RandomZoomOut Resize ScaleJitter"
+)
 
-_RESIZING = (
-    "CenterCrop Pad RandomCrop RandomResize RandomResizedCrop RandomShortestSize RandomZoomOut Resize ScaleJitter"
-)
-_WARPS = (
-    "ElasticTransform RandomAffine RandomHorizontalFlip RandomPerspective RandomRotation RandomVerticalFlip Identity"
-)
-_COLOURS = (
-    "ColorJitter Grayscale RGB RandomAdjustSharpness RandomAutocontrast RandomChannelPermutation RandomEqualize "
-    "RandomGrayscale RandomInvert RandomPhotometricDistort RandomPosterize RandomSolarize"
-)
-_OTHERS = "GaussianBlur GaussianNoise RandomErasing"
-_POLICIES = "AugMix AutoAugment RandAugment TrivialAugmentWide"
-_CONTAINERS = "RandomApply RandomChoice RandomOrder"
-
-LEAVES_MASKS = frozenset(f"{_COLOURS} {_OTHERS}".split())
+LEAVES_MASKS = frozenset(_ALONE.split())
 """Operations on an image alone: its mask stays as it is. Erasing, too: what is under the box has to be guessed."""
 
-IMAGES_ALONE = frozenset(_POLICIES.split())
+REFUSES_MASKS = frozenset(("AugMix", "AutoAugment", "RandAugment", "TrivialAugmentWide"))
 """Operations that refuse a mask, though they move pixels."""
 
-NAMES = tuple(sorted(" ".join([_RESIZING, _WARPS, _COLOURS, _OTHERS, _POLICIES, _CONTAINERS]).split()))
+NAMES = tuple(sorted({*LEAVES_MASKS, *REFUSES_MASKS, *_MOVING.split()}))
 """Classes of torchvision.transforms.v2 that map a (3, h, w) uint8 image to another. Not JPEG, which is deprecated since
 0.29 and doesn't run on a GPU."""
 
-_RESIZE_FILTERS = ("bilinear", "nearest", "nearest-exact", "bicubic")  # the others aren't on every device
-_WARP_FILTERS = ("nearest", "bilinear")
-_LEFT_OUT = {"inplace"}  # it would write into memory that may be the source's
+
+@dataclass
+class TorchvisionConfig(RecipeConfig):
+    """Fields of `augment=torchvision`; `op` is the name of a class of torchvision.transforms.v2."""
+
+
+@augments.register("torchvision", TorchvisionConfig)
+def torchvision(config: TorchvisionConfig, *, size: ImageSize, train: bool, channels: int = 3) -> Augment:
+    """Operations of torchvision, on the host or, image by image, on the device."""
+    if not train:
+        return for_evaluation(config, size, channels)
+    library = importlib.import_module("torchvision.transforms.v2")
+    steps = recipe.build_steps(config, operations(library, size), size)
+    return TorchvisionAugment(steps, config, size, channels)
 
 
 def operations(library: Any, size: ImageSize) -> dict[str, OperationFactory]:
@@ -92,7 +89,7 @@ def operations(library: Any, size: ImageSize) -> dict[str, OperationFactory]:
 
 @dataclass(frozen=True)
 class OperationFactory:
-    """Builds a torchvision operation from a recipe's values, and checks these.
+    """Builds a torchvision operation from a recipe's values; torchvision refuses bad ones, here or on black images.
 
     Attributes:
         library: torchvision.transforms.v2.
@@ -109,7 +106,8 @@ class OperationFactory:
     @property
     def __signature__(self) -> inspect.Signature:
         signature = inspect.signature(getattr(self.library, self.name))
-        return signature.replace(parameters=[p for p in signature.parameters.values() if p.name not in _LEFT_OUT])
+        # `inplace` would write into memory that may be the source's.
+        return signature.replace(parameters=[p for p in signature.parameters.values() if p.name != "inplace"])
 
     def __call__(self, **parameters: Any) -> Any:
         """Build the operation.
@@ -120,45 +118,115 @@ class OperationFactory:
         """
         if self.name == "Grayscale":
             parameters = {"num_output_channels": 3, **parameters}
-        values = {name: self._checked(name, value) for name, value in parameters.items()}
+        values = {name: self._converted(name, value) for name, value in parameters.items()}
         fill = self.__signature__.parameters.get("fill")
         if fill is not None:
             values["fill"] = {"others": values.get("fill", fill.default), mask_type(): 0}  # `as_mask` inverts
         return getattr(self.library, self.name)(**values)
 
-    def _checked(self, name: str, value: Any) -> Any:
+    def _converted(self, name: str, value: Any) -> Any:
         """A parameter's value, as torchvision takes it."""
         if name == "transforms":
-            return self._nested(value)
-        if name == "policy":
-            policies = {policy.value: policy for policy in self.library.AutoAugmentPolicy}
-            return policies[_one_of(policies, name, value)]
-        if name == "interpolation":
-            allowed = _RESIZE_FILTERS if self.name in _RESIZING.split() else _WARP_FILTERS
-            return self.library.InterpolationMode(_one_of(allowed, name, value))
-        check = _CHECKS.get((self.name, name)) or _CHECKS.get(name)
-        if check is not None and value is not None:
-            return check(name, value)
+            return list(recipe.build_nested(value, self.siblings, self.size).values())
+        kinds = {"policy": self.library.AutoAugmentPolicy, "interpolation": self.library.InterpolationMode}
+        if name in kinds:
+            allowed = [each.value for each in kinds[name]]
+            if value not in allowed:
+                raise BadParameterError(f"{name}: {value} is not allowed; {choices(str(value), allowed)}")
+            return kinds[name](value)
+        if name == "p" and self.name != "RandomChoice":  # whose p are weights
+            return check_probability(name, value)
+        # torchvision fills with 300 without an error, and counts or allocates up to any number.
+        levels = name in ("fill", "value")
+        for each in value if isinstance(value, list | tuple) else [value]:
+            if type(each) in (int, float) or (levels and each is not None):
+                check_number(name, each, 0 if levels else -MOST_SIDE, 255 if levels else MOST_SIDE)
         annotation = self.__signature__.parameters[name].annotation
-        try:
-            return _converted(value, annotation)
-        except TypeError:
-            expected = inspect.formatannotation(annotation).replace("collections.abc.", "")
-            raise BadParameterError(
-                f"{name}: {value} is not allowed; {self.name} takes {expected}, at most {MOST_SIDE}"
-            ) from None
+        return float(value) if annotation is float and type(value) is int else value  # AugMix takes no whole `alpha`
 
-    def _nested(self, given: Any) -> list[Any]:
-        """{label: {op: NAME, parameter: value}} -> operations."""
-        entries = given if isinstance(given, Mapping) else {}
-        kept = {f"transforms.{label}": (label, entry) for label, entry in entries.items() if entry is not None}
-        if not kept:
-            raise BadParameterError("transforms: it has none; write {LABEL: {op: NAME, PARAMETER: VALUE}, ...}")
-        try:
-            named = {where: recipe.split_entry(*entry, where) for where, entry in kept.items()}
-            return [recipe.build_operation(*entry, self.siblings, where, self.size) for where, entry in named.items()]
-        except ConfigError as error:  # the container's own location is put in front
-            raise BadParameterError(str(error)) from error
+
+class TorchvisionAugment(LibraryAugment[Any]):
+    """torchvision's operations, one image at a time, on views: nothing is copied except by torchvision."""
+
+    def is_crop(self, op: Any) -> bool:
+        return type(op).__name__ == "RandomResizedCrop"
+
+    def box(self, op: Any, key: int, height: int, width: int) -> tuple[int, int, int, int]:
+        image = torch.empty(1).expand(3, height, width)  # has a size, but no pixels
+        with seeded(key):
+            found = op.make_params([image])
+        return found["top"], found["left"], found["height"], found["width"]
+
+    def resize(self, op: Any, region: Image, mask: Mask | None = None) -> tuple[Image, Mask | None]:
+        height, width = region.shape[:2]
+        with seeded(0):  # it draws nothing
+            image = _image(op.transform(_tensor(region), {"top": 0, "left": 0, "height": height, "width": width}))
+            if mask is None:
+                return image, None
+            height, width = mask.shape
+            box = {"top": 0, "left": 0, "height": height, "width": width}
+            return image, _values(op.transform(as_mask(mask), box))
+
+    def run(self, op: Any, key: int, image: Image, mask: Mask | None = None) -> tuple[Image, Mask | None]:
+        with seeded(key):
+            if mask is None or type(op).__name__ in LEAVES_MASKS:  # some warn of masks
+                return _image(op(_tensor(image))), mask
+            done, cut = op(_tensor(image), as_mask(mask))
+        return _image(done), _values(cut)
+
+    def with_masks(self) -> Augment:
+        for step in [*self.host, *self.device]:
+            if name := next((each for each in names_in(step.op) if each in REFUSES_MASKS), None):
+                raise ConfigError(
+                    f"{step.where}: torchvision's {name} can't be applied to masks; leave it out, or set "
+                    "augment=native_rand"
+                )
+        return self
+
+    def on_device(self, images: Tensor, keys: Keys, masks: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        if not self.device:
+            return images, masks
+        if self.channels == 1:
+            images = batch_to_rgb(images)
+        steps = [(step.op, step.keys(keys).tolist()) for step in self.device]
+        done: list[Tensor] = []
+        cut: list[Tensor] = []
+        with _exact_matmul(images.device):
+            for row, image in enumerate(images):
+                mask = None if masks is None else as_mask(masks[row])
+                for op, own in steps:
+                    with seeded(own[row]):
+                        if mask is None or type(op).__name__ in LEAVES_MASKS:
+                            image = op(image)
+                        else:
+                            image, mask = op(image, mask)
+                done.append(image)
+                cut += [] if mask is None else [from_mask(mask)]
+        batch = _batch(done)
+        return batch_to_grey(batch) if self.channels == 1 else batch, torch.stack(cut) if cut else None
+
+    def sizes_after(self, op: Any, sizes: Sizes) -> Sizes:
+        chance = getattr(op, "p", None)
+        if not isinstance(chance, int | float):  # RandomChoice's p are weights of its operations
+            return self._done(op, sizes)
+        if chance == 0:
+            return sizes
+        always = copy.copy(op)
+        always.p = 1.0
+        found = self._done(always, sizes)
+        return found if chance == 1 else np.concatenate([found, sizes])
+
+    def _done(self, op: Any, sizes: Sizes) -> Sizes:
+        parts = [self.inside(type(one).__name__, one) for one in getattr(op, "transforms", ())]
+        match type(op).__name__:
+            case "RandomApply":
+                return sequential_sizes(parts, sizes)
+            case "RandomChoice":
+                return choice_sizes([part for part, weight in zip(parts, op.p, strict=True) if weight > 0], sizes)
+            case "RandomOrder":
+                return shuffled_sizes(parts, sizes)
+            case _:
+                return observed_sizes(lambda key, image: self.run(op, key, image)[0], sizes)
 
 
 def mask_type() -> Any:
@@ -187,74 +255,47 @@ def names_in(op: Any) -> Iterator[str]:
         yield from names_in(each)
 
 
-def always(op: Any) -> Any:
-    """The same operation with a probability of 1."""
-    changed = copy.copy(op)
-    changed.p = 1.0
-    return changed
+@contextmanager
+def _exact_matmul(device: torch.device) -> Iterator[None]:
+    """Full float32 matrix products on CUDA: with precision=tf32, affine warps would pick some neighbouring pixels.
 
-
-def _converted(value: Any, annotation: Any) -> Any:
-    """A value of YAML as an annotation has it: a whole number for a float becomes one, a list may stand for a tuple.
-
-    Raises:
-        TypeError: it is of another type, infinite, NaN, or a whole number too large for pixels.
+    Uses torch's newer setting: the older one raises once a user has set the newer.
     """
-    origin, inner = get_origin(annotation), get_args(annotation)
-    if origin in (Union, UnionType):
-        for each in inner:
-            try:
-                return _converted(value, each)
-            except TypeError:
-                continue
-        raise TypeError
-    sequence = isinstance(origin or annotation, type) and issubclass(origin or annotation, Sequence)
-    if sequence and annotation is not str:
-        if not isinstance(value, list | tuple):
-            raise TypeError
-        return [_converted(item, inner[0]) for item in value] if inner else value
-    if annotation in (float, Number) and type(value) in (int, float) and abs(value) < math.inf:
-        return float(value) if annotation is float else value
-    if annotation in (float, Number) or (annotation in (int, bool, NoneType) and type(value) is not annotation):
-        raise TypeError
-    if type(value) is int and value > MOST_SIDE:  # of pixels, for which there is no memory
-        raise TypeError
-    return value
+    if device.type != "cuda":
+        yield
+        return
+    products = torch.backends.cuda.matmul
+    usual = products.fp32_precision
+    products.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        products.fp32_precision = usual
 
 
-def _one_of(allowed: Sequence[str] | Mapping[str, Any], name: str, value: Any) -> Any:
-    if value not in list(allowed):
-        raise BadParameterError(f"{name}: {value} is not allowed; {choices(str(value), allowed)}")
-    return value
+def _batch(images: list[Tensor]) -> Tensor:
+    """(3, h, w) each -> (N, 3, h, w), channels_last."""
+    out = images[0].new_empty((len(images), *images[0].shape[1:], 3)).permute(0, 3, 1, 2)
+    for target, image in zip(out, images, strict=True):
+        target.copy_(image)
+    return out
 
 
-def _numbers(name: str, value: Any, low: float, high: float) -> Any:
-    """A number, or a list of them, each from `low` to `high`."""
-    several = isinstance(value, list | tuple)
-    return [check_number(name, each, low, high) for each in value] if several else check_number(name, value, low, high)
+def _tensor(image: Image) -> Tensor:
+    """(h, w, 3) -> (3, h, w) view, to be read only."""
+    return torch.from_numpy(readable(image)).permute(2, 0, 1)
 
 
-def _size(name: str, value: Any) -> Any:
-    check_size(name, value)
-    return value
+def _values(mask: Any) -> Mask:
+    """A mask of torchvision's -> (h, w)."""
+    values: Mask = from_mask(mask).contiguous().numpy()
+    return values
 
 
-# What torchvision takes without an error, though nobody means it, or though it would take all memory or time.
-_CHECKS: Mapping[str | tuple[str, str], Callable[[str, Any], Any]] = {
-    "chain_depth": partial(check_whole, low=-1, high=100),
-    "fill": partial(_numbers, low=0, high=255),
-    "magnitude": partial(check_whole, low=0, high=999),
-    "mixture_width": partial(check_whole, low=1, high=100),
-    "num_magnitude_bins": partial(check_whole, low=2, high=1000),
-    "num_ops": partial(check_whole, low=0, high=100),
-    "p": check_probability,
-    "size": _size,
-    "value": partial(_numbers, low=0, high=255),  # "random" draws floats that uint8 has no room for
-    ("AugMix", "alpha"): partial(check_number, low=RATIOS[0], high=RATIOS[1]),
-    ("ElasticTransform", "sigma"): partial(_numbers, low=0, high=1e4),  # the kernel has 8 * sigma pixels
-    ("RandomChoice", "p"): lambda _, weights: weights,
-    ("RandomResizedCrop", "scale"): partial(check_range, low=0, high=1, above=True),
-}
+def _image(tensor: Tensor) -> Image:
+    """(3, h, w) -> (h, w, 3), copied only if it isn't contiguous."""
+    image: Image = tensor.permute(1, 2, 0).contiguous().numpy()
+    return image
 
 
 # torch's random functions with numbers from a key: the global generator isn't used, and threads share none.
@@ -373,155 +414,3 @@ _KNOWN: dict[Callable[..., Tensor], str] = {
 
 _DRAWS = {name: how for how, names in _KNOWN.items() for name in names.split()}
 """Names of torch's drawing functions -> their replacements."""
-
-
-@dataclass
-class TorchvisionConfig(RecipeConfig):
-    """Fields of `augment=torchvision`; `op` is the name of a class of torchvision.transforms.v2."""
-
-
-@augments.register("torchvision", TorchvisionConfig)
-def torchvision(config: TorchvisionConfig, *, size: ImageSize, train: bool, channels: int = 3) -> Augment:
-    """Operations of torchvision, on the host or, image by image, on the device."""
-    if not train:
-        return for_evaluation(config, size, channels)
-    library = importlib.import_module("torchvision.transforms.v2")
-    steps = recipe.build_steps(config, operations(library, size), size)
-    return TorchvisionAugment(steps, config, size, channels)
-
-
-class TorchvisionAugment(LibraryAugment[Any]):
-    """torchvision's operations, one image at a time, on views: nothing is copied except by torchvision."""
-
-    def is_crop(self, op: Any) -> bool:
-        return type(op).__name__ == "RandomResizedCrop"
-
-    def box(self, op: Any, key: int, height: int, width: int) -> tuple[int, int, int, int]:
-        image = torch.empty(1).expand(3, height, width)  # has a size, but no pixels
-        with seeded(key):
-            found = op.make_params([image])
-        return found["top"], found["left"], found["height"], found["width"]
-
-    def resize(self, op: Any, region: Image) -> Image:
-        height, width = region.shape[:2]
-        with seeded(0):  # it draws nothing
-            return _image(op.transform(_tensor(region), {"top": 0, "left": 0, "height": height, "width": width}))
-
-    def run(self, op: Any, key: int, image: Image) -> Image:
-        with seeded(key):
-            return _image(op(_tensor(image)))
-
-    def with_masks(self) -> Augment:
-        for step in [*self.host, *self.device]:
-            if name := next((each for each in names_in(step.op) if each in IMAGES_ALONE), None):
-                raise ConfigError(
-                    f"{step.where}: torchvision's {name} can't be applied to masks; leave it out, or set "
-                    "augment=native_rand"
-                )
-        return self
-
-    def resize_mask(self, op: Any, mask: Mask) -> Mask:
-        height, width = mask.shape
-        with seeded(0):
-            return _values(op.transform(as_mask(mask), {"top": 0, "left": 0, "height": height, "width": width}))
-
-    def run_with_mask(self, op: Any, key: int, image: Image, mask: Mask) -> tuple[Image, Mask]:
-        if type(op).__name__ in LEAVES_MASKS:  # some warn of masks
-            return self.run(op, key, image), mask
-        with seeded(key):
-            done, cut = op(_tensor(image), as_mask(mask))
-        return _image(done), _values(cut)
-
-    def on_device(self, images: Tensor, keys: Keys) -> Tensor:
-        if not self.device:
-            return images
-        return self._on_device(images, keys, [None] * len(images))[0]
-
-    def on_device_with_masks(self, images: Tensor, masks: Tensor, keys: Keys) -> tuple[Tensor, Tensor]:
-        if not self.device:
-            return images, masks
-        done, cut = self._on_device(images, keys, [as_mask(mask) for mask in masks])
-        return done, torch.stack([from_mask(each) for each in cut])
-
-    def _on_device(self, images: Tensor, keys: Keys, masks: Sequence[Any]) -> tuple[Tensor, list[Any]]:
-        if self.channels == 1:
-            images = batch_to_rgb(images)
-        steps = [(step.op, step.keys(keys).tolist()) for step in self.device]
-        done: list[Tensor] = []
-        cut: list[Any] = []
-        with _exact_matmul(images.device):
-            for row, (image, mask) in enumerate(zip(images, masks, strict=True)):
-                for op, own in steps:
-                    with seeded(own[row]):
-                        if mask is None or type(op).__name__ in LEAVES_MASKS:
-                            image = op(image)
-                        else:
-                            image, mask = op(image, mask)
-                done.append(image)
-                cut.append(mask)
-        batch = _batch(done)
-        return batch_to_grey(batch) if self.channels == 1 else batch, cut
-
-    def sizes_after(self, op: Any, sizes: Sizes) -> Sizes:
-        chance = getattr(op, "p", None)
-        if not isinstance(chance, int | float):  # RandomChoice's p are weights of its operations
-            return self._done(op, sizes)
-        if chance == 0:
-            return sizes
-        found = self._done(always(op), sizes)
-        return found if chance == 1 else np.concatenate([found, sizes])
-
-    def _done(self, op: Any, sizes: Sizes) -> Sizes:
-        parts = [self.inside(type(one).__name__, one) for one in getattr(op, "transforms", ())]
-        match type(op).__name__:
-            case "RandomApply":
-                return sequential_sizes(parts, sizes)
-            case "RandomChoice":
-                return choice_sizes([part for part, weight in zip(parts, op.p, strict=True) if weight > 0], sizes)
-            case "RandomOrder":
-                return shuffled_sizes(parts, sizes)
-            case _:
-                return observed_sizes(partial(self.run, op), sizes)
-
-
-@contextmanager
-def _exact_matmul(device: torch.device) -> Iterator[None]:
-    """Full float32 matrix products on CUDA: with precision=tf32, affine warps would pick some neighbouring pixels.
-
-    Uses torch's newer setting: the older one raises once a user has set the newer.
-    """
-    if device.type != "cuda":
-        yield
-        return
-    products = torch.backends.cuda.matmul
-    usual = products.fp32_precision
-    products.fp32_precision = "ieee"
-    try:
-        yield
-    finally:
-        products.fp32_precision = usual
-
-
-def _batch(images: list[Tensor]) -> Tensor:
-    """(3, h, w) each -> (N, 3, h, w), channels_last."""
-    out = images[0].new_empty((len(images), *images[0].shape[1:], 3)).permute(0, 3, 1, 2)
-    for target, image in zip(out, images, strict=True):
-        target.copy_(image)
-    return out
-
-
-def _tensor(image: Image) -> Tensor:
-    """(h, w, 3) -> (3, h, w) view, to be read only."""
-    return torch.from_numpy(readable(image)).permute(2, 0, 1)
-
-
-def _values(mask: Any) -> Mask:
-    """A mask of torchvision's -> (h, w)."""
-    values: Mask = from_mask(mask).contiguous().numpy()
-    return values
-
-
-def _image(tensor: Tensor) -> Image:
-    """(3, h, w) -> (h, w, 3), copied only if it isn't contiguous."""
-    image: Image = tensor.permute(1, 2, 0).contiguous().numpy()
-    return image

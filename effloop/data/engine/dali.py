@@ -85,10 +85,11 @@ class DaliEngine(Engine):
         self._spare: list[_Pipeline] = []  # building one takes 12 ms, the first in a process 190
         if plan.source.kind is Kind.masks:
             raise ConfigError("engine: dali can't load masks with their images; set engine=threads")
-        if not plan.augment.resizes_and_flips:
+        path = plan.augment.fast_path()
+        if path is None or path.rest:
             raise ConfigError(
                 "engine: dali can only crop, resize and flip, and this augmentation does more or something else on "
-                "the host; set engine=threads" + " or augment.device=gpu" * plan.augment.resizes_and_flips_if_on_gpu
+                "the host; set engine=threads" + " or augment.device=gpu" * (path is not None)
             )
         optional_package("nvidia.dali", "engine=dali", "effloop[dali]")
 

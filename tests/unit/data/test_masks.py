@@ -92,7 +92,7 @@ def applied(augment: Augment, count: int) -> tuple[NDArray[np.uint8], NDArray[np
         augment.choose(draws, row, mask)
         top, left, height, width = draws.boxes[row]
         region = image[top : top + height, left : left + width]
-        augment.apply_with_mask(region, draws, row, images[row], (mask, masks[row]))
+        augment.apply(region, draws, row, images[row], (mask, masks[row]))
     return images, masks
 
 
@@ -186,7 +186,8 @@ def applied_on(augment: Augment) -> torch.Tensor:
     images, masks = applied(augment, 64)
     keys = sample_keys(0, 0, np.arange(64))
     batch = torch.from_numpy(images).permute(0, 3, 1, 2)
-    done, cut = augment.on_device_with_masks(batch, torch.from_numpy(masks), keys)
+    done, cut = augment.on_device(batch, keys, torch.from_numpy(masks))
+    assert cut is not None
     assert done.shape[2:] == cut.shape[1:] == (SIDE, SIDE)
     return cut
 
@@ -243,7 +244,7 @@ def test_evaluation_crops_letterboxes_and_squashes_masks() -> None:
         top, left, height, width = draws.boxes[0]
         augment.resize = nearest  # type: ignore[attr-defined]
         region = image[top : top + height, left : left + width]
-        augment.apply_with_mask(region, draws, 0, out, (mask, found))
+        augment.apply(region, draws, 0, out, (mask, found))
         np.testing.assert_array_equal(LEVELS[out[:, :, 0]], found)
         assert (found == 255).mean() == pytest.approx(bars)
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from plans import make_plan, native_config, open_source
 
 from effloop.batch import ImageSize
-from effloop.data.augment.base import Draws
 from effloop.data.augment.native.augment import NativeAugment
 from effloop.data.decode import decoders
+from effloop.data.decode.base import Resizes
 from effloop.data.decode.turbojpeg import use_libjpeg
 from effloop.data.image.header import pnm_header
 from effloop.data.in_progress import NONE, in_progress
@@ -32,7 +32,7 @@ Pixels = NDArray[np.uint8]
 class OneByOne(NativeAugment):
     """The same, which leaves nothing to C code."""
 
-    def flips_of_resized(self, draws: Draws) -> None:
+    def fast_path(self) -> None:
         return None
 
 
@@ -119,20 +119,26 @@ def test_many_at_once_are_the_same(folder: Path, recipe: str, scaled: bool, chan
 def test_most_are_done_at_once(folder: Path, name: str) -> None:
     """Else the test above would compare nothing."""
     plan = replace(plans(folder, "crop, flip")[0], decoder=decoders.build(decoders[name].config(name=name)))
-    (request,) = plan.requests(0)
-    prepared = plan.prepare(0, request.ids)
-    done = plan._decode_run(prepared, plan.output.pixels(plan.empty_batch(request).images), 0, 45)
+    done, _ = at_once(plan)
     assert done.sum() >= (20 if name in ("auto", "turbojpeg") else 4)  # raw pixels alone
+
+
+def at_once(plan: Plan) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Which samples of an epoch C code decodes, resizes and flips, and all of them."""
+    (request,) = plan.requests(0)
+    prepared, images = plan.prepare(0, request.ids), plan.empty_batch(request).images
+    draws = prepared.draws
+    wanted = Resizes(draws.boxes, draws.flips, plan.augment.at_least, plan.output.pixels(images))
+    in_progress.begin_run(prepared.ids)
+    return plan.decoder.decode_resized(prepared.encoded, prepared.infos, slice(0, 45), wanted), prepared.ids
 
 
 def test_the_sample_is_named_while_it_is_loaded(folder: Path) -> None:
     cell = np.array([NONE], np.int64)
     in_progress.share(cell)
     plan, _ = plans(folder, "crop")
-    (request,) = plan.requests(0)
-    prepared = plan.prepare(0, request.ids)
-    plan._decode_run(prepared, plan.output.pixels(plan.empty_batch(request).images), 0, 45)
-    assert cell[0] == prepared.ids[-1]
+    _, ids = at_once(plan)
+    assert cell[0] == ids[-1]
     in_progress.end()
     assert cell[0] == NONE
 

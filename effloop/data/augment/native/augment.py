@@ -10,12 +10,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from effloop.batch import ImageSize
 from effloop.data.augment import recipe
-from effloop.data.augment.base import Augment, Device, Draws, Evaluation, RecipeConfig, augments
+from effloop.data.augment.base import Augment, Device, Draws, Evaluation, FastPath, RecipeConfig, augments
 from effloop.data.augment.framing import Image, Sizes, clip_boxes, crop_and_flip_batch, write_crop
 from effloop.data.augment.native.crops import (
     FIVE_PLACES,
@@ -27,8 +26,9 @@ from effloop.data.augment.native.crops import (
     WholeImage,
 )
 from effloop.data.augment.native.crops import Resize as ResizeTo
-from effloop.data.augment.operation import CropOperation, Keys, OnGrey, Operation, operations
+from effloop.data.augment.operation import CropOperation, Keys, Operation, operations
 from effloop.data.augment.recipe import Step
+from effloop.data.image.grey import batch_to_grey, batch_to_rgb, to_grey, to_rgb
 from effloop.data.image.mask import Mask
 from effloop.data.image.resize import FastResize, resize_into
 from effloop.errors import ConfigError
@@ -66,9 +66,8 @@ class NativeAugment(Augment):
     def __init__(self, config: NativeConfig, *, size: ImageSize, train: bool, channels: int = 3) -> None:
         self.config = config
         self.resize = FastResize() if config.resize is Resize.fast else resize_into
+        self.channels = channels
         steps = _steps(config, size, train=train)
-        if channels == 1:
-            steps = [step if step.op.any_channels else replace(step, op=OnGrey(step.op)) for step in steps]
         ends = [_sizes_after(steps[:count], _PROBES) for count in range(1, len(steps) + 1)]
         recipe.check_output_sizes(ends[-1], size)
         # Once all images have one size, the rest can run on batches.
@@ -81,9 +80,11 @@ class NativeAugment(Augment):
         second = type(self.host[1].op) if len(self.host) > 1 else None
         self._can_flip = second is RandomHorizontalFlip and self.first.write is write_crop
         self._last_frame = max(n for n, step in enumerate(self.host) if isinstance(step.op, CropOperation))
-        exact = self.resize is resize_into and self.first.write is write_crop and not self.first.pads
-        self._begins_with_resize = exact and self._last_frame == 0 and type(self).apply is NativeAugment.apply
         self._rest = 1 + self._can_flip  # the first of the operations that `apply_rest` does
+        plain = self.first.write is write_crop and not self.first.pads and self._last_frame == 0
+        own = type(self).apply is NativeAugment.apply  # a subclass may do more
+        exact = self.resize is resize_into
+        self._fast_path = FastPath(exact, self._rest < len(self.host)) if plain and own else None
 
     @property
     def first(self) -> CropOperation:
@@ -97,51 +98,41 @@ class NativeAugment(Augment):
         return self.first.target if self.first.resizes else None
 
     @property
-    def resizes_and_flips(self) -> bool:
-        whole = type(self).apply is NativeAugment.apply  # a subclass may do more
-        resizes = self.first.resizes and not self.first.pads
-        return whole and resizes and [type(step.op) for step in self.host[1:]] in ([], [RandomHorizontalFlip])
-
-    @property
-    def resizes_and_flips_if_on_gpu(self) -> bool:
-        if self.config.device is Device.gpu or self.first.pads or type(self).apply is not NativeAugment.apply:
-            return False
-        return NativeAugment(replace(self.config, device=Device.gpu), size=self.size, train=True).resizes_and_flips
-
-    @property
     def has_device_part(self) -> bool:
         return bool(self.device)
 
     def draw(self, keys: Keys, sizes: Sizes) -> Draws:
         drawn = _drawn(self.host, keys, sizes)
-        flips = drawn[1] if self.resizes_and_flips and len(drawn) > 1 else np.zeros(len(keys), np.bool_)
+        flips = drawn[1] if self._can_flip else np.zeros(len(keys), np.bool_)
         return Draws(keys, clip_boxes(drawn[0][:, :4], sizes), flips, drawn)
 
-    def apply(self, region: Image, draws: Draws, row: int, out: Image) -> None:
+    def apply(self, region: Image, draws: Draws, row: int, out: Image, mask: tuple[Mask, Mask] | None = None) -> None:
         box = draws.drawn[0][row].tolist()
         image = out if self._last_frame == 0 else np.empty((*box[4:6], region.shape[2]), np.uint8)
         # The flip in the same pass: it takes nothing there, and 7 µs of its own.
         flipped = self._can_flip and box[2:4] != box[4:] and bool(draws.drawn[1][row])
         self._write(region, box, image, self._resize_flipped if flipped else self.resize)
         self._apply_from(2 if flipped else 1, image, draws, row, out)
+        if mask is not None:
+            found, target = mask
+            for step, drawn in zip(self.host, draws.drawn, strict=True):
+                found = step.op.apply_mask(found, drawn, row)
+            np.copyto(target, found)
 
-    def flips_of_resized(self, draws: Draws) -> NDArray[np.bool_] | None:
-        if not self._begins_with_resize:
-            return None
-        flips: NDArray[np.bool_] = draws.drawn[1] if self._can_flip else np.zeros(len(draws.keys), np.bool_)
-        return flips
-
-    @property
-    def has_rest(self) -> bool:
-        return self._rest < len(self.host)
+    def fast_path(self) -> FastPath | None:
+        return self._fast_path
 
     def apply_rest(self, draws: Draws, row: int, out: Image) -> None:
         self._apply_from(self._rest, out, draws, row, out)
 
     def _apply_from(self, first: int, image: Image, draws: Draws, row: int, out: Image) -> None:
         for number in range(first, len(self.host)):
-            target = out if number == self._last_frame else None
-            image = self.host[number].op.apply_host(image, draws.drawn[number], row, target, self.resize)
+            op, drawn = self.host[number].op, draws.drawn[number]
+            if self.channels == 3 or op.any_channels:
+                target = out if number == self._last_frame else None
+                image = op.apply_host(image, drawn, row, target, self.resize)
+            else:
+                image[:] = to_grey(op.apply_host(to_rgb(image), drawn, row, None, self.resize))
 
     def with_masks(self) -> Augment:
         for number, step in enumerate([*self.host, *self.device]):
@@ -153,38 +144,21 @@ class NativeAugment(Augment):
         if self.first.choose(draws.drawn[0], row, mask):
             draws.boxes[row] = clip_boxes(draws.drawn[0][row : row + 1, :4], np.array([mask.shape]))[0]
 
-    def apply_with_mask(self, region: Image, draws: Draws, row: int, out: Image, masks: tuple[Mask, Mask]) -> None:
-        self.apply(region, draws, row, out)
-        mask, target = masks
-        for step, drawn in zip(self.host, draws.drawn, strict=True):
-            mask = step.op.apply_mask(mask, drawn, row)
-        np.copyto(target, mask)
-
-    def on_device(self, images: Tensor, keys: Keys) -> Tensor:
-        return self._on_device(images, self._drawn_on_device(keys))
-
-    def on_device_with_masks(self, images: Tensor, masks: Tensor, keys: Keys) -> tuple[Tensor, Tensor]:
-        drawn = self._drawn_on_device(keys)
-        for step, found in zip(self.device, drawn, strict=True):
-            masks = step.op.apply_mask_batch(masks, found)
-        return self._on_device(images, drawn), masks
-
-    def _drawn_on_device(self, keys: Keys) -> tuple[Any, ...]:
-        return _drawn(self.device, keys, np.tile(self.size, (len(keys), 1)))
-
-    def _on_device(self, images: Tensor, drawn: tuple[Any, ...]) -> Tensor:
-        made = [step.op for step in self.device]
-        number = 0
-        while number < len(made):
-            now, after = made[number], made[number + 1 : number + 2]
-            plain = isinstance(now, CropOperation) and now.write is write_crop
-            if plain and after and isinstance(after[0], RandomHorizontalFlip):
-                images = crop_and_flip_batch(images, drawn[number], drawn[number + 1])  # both in one kernel
-                number += 2
+    def on_device(self, images: Tensor, keys: Keys, masks: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        drawn = _drawn(self.device, keys, np.tile(self.size, (len(keys), 1)))
+        ops = [step.op for step in self.device]
+        for number, (op, found) in enumerate(zip(ops, drawn, strict=True)):
+            if masks is not None:
+                masks = op.apply_mask_batch(masks, found)
+            if number and _flips_after_crop(*ops[number - 1 : number + 1]):
+                continue
+            if number + 1 < len(ops) and _flips_after_crop(*ops[number : number + 2]):
+                images = crop_and_flip_batch(images, found, drawn[number + 1])  # both in one kernel
+            elif self.channels == 3 or op.any_channels:
+                images = op.apply_batch(images, found)
             else:
-                images = now.apply_batch(images, drawn[number])
-                number += 1
-        return images
+                images = batch_to_grey(op.apply_batch(batch_to_rgb(images), found))
+        return images, masks
 
     def five_crops(self) -> Sequence[Augment]:
         crop = self.first
@@ -204,6 +178,11 @@ class NativeAugment(Augment):
 
     def check(self, sizes: Sizes) -> None:
         recipe.check_output_sizes(_sizes_after(self.host, sizes), self.size)
+
+
+def _flips_after_crop(op: Operation, following: Operation) -> bool:
+    plain = isinstance(op, CropOperation) and op.write is write_crop
+    return plain and isinstance(following, RandomHorizontalFlip)
 
 
 _FOR_EVALUATION: Mapping[Evaluation, Callable[[ImageSize, float], CropOperation]] = {

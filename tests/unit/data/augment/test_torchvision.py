@@ -161,10 +161,10 @@ def test_the_rest_on_the_device_is_the_same_to_the_bit_on_a_cpu(name: str) -> No
     whole, split = shipped(name), shipped(name, "gpu")
     assert split.device
     assert len(split.host) == 1
-    images = split.on_device(host(split), KEYS)
+    images = split.on_device(host(split), KEYS)[0]
     assert images.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(images, host(whole))
-    alone = split.on_device(host(split)[2:3], KEYS[2:3])
+    alone = split.on_device(host(split)[2:3], KEYS[2:3])[0]
     assert torch.equal(alone, images[2:3])
 
 
@@ -188,7 +188,7 @@ def test_crop_before_decoding_is_the_crop_of_the_whole_image(options: dict[str, 
         torch.manual_seed(int(step.keys(KEYS)[row]))
         wanted = crop(torch.from_numpy(photo(*size)).permute(2, 0, 1))
         top, left, height, width = draws.boxes[row]
-        got = augment.resize(crop, photo(*size)[top : top + height, left : left + width])
+        got, _ = augment.resize(crop, photo(*size)[top : top + height, left : left + width])
         np.testing.assert_array_equal(got, wanted.permute(1, 2, 0).numpy())
 
 
@@ -318,120 +318,52 @@ def test_crop_larger_than_an_image_is_found_by_the_check() -> None:
         host(augment, KEYS[:1], np.array([[31, 90]]))
 
 
-@pytest.mark.parametrize(
-    ("operation", "message"),
-    [
-        ({"op": "RandomPosterise", "bits": 3}, ": no operation 'RandomPosterise';...did you mean 'RandomPosterize'?"),
-        ({"op": "Lambda", "lambd": "print"}, ": no operation 'Lambda'; have "),
-        ({"op": "JPEG", "quality": 50}, ": no operation 'JPEG'; have "),
-        ({"op": "__import__"}, ": no operation '__import__'; have "),
-        ({"op": "functional.resize"}, ": no operation 'functional.resize'; have "),
-        ({"op": "RandomPosterize", "bit": 1}, ": RandomPosterize has no parameter 'bit'; ...did you mean 'bits'?"),
-        ({"op": "RandomErasing", "inplace": True}, ": RandomErasing has no parameter 'inplace'; have p, scale,"),
-        ({"op": "RandomPosterize"}, ": RandomPosterize can't take its parameters:...'bits'; have bits, p"),
-        (
-            {"op": "RandomPosterize", "bits": 9},
-            ": RandomPosterize fails: bits must be...[0, 8], got 9...images of 24x24",
-        ),
-        (
-            {"op": "RandomSolarize", "threshold": 256, "p": 0.1},
-            ": RandomSolarize fails: Threshold should be...but got 256",
-        ),
-        ({"op": "RandomInvert", "p": 1.5}, ".p: 1.5 is not allowed; set a probability from 0 to 1"),
-        ({"op": "RandomInvert", "p": True}, ".p: True is not allowed; set a probability from 0 to 1"),
-        ({"op": "RandomPhotometricDistort", "p": -1}, ".p: -1 is not allowed; set a probability from 0 to 1"),
-        (
-            {"op": "RandomPhotometricDistort", "contrast": [-1, 1]},
-            ": RandomPhotometricDistort fails: contrast_factor (-0...",
-        ),
-        (
-            {"op": "RandomPhotometricDistort", "hue": [0, 0.6]},
-            ": RandomPhotometricDistort fails: hue_factor (0.5...in [-0.5, 0.5]",
-        ),
-        (
-            {"op": "ColorJitter", "brightness": -0.1},
-            ": ColorJitter can't take its parameters: If brightness is a single number, it must be",
-        ),
-        (
-            {"op": "ColorJitter", "hue": 0.6},
-            ": ColorJitter can't take its parameters: hue values should be between (-0.5, 0.5)",
-        ),
-        (
-            {"op": "ColorJitter", "contrast": [2, 1]},
-            ": ColorJitter can't take its parameters: contrast values should be...[2.0, 1.0]",
-        ),
-        ({"op": "RandomResizedCrop", "scale": [0.1, 2]}, ".scale: [0.1, 2] is not allowed; set [smallest, largest]"),
-        ({"op": "RandomResizedCrop", "ratio": [2, 1]}, ": RandomResizedCrop fails: ...from=0.693147 > to=0"),
-        ({"op": "RandomResizedCrop", "size": 0}, ".size: 0 is not allowed; set a number of pixels"),
-        ({"op": "RandomResizedCrop", "size": 32.5}, ".size: 32.5 is not allowed; set a number of pixels"),
-        ({"op": "Resize", "interpolation": "bilinaer"}, ".interpolation: bilinaer...did you mean 'bilinear'?"),
-        ({"op": "RandomAffine", "degrees": 3, "interpolation": "bicubic"}, ".interpolation: bicubic is not allowed;"),
-        ({"op": "RandAugment", "interpolation": "lanczos"}, ".interpolation: lanczos is not allowed; have nearest"),
-        ({"op": "Resize", "antialias": "yes"}, ".antialias: yes is not allowed; Resize takes ...bool"),
-        (
-            {"op": "RandomRotation", "degrees": -3},
-            ": RandomRotation can't take its parameters: If degrees is a single number, it must be",
-        ),
-        ({"op": "RandomRotation", "degrees": 3, "fill": [1, 2]}, ": RandomRotation fails: ...'fill'...(2 != 3)"),
-        ({"op": "RandomRotation", "degrees": 3, "fill": 300}, ".fill: 300 is not allowed; set a number from 0 to 255"),
-        ({"op": "Pad", "padding": 100_000}, ".padding: 100000 is not allowed; Pad takes ...int...at most 16384"),
-        (
-            {"op": "Pad", "padding": 1, "padding_mode": "wrap"},
-            ": Pad can't take its parameters: Padding mode should be either constant, edge",
-        ),
-        (
-            {"op": "Pad", "padding": 1, "padding_mode": "edge", "fill": [1, 2, 3]},
-            ": Pad fails: Padding mode 'edge' is not supported if fill is not scalar",
-        ),
-        ({"op": "Pad", "padding": 99, "padding_mode": "reflect"}, ": Pad fails: ...images of 24x24"),
-        (
-            {"op": "Grayscale", "num_output_channels": 1},
-            ": Grayscale fails: it gives uint8 of shape (24, 24, 1), and a recipe's images are uint8",
-        ),
-        ({"op": "GaussianBlur", "kernel_size": 4}, ": GaussianBlur can't take its parameters: Kernel size"),
-        ({"op": "GaussianBlur", "kernel_size": 3.5}, ".kernel_size: 3.5 is not allowed; GaussianBlur takes ...int"),
-        (
-            {"op": "GaussianBlur", "kernel_size": 3, "sigma": 0},
-            ": GaussianBlur can't take its parameters: sigma values should be positive",
-        ),
-        ({"op": "ElasticTransform", "sigma": -1}, ".sigma: -1 is not allowed; set a number from 0 to 10000"),
-        ({"op": "RandomErasing", "value": "random"}, ".value: random is not allowed; set a number from 0 to 255"),
-        ({"op": "RandAugment", "magnitude": 31}, ": RandAugment fails: index 31 is out of bounds"),
-        ({"op": "RandAugment", "num_ops": 1.5}, ".num_ops: 1.5 is not allowed; set a whole number from 0 to 100"),
-        ({"op": "RandAugment", "num_ops": 10**10}, ".num_ops: 10000000000 is not allowed; set a whole number"),
-        ({"op": "TrivialAugmentWide", "num_magnitude_bins": 10**13}, ".num_magnitude_bins: 10000000000000 is not"),
-        ({"op": "Resize", "size": 10**6}, ".size: 1000000 is not allowed; set a number of pixels from 1 to 16384"),
-        ({"op": "TrivialAugmentWide", "num_magnitude_bins": 1}, ".num_magnitude_bins: 1 is not allowed;"),
-        ({"op": "AugMix", "severity": 2.5}, ".severity: 2.5 is not allowed; AugMix takes int"),
-        ({"op": "RandAugment", "num_ops": 101}, ".num_ops: 101 is not allowed; set a whole number from 0 to 100"),
-        ({"op": "AugMix", "chain_depth": 10**9}, ".chain_depth: 1000000000 is not allowed;"),
-        ({"op": "AugMix", "mixture_width": 0}, ".mixture_width: 0 is not allowed; set a whole number from 1 to 100"),
-        ({"op": "ElasticTransform", "sigma": 1e300}, ".sigma: 1e+300 is not allowed; set a number from 0 to 10000"),
-        (
-            {"op": "GaussianBlur", "kernel_size": 3, "sigma": float("nan")},
-            ".sigma: nan is not allowed; GaussianBlur takes ...float",
-        ),
-        ({"op": "AugMix", "alpha": 0}, ".alpha: 0 is not allowed; set a number from 0.001"),
-        ({"op": "AugMix", "chain_depth": -2}, ".chain_depth: -2 is not allowed; set a whole number from -1 to 100"),
-        ({"op": "AutoAugment", "policy": "imagnet"}, ".policy: imagnet is not allowed;...did you mean 'imagenet'?"),
-        ({"op": "RandomResize", "min_size": 9, "max_size": 9}, ": RandomResize fails: ...images of 24x24"),
-        ({"op": "RandomApply", "transforms": []}, ".transforms: it has none; write {LABEL: {op: NAME"),
-        ({"op": "RandomApply", "transforms": {"a": None}}, ".transforms: it has none; write {LABEL: {op: NAME"),
-        ({"op": "RandomApply", "transforms": {"a": {"op": "Lambda"}}}, ".transforms.a: no operation 'Lambda'; have"),
-        ({"op": "RandomApply", "transforms": {"a": 3}}, ".transforms.a: 3 is not allowed; write {op: NAME"),
-        (
-            {"op": "RandomApply", "transforms": {"b": {"op": "RandomApply", "transforms": {"RandomInvert": {"p": 2}}}}},
-            ".transforms.b.transforms.RandomInvert.p: 2 is not allowed",
-        ),
-        ({"op": "RandomChoice", "transforms": {"Identity": {}}, "p": [0]}, ": RandomChoice can't take its...zero"),
-        ({"op": "RandomChoice", "transforms": {"Identity": {}}, "p": [1, 1]}, ": RandomChoice can't take...2 != 1"),
-    ],
+REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"op": "RandomPosterise", "bits": 3}, ": no operation 'RandomPosterise';...did you mean 'RandomPosterize'?"),
+    *[({"op": name}, f": no operation '{name}'; have ") for name in ("Lambda", "__import__", "functional.resize")],
+    ({"op": "RandomPosterize", "bit": 1}, ": RandomPosterize has no parameter 'bit'; ...did you mean 'bits'?"),
+    ({"op": "RandomErasing", "inplace": True}, ": RandomErasing has no parameter 'inplace'; have p, scale,"),
+    ({"op": "RandomErasing", "value": "random"}, ".value: random is not allowed; set a number from 0 to 255"),
+    # found by building it
+    ({"op": "RandomPosterize"}, ": RandomPosterize can't take its parameters:...'bits'; have bits, p"),
+    ({"op": "ColorJitter", "hue": 0.6}, ": ColorJitter can't take its parameters: hue values should be between"),
+    (
+        {"op": "RandAugment", "num_ops": 1.5},
+        ": RandAugment can't take its parameters: num_ops should be a non-neg",
+    ),
+    # by trying it, however seldom it is done
+    ({"op": "RandomPosterize", "bits": 9}, ": RandomPosterize fails: bits must be...[0, 8], got 9...images of 24x24"),
+    ({"op": "RandomSolarize", "threshold": 256, "p": 0.1}, ": RandomSolarize fails: Threshold should be...but got 256"),
+    ({"op": "Grayscale", "num_output_channels": 1}, ": Grayscale fails: it gives uint8 of shape (24, 24, 1)"),
+    ({"op": "RandomRotation", "degrees": 3, "fill": [1, 2]}, ": RandomRotation fails: ...'fill'...(2 != 3)"),
+    ({"op": "Pad", "padding": 99, "padding_mode": "reflect"}, ": Pad fails: ...images of 24x24"),
+    ({"op": "RandomResizedCrop", "size": 0}, ": RandomResizedCrop fails: ...sizes should be greater than 0"),
+    # here: what torchvision takes, or what would take all memory or time
+    ({"op": "RandomPhotometricDistort", "p": -1}, ".p: -1 is not allowed; set a probability from 0 to 1"),
+    ({"op": "RandomRotation", "degrees": 3, "fill": 300}, ".fill: 300 is not allowed; set a number from 0 to 255"),
+    ({"op": "Pad", "padding": [100_000, 1]}, ".padding: 100000 is not allowed; set a number"),
+    ({"op": "TrivialAugmentWide", "num_magnitude_bins": 10**13}, ".num_magnitude_bins: 10000000000000 is not"),
+    ({"op": "GaussianBlur", "kernel_size": 3, "sigma": float("nan")}, ".sigma: nan is not allowed; set a number"),
+    ({"op": "Resize", "interpolation": "bilinaer"}, ".interpolation: bilinaer...did you mean 'bilinear'?"),
+    ({"op": "AutoAugment", "policy": "imagnet"}, ".policy: imagnet is not allowed;...did you mean 'imagenet'?"),
+    # containers
+    ({"op": "RandomApply", "transforms": {"a": None}}, ".transforms: it has none; write {LABEL: {op: NAME"),
+    ({"op": "RandomApply", "transforms": {"a": {"op": "Lambda"}}}, ".transforms.a: no operation 'Lambda'; have"),
+    ({"op": "RandomApply", "transforms": {"a": 3}}, ".transforms.a: 3 is not allowed; write {op: NAME"),
+    (
+        {"op": "RandomApply", "transforms": {"b": {"op": "RandomApply", "transforms": {"RandomInvert": {"p": 2}}}}},
+        ".transforms.b.transforms.RandomInvert.p: 2 is not allowed",
+    ),
+    ({"op": "RandomChoice", "transforms": {"Identity": {}}, "p": [0]}, ": RandomChoice can't take its...zero"),
 )
-def test_bad_input_is_one_line(operation: dict[str, Any], message: str) -> None:
-    pattern = ".*".join(map(re.escape, message.split("...")))
-    with pytest.raises(ConfigError, match=f"^augment.ops.bad{pattern}") as caught:
-        build({"crop": {"op": "RandomResizedCrop", "size": 24}, "bad": operation, "end": {"op": "CenterCrop"}})
-    assert "\n" not in str(caught.value)
+
+
+def test_bad_input_is_one_line() -> None:
+    for operation, message in REFUSED:
+        pattern = ".*".join(map(re.escape, message.split("...")))
+        with pytest.raises(ConfigError, match=f"^augment.ops.bad{pattern}") as caught:
+            build({"crop": {"op": "RandomResizedCrop", "size": 24}, "bad": operation, "end": {"op": "CenterCrop"}})
+        assert "\n" not in str(caught.value)
 
 
 def test_evaluation_is_the_same_for_all_libraries() -> None:
