@@ -191,7 +191,7 @@ def loading_costs(plan: Plan, seconds: float, *, most: int = 512, at_once: int =
     """
     source = Timed(Touched(plan.source), "read_run", "entropy_indexes", "read_mask")
     decoder = Timed(plan.decoder, "read_infos", "decode_resized", "decode_with_info")
-    augment = Timed(plan.augment, "draw", "apply_rest", "apply", "choose", "apply_with_mask")
+    augment = Timed(plan.augment, "draw", "apply_rest", "apply", "choose")
     timed: Any = {"source": source, "decoder": decoder, "augment": augment}
     decoders = [decoder]
     if isinstance(plan, MaskPlan):
