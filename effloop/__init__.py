@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from effloop.batch import Batch
     from effloop.config.compose import compose
     from effloop.config.schema import Config
-    from effloop.inference.predictor import load
+    from effloop.inference.predict import load
 
 __version__ = "0.1.0"
 __all__ = ["Batch", "Config", "build_loader", "build_trainer", "compose", "load"]

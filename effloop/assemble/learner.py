@@ -47,8 +47,7 @@ from effloop.parallel import Parallel
 from effloop.precision import Precision
 from effloop.system.hardware import determinism_explained
 from effloop.task import is_spatial, tasks
-from effloop.train.distill import DistillationLoss, Teacher, TrainLoss
-from effloop.train.step import Step
+from effloop.train.step import DistillationLoss, Step, Teacher, TrainLoss
 from effloop.train.trainer import BatchStream
 
 # Config -> the loss of a training batch, with the teacher that `distill.teacher` names.

@@ -33,7 +33,7 @@ from effloop.errors import ConfigError, EffLoopError, warn
 from effloop.parallel import OwnSlice, Slice, own_slice
 from effloop.system.hardware import find_device, keep_freed_memory
 from effloop.task import Task, tasks
-from effloop.train.views import ONE_VIEW, Views
+from effloop.train.evaluation import ONE_VIEW, Views
 
 
 def build_loader(

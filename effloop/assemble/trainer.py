@@ -40,12 +40,10 @@ from effloop.runs.folder import (
 from effloop.runs.reader import flatten
 from effloop.system.command import seconds_of_command
 from effloop.system.files import describe_bytes, keep_rows, remove_stale
-from effloop.train.nan import POLICIES, NanPolicy
-from effloop.train.nan_list import LIST, NanContext
-from effloop.train.pictures import compare_some
-from effloop.train.state import Progress
+from effloop.train.evaluation import compare_some
+from effloop.train.nan import LIST, POLICIES, NanContext, NanPolicy
 from effloop.train.stopping import EarlyStop, StopConfig
-from effloop.train.trainer import LoopConfig, Trainer
+from effloop.train.trainer import LoopConfig, Progress, Trainer
 
 # Whether a run's checkpoints fit on the disk, before the first step.
 

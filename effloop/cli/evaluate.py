@@ -20,8 +20,7 @@ from effloop.errors import ConfigError, warn
 from effloop.inference.trained import Trained
 from effloop.report.evaluation import EVALUATIONS, Evaluation, cell_text, write_evaluation
 from effloop.task.details import NUM_BINS, Details, Row
-from effloop.train.evaluation import Facts
-from effloop.train.views import ViewName, Views
+from effloop.train.evaluation import Facts, ViewName, Views
 
 _MAX_ROWS, _MAX_MISTAKES = 20, 8
 """Classes, and pairs of them that are confused, on the screen."""

@@ -28,14 +28,12 @@ from effloop.data.source.files import Unlabelled, find_images
 from effloop.data.source.manifest.layout import NoTargetsError
 from effloop.data.source.manifest.source import listed_images
 from effloop.errors import ConfigError, DataError
-from effloop.inference.mask_files import MaskFiles, overlay_jpeg
-from effloop.inference.masks import Mask, PredictedMasks, share_columns, shares
-from effloop.inference.predict import Predictions
+from effloop.inference.predict import Mask, PredictedMasks, Predictions, share_columns, shares
 from effloop.inference.trained import Trained
-from effloop.inference.writers import Columns, check_writable, rows_of, writing
-from effloop.record.masks import encode
+from effloop.inference.writers import Columns, MaskFiles, check_writable, overlay_jpeg, rows_of, writing
+from effloop.record.grid import encode
 from effloop.system.progress import Meter as Progress
-from effloop.train.views import ViewName, Views
+from effloop.train.evaluation import ViewName, Views
 
 Batches = Iterator[tuple[NDArray[np.int64], Columns]]
 """Ids of samples, and columns of a table that they are the rows of."""

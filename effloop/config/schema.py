@@ -24,8 +24,8 @@ from effloop.precision import PrecisionConfig
 from effloop.profile import ProfileConfig
 from effloop.record import RecordConfig
 from effloop.task import TaskConfig
-from effloop.train.distill import DistillConfig
 from effloop.train.nan import POLICIES as NAN
+from effloop.train.step import DistillConfig
 from effloop.train.stopping import StopConfig
 
 

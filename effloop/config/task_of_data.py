@@ -20,7 +20,7 @@ from effloop.data.source import DataConfig, Kind, ScanError, kind_of, source_con
 from effloop.errors import EffLoopError
 from effloop.registry import groups
 from effloop.task import is_spatial
-from effloop.task.kinds import TASK_OF
+from effloop.task.base import TASK_OF
 
 _SPATIAL = {"model": "unet", "augment": "segmentation"}
 """For tasks with outputs for each pixel: a model that gives them, and operations that are applied to masks, too."""

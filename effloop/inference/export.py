@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
+import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal
@@ -14,17 +16,23 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
+import effloop
+from effloop import config as configs
+from effloop.batch import ImageSize
+from effloop.config import Config
+from effloop.data.augment.base import Evaluation, RecipeConfig
+from effloop.data.augment.native.augment import Resize
+from effloop.data.augment.native.crops import PADDING
 from effloop.data.source import Source
 from effloop.errors import ConfigError, ParityError
-from effloop.inference import metadata
-from effloop.inference.fixed import FixedBatch
-from effloop.inference.formats import Format, formats, one_line_errors
-from effloop.inference.formats.metadata import write
-from effloop.inference.fuse import simplify
+from effloop.inference.formats import INPUT, OUTPUT, Format, formats, one_line_errors
+from effloop.inference.formats.base import VERSION, write
+from effloop.inference.formats.program import trace
 from effloop.inference.parity import Parity, compare
-from effloop.inference.trained import Trained
+from effloop.inference.trained import FixedBatch, Trained
 from effloop.system.hardware import has_vnni
 
 _SAME = 1e-4
@@ -118,10 +126,10 @@ def export(trained: Trained, options: ExportOptions) -> Exported:
     if trained.config.data.mean is None:
         raise ConfigError("data.mean: null, so the model takes uint8 images; export needs data.mean and data.std")
     form = formats[options.to](dynamic=options.fixed is None, half=options.half)
-    path = options.path(metadata.run_folder(trained.path))
+    path = options.path(run_folder(trained.path))
     program, notes = _program(trained, form, options)
     calibrated = _calibrated(trained, options.calibrate) if options.int8 else None
-    facts = metadata.describe(trained, to=options.to, batch=options.fixed, int8=calibrated, half=options.half)
+    facts = describe(trained, to=options.to, batch=options.fixed, int8=calibrated, half=options.half)
     with _in_place(form, path) as temporary, closing(trained.loader("val")) as loader:
         _save(form, program, temporary, write(facts))
         model = _open(form, temporary, trained, options.fixed)
@@ -132,7 +140,7 @@ def export(trained: Trained, options: ExportOptions) -> Exported:
         outputs = _outputs(model, some)
         del model
         # Again, now that the scores are known; what is on the disk is read once more.
-        _save(form, program, temporary, write(metadata.with_scores(facts, parity)))
+        _save(form, program, temporary, write(with_scores(facts, parity)))
         again = _outputs(_open(form, temporary, trained, options.fixed), some)
         if not (again - outputs).abs().max() <= _SAME * outputs.abs().max():
             raise ParityError("the file gives other outputs when it is read again; no file was written; check the disk")
@@ -247,3 +255,260 @@ def _move(sources: Sequence[Path], targets: Sequence[Path], folder: Path) -> Non
             else:
                 target.unlink(missing_ok=True)
         raise
+
+
+# What an exported file says about itself: all that another program needs to use it, and EffLoop to score it.
+
+
+def describe(
+    trained: Trained, *, to: str, batch: int | None = None, int8: Mapping[str, Any] | None = None, half: bool = False
+) -> dict[str, Any]:
+    """The metadata of a file, but for its scores.
+
+    Args:
+        trained: the model.
+        to: the format.
+        batch: how many images the file takes at once; None is any number.
+        int8: how it was calibrated; None is not at all.
+        half: whether weights are in float16.
+    """
+    shape = [batch or "batch", trained.config.data.channels, *trained.config.size]
+    return {
+        "version": VERSION,
+        "format": to,
+        "int8": int8,
+        "half": half,
+        "preprocessing": preprocessing(trained.config),
+        "input": {"name": INPUT, "shape": shape, "dtype": "float32"},
+        "output": {
+            "name": OUTPUT,
+            "shape": [shape[0], trained.num_outputs, *(shape[2:] if trained.task.spatial else ())],
+            "dtype": "float32",
+            "meaning": trained.task.outputs,
+        },
+        "task": trained.config.task.name,
+        "task_state": trained.task.state_dict(),
+        "classes": list(trained.classes),
+        "target_names": list(trained.target_names),
+        "num_outputs": trained.num_outputs,
+        "provenance": {
+            "run": run_folder(trained.path).resolve().name,
+            "epoch": trained.facts["progress"]["epoch"] - 1,
+            "data": trained.facts.get("data"),
+            "effloop": effloop.__version__,
+            "torch": str(torch.__version__),
+        },
+        "config": portable(trained.config),
+    }
+
+
+def preprocessing(config: Config) -> list[dict[str, Any]]:
+    """The steps from a file's bytes to the model's input, as the validation split goes through them."""
+    decode: dict[str, Any] = {"step": "decode", "channels": "RGB" if config.data.channels == 3 else "grey"}
+    if config.data.channels == 1:
+        decode["grey"] = "a JPEG's luminance; else round(0.299 R + 0.587 G + 0.114 B)"
+    if config.decode.window is not None:
+        decode["window"] = config.decode.window
+    decode["exif_orientation"] = "applied" if config.decode.exif else "not applied"
+    return [
+        decode,
+        *_to_size(config),
+        {"step": "scale", "divide_by": 255, "dtype": "float32"},
+        {"step": "normalize", "mean": config.data.mean, "std": config.data.std},
+        {"step": "layout", "order": "NCHW"},
+    ]
+
+
+def _to_size(config: Config) -> list[dict[str, Any]]:
+    """How an image becomes (H, W, C) uint8."""
+    size: dict[str, Any] = config.size._asdict()
+    if not isinstance(config.augment, RecipeConfig):  # of a plugin
+        return [{"step": f"augment={config.augment.name}, for evaluation", **size}]
+    antialias = getattr(config.augment, "resize", Resize.exact) is Resize.exact  # a key of augment=native
+    resize = {"step": "resize", **size, "filter": "bilinear", "antialias": antialias, "dtype": "uint8"}
+    if config.augment.eval is Evaluation.squash:
+        return [resize]
+    if config.augment.eval is Evaluation.letterbox:
+        return [resize | _FIT, {"step": "pad", **size, **_BARS}]
+    return [_crop(config.size, config.augment.eval_ratio), resize]
+
+
+_FIT = {
+    "height": "max(1, round(scale * image_height)), a half to the even number",
+    "width": "max(1, round(scale * image_width)), a half to the even number",
+    "scale": "min(height / image_height, width / image_width)",
+}
+"""Of a letterboxed image; height and width are those of the step `pad`."""
+
+_BARS = {"value": PADDING, "top": "(height - resized_height) // 2", "left": "(width - resized_width) // 2"}
+
+
+def _crop(size: ImageSize, share: float) -> dict[str, Any]:
+    """The step `crop`, for images of a size."""
+    crop = {"step": "crop", "shape": "square, centred", "share": share}
+    if size.height == size.width:
+        return crop | {
+            "side": "max(1, round(share * min(height, width))), a half to the even number",
+            "top": "(height - side) // 2",
+            "left": "(width - side) // 2",
+        }
+    rows, columns = (side // math.gcd(*size) for side in size)
+    return crop | {
+        "shape": f"{rows} x {columns}, centred",
+        "unit": f"share * min(height / {rows}, width / {columns})",
+        "rows": f"max(1, round({rows} * unit)), a half to the even number",
+        "columns": f"max(1, round({columns} * unit)), a half to the even number",
+        "top": "(height - rows) // 2",
+        "left": "(width - columns) // 2",
+    }
+
+
+def with_scores(metadata: Mapping[str, Any], parity: Parity) -> dict[str, Any]:
+    """The metadata with what was measured on the validation split."""
+    return {**metadata, "measured": {"split": metadata["config"]["data"]["val_split"], **asdict(parity)}}
+
+
+def run_folder(checkpoint: Path) -> Path:
+    """The run folder of a checkpoint, or the folder that it lies in."""
+    folder = checkpoint.parent
+    return folder.parent if folder.name == "checkpoints" else folder
+
+
+def portable(config: Config) -> dict[str, Any]:
+    """A config without this machine's paths, but for the data, which `eval` reads; computing in float32."""
+    plain = configs.to_dict(config)
+    plain["model"] |= {"weights": None, "freeze": [], "checkpointing": False}
+    plain["distill"]["teacher"] = None
+    plain["data"] |= {key: None for key in ("index_dir", "download_dir") if key in plain["data"]}
+    fixed = {"precision": {"name": "fp32"}, "amp": None, "probe": 0, "profile": {"name": "none"}}
+    return {**plain, **fixed, "resume": None, "out": "outputs", "run": "exported"}
+
+
+# Fewer operations with the same outputs: branches merged, BatchNorm folded into the layer before it.
+
+_ATEN = torch.ops.aten
+_FUSE: dict[Any, Callable[..., tuple[Tensor, Tensor]]] = {
+    _ATEN.conv1d.default: fuse_conv_bn_weights,
+    _ATEN.conv2d.default: fuse_conv_bn_weights,
+    _ATEN.conv3d.default: fuse_conv_bn_weights,
+    _ATEN.conv2d.padding: fuse_conv_bn_weights,
+    _ATEN.linear.default: fuse_linear_bn_weights,
+}
+"""Operations with (input, weight, bias), which a BatchNorm after them can be folded into."""
+
+_CLOSE = 1e-3
+"""Difference of fused outputs, as a share of the largest output. Float32 gives 1e-6 to 1e-5."""
+
+
+@dataclass(frozen=True)
+class Simplified:
+    """A model with fewer operations.
+
+    Attributes:
+        model: on the CPU, in eval mode.
+        reparameterized: how many parameters merging branches has saved.
+        fused: how many BatchNorms were folded.
+        note: why it is less than could be; empty if it isn't.
+    """
+
+    model: nn.Module
+    reparameterized: int = 0
+    fused: int = 0
+    note: str = ""
+
+
+def simplify(model: nn.Module, example: Tensor, *, dynamic: bool) -> Simplified:
+    """A model re-parameterised and fused, if its outputs for random images stay the same; else as it is.
+
+    Args:
+        model: on the CPU, in eval mode; it is changed.
+        example: (N, 3, H, W) images of the shape to export for.
+        dynamic: whether the graph has to take any number of images.
+    """
+    with torch.no_grad():
+        expected = model(example)
+        merged = reparameterize(model)
+        if not _close(merged(example), expected):
+            return Simplified(model, note="re-parameterising changes its outputs, and was left out")
+        saved = _parameters(model) - _parameters(merged)
+        try:
+            graph = trace(merged, example, dynamic=dynamic).module(check_guards=False)
+            assert isinstance(graph, fx.GraphModule)
+            count = fold_batch_norm(graph)
+            same = _close(graph(example), expected)
+        except Exception as error:  # tracing fails in many ways, of which the export itself will tell
+            return Simplified(merged, saved, note=f"BatchNorm isn't fused: {str(error).partition(chr(10))[0]}")
+    if not same:
+        return Simplified(merged, saved, note="fusing BatchNorm changes its outputs, and was left out")
+    return Simplified(graph if count else merged, saved, count)
+
+
+def reparameterize(model: nn.Module) -> nn.Module:
+    """A copy in which the parallel branches of RepVGG, MobileOne, FastViT and others of timm are one convolution."""
+    if importlib.util.find_spec("timm") is None:
+        return model
+    from timm.utils.model import reparameterize_model
+
+    merged: nn.Module = reparameterize_model(model)
+    return merged
+
+
+def fold_batch_norm(graph: fx.GraphModule) -> int:
+    """Fold each BatchNorm into the convolution or linear layer that it alone reads (Jacob et al. 2018, "Quantization
+    and training of neural networks for efficient integer-arithmetic-only inference", section 3.2).
+
+    Args:
+        graph: of ATen operations, in eval mode, as torch.export's `module()` has it; it is changed.
+
+    Returns:
+        How many.
+    """
+    count = 0
+    for node in list(graph.graph.nodes):
+        if node.target is not _ATEN.batch_norm.default or node.args[5]:  # [5]: in training
+            continue
+        layer = node.args[0]
+        if layer.target in _FUSE and len(layer.users) == 1 and _fold(graph, layer, node, f"fused_{count}"):
+            count += 1
+    graph.graph.eliminate_dead_code()
+    graph.delete_all_unused_submodules()
+    graph.recompile()
+    return count
+
+
+def _fold(graph: fx.GraphModule, layer: fx.Node, norm: fx.Node, name: str) -> bool:
+    """Fold one; False if a weight of theirs is computed, or used twice."""
+    weight, bias, *_ = [*layer.args[1:3], None]
+    scale, shift, mean, variance = norm.args[1:5]
+    stored = [each for each in (weight, bias, scale, shift, mean, variance) if each is not None]
+    if any(not isinstance(each, fx.Node) or each.op != "get_attr" for each in stored):
+        return False
+    if not isinstance(weight, fx.Node) or len(weight.users) > 1:
+        return False
+    tensors = [None if each is None else _tensor(graph, each) for each in (weight, bias, mean, variance, scale, shift)]
+    fused = _FUSE[layer.target](*tensors[:4], norm.args[7], *tensors[4:])
+    with graph.graph.inserting_before(layer):
+        made = []
+        for part, value in zip(("weight", "bias"), fused, strict=True):
+            graph.register_parameter(f"{name}_{part}", nn.Parameter(value.detach().clone(), requires_grad=False))
+            made.append(graph.graph.get_attr(f"{name}_{part}"))
+    layer.args = (layer.args[0], *made, *layer.args[3:])
+    norm.replace_all_uses_with(layer)
+    graph.graph.erase_node(norm)
+    return True
+
+
+def _tensor(graph: fx.GraphModule, node: Any) -> Tensor:
+    found: Any = graph
+    for name in node.target.split("."):
+        found = getattr(found, name)
+    assert isinstance(found, Tensor)
+    return found
+
+
+def _close(outputs: Tensor, expected: Tensor) -> bool:
+    return bool((outputs - expected).abs().max() <= _CLOSE * expected.abs().max())
+
+
+def _parameters(model: nn.Module) -> int:
+    return sum(each.numel() for each in model.parameters())

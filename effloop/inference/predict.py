@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
+from PIL import Image, ImageOps
+from torch import Tensor, nn
 
 from effloop.assemble.loader import loader_of
+from effloop.batch import ImageSize
+from effloop.config import Config
+from effloop.data.augment.base import Evaluation, RecipeConfig
 from effloop.data.decode.base import ImageInfo
+from effloop.data.decode.common import to_pixels
 from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded, pnm_header
 from effloop.data.loader import Loader
 from effloop.data.plan import Plan
-from effloop.data.prepared import Prepared, Read
+from effloop.data.prepared import Prepared, Read, sizes_of
 from effloop.data.source import Source
-from effloop.errors import DataError
+from effloop.data.source.files import ImagesInMemory
+from effloop.errors import ConfigError, DataError
 from effloop.inference.trained import Trained
-from effloop.inference.writers import Columns
-from effloop.train.views import ONE_VIEW, Views
+from effloop.inference.writers import Columns, rows_of
+from effloop.train.evaluation import ONE_VIEW, Views
 
 
 @dataclass(frozen=True)
@@ -140,3 +150,338 @@ def _without(values: NDArray[np.float32] | list[str], rows: list[int]) -> NDArra
         values[rows] = np.nan
         return values
     return ["" if row in rows else value for row, value in enumerate(values)]
+
+
+# Masks at their images' own sizes, from outputs at the model's size.
+
+Mask = NDArray[np.uint8]
+"""(height, width) classes of an image's pixels."""
+
+_AT_ONCE = 1 << 22
+"""Numbers of the enlarged outputs that are there at a time: all of them are 7 GB for 150 classes of 12 megapixels."""
+
+
+def showing_all(config: Config) -> Config:
+    """A config by which the model sees the whole of each image: with `augment.eval=crop`, whose centre would leave a
+    border without classes, letterboxed, because that keeps the aspect ratio as the crop does.
+
+    Raises:
+        ConfigError: the augmentation isn't a recipe, whose geometry isn't known.
+    """
+    if not isinstance(config.augment, RecipeConfig):
+        raise ConfigError(
+            f"augment: {config.augment.name} is of a plugin, whose crop can't be undone, and masks have their images' "
+            "sizes; choose augment=native"
+        )
+    if config.augment.eval is not Evaluation.crop:
+        return config
+    return replace(config, augment=replace(config.augment, eval=Evaluation.letterbox, eval_ratio=1.0))
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Where an image lies in the model's input, in pixels.
+
+    Attributes:
+        top, left: of its first pixel.
+        height, width: that it was resized to.
+    """
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+    @classmethod
+    def of(cls, how: Evaluation, image: ImageSize, size: ImageSize) -> Frame:
+        """That of an image of some size in an input of another one, `letterbox` or `squash`."""
+        if how is Evaluation.squash:
+            return cls(0, 0, *size)
+        scale = min(size.height / image.height, size.width / image.width)
+        height, width = max(1, round(image.height * scale)), max(1, round(image.width * scale))
+        return cls((size.height - height) // 2, (size.width - width) // 2, height, width)
+
+
+def mask_of(outputs: Tensor, frame: Frame, image: ImageSize) -> Tensor:
+    """The best class of each pixel of an image.
+
+    Outputs are enlarged, or reduced, bilinearly (`align_corners=False`) before the best one is taken, so that borders
+    between classes are smooth; some rows at a time.
+
+    Args:
+        outputs: (K, H, W) logits at the model's size, on any device; K up to 256.
+        frame: the image's part of them.
+        image: its size.
+
+    Returns:
+        (height, width) uint8, on the outputs' device.
+    """
+    part = outputs[:, frame.top : frame.top + frame.height, frame.left : frame.left + frame.width].float()
+    if tuple(part.shape[1:]) == tuple(image):
+        return part.argmax(dim=0).to(torch.uint8)
+    mask = torch.empty(image, dtype=torch.uint8, device=outputs.device)
+    rows = max(1, _AT_ONCE // (len(part) * max(image.width, frame.width)))
+    for start in range(0, image.height, rows):
+        stop = min(start + rows, image.height)
+        wide = F.interpolate(_rows(part, start, stop, image.height)[None], (stop - start, image.width), mode="bilinear")
+        mask[start:stop] = wide[0].argmax(dim=0)
+    return mask
+
+
+def _rows(part: Tensor, start: int, stop: int, height: int) -> Tensor:
+    """(K, h, w) -> (K, stop - start, w): some of the rows that resizing to `height` gives."""
+    places = torch.arange(start, stop, device=part.device, dtype=torch.float64)
+    places = ((places + 0.5) * (part.shape[1] / height) - 0.5).clamp_(0, part.shape[1] - 1)
+    above = places.floor().long()
+    below = (above + 1).clamp_(max=part.shape[1] - 1)
+    return part[:, above].lerp(part[:, below], (places - above).float()[None, :, None])
+
+
+@dataclass(frozen=True)
+class SizedPlan(TolerantPlan):
+    """A tolerant plan that notes the images' sizes.
+
+    Attributes:
+        sizes: {sample: of the image as decoded}; whoever needs them takes them out.
+    """
+
+    sizes: dict[int, ImageSize] = field(default_factory=dict)
+
+    def read(self, ids: NDArray[np.int64]) -> Read:
+        found = super().read(ids)
+        self.sizes.update(zip(ids.tolist(), (ImageSize(*size) for size in sizes_of(found[1]).tolist()), strict=True))
+        return found
+
+
+@dataclass(frozen=True)
+class PredictedMasks:
+    """The masks that a model predicts for the samples of a source.
+
+    Attributes:
+        predictions: the model, and what is wrong with samples; its images are whole, see `showing_all`.
+        plan: of its loader.
+        how: the images' place in the model's input.
+    """
+
+    predictions: Predictions
+    plan: SizedPlan
+    how: Evaluation
+
+    @classmethod
+    def of(cls, trained: Trained, source: Source, views: Views = ONE_VIEW) -> PredictedMasks:
+        """Of all samples of a source.
+
+        Raises:
+            ConfigError: the augmentation can't be undone, or the task doesn't allow the views.
+        """
+        config = showing_all(trained.config)
+        assert isinstance(config.augment, RecipeConfig)
+        predictions = Predictions.of(replace(trained, config=config), source, views, SizedPlan)
+        plan = predictions.loader.plan
+        assert isinstance(plan, SizedPlan)
+        return cls(predictions, plan, config.augment.eval)
+
+    def batches(self) -> Iterator[tuple[NDArray[np.int64], list[Mask | None]]]:
+        """The ids of some samples, in order, and their masks; None for an image that can't be used."""
+        for ids, outputs in self.predictions.outputs():
+            yield ids, [self._mask(*each) for each in zip(ids.tolist(), outputs, strict=True)]
+
+    def _mask(self, sample: int, outputs: Tensor) -> Mask | None:
+        image = self.plan.sizes.pop(sample)
+        if sample in self.predictions.problems:
+            return None
+        frame = Frame.of(self.how, image, ImageSize(*outputs.shape[1:]))
+        mask: Mask = mask_of(outputs, frame, image).cpu().numpy()
+        return mask
+
+    def image(self, sample: int) -> NDArray[np.uint8]:
+        """(height, width, 3) uint8 RGB, the image of a mask."""
+        pixels = self.plan.decoder.decode(self.plan.source.read(sample))
+        return np.broadcast_to(pixels, (*pixels.shape[:2], 3))
+
+
+def shares(masks: Sequence[Mask | None], num_classes: int) -> NDArray[np.float32]:
+    """(N, num_classes) float32, each class's share of each image's pixels; NaN where there is no mask."""
+    found = np.full((len(masks), num_classes), np.nan, np.float32)
+    for row, mask in zip(found, masks, strict=True):
+        if mask is not None:
+            row[:] = np.bincount(mask.ravel(), minlength=num_classes)[:num_classes] / mask.size
+    return found
+
+
+def share_columns(masks: Sequence[Mask | None], names: Sequence[str]) -> Columns:
+    """A column `share_NAME` for each class."""
+    found = shares(masks, len(names))
+    return {f"share_{name}": column for name, column in zip(names, found.T, strict=True)}
+
+
+# A trained model for other programs: a module with its classes and its preprocessing.
+
+ImageLike = str | os.PathLike[str] | bytes | bytearray | memoryview | Image.Image | NDArray[np.uint8]
+"""The path of a file, an encoded image, Pillow's image, or (H, W, 3) RGB or (H, W, 1) grey uint8."""
+
+
+_SINGLE = (str, os.PathLike, bytes, bytearray, memoryview, Image.Image)
+
+
+class Predictor(nn.Module):
+    """A trained model with the preprocessing that it was evaluated with.
+
+        model = effloop.load("outputs/pets")
+        model.predict(["cat.jpg"])  # [{"class": "cat", "score": 0.98}]
+
+    Attributes:
+        model: the network, in eval mode: (N, C, H, W) float32, normalised -> (N, K) outputs.
+        classes: names of the classes, in the order of the outputs; empty where targets are no classes.
+        image_size: S, or (H, W) of images that aren't square, in pixels.
+    """
+
+    def __init__(self, trained: Trained) -> None:
+        super().__init__()
+        self.model = trained.model
+        self.classes = trained.classes
+        size = trained.config.size
+        self.image_size = size.height if size.height == size.width else size
+        self._trained = trained
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network is; `.to(device)` moves it."""
+        return next((each.device for each in self.model.parameters()), self._trained.device)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(N, C, H, W) float32, normalised as by `preprocess` -> (N, K) outputs, in the run's precision."""
+        dtype = self._trained.precision.dtype
+        with torch.autocast(self.device.type, dtype or torch.bfloat16, enabled=dtype is not None):
+            outputs: Tensor = self.model(images)
+        return outputs
+
+    def preprocess(self, images: Iterable[ImageLike] | ImageLike) -> Tensor:
+        """Images of any size -> (N, C, H, W) float32 on the model's device, by the run's decoder, crop and resize.
+
+        Raises:
+            DataError: an image can't be read or decoded; the message names it.
+            ConfigError: there are none, or one is nothing of `ImageLike`.
+        """
+        return torch.cat([batch.clone() for batch in self._batches(images)])
+
+    @torch.inference_mode()
+    def predict(
+        self, images: Iterable[ImageLike] | ImageLike, top: int = 1, *, every: bool = False
+    ) -> list[dict[str, Any]]:
+        """What the model says of each image.
+
+        Args:
+            images: paths, encoded images, Pillow's images or (H, W, C) uint8 arrays, in any mixture; or one of these.
+            top: how many classes of each, the most probable first.
+            every: add `p_NAME`, the probability of each class.
+
+        Returns:
+            A dict for each image: `class`, `score`, then `class_2`, `score_2` and so on; of other tasks their own keys.
+            Of segmentation `mask`, (height, width) uint8 classes at the image's own size, and `share_NAME`, each
+            class's share of it.
+
+        Raises:
+            DataError, ConfigError: as `preprocess` does.
+        """
+        task = self._trained.task
+        if task.spatial:
+            return self._masks(images)
+        found: list[dict[str, Any]] = []
+        for batch in self._batches(images):
+            columns = task.predictions(self(batch), self._trained.target_names, top, every=every)
+            found += rows_of(columns, task.digits)
+        return found
+
+    def _masks(self, images: Iterable[ImageLike] | ImageLike) -> list[dict[str, Any]]:
+        """`predict` where each pixel has a class; images are whole, see `showing_all`."""
+        source, config = self._given(images)
+        found = PredictedMasks.of(replace(self._trained, config=config), source)
+        rows: list[dict[str, Any]] = []
+        for _, masks in found.batches():
+            columns = rows_of(share_columns(masks, self._trained.target_names))
+            rows += [{"mask": mask, **row} for mask, row in zip(masks, columns, strict=True)]
+        for sample, problem in found.predictions.problems.items():
+            raise DataError(f"{source.name(sample)} {problem}")
+        return rows
+
+    def _batches(self, images: Iterable[ImageLike] | ImageLike) -> Iterator[Tensor]:
+        """(n, 3, H, W) float32 on the device, batch by batch, loaded ahead by threads."""
+        source, config = self._given(images)
+        with closing(loader_of(config, source)) as loader:
+            left = len(source)
+            for batch in loader.epoch(0):
+                yield batch.images[:left]
+                left -= len(batch)
+
+    def _given(self, images: Iterable[ImageLike] | ImageLike) -> tuple[ImagesInMemory, Config]:
+        """What images are loaded from, and by which config."""
+        given: Any = images
+        single = isinstance(given, _SINGLE) or (isinstance(given, np.ndarray) and given.ndim == 3)
+        each: list[Any] = [given] if single else list(given)
+        if not each:
+            raise ConfigError("images: there are none; give a list of paths, encoded images, or arrays")
+        config, names = self._trained.config, _names(each)
+        source = ImagesInMemory([_encoded(image, name, config) for image, name in zip(each, names, strict=True)], names)
+        config = replace(config, device=str(self.device))
+        if len(each) == 1:
+            config.num_workers = 0  # threads take longer to start than an image to load
+        return source, config
+
+
+def _names(images: Sequence[ImageLike]) -> list[str]:
+    return [
+        os.fspath(image) if isinstance(image, str | os.PathLike) else f"image {number}"
+        for number, image in enumerate(images)
+    ]
+
+
+def _encoded(image: ImageLike, name: str, config: Config) -> Encoded:
+    """An encoded image, of a file or as raw pixels.
+
+    Raises:
+        DataError: the file can't be read, or Pillow's image can't be decoded.
+        ConfigError: it is no image.
+    """
+    if isinstance(image, str | os.PathLike):
+        try:
+            return Path(image).read_bytes()
+        except OSError as error:
+            raise DataError(f"{name} can't be read: {error.strerror}") from None
+    if isinstance(image, bytes | bytearray | memoryview):
+        return image
+    pixels = _pixels(image, name, config) if isinstance(image, Image.Image) else image
+    if isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] in (1, 3):
+        return pnm_header(*pixels.shape) + pixels.tobytes()
+    of = f"{pixels.dtype} {pixels.shape}" if isinstance(pixels, np.ndarray) else type(image).__name__
+    raise ConfigError(
+        f"images: {name} is {of}; give a path, encoded bytes, Pillow's image or (H, W, 3) or (H, W, 1) uint8"
+    )
+
+
+def _pixels(image: Image.Image, name: str, config: Config) -> NDArray[np.uint8]:
+    """(H, W, C) uint8 of Pillow's image, which stays as it is.
+
+    Raises:
+        DataError: it can't be decoded.
+    """
+    try:
+        turned = ImageOps.exif_transpose(image) if config.decode.exif else image.copy()
+        return to_pixels(turned, config.data.channels, config.decode.window)
+    except MemoryError:
+        raise  # about the machine, not about the image
+    except Exception as error:  # a damaged file can make Pillow raise nearly anything
+        raise DataError(f"{name} can't be decoded: {' '.join(str(error).split())}") from error
+
+
+def load(run: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Predictor:
+    """A run's model, with the weights that it was scored by, its classes and its preprocessing.
+
+    Args:
+        run: a run folder, for its best checkpoint; a .ckpt file, or one by `effloop export`.
+        overrides: change the run's config, e.g. `["device=cpu", "num_workers=4"]`.
+
+    Raises:
+        CheckpointError, ConfigError: there is no such run, or it can't be loaded.
+    """
+    return Predictor(Trained.open(Path(run).expanduser(), overrides, whole_process=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from effloop import config as configs
 from effloop.assemble.checks import check_same_model, check_same_tensors, check_trained_on, fitting, trained_names
@@ -21,22 +22,100 @@ from effloop.assemble.resolve import resolved
 from effloop.batch import ImageSize, Preview
 from effloop.checkpoint import files
 from effloop.config import Config
+from effloop.config.typed import key_of
 from effloop.data.loader import Loader
+from effloop.data.remote.location import is_remote
 from effloop.data.source import Source, sources
 from effloop.data.source.auto import AutoConfig
 from effloop.data.source.base import WHOLE, NoSplitError
-from effloop.data.source.splits import has_splits, open_part, open_split
+from effloop.data.source.splits import has_splits, open_part, open_split, undivided
 from effloop.errors import CheckpointError, ConfigError, EffLoopError, warn
-from effloop.inference.config import check_divided_alike, config_of, same_path
-from effloop.inference.fixed import FixedBatch
-from effloop.inference.formats import format_of, metadata, one_line_errors
+from effloop.inference.formats import format_of, one_line_errors
+from effloop.inference.formats.base import read as read_metadata
 from effloop.precision import Precision, precisions
 from effloop.record import Metrics
+from effloop.runs.compare import inputs as differing_inputs
 from effloop.system.hardware import find_device, set_reproducible, set_threads
 from effloop.task import Task, tasks
-from effloop.train.evaluation import Collector, Scorer, evaluate
-from effloop.train.pictures import compare
-from effloop.train.views import ONE_VIEW, Views, evaluate_views
+from effloop.train.evaluation import ONE_VIEW, Collector, Scorer, Views, compare, evaluate, evaluate_views
+
+
+def config_of(facts: Mapping[str, Any], overrides: Sequence[str], path: Path) -> Config:
+    """The config that a model was trained by, with overrides, for a single process that doesn't compile.
+
+    Other data than the run's isn't divided as the run's is, unless an override says so, nor read in windows if it is
+    on this machine.
+
+    Raises:
+        ConfigError: it is none, or an override is invalid.
+    """
+    alone = {**facts["config"], "parallel": {"name": "none"}, "compile": False, "resume": None}
+    keys = {key_of(override) for override in overrides}
+    if alone["data"].get("window") and "data.root" in keys and "data.window" not in keys:
+        whole = {**alone, "data": {**alone["data"], "window": None}}
+        if not is_remote(configs.from_dict(whole, overrides, f"the config in {path}").data.root or ""):
+            alone = whole
+    config = configs.from_dict(alone, overrides, f"the config in {path}")
+    if not config.data.divides or "data.root" not in keys or keys & {"data.val", "data.folds", "data.fold"}:
+        return config
+    trained_on = facts.get("data") or facts.get("provenance", {}).get("data") or {}
+    if same_path(config.data.root, alone["data"]["root"]) or _is_data_of(trained_on, config):
+        return config
+    data = {**alone["data"], **dict.fromkeys(("val", "folds", "fold", "group"))}
+    data["val_split"] = data["val_split"] or "val"
+    return configs.from_dict({**alone, "data": data}, overrides, f"the config in {path}")
+
+
+def check_divided_alike(config: Config, facts: Mapping[str, Any], source: Source) -> None:
+    """Warn of a validation part that isn't the one that the run validated on.
+
+    Args:
+        config: of the run, changed by overrides.
+        facts: of the run, with the fingerprints in `data`.
+        source: the validation split, with the run's classes.
+    """
+    trained_on = (facts.get("data") or {}).get("val")
+    if not (config.data.divides and trained_on):
+        return
+    for line in differing_inputs({"val": trained_on}, {"val": source.fingerprint()}):
+        warn(f"{source.where} may have images that were trained on: the data is not divided as for the run ({line})")
+
+
+def same_path(one: str | None, other: str | None) -> bool:
+    """Whether two values of `data.root` are the same place."""
+    paths = [root and os.path.realpath(os.path.expanduser(root)) for root in (one, other)]
+    return paths[0] == paths[1]
+
+
+def _is_data_of(trained_on: Mapping[str, Any], config: Config) -> bool:
+    """Whether the data, as far as its number of samples and bytes tell, is what a run was trained on, elsewhere now."""
+    with suppress(EffLoopError):
+        found = undivided(config.data).fingerprint()
+        return bool(trained_on) and all(
+            found[key] == sum(trained_on[split][key] for split in ("train", "val")) for key in ("samples", "bytes")
+        )
+    return False
+
+
+class FixedBatch(nn.Module):
+    """A model that takes a fixed number of images, for any number: the last ones are filled up.
+
+    Args:
+        model: takes (batch, 3, H, W).
+        batch: that number.
+    """
+
+    def __init__(self, model: nn.Module, batch: int) -> None:
+        super().__init__()
+        self.model = model
+        self.batch = batch
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(N, 3, H, W) -> (N, K)."""
+        missing = -len(images) % self.batch
+        filled = torch.cat([images, images[:1].expand(missing, -1, -1, -1)]) if missing else images
+        return torch.cat([self.model(part) for part in torch.split(filled, self.batch)])[: len(images)]
+
 
 Opened = TypeVar("Opened", Loader, Source)
 
@@ -120,7 +199,7 @@ class Trained:
             raise CheckpointError(f"'{path}' is not there; name a run folder, a .ckpt file or an exported file")
         with one_line_errors(f"{path} can't be read"):
             text = kind().read_metadata(path)
-        found = metadata.read(text, path)
+        found = read_metadata(text, path)
         config = config_of(found, overrides, path)
         _check_same_input(config, found)
         count = int(found["num_outputs"])

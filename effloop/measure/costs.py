@@ -31,7 +31,7 @@ from effloop.data.source import Source
 from effloop.data.source.ranges import Ranges
 from effloop.data.source.view import View
 from effloop.measure.turns import cpu_seconds, for_seconds
-from effloop.profile.syncs import SyncFinder
+from effloop.profile.tools import SyncFinder
 from effloop.system.hardware import available_cores, available_memory, file_system
 from effloop.system.memory import drop_from_cache, share_in_cache
 from effloop.train.trainer import Trainer

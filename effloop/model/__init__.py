@@ -1,14 +1,11 @@
 """Models: images in, logits out."""
 
-from effloop.model.backbone import load_backbone
 from effloop.model.base import ModelConfig, models
 from effloop.model.checkpointing import checkpoint_blocks
-from effloop.model.freezing import freeze
-from effloop.model.groups import parameter_groups
 from effloop.model.head import find_head
+from effloop.model.parameters import Layer, freeze, modules_above_backbone, parameter_groups, rates_by_layer, with_head
 from effloop.model.probe import Probe, norms_of_one_value, probe
-from effloop.model.rates import Layer, modules_above_backbone, rates_by_layer, with_head
-from effloop.model.weights import load_weights, weights_file
+from effloop.model.weights import load_backbone, load_weights, weights_file
 
 __all__ = [
     "Layer",

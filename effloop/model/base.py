@@ -12,11 +12,37 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from effloop.errors import ConfigError
-from effloop.model.grey import take_grey
 from effloop.registry import PartConfig, Registry
+
+
+def take_grey(model: nn.Module) -> None:
+    """Let a model that was built for RGB take (N, 1, H, W) images: its first convolution sums its weights over R, G, B.
+
+    For the same weights, its outputs are those for grey in three channels.
+
+    Args:
+        model: changed in place.
+
+    Raises:
+        ConfigError: no convolution of it has three input channels.
+    """
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d) and layer.in_channels == 3 and layer.groups == 1:
+            with torch.no_grad():
+                layer.weight = nn.Parameter(layer.weight.sum(1, keepdim=True))
+            layer.in_channels = 1
+            break
+    else:
+        raise ConfigError(
+            "data.channels: 1, but the model has no convolution of three input channels; choose another model, or set "
+            "data.channels=3"
+        )
+    if getattr(model, "transform_input", False):  # torchvision's GoogLeNet and Inception v3 read R, G and B by number
+        model.transform_input = False  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -138,13 +164,13 @@ _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 models = Models(
     "model",
     {
-        "cnn": "effloop.model.cnn",
+        "cnn": "effloop.model.small",
         "efficientnet_lite0": "effloop.model.packaged",
-        "small_resnet": "effloop.model.small_resnet",
+        "small_resnet": "effloop.model.small",
         "smp": "effloop.model.smp",
         "timm": "effloop.model.zoo",
         "torchvision": "effloop.model.zoo",
-        "unet": "effloop.model.unet",
+        "unet": "effloop.model.small",
     },
     lazy_names="effloop.model.zoo",
 )

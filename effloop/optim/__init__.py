@@ -1,8 +1,7 @@
 """Optimizers, learning-rate schedules and the EMA of weights."""
 
 from effloop.optim.ema import EMA, NoEMA
-from effloop.optim.optimizers import OptimConfig, optimizers, scaled_lr
-from effloop.optim.resume import restore
+from effloop.optim.optimizers import OptimConfig, optimizers, restore, scaled_lr
 from effloop.optim.schedules import ScheduleConfig, schedules
 
 __all__ = [

@@ -96,9 +96,9 @@ class Profiler:
 profilers: Registry[Profiler] = Registry(
     "profile",
     {
-        "cprofile": "effloop.profile.cprofile",
-        "nvtx": "effloop.profile.nvtx",
-        "torch": "effloop.profile.operators",
+        "cprofile": "effloop.profile.tools",
+        "nvtx": "effloop.profile.tools",
+        "torch": "effloop.profile.tools",
     },
 )
 

@@ -1,7 +1,6 @@
 """Recorders: the files, progress and tracker entries of a run."""
 
-from effloop.record.base import Position, RecordConfig, Recorder, recorders
-from effloop.record.metrics import Metrics
+from effloop.record.base import Metrics, Position, RecordConfig, Recorder, recorders
 from effloop.record.rows import complete_summary
 from effloop.record.skipped import SKIPPED
 

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from effloop.record.append import AppendFile
 from effloop.record.base import Position
 from effloop.record.clock import Span
-from effloop.record.sinks import EpochReport, Sink, StepReport
+from effloop.record.sinks import AppendFile, EpochReport, Sink, StepReport
 from effloop.system.files import write_text
 from effloop.system.untrusted import MOST_ROWS, read_text
 

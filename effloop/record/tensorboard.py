@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from effloop.record.append import AppendFile
 from effloop.record.grid import png
-from effloop.record.sinks import EpochReport, Scores, Sink, StepReport
+from effloop.record.sinks import AppendFile, EpochReport, Scores, Sink, StepReport
 
 
 class TensorBoardSink(Sink):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+
 INK = "#24292f"
 """Colour of text and axes; the SVG in a page takes the colour of the page's text."""
 

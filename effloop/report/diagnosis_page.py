@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.filesize import decimal
 
+from effloop.report.page import environment, stylesheet
 from effloop.report.pipeline import Pipeline, dicts, read_facts, read_pipeline
-from effloop.report.templates import environment, stylesheet
 from effloop.report.values import as_number, finite_values, to_text
 from effloop.runs.environment import effloop_version
 

@@ -20,15 +20,15 @@ from effloop.report.comparison import (
     TIME_PARTS,
     Comparison,
     compare_runs,
+    differences,
     epochs_done,
     failure_reason,
     metric_value,
+    short_names,
     time_by_part,
 )
-from effloop.report.differences import differences, short_names
-from effloop.report.downloads import download_line, downloaded
 from effloop.report.figures import write_csv
-from effloop.report.page import render_page
+from effloop.report.page import download_line, downloaded, render_page
 from effloop.report.sweep_plot import plot_sweep
 from effloop.report.values import are_numbers, shorten, to_short_text, to_text
 from effloop.runs.reader import Row, RunRecord

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import math
 import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from effloop.errors import PROGRAM
 from effloop.record.skipped import counted, read_skipped
@@ -19,21 +23,168 @@ from effloop.report.comparison import (
     FAILED_STATES,
     TIME_PARTS,
     Comparison,
+    differences,
     epochs_done,
     failure_reason,
     metric_value,
+    short_names,
     time_by_part,
 )
-from effloop.report.differences import differences, short_names
-from effloop.report.downloads import download_line
-from effloop.report.evaluation_page import describe_evaluations
-from effloop.report.pipeline import read_pipeline
+from effloop.report.evaluation import WORST, Evaluation, cell_text, find_evaluations, plots, read_evaluation
+from effloop.report.pipeline import format_gain, format_rate, format_share, read_pipeline
 from effloop.report.sweep_plot import plot_sweep
-from effloop.report.templates import environment, stylesheet
-from effloop.report.values import are_numbers, to_text
+from effloop.report.values import are_numbers, as_number, shorten, to_text
 from effloop.runs.compare import PER_RUN_KEYS, PLACE
 from effloop.runs.environment import effloop_version
-from effloop.runs.reader import flatten
+from effloop.runs.reader import RunRecord, flatten
+from effloop.task.details import Row
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+def environment() -> Environment:
+    """The templates of this folder; the filter `text` makes a value one line, and Jinja escapes it."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    jinja = Environment(
+        loader=PackageLoader("effloop.report", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    jinja.filters |= {
+        "text": to_text,
+        "rate": format_rate,
+        "gain": format_gain,
+        "share": format_share,
+        "shorten": shorten,
+    }
+    return jinja
+
+
+def stylesheet() -> str:
+    """The CSS of all pages."""
+    return "".join((files("effloop.report") / name).read_text("utf-8") for name in ("report.css", "pipeline.css"))
+
+
+def downloaded(run: RunRecord) -> dict[str, float]:
+    """Bytes of the data, those fetched, the share that was there, 10^6 bytes fetched in a second; empty without."""
+    told = run.summary.get("download")
+    names = ("bytes", "fetched_bytes", "hit_rate", "mb_per_s")
+    return {name: as_number(told.get(name)) for name in names} if isinstance(told, Mapping) else {}
+
+
+def download_line(run: RunRecord) -> str:
+    """The same in words; empty without."""
+    if not (found := downloaded(run)):
+        return ""
+    speed = f", {found['mb_per_s']:,.1f} MB/s" if found["fetched_bytes"] else ""
+    line = f"{found['fetched_bytes'] / 1e6:,.1f} of {found['bytes'] / 1e6:,.1f} MB fetched{speed}"
+    line += f"; {found['hit_rate']:.1%} of the bytes were there already"
+    return line + _in_windows(run.summary["download"])
+
+
+def _in_windows(told: Mapping[str, object]) -> str:
+    """What `data.window` has fetched while the run trained; empty without."""
+    if "window_bytes" not in told:
+        return ""
+    count, speed, wait = (as_number(told.get(f"window_{name}")) for name in ("bytes", "mb_per_s", "wait_s"))
+    return f"; then {count / 1e6:,.1f} MB by data.window, {speed:,.1f} MB/s, of which batches waited {wait:,.1f} s"
+
+
+# Evaluations of runs for the report's page.
+
+_MAX_EVALUATIONS = 8  # of all runs, the best runs first
+_MAX_ROWS = 50  # of classes or outputs
+_MAX_SIDE, _QUALITY = 1200, 70  # of the worst samples' picture
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """An evaluation as the page has it.
+
+    Attributes:
+        run: the run's index.
+        heading: split, data and scores.
+        plots: SVG.
+        columns: names.
+        numeric: whether each column has numbers.
+        rows: of each the value and the text of each column.
+        num_more: rows that are left out.
+        folder: where they are.
+        worst: a JPEG file in base64; empty if there is none.
+    """
+
+    run: int
+    heading: str
+    plots: Sequence[str]
+    columns: Sequence[str]
+    numeric: Sequence[bool]
+    rows: Sequence[Sequence[tuple[Any, str]]]
+    num_more: int
+    folder: str
+    worst: str
+
+
+def describe_evaluations(comparison: Comparison) -> dict[str, Any]:
+    """The evaluations that run folders have, in the order of the table, and how many are left out; to be called in
+    `charts.style`.
+    """
+    folders = [(run, each) for run in comparison.order for each in find_evaluations(comparison.runs[run].path)]
+    shown: list[_Shown] = []
+    for number, (run, folder) in enumerate(folders):
+        if len(shown) == _MAX_EVALUATIONS:
+            return {"evaluations": shown, "more_evaluations": len(folders) - number}
+        found = read_evaluation(folder)
+        if found:
+            shown.append(_shown(comparison, run, folder, found))
+    return {"evaluations": shown, "more_evaluations": 0}
+
+
+def _shown(comparison: Comparison, index: int, folder: Path, found: Evaluation) -> _Shown:
+    rows = found.details.rows
+    return _Shown(
+        run=index,
+        heading=_heading(comparison, found),
+        plots=[charts.to_svg(figure, name) for name, figure in plots(found).items()],
+        columns=[name.replace("_", " ") for name in rows[0]],
+        numeric=[not any(isinstance(row[name], str) for row in rows) for name in rows[0]],
+        rows=[_cells(row, percent=found.details.percent) for row in rows[:_MAX_ROWS]],
+        num_more=max(0, len(rows) - _MAX_ROWS),
+        folder=str(folder),
+        worst=_jpeg(folder / WORST),
+    )
+
+
+def _cells(row: Row, *, percent: bool) -> list[tuple[Any, str]]:
+    return [(value, cell_text(value, percent=percent)) for value in row.values()]
+
+
+def _heading(comparison: Comparison, found: Evaluation) -> str:
+    """`val, epoch 19, 341 samples, top1 76.54%, loss 0.8029`."""
+    told, known = found.told, comparison.measures
+    scores = [
+        f"{name} {comparison.format(f'val/{name}', as_number(value))}"
+        for name, value in told["scores"].items()
+        if f"val/{name}" in known
+    ]
+    views = [f"tta {','.join(told['tta'])}"] if told["tta"] else []
+    return ", ".join([f"{told['split']}", f"epoch {told['epoch']}", f"{told['samples']:,} samples", *views, *scores])
+
+
+def _jpeg(path: Path) -> str:
+    """A picture at a size for the page, encoded again: whatever the file holds, the page has pixels."""
+    from PIL import Image
+
+    with suppress(Exception), Image.open(path) as picture:  # a damaged file can make Pillow raise nearly anything
+        small, file = picture.convert("RGB"), io.BytesIO()
+        small.thumbnail((_MAX_SIDE, 3 * _MAX_SIDE))  # of masks there are two in a row
+        small.save(file, "JPEG", quality=_QUALITY)
+        return base64.b64encode(file.getvalue()).decode()
+    return ""
+
 
 _MAX_VALUES = 12  # of a key, in the table of differences
 _MAX_PIPELINES = 8  # of several runs

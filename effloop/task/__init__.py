@@ -5,10 +5,20 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from effloop.task.base import Task, TaskConfig, is_spatial, meters_of, tasks
-from effloop.task.meter import LOSS, Meter, score_names
-from effloop.task.objectives import check_objective, objectives
-from effloop.task.targets import Labelled, TargetSpec
+from effloop.task.base import (
+    LOSS,
+    Labelled,
+    Meter,
+    TargetSpec,
+    Task,
+    TaskConfig,
+    check_objective,
+    is_spatial,
+    meters_of,
+    objectives,
+    score_names,
+    tasks,
+)
 
 if TYPE_CHECKING:
     from effloop.task.classification import Classification, ClassificationConfig

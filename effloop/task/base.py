@@ -6,7 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import torch
@@ -14,10 +14,121 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from effloop.batch import ImageSize
-from effloop.registry import PartConfig, Registry
+from effloop.errors import ConfigError, DataError
+from effloop.registry import PartConfig, Registry, choices
 from effloop.task.details import Details
-from effloop.task.meter import LOSS, Meter, suiting
-from effloop.task.targets import Labelled, TargetSpec
+
+
+@dataclass(frozen=True)
+class Meter:
+    """A score of a task.
+
+    Attributes:
+        name: its key in metrics.jsonl and summary.json; `val/NAME` is an objective.
+        label: what it is called in lines of the log.
+        higher_is_better: whether more of it is better.
+        percent: whether it is a share from 0 to 1, shown in percent.
+        of_one: whether it is as near to 1 as possible though no share, as R² is.
+        min_outputs: models of fewer outputs aren't scored by it: five of five classes are always right.
+    """
+
+    name: str
+    label: str
+    higher_is_better: bool = True
+    percent: bool = True
+    min_outputs: int = 0
+    of_one: bool = False
+
+    def text(self, value: float) -> str:
+        """A value for a table: `74.78%`, or `0.8165`."""
+        return f"{value:z.2%}" if self.percent else f"{value:z.4f}"
+
+    def number(self, value: float) -> str:
+        """A value for a line of the log, without a unit: `74.78`, or `0.8165`."""
+        return f"{100 * value:z.2f}" if self.percent else f"{value:z.4f}"
+
+
+LOSS = Meter("loss", "Loss", higher_is_better=False, percent=False)
+"""The loss, which every task has."""
+
+
+def suiting(meters: tuple[Meter, ...], num_outputs: int) -> tuple[Meter, ...]:
+    """Those that a model of so many outputs is scored by."""
+    return tuple(meter for meter in meters if meter.min_outputs <= num_outputs)
+
+
+def score_names(meters: Sequence[Meter]) -> list[str]:
+    """Names of scores in the order of columns in files: the loss first."""
+    return [LOSS.name, *(meter.name for meter in meters if meter != LOSS)]
+
+
+@dataclass(frozen=True)
+class TargetSpec:
+    """What a sample's target is.
+
+    Attributes:
+        shape: of one sample's target: () for a class or a number, (K,) for several flags or numbers, (H, W) for a mask.
+        dtype: on the device; a class is int64 there, as torch's losses want it, and a mask uint8.
+    """
+
+    shape: tuple[int, ...] = ()
+    dtype: torch.dtype = torch.int64
+
+
+class Labelled(Protocol):
+    """What a task asks of a data source.
+
+    Attributes:
+        kind: an Enum: its value is classes, flags, numbers or masks.
+        classes: names of the classes, in the order of their labels or flags; empty where targets are numbers.
+        target_names: names of the K outputs: the classes, or of each of the numbers.
+        targets: (N, ...) one target for each sample: (N,) classes, (N, K) uint8 flags, (N, K) float32 numbers; of
+            masks, which are read with the images, (N, 0).
+    """
+
+    @property
+    def kind(self) -> Any: ...
+
+    @property
+    def classes(self) -> Sequence[str]: ...
+
+    @property
+    def target_names(self) -> Sequence[str]: ...
+
+    @property
+    def targets(self) -> NDArray[Any]: ...
+
+    @property
+    def where(self) -> str: ...
+
+
+_KINDS = {  # kind -> what it is, and the task that learns it
+    "classes": ("one class for each image", "classification"),
+    "flags": ("several labels for each image", "multilabel"),
+    "numbers": ("numbers for each image", "regression"),
+    "masks": ("a class for each pixel", "segmentation"),
+}
+
+TASK_OF = {kind: task for kind, (_, task) in _KINDS.items()}
+"""What targets are: classes, flags, numbers or masks -> the task that learns them."""
+
+
+def check_kind(source: Labelled, kind: str) -> None:
+    """Refuse a source of another kind of targets.
+
+    Args:
+        source: of a split.
+        kind: that the task learns: classes, flags, numbers or masks.
+
+    Raises:
+        DataError: with the task that fits.
+    """
+    found: str = source.kind.value
+    if found == "classes" and not source.classes:  # a source of its own that only has targets
+        found = "numbers"
+    if found != kind:
+        (has, fix), (learns, task) = _KINDS[found], _KINDS[kind]
+        raise DataError(f"{source.where} has {has}, and task={task} learns {learns}; set task={fix}")
 
 
 @dataclass
@@ -283,3 +394,24 @@ def meters_of(name: str, num_outputs: int | None = None) -> tuple[Meter, ...]:
 def is_spatial(name: str) -> bool:
     """Whether the task that is registered as `name` has outputs for each pixel."""
     return name in tasks and getattr(tasks[name].factory, "spatial", False)
+
+
+_SPEED = {"images/s": True, "wait": False, "seconds": False}
+"""Objectives that every run has -> whether more of it is better."""
+
+
+def objectives(meters: Sequence[Meter]) -> dict[str, bool]:
+    """What runs can be compared by -> whether more of it is better. Of validation scores the best epoch's counts."""
+    return {f"val/{meter.name}": meter.higher_is_better for meter in meters} | _SPEED
+
+
+def check_objective(name: str, meters: Sequence[Meter]) -> str:
+    """The name of an objective of a task with these meters.
+
+    Raises:
+        ConfigError: there is no such.
+    """
+    known = objectives(meters)
+    if name not in known:
+        raise ConfigError(f"objective: '{name}' is not measured; {choices(name, known)}")
+    return name

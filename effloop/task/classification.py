@@ -15,11 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from effloop.errors import ConfigError, DataError
-from effloop.task.base import Task, TaskConfig, tasks
+from effloop.task.base import LOSS, Labelled, Meter, TargetSpec, Task, TaskConfig, check_kind, score_names, tasks
 from effloop.task.details import Details, of_classes
-from effloop.task.kinds import check_kind
-from effloop.task.meter import LOSS, Meter, score_names
-from effloop.task.targets import Labelled, TargetSpec
 from effloop.task.weights import Counts, check_weights, class_weights, weights_of
 
 _RANKS = 5

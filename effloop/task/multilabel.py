@@ -16,12 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from effloop.errors import ConfigError
-from effloop.task.base import Task, TaskConfig, tasks
+from effloop.task.base import LOSS, Labelled, Meter, TargetSpec, Task, TaskConfig, check_kind, tasks
 from effloop.task.details import Details, of_flags
-from effloop.task.kinds import check_kind
-from effloop.task.meter import LOSS, Meter
 from effloop.task.ranking import Ranking, best_thresholds, f1_macro, mean_average_precision
-from effloop.task.targets import Labelled, TargetSpec
 from effloop.task.weights import Counts, check_weights, is_weight, positive_weights, weights_of
 
 

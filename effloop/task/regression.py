@@ -16,11 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from effloop.errors import ConfigError, DataError
-from effloop.task.base import Task, TaskConfig, tasks
+from effloop.task.base import LOSS, Labelled, Meter, TargetSpec, Task, TaskConfig, check_kind, tasks
 from effloop.task.details import Details, of_numbers
-from effloop.task.kinds import check_kind
-from effloop.task.meter import LOSS, Meter
-from effloop.task.targets import Labelled, TargetSpec
 from effloop.task.weights import Counts
 
 _ROUNDING = 1e-12

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from effloop.batch import ImageSize
 from effloop.errors import ConfigError, DataError
 from effloop.registry import choices
-from effloop.task.base import Task, TaskConfig, tasks
-from effloop.task.confusion import IGNORED, as_matrix, confusion_matrices, pixel_scores, predicted_classes
-from effloop.task.details import Details
-from effloop.task.kinds import check_kind
-from effloop.task.mask_details import of_masks
-from effloop.task.meter import LOSS, Meter
-from effloop.task.pixel_losses import LOSSES, WEIGHTED, pixel_losses
-from effloop.task.sliding import SlidingWindow
-from effloop.task.targets import Labelled, TargetSpec
+from effloop.task.base import LOSS, Labelled, Meter, TargetSpec, Task, TaskConfig, check_kind, tasks
+from effloop.task.details import Details, Row, largest
 from effloop.task.weights import Counts, check_weights, class_weights, is_weight, weights_of
 
 _SAME = 0.99
@@ -250,3 +246,312 @@ class Segmentation(Task):
         """(N, H, W) uint8 classes."""
         shape = (batch_size, *self.target.shape)
         return torch.randint(num_outputs, shape, device=device, dtype=torch.uint8)
+
+
+IGNORED = 255
+"""The value in a mask of pixels that aren't counted."""
+
+
+def predicted_classes(logits: Tensor) -> Tensor:
+    """(N, K, H, W) -> (N, H, W) int64, the class with the largest logit."""
+    if logits.device.type == "cpu":  # there argmax takes 25 ms of (16, 2, 128, 128), and 2 of channels_last
+        logits = logits.contiguous(memory_format=torch.channels_last)
+    return logits.argmax(dim=1)
+
+
+def confusion_matrices(predicted: Tensor, masks: Tensor, num_classes: int) -> Tensor:
+    """Count, for each image, the pixels of each class by what they are taken for; nothing here waits for the device.
+
+    Args:
+        predicted: (N, H, W) int64 classes.
+        masks: (N, H, W) uint8 classes, or IGNORED.
+        num_classes: K.
+
+    Returns:
+        (N, K, K) int64, on the device: the class in rows, what it is taken for in columns.
+    """
+    count, cells = len(masks), num_classes**2
+    images = torch.arange(count, device=masks.device).view(-1, 1, 1) * cells
+    places = images + masks.long() * num_classes + predicted
+    found = _histogram(places, masks == IGNORED, count * cells)
+    return found.view(count, num_classes, num_classes)
+
+
+def _histogram(places: Tensor, ignored: Tensor, bins: int) -> Tensor:
+    """How often each of 0 to bins - 1 occurs, (bins,) int64.
+
+    CUDA's `bincount` asks the device how large the result is, and `histc` doesn't; on a CPU only `bincount` takes
+    integers. There is one for each image, so that few threads add to the same number at once.
+    """
+    if places.is_cuda:  # what is above the maximum isn't counted, and the maximum itself is in the last bin
+        return places.masked_fill(ignored, bins + 1).flatten().histc(bins, 0, bins)
+    places = places.masked_fill(ignored, bins).flatten()
+    if places.device.type == "cpu":
+        return places.bincount(minlength=bins + 1)[:bins]
+    return places.new_zeros(bins + 1).scatter_add_(0, places, torch.ones_like(places))[:bins]
+
+
+def iou_of(confusion: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(..., K, K) -> (..., K) intersection over union of each class; NaN of one that neither occurs nor is
+    predicted.
+    """
+    hits, targets, predicted = _margins(confusion)
+    return _ratio(hits, targets + predicted - hits)
+
+
+def accuracy_of(confusion: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(..., K, K) -> (..., K) the share of each class's pixels that are right; NaN of one that doesn't occur."""
+    hits, targets, _ = _margins(confusion)
+    return _ratio(hits, targets)
+
+
+def pixel_scores(confusion: NDArray[np.float64]) -> dict[str, float]:
+    """(K, K) -> `miou`, `accuracy` and `mean_accuracy`: means over the classes that have one, NaN without pixels."""
+    total = confusion.sum()
+    return {
+        "miou": mean_of(iou_of(confusion)),
+        "accuracy": float(np.trace(confusion) / total) if total else float("nan"),
+        "mean_accuracy": mean_of(accuracy_of(confusion)),
+    }
+
+
+def mean_of(values: NDArray[np.float64]) -> float:
+    """The mean without NaN; NaN if there is nothing else."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")
+
+
+def as_matrix(sums: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
+    """K * K numbers -> (K, K)."""
+    side = round(len(sums) ** 0.5)
+    return np.asarray(sums, np.float64).reshape(side, side)
+
+
+def _margins(confusion: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Pixels of each class that are right, that there are, and that are predicted."""
+    return np.diagonal(confusion, axis1=-2, axis2=-1), confusion.sum(-1), confusion.sum(-2)
+
+
+def _ratio(part: NDArray[np.float64], whole: NDArray[np.float64]) -> NDArray[np.float64]:
+    found: NDArray[np.float64] = np.divide(part, whole, out=np.full(whole.shape, np.nan), where=whole > 0)
+    return found
+
+
+# Losses take logits (N, K, H, W), masks (N, H, W) uint8 with IGNORED where a pixel isn't counted, and weights of the
+# classes (K,) or None. With `batch` they give (1,), the loss of all pixels together, without it (N,), one for each
+# image; where no pixel counts it is 0, with gradients of 0. Nothing waits for the device.
+
+PixelLoss = Callable[..., Tensor]
+
+
+def cross_entropy(logits: Tensor, masks: Tensor, weight: Tensor | None = None, *, batch: bool) -> Tensor:
+    """The mean over pixels, by the weights of their classes, as torch.nn.CrossEntropyLoss with `ignore_index`."""
+    losses = F.cross_entropy(logits.float(), masks.long(), weight, ignore_index=IGNORED, reduction="none")
+    return _mean(losses, masks, weight, batch=batch)
+
+
+def focal(logits: Tensor, masks: Tensor, weight: Tensor | None = None, *, batch: bool, gamma: float) -> Tensor:
+    """The focal loss of the classes' softmax (Lin et al. 2017, "Focal loss for dense object detection"):
+    -(1 - p)^gamma log p of the pixel's class, the mean over pixels by the weights of their classes.
+    """
+    losses = F.cross_entropy(logits.float(), masks.long(), ignore_index=IGNORED, reduction="none")
+    tiny = torch.finfo(losses.dtype).tiny  # the derivative of 0^gamma is infinite for some
+    losses = (-torch.expm1(-losses)).clamp(min=tiny) ** gamma * losses
+    if weight is not None:
+        losses = losses * _weights(masks, weight)
+    return _mean(losses, masks, weight, batch=batch)
+
+
+def dice(logits: Tensor, masks: Tensor, weight: Tensor | None = None, *, batch: bool) -> Tensor:
+    """1 - 2 sum(p g) / (sum(p) + sum(g)) of each class, with probabilities p and g 1 in the class and 0 elsewhere; the
+    mean over classes that have a pixel (Milletari et al. 2016, "V-Net", without squares). Weights aren't used.
+    """
+    del weight
+    probabilities = logits.float().softmax(dim=1) * (masks != IGNORED)[:, None]
+    has = _one_hot(masks, logits.shape[1])
+    hits, predicted, targets = ((each.sum((2, 3))) for each in (probabilities * has, probabilities, has))
+    if batch:
+        hits, predicted, targets = (each.sum(0, keepdim=True) for each in (hits, predicted, targets))
+    losses = 1 - 2 * hits / (predicted + targets).clamp(min=1)
+    return _mean_of_present(losses, targets)
+
+
+def lovasz(logits: Tensor, masks: Tensor, weight: Tensor | None = None, *, batch: bool) -> Tensor:
+    """The Lovász-Softmax loss, the convex extension of 1 - IoU of each class to probabilities; the mean over classes
+    that have a pixel (Berman et al. 2018, "The Lovász-Softmax loss"). Weights aren't used.
+    """
+    del weight
+    probabilities = logits.float().softmax(dim=1).flatten(2).transpose(0, 1)  # (K, N, pixels)
+    pixels = masks.flatten(1)
+    if batch:
+        probabilities, pixels = probabilities.flatten(1)[:, None], pixels.flatten()[None]
+    ignored = pixels == IGNORED
+    losses, targets = [], []
+    for label, probability in enumerate(probabilities):  # one class at a time: sorting takes five times its memory
+        has = pixels == label
+        errors = (has.float() - probability).abs().masked_fill(ignored, 0)
+        losses.append((errors * _lovasz_weights(errors.detach(), has, ignored)).sum(1))
+        targets.append(has.sum(1))
+    return _mean_of_present(torch.stack(losses, 1), torch.stack(targets, 1))
+
+
+@torch.no_grad()
+def _lovasz_weights(errors: Tensor, has: Tensor, ignored: Tensor) -> Tensor:
+    """By how much each pixel's error counts, (G, P): by how much 1 - IoU grows if, after all pixels with a larger
+    error, this one is wrong, too.
+
+    That is 1 / (n + b) of a pixel of the class, with n of them and b other pixels before, and (n - f) / ((n + b) (n + b
+    + 1)) of another one, with f pixels of the class before it. The authors subtract two values of 1 - IoU, which in
+    float32 leaves few digits of very many pixels.
+    """
+    order = errors.masked_fill(ignored, -1).argsort(dim=1, descending=True, stable=True)
+    first = has.gather(1, order)
+    number = has.sum(1, keepdim=True)
+    hits = first.cumsum(1)
+    union = number + (~first).cumsum(1)
+    grown = torch.where(first, 1 / union, (number - hits) / union / (union - 1).clamp(min=1))
+    return torch.empty_like(errors).scatter_(1, order, grown.to(errors.dtype))
+
+
+def pixel_losses(gamma: float) -> dict[str, PixelLoss]:
+    """{name: loss}; `gamma` is the focal loss's."""
+    return {"cross_entropy": cross_entropy, "dice": dice, "focal": partial(focal, gamma=gamma), "lovasz": lovasz}
+
+
+LOSSES = tuple(pixel_losses(0))
+"""Their names."""
+
+WEIGHTED = ("cross_entropy", "focal")
+"""Those that have weights of the classes."""
+
+
+def _one_hot(masks: Tensor, num_classes: int) -> Tensor:
+    """(N, H, W) -> (N, K, H, W) bool."""
+    return masks[:, None] == torch.arange(num_classes, device=masks.device, dtype=masks.dtype).view(1, -1, 1, 1)
+
+
+def _weights(masks: Tensor, weight: Tensor) -> Tensor:
+    """(N, H, W) float32 weights of the pixels, 0 where they are ignored."""
+    return F.pad(weight, (0, IGNORED + 1 - len(weight)))[masks.long()]
+
+
+def _mean(losses: Tensor, masks: Tensor, weight: Tensor | None, *, batch: bool) -> Tensor:
+    """(N, H, W) losses times weights, 0 where ignored -> their sum over the sum of the weights."""
+    weights = masks != IGNORED if weight is None else _weights(masks, weight)
+    total, whole = losses.flatten(1).sum(1), weights.flatten(1).sum(1)
+    if batch:
+        total, whole = total.sum(0, keepdim=True), whole.sum(0, keepdim=True)
+    return total / torch.where(whole > 0, whole, 1)
+
+
+def _mean_of_present(losses: Tensor, targets: Tensor) -> Tensor:
+    """(G, K) losses and pixels of the classes -> (G,) means over classes that have pixels."""
+    present = targets > 0
+    return (losses * present).sum(1) / present.sum(1).clamp(min=1)
+
+
+class SlidingWindow(nn.Module):
+    """A model of pixels that sees an image through windows of one size; where they overlap, logits are averaged.
+
+    All images of a batch are seen through the same windows. They begin at multiples of the stride; the last one of a
+    row or column ends with the image.
+
+    Args:
+        model: (N, C, h, w) images -> (N, K, h, w) logits.
+        window: its h and w; smaller images are seen as a whole.
+        stride: from one window to the next, as a share of the window, at most 1.
+    """
+
+    def __init__(self, model: nn.Module, window: ImageSize, stride: float) -> None:
+        super().__init__()
+        self.model = model
+        self.window = window
+        self.strides = tuple(max(1, math.ceil(stride * side)) for side in window)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(N, C, H, W) -> (N, K, H, W) logits."""
+        size = images.shape[2:]
+        rows, columns = (starts(*each) for each in zip(size, self.window, self.strides, strict=True))
+        total = torch.empty(0)
+        counts = torch.zeros(size, device=images.device)
+        for top, left in product(rows, columns):
+            place = (..., slice(top, top + self.window.height), slice(left, left + self.window.width))
+            logits = self.model(images[place])
+            if not total.numel():
+                total = torch.zeros(*logits.shape[:2], *size, device=images.device)
+            total[place] += logits
+            counts[place] += 1
+        return total / counts
+
+
+def starts(length: int, window: int, stride: int) -> list[int]:
+    """Where windows begin that cover a length, the last one at its end."""
+    last = max(length - window, 0)
+    return [*range(0, last, stride), last]
+
+
+_NAMED = 4
+"""Classes of an image that are named, the largest first."""
+
+
+def of_masks(confusion: NDArray[np.int64] | None, facts: NDArray[np.float32], names: Sequence[str]) -> Details:
+    """Details where each pixel has one class.
+
+    Args:
+        confusion: (K, K) pixels of each class, in rows, by what they are taken for, in columns; None is not known, and
+            the table then has no more than `facts` tells.
+        facts: (N, 3 K) of each image the pixels of each class that are right, that there are, and that are predicted.
+        names: of the K classes.
+    """
+    hits, targets, predicted = np.split(facts.astype(np.float64), 3, axis=1)
+    union = targets + predicted - hits
+    ious = np.divide(hits, union, out=np.full(hits.shape, np.nan), where=union > 0)
+    counted = (union > 0).sum(axis=1)
+    means = np.divide(np.nansum(ious, axis=1), counted, out=np.ones(len(ious)), where=counted > 0)
+    worst: list[Row] = [
+        {
+            "id": sample,
+            "target": _shares(targets[sample], names),
+            "predicted": _shares(predicted[sample], names),
+            "iou": float(means[sample]),
+        }
+        for sample in largest(1 - means)
+    ]
+    rows = _rows(hits.sum(axis=0), targets.sum(axis=0), predicted.sum(axis=0), names)
+    if confusion is None:
+        return Details(rows, worst, unit="pixels")
+    places = np.argwhere(confusion)
+    pairs = np.concatenate([places, confusion[tuple(places.T)][:, None]], axis=1).astype(np.int64)
+    return Details(rows, worst, confusion=pairs, unit="pixels")
+
+
+def _rows(
+    hits: NDArray[np.float64], targets: NDArray[np.float64], predicted: NDArray[np.float64], names: Sequence[str]
+) -> list[Row]:
+    """A row for each class, by its IoU: IoU, accuracy, precision, pixels and their share; None where there is none."""
+    total = targets.sum()
+    rows: list[Row] = [
+        {
+            "class": name,
+            "iou": _share(hits[label], targets[label] + predicted[label] - hits[label]),
+            "accuracy": _share(hits[label], targets[label]),
+            "precision": _share(hits[label], predicted[label]),
+            "pixels": int(targets[label]),
+            "share": _share(targets[label], total),
+        }
+        for label, name in enumerate(names)
+    ]
+    return sorted(rows, key=lambda row: (row["iou"] is None, row["iou"] or 0.0))
+
+
+def _share(part: float, whole: float) -> float | None:
+    return float(part / whole) if whole else None
+
+
+def _shares(pixels: NDArray[np.float64], names: Sequence[str]) -> str:
+    """`road 62%, sky 21%`: the largest classes of an image."""
+    total = pixels.sum()
+    if not total or math.isnan(total):
+        return "none"
+    order = [int(label) for label in np.argsort(-pixels, kind="stable")[:_NAMED] if pixels[label] > 0]
+    return ", ".join(f"{names[label]} {pixels[label] / total:.0%}" for label in order)

@@ -1,17 +1,19 @@
-"""Evaluation: what a model gives for all samples, and the scores of it."""
+"""Evaluation: outputs for all samples, their scores, test-time augmentation, and pictures of predicted masks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from effloop.batch import Batch
+from effloop.batch import Batch, Preview
+from effloop.data.loader import Loader
+from effloop.errors import ConfigError
 from effloop.precision import Precision
 from effloop.record import Metrics
 from effloop.task import Task
@@ -169,3 +171,156 @@ def evaluate(
             outputs = model(batch.images)
         scorer.add(outputs, batch)
     return scorer.scores(tune=tune)
+
+
+ViewName = Literal["flip", "fivecrop"]
+
+
+@dataclass(frozen=True)
+class Views:
+    """Which views of an image the model sees; the first is always the image as without any.
+
+    Attributes:
+        flip: every crop and its mirror image.
+        fivecrop: the centre and the four corners, from a loader that was built with these views.
+    """
+
+    flip: bool = False
+    fivecrop: bool = False
+
+    @classmethod
+    def of(cls, names: Iterable[ViewName]) -> Self:
+        """Those that are named."""
+        return cls(**dict.fromkeys(names, True))
+
+    def __len__(self) -> int:
+        """Views of an image."""
+        return (1 + self.flip) * self.num_crops
+
+    @property
+    def num_crops(self) -> int:
+        """How many batches in a row are of the same samples."""
+        return 5 if self.fivecrop else 1
+
+    def check(self, task: Task, name: str) -> None:
+        """Refuse a task that can't make one output of several.
+
+        Args:
+            task: which scores.
+            name: its own, in the registry.
+
+        Raises:
+            ConfigError: it can't.
+        """
+        if self.fivecrop and task.spatial:
+            raise ConfigError(
+                f"tta: fivecrop shows other pixels, and task={name} scores each; drop it, flip is allowed"
+            )
+        if len(self) > 1 and not task.ensembles:
+            raise ConfigError(f"tta: task={name} has no average of outputs for several views of an image; drop tta")
+
+    def outputs(
+        self, forward: Callable[[Tensor], Tensor], batches: Iterable[Batch]
+    ) -> Iterator[tuple[Batch, list[Tensor]]]:
+        """Each batch of samples, and the outputs for its views: `task.ensemble` makes one of them.
+
+            for batch, outputs in views.outputs(model, build_loader(config, "val", views=views)):
+                task.ensemble(outputs) if len(views) > 1 else outputs[0]
+
+        Args:
+            forward: (N, 3, H, W) images -> (N, K) outputs, or (N, K, H, W).
+            batches: of an epoch.
+
+        Yields:
+            A sample that was left out of one of its views is in no other, either.
+        """
+        found: list[Tensor] = []
+        valid: Tensor | None = None
+        for number, batch in enumerate(batches, 1):
+            valid = batch.valid = batch.valid & valid if found and valid is not None else batch.valid
+            found.append(forward(batch.images))
+            if self.flip:
+                mirrored = forward(batch.images.flip(3))
+                found.append(mirrored.flip(3) if mirrored.ndim == 4 else mirrored)  # those of pixels, back in place
+            if number % self.num_crops == 0:
+                yield batch, found
+                found = []
+
+
+ONE_VIEW = Views()
+"""The image as it is."""
+
+
+@torch.no_grad()
+def evaluate_views(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    task: Task,
+    precision: Precision,
+    views: Views,
+    collector: Collector | None = None,
+) -> list[dict[str, float]]:
+    """The task's scores of a single process's batches: of the first view alone, and of all views together.
+
+    Args:
+        model: (N, 3, S, S) images -> (N, K) outputs.
+        batches: of an epoch.
+        task: which scores.
+        precision: autocast of the forward pass.
+        views: of each image, several.
+        collector: gets the outputs of all views together.
+    """
+
+    def forward(images: Tensor) -> Tensor:
+        with precision.autocast():
+            outputs: Tensor = model(images)
+        return outputs
+
+    model.eval()
+    alone, together = scorers = [
+        Scorer(task, Metrics(task.num_sums, precision.device), collector=each) for each in (None, collector)
+    ]
+    for batch, outputs in views.outputs(forward, batches):
+        alone.add(outputs[0], batch)
+        together.add(task.ensemble(outputs), batch)
+    return [each.scores() for each in scorers]
+
+
+def compare_some(loader: Loader, precision: Precision, model: nn.Module, count: int) -> Preview:
+    """`compare` of at most `count` samples, spread evenly over a split."""
+    size = len(loader.plan.source)
+    samples = np.unique(np.linspace(0, size - 1, min(count, size)).astype(np.int64)).tolist()
+    return compare(model, loader, precision, samples)
+
+
+@torch.no_grad()
+def compare(model: nn.Module, loader: Loader, precision: Precision, samples: Sequence[int]) -> Preview:
+    """Samples as a model sees them, each with its target and what is predicted: one column each.
+
+    Args:
+        model: (N, C, H, W) -> (N, K, H, W) outputs; left in eval mode.
+        loader: of the samples.
+        precision: autocast of the forward pass.
+        samples: their numbers in the source, at least one.
+
+    Raises:
+        DataError: a sample can't be read or decoded; the message names it.
+    """
+    model.eval()
+    images, targets, predicted = [], [], []
+    step = min(loader.plan.order.batch_per_rank, len(samples))
+    for start in range(0, len(samples), step):
+        batch = loader.samples(samples[start : start + step])
+        with precision.autocast():
+            outputs = model(batch.images)
+        images.append(loader.as_pictures(batch))
+        targets.append(batch.targets.to(torch.uint8).cpu().numpy())
+        predicted.append(outputs.argmax(dim=1).to(torch.uint8).cpu().numpy())
+    source = loader.plan.source
+    return Preview(
+        images=np.repeat(np.concatenate(images)[:, None], 3, axis=1),
+        rows=tuple(source.key(sample) for sample in samples),
+        columns=("image", "target", "prediction"),
+        masks=(None, np.concatenate(targets), np.concatenate(predicted)),
+        classes=source.classes,
+    )

@@ -1,30 +1,29 @@
-"""The training loop."""
+"""The training loop, its checkpoints within an epoch, and the state that a run resumes from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from effloop.batch import Batch, ImageSize, Preview
-from effloop.checkpoint import Checkpoints
-from effloop.errors import ConfigError
-from effloop.optim import NoEMA
+from effloop.checkpoint import Checkpoints, files, rng
+from effloop.errors import ConfigError, PreemptedRunError
+from effloop.optim import NoEMA, restore
 from effloop.parallel import Parallel
 from effloop.precision import Precision
 from effloop.profile import Profiler
 from effloop.record import Metrics, Position, Recorder
-from effloop.system.signals import StopRequest
+from effloop.system.signals import STOPPING, StopRequest, names
 from effloop.task import Task
 from effloop.train.evaluation import Scorer, evaluate
 from effloop.train.nan import NanPolicy
-from effloop.train.saving import Saving
-from effloop.train.state import Progress, capture, load
 from effloop.train.stopping import EarlyStop
 
 
@@ -66,6 +65,22 @@ class LoopConfig:
     eval_every: int = 1
     accumulate: int = 1
     max_grad_norm: float | None = None
+
+
+@dataclass
+class Progress:
+    """The position of a run.
+
+    Attributes:
+        epoch: epochs done, with their evaluation and checkpoint.
+        samples_seen: the position in the next epoch: its samples that all ranks together have trained on. All of them
+            if its evaluation is what comes next.
+        step: updates done.
+    """
+
+    epoch: int = 0
+    samples_seen: int = 0
+    step: int = 0
 
 
 @dataclass(kw_only=True)
@@ -285,3 +300,192 @@ class Trainer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`, with the learning rate and other settings of this run."""
         load(self, state)
+
+
+# When a run is saved besides at the end of each epoch, and how it ends where it is asked to.
+
+_SAVE = 1 << len(STOPPING)
+"""The bit of a wish to save, after those of the signals."""
+
+
+class Saving:
+    """Saves at the end of an update, on all ranks at the same one.
+
+    Args:
+        trainer: whose state is saved.
+        request: what asks this process to stop.
+    """
+
+    def __init__(self, trainer: Trainer, request: StopRequest) -> None:
+        self._trainer, self._request = trainer, request
+        config = trainer.checkpoints.config
+        self._every_steps, self._every_minutes = config.every_steps, config.every_minutes
+        request.patience_s = config.patience_s
+        self._saved_at = time.monotonic()
+        self._wished = False
+        """Whether the wish to save is on its way to all ranks."""
+
+    def caught(self) -> AbstractContextManager[None]:
+        """Signals inside the block are requests to stop."""
+        return self._request.caught()
+
+    def trained(self) -> None:
+        """After each batch."""
+        self._request.progress()
+
+    def updated(self) -> None:
+        """After each update: save where it is time.
+
+        Raises:
+            CheckpointError: an earlier checkpoint could not be written.
+            PreemptedRunError: this run was asked to stop; it is saved.
+        """
+        self._trainer.checkpoints.check()
+        agreed, position = self._agreed(), self._trainer.position()
+        if (agreed & _SAVE and position.update < position.updates) or self._due(position):
+            self.save(position, is_best=False)
+
+    def _due(self, position: Position) -> bool:
+        """Whether it is time by the number of updates; at the end of an epoch that is saved with its scores."""
+        within = position.update < position.updates
+        return bool(within and self._every_steps and position.step % self._every_steps == 0)
+
+    def evaluating(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The same batches; a run that is asked to stop is saved as before the evaluation, which is done again.
+
+        Raises:
+            PreemptedRunError: this run was asked to stop.
+        """
+        for batch in batches:
+            yield batch
+            self._request.progress()
+            self._agreed()
+
+    def save(self, position: Position, *, is_best: bool) -> None:
+        """Save the state as it is between two updates; `position` is for the times that are recorded."""
+        with self._request.busy(), self._trainer.recorder.span("checkpoint", position):
+            self._trainer.checkpoints.save(self._trainer.state_dict(), is_best=is_best)
+        self._saved_at, self._wished = time.monotonic(), False
+
+    def _agreed(self) -> int:
+        """What all ranks know of each other's wishes."""
+        agreed = self._trainer.parallel.agree(self._request.wish | self._wish_to_save())
+        if asked := agreed & (_SAVE - 1):
+            self._request.taken()
+            self._stop(names(asked))
+        return agreed
+
+    def _wish_to_save(self) -> int:
+        """Rank 0's clock counts, once until it is saved."""
+        if self._every_minutes is None or self._trainer.parallel.rank or self._wished:
+            return 0
+        self._wished = time.monotonic() - self._saved_at >= 60 * self._every_minutes
+        return _SAVE * self._wished
+
+    def _stop(self, asked_by: str) -> None:
+        """Save until the checkpoint is on the disk."""
+        position = self._trainer.position()
+        if self._due(position):
+            self.save(position, is_best=False)
+        else:
+            state = self._trainer.state_dict()
+            state["recorder"]["unrecorded"] = True  # a run that was never stopped has no row of this checkpoint
+            self._trainer.checkpoints.save(state, is_best=False)
+        self._trainer.checkpoints.close()
+        raise PreemptedRunError(f"stopped by {asked_by} after update {self._trainer.progress.step:,}")
+
+
+# Everything that a run continues from, as tensors and plain values.
+
+_PARTS = ("precision", "checkpoints", "task", "nan")
+"""Parts whose state is saved and loaded as it is."""
+
+
+def capture(trainer: Trainer) -> dict[str, Any]:
+    """The state of a trainer between two updates; every rank has to call this.
+
+    `model` has the weights that are evaluated; if they are an average, `trained` has those it is of. What differs
+    between ranks is there for each: `rng`, `metrics` and, within an epoch, `buffers` such as BatchNorm's statistics,
+    of which `model` and `trained` have the mean then.
+    """
+    states = {name: getattr(trainer, name).state_dict() for name in ("average", *_PARTS, "optimizer", "schedule")}
+    within, models = trainer.progress.samples_seen > 0, _models(trainer)
+    own: dict[str, Any] = {"rng": rng.capture(), "metrics": trainer.metrics.sums.clone()}
+    if within and trainer.parallel.world_size > 1:
+        own["buffers"] = [dict(model.named_buffers()) for model in models]
+    ranks = trainer.parallel.gather(own)
+    weights = [model.state_dict() for model in models]
+    if "buffers" in own:
+        weights = [_with_mean(each, [rank["buffers"][n] for rank in ranks]) for n, each in enumerate(weights)]
+    return {
+        "model": weights[-1],
+        **({"trained": weights[0]} if len(weights) > 1 else {}),
+        **states,
+        "progress": asdict(trainer.progress),
+        **({"stop": trainer.stop.state_dict(within=within)} if trainer.stop else {}),
+        "metrics": [rank["metrics"] for rank in ranks],
+        "rng": [rank["rng"] for rank in ranks],
+        **({"buffers": [rank["buffers"] for rank in ranks]} if "buffers" in own else {}),
+        "recorder": trainer.recorder.state_dict(),
+        "last": dict(trainer.last),
+    }
+
+
+def load(trainer: Trainer, state: Mapping[str, Any]) -> None:
+    """Continue from what `capture` gave, with the learning rate and other settings of this run.
+
+    Raises:
+        ConfigError: the position is inside of a batch of this run.
+    """
+    trainer.model.load_state_dict(files.trained(state))
+    trainer.average.load_state_dict(state["average"], state["model"])
+    for name in _PARTS:
+        getattr(trainer, name).load_state_dict(state.get(name, {}))
+    restore(trainer.optimizer, trainer.schedule, state["optimizer"], state["schedule"])
+    trainer.progress = Progress(**state["progress"])
+    if rest := trainer.progress.samples_seen % trainer.global_batch:
+        raise ConfigError(
+            f"batch_size: the checkpoint is {rest} samples into a batch of {trainer.global_batch} on all ranks; "
+            "keep batch_size and the number of ranks"
+        )
+    if trainer.stop:
+        trainer.stop.load_state_dict(state.get("stop", {}), trainer.checkpoints.best)
+    trainer.recorder.load_state_dict(state.get("recorder", {}))
+    trainer.last = dict(state.get("last", {}))
+    _load_ranks(trainer, state)
+
+
+def _load_ranks(trainer: Trainer, state: Mapping[str, Any]) -> None:
+    """What each rank has for itself; with another number of ranks the sums are rank 0's, and the buffers the mean."""
+    rank, count = trainer.parallel.rank, trainer.parallel.world_size
+    sums: list[Tensor] = state["metrics"]
+    if isinstance(sums, Tensor):  # format 3 has those of all ranks together
+        sums = [sums, *[torch.zeros_like(sums)] * (count - 1)]
+    if len(sums) != count:
+        total = torch.stack(list(sums)).sum(0)
+        sums = [total, *[torch.zeros_like(total)] * (count - 1)]
+    trainer.metrics.sums.copy_(sums[rank])
+    if len(state["rng"]) == count:  # otherwise each rank keeps its own seed
+        rng.restore(state["rng"][rank])
+    else:
+        line = f"other topology: {len(state['rng'])} ranks then, {count} now: same sample order, other sums"
+        trainer.notes = [*trainer.notes, line]
+    if len(buffers := state.get("buffers", [])) == count:
+        for model, saved in zip(_models(trainer), buffers[rank], strict=True):
+            for name, buffer in model.named_buffers():
+                buffer.copy_(saved[name])
+
+
+def _models(trainer: Trainer) -> list[nn.Module]:
+    """What is trained, and what is evaluated; one where nothing is averaged."""
+    return list(dict.fromkeys((trainer.model, trainer.average.model)))
+
+
+def _with_mean(weights: Mapping[str, Tensor], ranks: Sequence[Mapping[str, Tensor]]) -> dict[str, Any]:
+    """Weights in which the floating-point buffers are the mean of all ranks'."""
+    means = {
+        name: torch.stack([rank[name].double() for rank in ranks]).mean(0).to(first.dtype)
+        for name, first in ranks[0].items()
+        if first.is_floating_point() and name in weights
+    }
+    return {**weights, **means}

@@ -23,7 +23,7 @@ from effloop.data.image.header import pnm_header
 from effloop.data.random import sample_keys
 from effloop.errors import ConfigError, DataError
 from effloop.model import models
-from effloop.model.grey import take_grey
+from effloop.model.base import take_grey
 
 RECIPES = sorted(path.stem for path in Path(__file__).parents[2].glob("configs/augment/*.yaml"))
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from effloop.inference.fixed import FixedBatch
 from effloop.inference.formats import Format, format_of, formats
+from effloop.inference.trained import FixedBatch
 
 CPU = torch.device("cpu")
 

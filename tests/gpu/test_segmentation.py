@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from effloop.task import Segmentation, SegmentationConfig
-from effloop.task.confusion import IGNORED
+from effloop.task.segmentation import IGNORED
 
 pytestmark = [
     pytest.mark.gpu,

@@ -29,7 +29,7 @@ from effloop.measure.bench import BENCHMARKS
 from effloop.optim import optimizers, schedules
 from effloop.parallel import parallels
 from effloop.precision import precisions
-from effloop.train.views import Views
+from effloop.train.evaluation import Views
 
 commands = {name: command_named(name) for name in MODULES}
 

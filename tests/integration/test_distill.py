@@ -16,8 +16,7 @@ from effloop.assemble.resolve import resolved
 from effloop.batch import Batch, ImageSize
 from effloop.errors import EffLoopError
 from effloop.task.classification import Classification
-from effloop.train.distill import DistillationLoss, Teacher
-from effloop.train.step import Step
+from effloop.train.step import DistillationLoss, Step, Teacher
 from effloop.train.trainer import Trainer
 
 SILENT = ("record=none", "checkpoint=none")

@@ -17,10 +17,8 @@ from runs import TINY, once, rows, train
 from effloop.errors import DivergedError
 from effloop.parallel.dp import NoneConfig, NoParallel
 from effloop.runs.reader import read_run
-from effloop.train.finite import all_finite
-from effloop.train.nan import Stop
-from effloop.train.nan_list import NanContext
-from effloop.train.state import Progress
+from effloop.train.nan import NanContext, Stop, all_finite
+from effloop.train.trainer import Progress
 
 WORDS = "device=cpu batch_size=4 record.tensorboard=false record.samples=0 schedule=constant"
 RUN = once(*TINY, *WORDS.split())

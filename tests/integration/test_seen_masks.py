@@ -22,9 +22,8 @@ from effloop.inference.trained import Trained
 from effloop.measure.memory import Tensors, device_batch, expected_memory, host_batch
 from effloop.model import models, probe
 from effloop.parallel.dp import NoneConfig, NoParallel
-from effloop.record.grid import Layout, draw
-from effloop.record.masks import PALETTE, overlay
-from effloop.train.pictures import compare_some
+from effloop.record.grid import PALETTE, Layout, draw, overlay
+from effloop.train.evaluation import compare_some
 
 SMALL = ("model=unet", "model.width=4", "model.depth=2", "image_size=[24,32]", "batch_size=4", "num_workers=0")
 

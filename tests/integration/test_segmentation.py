@@ -19,7 +19,7 @@ from effloop.checkpoint import files
 from effloop.cli.main import main
 from effloop.config.hydra_app import compose_runs
 from effloop.data.augment.base import Evaluation
-from effloop.task.confusion import accuracy_of, iou_of
+from effloop.task.segmentation import accuracy_of, iou_of
 
 SMALL = ("image_size=16", "epochs=2", "batch_size=4", "model=unet", "model.width=4", "model.depth=2", "num_workers=0")
 

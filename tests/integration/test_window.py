@@ -28,7 +28,7 @@ from effloop.errors import ConfigError
 from effloop.inference.export import calibration_images
 from effloop.inference.trained import Trained
 from effloop.measure.costs import loader_rate, loading_costs, sample_ids
-from effloop.report.downloads import download_line
+from effloop.report.page import download_line
 from effloop.runs.reader import read_run
 
 SHARD = 9_000

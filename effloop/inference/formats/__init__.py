@@ -1,6 +1,6 @@
 """Formats that models are exported to."""
 
-from effloop.inference.formats import metadata, onnx, openvino, program, state_dict
+from effloop.inference.formats import onnx, openvino, program, state_dict
 from effloop.inference.formats.base import (
     INPUT,
     KEY,
@@ -19,7 +19,6 @@ __all__ = [
     "Format",
     "format_of",
     "formats",
-    "metadata",
     "one_line_errors",
     "onnx",
     "openvino",

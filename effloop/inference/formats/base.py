@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,35 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from effloop.errors import ConfigError, EffLoopError
+from effloop.errors import CheckpointError, ConfigError, EffLoopError
+
+VERSION = 1
+"""Of the layout."""
+
+
+def write(metadata: Mapping[str, Any]) -> str:
+    """Metadata as text."""
+    return json.dumps(metadata, ensure_ascii=False)
+
+
+def read(text: str | None, path: Path) -> dict[str, Any]:
+    """Metadata of a file.
+
+    Raises:
+        CheckpointError: it has none, or some of another version.
+    """
+    try:
+        found = json.loads(text or "null")
+        version = found["version"]
+        complete = {"config", "classes", "num_outputs", "provenance", "input"} <= set(found)
+    except (ValueError, TypeError, LookupError):
+        raise CheckpointError(f"{path} has no metadata of EffLoop's; name a file by effloop export") from None
+    if version != VERSION or not complete:
+        raise CheckpointError(
+            f"{path} has metadata of version {version}, this EffLoop reads {VERSION}; export it again"
+        )
+    return dict(found)
+
 
 KEY = "effloop"
 """Under which a file keeps its metadata."""

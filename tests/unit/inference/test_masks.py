@@ -11,9 +11,9 @@ from runs import composed
 from effloop.batch import ImageSize
 from effloop.data.augment import augments
 from effloop.data.augment.base import Evaluation
-from effloop.inference import masks
-from effloop.inference.mask_files import file_names
-from effloop.inference.masks import Frame, mask_of, showing_all
+from effloop.inference import predict
+from effloop.inference.predict import Frame, mask_of, showing_all
+from effloop.inference.writers import file_names
 
 SIZES = [ImageSize(48, 64), ImageSize(64, 48), ImageSize(31, 97), ImageSize(200, 150), ImageSize(1, 300)]
 
@@ -45,7 +45,7 @@ def test_rows_at_a_time_are_what_all_at_once_are(
     frame = Frame.of(how, image, size)
     part = outputs[:, frame.top : frame.top + frame.height, frame.left : frame.left + frame.width]
     wanted = F.interpolate(part[None], tuple(image), mode="bilinear", align_corners=False)[0]
-    monkeypatch.setattr(masks, "_AT_ONCE", 5 * 300 * 7)
+    monkeypatch.setattr(predict, "_AT_ONCE", 5 * 300 * 7)
     found = mask_of(outputs, frame, image)
     assert (found.dtype, found.shape) == (torch.uint8, tuple(image))
     best, second = wanted.topk(2, dim=0).values

@@ -13,7 +13,7 @@ from runs import composed
 
 from effloop.assemble.loader import loader_of
 from effloop.data.source.files import ImagesInMemory
-from effloop.inference.metadata import preprocessing
+from effloop.inference.export import preprocessing
 
 SHAPES = [(50, 80), (81, 50), (60, 60), (99, 41)]
 

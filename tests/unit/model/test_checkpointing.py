@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from effloop.errors import ConfigError
 from effloop.model import checkpoint_blocks, freeze
-from effloop.model.cnn import Cnn, CnnConfig
+from effloop.model.small import Cnn, CnnConfig
 
 
 class Dropping(nn.Module):

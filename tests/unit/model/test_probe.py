@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from effloop.batch import ImageSize
 from effloop.model import Probe, checkpoint_blocks, freeze, probe
-from effloop.model.cnn import Cnn, CnnConfig
-from effloop.model.small_resnet import SmallResnetConfig, small_resnet
+from effloop.model.small import Cnn, CnnConfig, SmallResnetConfig, small_resnet
 
 
 class Net(nn.Module):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from effloop.errors import ConfigError
 from effloop.model import load_weights, models
 from effloop.model.base import Zoo
-from effloop.model.cnn import Cnn, CnnConfig
+from effloop.model.small import Cnn, CnnConfig
 from effloop.model.zoo import TimmConfig, TimmZoo, TorchvisionConfig, TorchvisionZoo
 
 HEAD = {"head.weight", "head.bias"}

@@ -15,7 +15,7 @@ from torch import Tensor
 from effloop.errors import ConfigError
 from effloop.profile import ProfileConfig, Profiler, profilers
 from effloop.profile.base import place
-from effloop.profile.syncs import SyncFinder
+from effloop.profile.tools import SyncFinder
 
 CPU = torch.device("cpu")
 

@@ -13,12 +13,11 @@ import torch
 from rich.console import Console
 
 from effloop.batch import Batch
-from effloop.record.append import AppendFile
 from effloop.record.base import Position
 from effloop.record.clock import Clock, Span
-from effloop.record.lines import LogFile, TerminalSink
 from effloop.record.rows import EpochTable, MetricsFile, Resumed
-from effloop.record.sinks import EpochReport, Sink, Sinks
+from effloop.record.run import LogFile, TerminalSink
+from effloop.record.sinks import AppendFile, EpochReport, Sink, Sinks
 from effloop.task import LOSS
 
 

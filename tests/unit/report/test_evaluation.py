@@ -12,8 +12,16 @@ import pytest
 from evaluations import make_evaluation, write
 from PIL import Image
 
-from effloop.report.evaluation import SCORES, Evaluation, cell_text, find_evaluations, plots, read_evaluation
-from effloop.report.evaluation_plot import MAX_CLASSES, plot_confusion
+from effloop.report.evaluation import (
+    MAX_CLASSES,
+    SCORES,
+    Evaluation,
+    cell_text,
+    find_evaluations,
+    plot_confusion,
+    plots,
+    read_evaluation,
+)
 from effloop.report.figures import in_cell
 from effloop.task.details import of_numbers
 

@@ -15,9 +15,17 @@ from torchmetrics.functional.classification import multiclass_confusion_matrix, 
 from effloop.batch import ImageSize
 from effloop.errors import ConfigError
 from effloop.task import Segmentation, SegmentationConfig
-from effloop.task.confusion import IGNORED, accuracy_of, confusion_matrices, iou_of, pixel_scores
-from effloop.task.pixel_losses import LOSSES, pixel_losses
-from effloop.task.sliding import SlidingWindow, starts
+from effloop.task.segmentation import (
+    IGNORED,
+    LOSSES,
+    SlidingWindow,
+    accuracy_of,
+    confusion_matrices,
+    iou_of,
+    pixel_losses,
+    pixel_scores,
+    starts,
+)
 
 K = 5
 GAMMA = 2.0

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+import pytest
 import torch
+from torch import Tensor, nn
 
 from effloop.batch import Batch
+from effloop.errors import ConfigError
+from effloop.precision import Precision
+from effloop.task.classification import Classification, ClassificationConfig
 from effloop.train import evaluation
-from effloop.train.evaluation import Collector
+from effloop.train.evaluation import ONE_VIEW, Collector, Views, evaluate_views
 
 
 def batch(ids: list[int], filled: int) -> Batch:
@@ -39,3 +46,63 @@ def test_batches_may_be_filled_again() -> None:
     given.ids[:], given.targets[:], given.valid[:] = 5, 5, False
     found = collector.collected()
     assert (found.ids.tolist(), found.targets.tolist()) == ([0, 1], [0, 1])
+
+
+# Test-time augmentation against averages computed by hand.
+
+CPU = torch.device("cpu")
+TASK = Classification(ClassificationConfig("classification"))
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(48, 7))
+
+
+def batch_views(seed: int, valid: int = 6) -> Batch:
+    torch.manual_seed(seed)
+    return Batch(torch.randn(6, 3, 4, 4), torch.arange(6) % 7, torch.arange(6), torch.arange(6) < valid)
+
+
+def by_hand(views: Sequence[Tensor], targets: Tensor) -> dict[str, float]:
+    """Of (N, 3, 4, 4) images, several views of the same."""
+    with torch.no_grad():
+        shares = sum(model()(images).double().softmax(dim=1) for images in views) / len(views)
+    right = shares[torch.arange(len(targets)), targets]
+    rank = (shares > right[:, None]).sum(dim=1)
+    means = {"loss": -right.log(), "top1": rank < 1, "top5": rank < 5}
+    return {name: float(value.double().mean()) for name, value in means.items()}
+
+
+def test_flip() -> None:
+    batches = [batch_views(1), batch_views(2, valid=4)]
+    alone, both = evaluate_views(model(), batches, TASK, Precision(CPU), Views(flip=True))
+    images = torch.cat([batches[0].images, batches[1].images[:4]])
+    targets = torch.cat([batches[0].targets, batches[1].targets[:4]])
+    assert alone == pytest.approx(by_hand([images], targets), rel=1e-5)
+    mirrored = torch.stack([row[:, :, [3, 2, 1, 0]] for row in images])
+    assert both == pytest.approx(by_hand([images, mirrored], targets), rel=1e-5)
+    assert both["loss"] != pytest.approx(alone["loss"], rel=1e-2)
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_five_crops_are_batches_in_a_row(flip: bool) -> None:
+    """Two batches of samples, five crops each."""
+    crops = [[batch_views(10 * group + crop) for crop in range(5)] for group in range(2)]
+    views = Views(flip=flip, fivecrop=True)
+    found = list(views.outputs(lambda images: images.mean((1, 2)), [each for group in crops for each in group]))
+    assert [len(outputs) for _, outputs in found] == [len(views)] * 2 == [10 if flip else 5] * 2
+    _, together = evaluate_views(model(), [each for group in crops for each in group], TASK, Precision(CPU), views)
+    images = [torch.cat([group[crop].images for group in crops]) for crop in range(5)]
+    images += [each.flip(3) for each in images] if flip else []
+    assert together == pytest.approx(by_hand(images, torch.cat([crops[0][0].targets, crops[1][0].targets])), rel=1e-5)
+
+
+def test_a_task_without_an_average_is_refused() -> None:
+    class Other(Classification):
+        ensembles = False
+
+    other = Other(ClassificationConfig("other"))
+    with pytest.raises(ConfigError, match=r"^tta: task=other has no average .*; drop tta$"):
+        Views(flip=True).check(other, "other")
+    ONE_VIEW.check(other, "other")

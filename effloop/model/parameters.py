@@ -1,0 +1,242 @@
+"""Which parameters are trained, with which learning rate and weight decay."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from effloop.errors import ConfigError
+from effloop.model.base import NORMS
+from effloop.model.checkpointing import blocks_of
+from effloop.registry import choices
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Parameters with a learning rate.
+
+    Attributes:
+        name: the module that they are in, or those of the first and the last.
+        lr: the rate.
+        parameters: their names.
+    """
+
+    name: str
+    lr: float
+    parameters: tuple[str, ...]
+
+
+def rates_by_layer(model: nn.Module, lr: float, layer_decay: float | None) -> list[Layer]:
+    """The layers of a model with their learning rates, from the last to the first.
+
+    Args:
+        model: its frozen parameters count, too.
+        lr: the rate of the last layer.
+        layer_decay: what a layer's rate is multiplied by for the layer below it (Bao et al. 2022, "BEiT"); None makes
+            all parameters one layer.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    if layer_decay is None:
+        return [Layer("all", lr, tuple(names))]
+    places = layers_of(model)
+    last = max(places.values())
+    layers = [[name for name in names if places[name] == place] for place in range(last, -1, -1)]
+    return [Layer(_name(layer), lr * layer_decay**depth, tuple(layer)) for depth, layer in enumerate(layers)]
+
+
+def with_head(layers: Sequence[Layer], head: Sequence[str], lr: float) -> list[Layer]:
+    """The same with a rate of its own for the modules `head`, which come last."""
+    prefixes = tuple(f"{name}." for name in head)
+    own = [name for layer in layers for name in layer.parameters if name.startswith(prefixes)]
+    kept = [(layer, [name for name in layer.parameters if name not in own]) for layer in layers]
+    last = Layer(", ".join(head), lr, tuple(own))
+    return [*(Layer(layer.name, layer.lr, tuple(names)) for layer, names in kept if names), last]
+
+
+def modules_above_backbone(model: nn.Module) -> list[str]:
+    """The modules of a model of pixels that aren't its `backbone`, or `encoder`; none where it has neither."""
+    names = [name for name, _ in model.named_children()]
+    backbone = next((name for name in ("backbone", "encoder") if name in names), None)
+    return [name for name in names if name != backbone] if backbone else []
+
+
+def layers_of(model: nn.Module) -> dict[str, int]:
+    """{name of a parameter: its layer, counted from the input}.
+
+    A model of timm says itself (`group_matcher`). Of others each block (residual block, transformer layer, stage of a
+    plainer network) is a layer, in the order in which they are registered. What comes before the first block is the
+    first layer; what comes between two belongs to the one that follows; what comes after the last belongs to the
+    head. Without blocks, as in VGG, each convolution or linear layer is one, with the norms behind it.
+    """
+    matcher: Any = getattr(model, "group_matcher", None)
+    if matcher is None:
+        layers = _by_block(model, _blocks(model)) or _one_by_one(model)
+        return {name: place for place, layer in enumerate(layers) for name in layer}
+    from timm.models import group_parameters
+
+    found = group_parameters(model, matcher(coarse=False), reverse=True)
+    places = {layer: place for place, layer in enumerate(sorted(set(found.values())))}
+    return {name: places[layer] for name, layer in found.items()}
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    children = [child for child in model.children() if not isinstance(child, nn.Sequential) and any(child.children())]
+    if children and max(Counter(map(type, children)).values()) > 1:  # GoogLeNet's: no list holds its blocks
+        return children
+    return blocks_of(model)
+
+
+def _by_block(model: nn.Module, blocks: Sequence[nn.Module]) -> list[list[str]]:
+    owner = {id(parameter): number for number, block in enumerate(blocks) for parameter in block.parameters()}
+    layers = list[list[str]]()
+    last, waiting = None, list[str]()
+    for name, parameter in model.named_parameters():
+        block = owner.get(id(parameter))
+        if block is None:
+            waiting.append(name)
+        elif block == last:
+            layers[-1].append(name)
+        else:
+            if waiting and not layers:
+                layers.append(waiting)
+                waiting = []
+            layers.append([*waiting, name])
+            last, waiting = block, []
+    return [*layers, waiting] if layers and waiting else layers
+
+
+def _one_by_one(model: nn.Module) -> list[list[str]]:
+    layers = list[list[str]]()
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1 or not layers:  # else a bias, or of a norm
+            layers.append([])
+        layers[-1].append(name)
+    return layers
+
+
+def _name(names: Sequence[str]) -> str:
+    """The module that all of a layer's parameters are in, or those of its first and last."""
+    modules = [(name.rpartition(".")[0] or name).replace(".", "/") for name in names]
+    return (os.path.commonpath(modules) or f"{modules[0]} to {modules[-1]}").replace("/", ".")
+
+
+def parameter_groups(
+    model: nn.Module, *, decay_norm_and_bias: bool, weight_decay: float, layers: Sequence[Layer] = ()
+) -> list[dict[str, Any]]:
+    """The parameters to train, in groups for a torch optimizer.
+
+    Args:
+        model: its frozen parameters are left out.
+        decay_norm_and_bias: True is one group, in the model's order. With False parameters of norms, biases and all
+            others of one dimension are a second group without decay (He et al. 2018, "Bag of tricks"): a norm cancels
+            the scale of the weights before it, but not its own. Class tokens, position embeddings and tables of
+            relative positions have more dimensions and decay.
+        weight_decay: of the group that decays.
+        layers: parameters with a learning rate of their own: then these are such groups for each layer, in this
+            order. None is the optimizer's rate for all.
+
+    Returns:
+        `[{"params": [...], "weight_decay": ...}, ...]`, with `lr` if there are layers, without empty groups.
+    """
+    norms = {id(each) for module in model.modules() if isinstance(module, NORMS) for each in module.parameters()}
+    parameters = dict(model.named_parameters())
+    groups: list[dict[str, Any]] = []
+    for names, settings in [(each.parameters, {"lr": each.lr}) for each in layers] or [(tuple(parameters), {})]:
+        decaying: list[nn.Parameter] = []
+        others: list[nn.Parameter] = []
+        for name in names:
+            parameter = parameters[name]
+            if not parameter.requires_grad:
+                continue
+            plain = parameter.ndim <= 1 or id(parameter) in norms or name.rpartition(".")[2].endswith("bias")
+            (others if plain and not decay_norm_and_bias else decaying).append(parameter)
+        groups.append({"params": decaying, "weight_decay": weight_decay, **settings})
+        groups.append({"params": others, "weight_decay": 0.0, **settings})
+    return [group for group in groups if group["params"]]
+
+
+def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
+    """Freeze modules and parameters.
+
+    Frozen parameters get no gradient. A module that is frozen completely, by its name or because all of its
+    parameters are, stays in eval mode when the model is put into train mode: BatchNorm keeps its statistics, dropout
+    is off. This survives `copy.deepcopy`, and keeps the names in the state dict.
+
+    Args:
+        model: changed in place.
+        patterns: names of modules or parameters, or glob patterns (`*` also matches dots); a module's name includes
+            everything in it.
+
+    Returns:
+        The names of the frozen parameters, in the model's order.
+
+    Raises:
+        ConfigError: a pattern matches nothing, or nothing is left to train.
+    """
+    parameters = dict(model.named_parameters())
+    modules = [name for name, _ in model.named_modules() if name]
+    matched: set[str] = set()
+    for pattern in patterns:
+        found = [name for name in (*modules, *parameters) if fnmatchcase(name, pattern)]
+        if not found:
+            raise ConfigError(
+                f"model.freeze: no module or parameter fits '{pattern}'; {choices(pattern, [*modules, *parameters])}"
+            )
+        matched.update(found)
+    frozen = [name for name in parameters if not matched.isdisjoint(_upwards(name))]
+    if not any(each.requires_grad for name, each in parameters.items() if name not in frozen):
+        raise ConfigError(
+            f"model.freeze: {list(patterns)} leaves none of the {len(parameters)} parameters to train; freeze fewer"
+        )
+    for name in frozen:
+        parameters[name].requires_grad_(False)
+    _keep_in_eval(model, matched.union(frozen))
+    return frozen
+
+
+def _upwards(name: str) -> Iterator[str]:
+    """`a.b.c`, `a.b`, `a`."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+
+
+def _keep_in_eval(module: nn.Module, frozen: set[str], prefix: str = "") -> None:
+    """Keep the outermost modules that are frozen completely, given all frozen names, in eval mode."""
+    kept = []
+    for name, child in module.named_children():
+        path = f"{prefix}{name}"
+        parameters = [f"{path}.{below}" for below, _ in child.named_parameters()]
+        if path in frozen or (parameters and frozen.issuperset(parameters)):
+            child.eval()
+            kept.append(name)
+        else:
+            _keep_in_eval(child, frozen, f"{path}.")
+    if kept:
+        kind: Any = type(module)
+        module.__class__ = _keeping(kind, tuple(kept))
+
+
+@functools.cache
+def _keeping(kind: Any, names: tuple[str, ...]) -> type[nn.Module]:
+    """A subclass that keeps children of these names in eval mode.
+
+    The parent does this, since `SyncBatchNorm.convert_sync_batchnorm` replaces its children.
+    """
+
+    class Keeping(kind):  # type: ignore[misc]
+        def train(self, mode: bool = True) -> nn.Module:
+            module: nn.Module = super().train(mode)
+            for name in names:
+                module.get_submodule(name).eval()
+            return module
+
+    Keeping.__name__, Keeping.__qualname__ = kind.__name__, kind.__qualname__
+    return Keeping

@@ -1,0 +1,256 @@
+"""Profilers of some updates: PyTorch's operators, Python's functions, NVTX ranges."""
+
+from __future__ import annotations
+
+import cProfile
+import os
+import pstats
+import traceback
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from effloop.errors import ConfigError
+from effloop.profile.base import ProfileConfig, StepProfiler, as_lines, place, profilers
+
+_ROWS = 15
+
+
+@dataclass
+class TorchConfig(ProfileConfig):
+    """Fields of `profile=torch`.
+
+    Attributes:
+        memory: also record allocations.
+        stacks: also record Python's stack at each operation; the trace is then some ten times as large.
+    """
+
+    memory: bool = False
+    stacks: bool = False
+    more: ClassVar[int] = 1
+
+
+@profilers.register("torch", TorchConfig)
+class TorchProfiler(StepProfiler):
+    """Operators by PyTorch's profiler: a table, a trace for Perfetto or Chrome, and lines that read tensors."""
+
+    config: TorchConfig
+
+    def __init__(self, config: TorchConfig, *context: Any) -> None:
+        super().__init__(config, *context)
+        self._finder = SyncFinder()
+        self._looking = ExitStack()
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self._looking.close()
+
+    def step(self) -> None:
+        super().step()
+        if self.done:
+            self._looking.close()
+
+    def start(self) -> None:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it says on stderr that there is no GPU
+        kinds = [torch.profiler.ProfilerActivity.CPU]
+        if self.device.type == "cuda":
+            kinds.append(torch.profiler.ProfilerActivity.CUDA)
+        self._profile = torch.profiler.profile(
+            activities=kinds,
+            record_shapes=True,
+            profile_memory=self.config.memory,
+            with_stack=self.config.stacks,
+        )
+        self._profile.start()
+
+    def stop(self) -> None:
+        self._profile.stop()
+        self._profile.export_chrome_trace(str(self.trace))
+        self._looking.enter_context(self._finder)  # for an update of its own, as it slows each operation down
+
+    @property
+    def trace(self) -> Path:
+        """Where the trace is; TensorBoard's profiler plugin looks for this name."""
+        return self.folder / "effloop.pt.trace.json.gz"
+
+    def report(self) -> list[str]:
+        if not self.active:
+            return []
+        lines = [*self._operators(), *self._reads()]
+        (self.folder / "operators.txt").write_text("\n".join(lines) + "\n")
+        return [*lines, f"profile  {self.trace}   look: ui.perfetto.dev or chrome://tracing"]
+
+    def _operators(self) -> list[str]:
+        """A table of the operators that take most time by themselves, on the GPU where there is one."""
+        on_gpu = self.device.type == "cuda"
+        found: list[Any] = [each for each in self._profile.key_averages() if not each.key.startswith("ProfilerStep")]
+
+        def own_us(each: Any) -> float:
+            return float(each.self_device_time_total if on_gpu else each.self_cpu_time_total)
+
+        total = sum(map(own_us, found)) or 1.0
+        steps = self.config.steps
+        rows = [
+            [
+                each.key,
+                f"{each.count / steps:,.1f}",
+                f"{own_us(each) / steps / 1e3:.2f}",
+                f"{own_us(each) / total:.1%}",
+                f"{each.self_cpu_time_total / steps / 1e3:.2f}",
+            ]
+            for each in sorted(found, key=own_us, reverse=True)[:_ROWS]
+        ]
+        where = "GPU" if on_gpu else "CPU, all threads,"
+        title = f"operators of {steps} updates, {total / steps / 1e3:.1f} ms on the {where} in each"
+        return as_lines(title, ["operator", "calls per update", f"{where[:3]} ms", "share", "host ms"], rows)
+
+    def _reads(self) -> list[str]:
+        """A table of the lines that read tensors, of which a GPU has to finish all work."""
+        if not self._finder.found:
+            return ["no line of an update waits for the device"]
+        rows = [
+            [place(file, line, function), what, f"{count}"]
+            for (file, line, function, what), count in self._finder.found.most_common(_ROWS)
+        ]
+        title = "lines that wait for the device, as they read a tensor's value, in one update"
+        return as_lines(title, ["line", "operation", "times"], rows)
+
+
+_READS = {
+    "aten::_local_scalar_dense": "item(), float() or bool()",
+    "aten::nonzero": "nonzero()",
+    "aten::masked_select": "masked_select()",
+    "aten::equal": "equal()",
+    "aten::_unique2": "unique()",
+    "aten::index": "a mask as an index",
+    "aten::_to_copy": "a copy to the host",
+}
+"""Operations that need a result on the host -> how they are written."""
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OPTIM = os.path.join(_TORCH, "optim") + os.sep
+
+
+class SyncFinder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts, while it is entered, where the host reads values, in the thread that has entered it.
+
+    Attributes:
+        found: (file, line, function, what) -> how often.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: Counter[tuple[str, int, str, str]] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation; see torch.utils._python_dispatch."""
+        name = function.name().partition(".")[0]
+        kwargs = kwargs or {}
+        source = next((each for each in args if isinstance(each, torch.Tensor)), None)
+        if source is not None and name in _READS and _reads(name, source, args, kwargs):
+            self._note(_READS[name], on_gpu=source.is_cuda)
+        return function(*args, **kwargs)
+
+    def _note(self, what: str, *, on_gpu: bool) -> None:
+        """Count the innermost line that isn't torch's; not an optimizer's counters, which stay on the host."""
+        frames = traceback.extract_stack()[:-2]
+        own = [number for number, frame in enumerate(frames) if not frame.filename.startswith(_TORCH)]
+        counts = any(frame.filename.startswith(_OPTIM) for frame in frames[own[-1] :]) and not on_gpu
+        if not counts:
+            frame = frames[own[-1]]
+            self.found[frame.filename, frame.lineno or 0, frame.name, what] += 1
+
+
+def _reads(name: str, source: torch.Tensor, args: Any, kwargs: Any) -> bool:
+    """Whether such an operation does need a result on the host: an index may be numbers, a copy to anywhere."""
+    if name == "aten::index":
+        return any(each is not None and each.dtype is torch.bool for each in args[1])
+    if name == "aten::_to_copy":
+        device = kwargs.get("device")
+        waits = device is not None and torch.device(device).type == "cpu" and not kwargs.get("non_blocking")
+        return source.is_cuda and waits
+    return True
+
+
+@dataclass
+class CProfileConfig(ProfileConfig):
+    """Fields of `profile=cprofile`."""
+
+
+@profilers.register("cprofile", CProfileConfig)
+class CProfiler(StepProfiler):
+    """Python functions of the training thread, by cProfile: a table, and a file for pstats or snakeviz.
+
+    On a GPU the time of an operation is that of the thread that waits for it.
+    """
+
+    def start(self) -> None:
+        self._profile = cProfile.Profile()
+        self._profile.enable()
+
+    def stop(self) -> None:
+        self._profile.disable()
+        self._profile.dump_stats(self.folder / "cprofile.pstats")
+
+    def report(self) -> list[str]:
+        if not self.active:
+            return []
+        stats: Any = pstats.Stats(self._profile)
+        total = stats.total_tt or 1.0
+        found = sorted(stats.stats.items(), key=lambda each: -each[1][2])[:_ROWS]
+        rows = [
+            [place(*where), f"{calls:,}", f"{1e3 * own:.1f}", f"{own / total:.1%}", f"{1e3 * whole:.1f}"]
+            for where, (_, calls, own, whole, _) in found
+        ]
+        title = f"Python functions of {self.config.steps} updates, {1e3 * total:.0f} ms"
+        lines = as_lines(title, ["function", "calls", "own ms", "share", "with callees ms"], rows)
+        return [*lines, f"profile  {self.folder / 'cprofile.pstats'}   look: python -m pstats, or snakeviz"]
+
+
+# Ranges for NVIDIA's Nsight Systems. It needs a GPU: on a CPU only the refusal is tested.
+
+_cuda: Any = torch.cuda  # without types for these
+_autograd: Any = torch.autograd.profiler
+
+
+@dataclass
+class NVTXConfig(ProfileConfig):
+    """Fields of `profile=nvtx`."""
+
+    def check(self, updates: int, device: torch.device, *, in_place: bool) -> None:
+        if device.type != "cuda":
+            raise ConfigError("profile: nvtx is for NVIDIA GPUs, and the model is on the CPU; set profile=torch")
+        super().check(updates, device, in_place=in_place)
+
+
+@profilers.register("nvtx", NVTXConfig)
+class NVTXProfiler(StepProfiler):
+    """Names operators and updates for Nsight Systems, which records only the profiled updates; needs a GPU."""
+
+    def start(self) -> None:
+        _cuda.synchronize(self.device)
+        self._ranges = _autograd.emit_nvtx(record_shapes=True)
+        _cuda.profiler.start()
+        self._ranges.__enter__()
+        _cuda.nvtx.range_push("update")
+
+    def step(self) -> None:
+        first, last = self.config.wait, self.config.wait + self.config.steps
+        if self.active and first < self.updates + 1 < last:
+            _cuda.nvtx.range_pop()
+            _cuda.nvtx.range_push("update")
+        super().step()
+
+    def stop(self) -> None:
+        _cuda.nvtx.range_pop()
+        self._ranges.__exit__(None, None, None)
+        _cuda.synchronize(self.device)
+        _cuda.profiler.stop()
+
+    def report(self) -> list[str]:
+        return ["profile  ranges were written for nsys profile --capture-range=cudaProfilerApi"] if self.active else []

@@ -1,0 +1,286 @@
+"""Which learning rate each layer has."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import timm
+import torch
+import torchvision.models as zoo
+from torch import nn
+
+from effloop.errors import ConfigError
+from effloop.model import checkpoint_blocks, freeze, parameter_groups, rates_by_layer, with_head
+from effloop.model.parameters import layers_of
+from effloop.model.small import Cnn, CnnConfig
+
+
+def layers(model: nn.Module) -> list[list[str]]:
+    places = layers_of(model)
+    assert [*places] == [name for name, _ in model.named_parameters()]
+    return [[name for name in places if places[name] == place] for place in range(max(places.values()) + 1)]
+
+
+def starts(model: nn.Module) -> list[str]:
+    """The module of the first parameter of each layer."""
+    return [each[0].rpartition(".")[0] for each in layers(model)]
+
+
+def test_residual_blocks() -> None:
+    model = zoo.resnet18()
+    blocks = [f"layer{stage}.{block}.conv1" for stage in range(1, 5) for block in range(2)]
+    assert starts(model) == ["conv1", *blocks, "fc"]
+    checkpoint_blocks(model)
+    freeze(model, ["conv1", "layer1"])
+    assert starts(model) == ["conv1", *blocks, "fc"]
+
+
+def test_transformer_layers_between_embeddings_and_head() -> None:
+    stem, *between, top = layers(zoo.VisionTransformer(32, 16, 3, 2, 16, 32, num_classes=3))
+    assert stem == ["class_token", "conv_proj.weight", "conv_proj.bias", "encoder.pos_embedding"]
+    assert [each[0].split(".")[2] for each in between] == [f"encoder_layer_{number}" for number in range(3)]
+    assert top == ["encoder.ln.weight", "encoder.ln.bias", "heads.head.weight", "heads.head.bias"]
+
+
+@pytest.mark.parametrize(
+    ("model", "count", "first", "last"),
+    [
+        (lambda: zoo.efficientnet_b0(), 19, "features.0.0", "classifier.1"),
+        (lambda: zoo.convnext_tiny(), 23, "features.0.0", "classifier.0"),
+        (lambda: zoo.vgg11_bn(), 11, "features.0", "classifier.6"),
+        (lambda: zoo.googlenet(aux_logits=False, init_weights=False), 13, "conv1.conv", "fc"),
+        (lambda: zoo.densenet121(), 9, "features.conv0", "features.norm5"),  # with the classifier
+        (lambda: timm.create_model("tf_efficientnet_lite0"), 18, "conv_stem", "classifier"),
+        (lambda: timm.create_model("convnext_atto"), 14, "stem.0", "head.norm"),
+    ],
+)
+def test_other_networks(model: object, count: int, first: str, last: str) -> None:
+    found = starts(model())  # type: ignore[operator]
+    assert (len(found), found[0], found[-1]) == (count, first, last)
+
+
+def test_norms_belong_to_the_layer_before_them_in_a_plain_network() -> None:
+    first, second, _ = layers(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 2), nn.Linear(2, 2)))
+    assert first == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert second == ["2.weight", "2.bias"]
+
+
+def test_rates_and_groups() -> None:
+    """Each layer has the rate of the one above it times the factor, the head its own; torch's optimizer has them."""
+    model = zoo.resnet18(num_classes=3)
+    found = rates_by_layer(model, 0.1, 0.5)
+    assert [each.name for each in found] == [
+        "fc",
+        *(f"layer{n}.{b}" for n in (4, 3, 2, 1) for b in (1, 0)),
+        "conv1 to bn1",
+    ]
+    assert [each.lr for each in found] == [0.1 * 0.5**depth for depth in range(10)]
+    assert sorted(name for each in found for name in each.parameters) == sorted(dict(model.named_parameters()))
+    apart = with_head(found, ["fc"], 3.0)
+    assert [each.name for each in apart] == [*(each.name for each in found[1:]), "fc"]
+    groups = parameter_groups(model, decay_norm_and_bias=False, weight_decay=0.2, layers=apart)
+    assert [(group["lr"], group["weight_decay"]) for group in groups] == [
+        (each.lr, decay) for each in apart for decay in (0.2, 0.0)
+    ]
+    optimizer = torch.optim.SGD(groups, lr=9.0)
+    before = {name: each.detach().clone() for name, each in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    for each in apart:
+        for name in each.parameters:
+            decay = 0.2 if before[name].ndim > 1 else 0.0
+            wanted = before[name] - each.lr * (1 + decay * before[name])
+            torch.testing.assert_close(model.get_parameter(name).detach(), wanted)
+
+
+def test_a_head_alone() -> None:
+    model = zoo.resnet18()
+    rest, head = with_head(rates_by_layer(model, 0.1, None), ["fc"], 0.5)
+    assert (rest.lr, head.lr, head.parameters) == (0.1, 0.5, ("fc.weight", "fc.bias"))
+    freeze(model, ["conv1", "bn1", "layer*"])
+    (group,) = parameter_groups(model, decay_norm_and_bias=True, weight_decay=0.0, layers=[rest, head])
+    assert group["lr"] == 0.5
+
+
+# Which parameters decay.
+
+
+def names(model: nn.Module, group: dict) -> list[str]:
+    by_id = {id(parameter): name for name, parameter in model.named_parameters()}
+    return [by_id[id(parameter)] for parameter in group["params"]]
+
+
+def test_one_group_in_the_models_order() -> None:
+    model = zoo.resnet18()
+    (group,) = parameter_groups(model, decay_norm_and_bias=True, weight_decay=0.1)
+    assert group["weight_decay"] == 0.1
+    assert names(model, group) == [name for name, _ in model.named_parameters()]
+
+
+def test_norms_and_biases_apart() -> None:
+    model = zoo.resnet18()
+    decaying, others = parameter_groups(model, decay_norm_and_bias=False, weight_decay=0.1)
+    assert (decaying["weight_decay"], others["weight_decay"]) == (0.1, 0.0)
+    assert {name.split(".")[-2][:2] for name in names(model, decaying)} == {"co", "0", "fc"}
+    assert all(parameter.ndim > 1 for parameter in decaying["params"])
+    assert all("bn" in name or "downsample.1" in name or name == "fc.bias" for name in names(model, others))
+    both = [*names(model, decaying), *names(model, others)]
+    assert sorted(both) == sorted(name for name, _ in model.named_parameters())
+
+
+def test_tokens_and_embeddings_decay_and_all_biases_do_not() -> None:
+    model = zoo.VisionTransformer(32, 16, 1, 2, 16, 32, num_classes=3)
+    decaying, others = parameter_groups(model, decay_norm_and_bias=False, weight_decay=0.1)
+    assert {"class_token", "encoder.pos_embedding"} < set(names(model, decaying))
+    assert "encoder.layers.encoder_layer_0.self_attention.in_proj_bias" in names(model, others)
+    assert "encoder.ln.weight" in names(model, others)
+
+
+def test_a_norm_of_many_dimensions_and_other_peoples_norms() -> None:
+    model = nn.Sequential(
+        nn.LayerNorm((3, 4, 4)), timm.layers.LayerNorm2d(3), timm.layers.RmsNorm(4), nn.Conv2d(3, 2, 3)
+    )
+    decaying, others = parameter_groups(model, decay_norm_and_bias=False, weight_decay=0.1)
+    assert names(model, decaying) == ["3.weight"]
+    assert len(others["params"]) == 6
+
+
+def test_frozen_parameters_are_left_out() -> None:
+    model = zoo.resnet18()
+    freeze(model, ["conv1", "bn1", "layer*"])
+    decaying, others = parameter_groups(model, decay_norm_and_bias=False, weight_decay=0.1)
+    assert (names(model, decaying), names(model, others)) == (["fc.weight"], ["fc.bias"])
+    freeze(model, ["fc.bias"])
+    assert len(parameter_groups(model, decay_norm_and_bias=False, weight_decay=0.1)) == 1
+
+
+def test_the_optimizer_takes_them() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    before = {name: each.detach().clone() for name, each in model.named_parameters()}
+    groups = parameter_groups(model, decay_norm_and_bias=False, weight_decay=0.5)
+    optimizer = torch.optim.SGD(groups, lr=0.1, weight_decay=9.0)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    torch.testing.assert_close(model[0].weight.detach(), before.pop("0.weight") * 0.95)
+    for name, value in before.items():
+        assert torch.equal(model.get_parameter(name), value)
+
+
+# Frozen layers: no gradient, no new statistics, no dropout.
+
+
+def cnn() -> nn.Module:
+    torch.manual_seed(0)
+    return Cnn(CnnConfig(width=4), num_classes=3, image_size=16)
+
+
+def train(model: nn.Module) -> set[str]:
+    """The names of what a few steps of training change."""
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=0.1, weight_decay=0.1)
+    for _ in range(2):
+        model.train()
+        model(torch.rand(8, 3, 32, 32) + 1).square().sum().backward()
+        optimizer.step()
+    return {name for name, each in model.state_dict().items() if not torch.equal(each, before[name])}
+
+
+@pytest.mark.parametrize(
+    ("patterns", "stays"),
+    [
+        (["features"], ["features."]),
+        (["features.[01]"], ["features.0.", "features.1."]),
+        (["features.*"], ["features."]),
+        (["features.0.1"], ["features.0.1."]),
+        (["features.0.1.weight", "features.0.1.bias"], ["features.0.1."]),  # all of its parameters: the norm is frozen
+        (["features.0.0.weight"], ["features.0.0."]),
+        (["*.refine", "head.bias"], [*(f"features.{i}.refine." for i in (1, 2, 3)), "head.bias"]),
+    ],
+)
+def test_what_is_frozen_stays_and_all_else_moves(patterns: list[str], stays: list[str]) -> None:
+    model = cnn()
+    names = list(model.state_dict())
+    frozen = freeze(model, patterns)
+    assert frozen == [name for name, _ in model.named_parameters() if name.startswith(tuple(stays))]
+    assert list(model.state_dict()) == names
+    assert train(model) == {name for name in names if not name.startswith(tuple(stays))}
+
+
+def test_a_norm_frozen_in_part_still_counts() -> None:
+    model = cnn()
+    freeze(model, ["features.0.1.weight"])
+    assert "features.0.1.running_mean" in train(model)
+
+
+def test_resnet_by_stages_and_norms() -> None:
+    model = zoo.resnet18(num_classes=3)
+    frozen = freeze(model, ["conv1", "layer[12]", "*.bn1", "bn1"])
+    assert {name.split(".")[0] for name in frozen} == {"conv1", "bn1", "layer1", "layer2", "layer3", "layer4"}
+    model.train()
+    assert not model.layer3[0].bn1.training
+    assert model.layer3[0].bn2.training
+    assert not any(module.training for module in model.layer1.modules())
+
+
+def test_dropout_in_a_frozen_module_lets_all_through() -> None:
+    torch.manual_seed(0)
+    model = timm.create_model("test_vit", num_classes=3, img_size=32, proj_drop_rate=0.5)
+    freeze(model, ["blocks", "patch_embed", "pos_embed", "cls_token"])
+    model.train()
+    x = torch.randn(2, 5, model.embed_dim)
+    assert torch.equal(model.blocks(x), model.blocks(x))
+    freeze(model, ["norm"])  # once more is no harm
+    assert not model.train().blocks[0].training
+
+
+def test_a_dropout_alone_can_be_frozen() -> None:
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2))
+    assert freeze(model, ["0"]) == []
+    assert torch.equal(model.train()[0](torch.ones(9)), torch.ones(9))
+
+
+def test_copies_and_checkpointed_models_are_frozen_too() -> None:
+    model = cnn()
+    freeze(model, ["features.0", "features.1"])
+    assert checkpoint_blocks(model) == 4
+    twin = copy.deepcopy(model)
+    assert not any(name.startswith(("features.0", "features.1")) for name in train(twin))
+    assert repr(twin) == repr(cnn())
+    assert model.train().head.training
+
+
+def test_norms_synchronised_later_stay_frozen() -> None:
+    model = cnn()
+    freeze(model, ["features.0.1", "features.1"])
+    synced = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    synced.train()
+    assert isinstance(synced.features[0][1], nn.SyncBatchNorm)
+    assert not synced.features[0][1].training
+    assert not any(module.training for module in synced.features[1].modules())
+    assert synced.features[2].refine[1].training
+
+
+def test_nothing_to_freeze_changes_nothing() -> None:
+    model = cnn()
+    assert freeze(model, []) == []
+    assert train(model) == set(model.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("patterns", "words"),
+    [
+        (["feature"], r"^model.freeze: no module or parameter fits 'feature'; have .*did you mean 'features'\?$"),
+        (["features", "layer*"], "no module or parameter fits 'layer\\*'; have features, "),
+        (["*"], r"^model.freeze: \['\*'\] leaves none of the 23 parameters to train; freeze fewer$"),
+        (["features", "head"], "leaves none"),
+    ],
+)
+def test_what_cannot_be_frozen(patterns: list[str], words: str) -> None:
+    model = cnn()
+    with pytest.raises(ConfigError, match=words) as caught:
+        freeze(model, patterns)
+    assert "\n" not in str(caught.value)
+    assert all(each.requires_grad for each in model.parameters())
