@@ -15,8 +15,8 @@ from effloop.data.source.auto import format_of
 from effloop.data.source.base import Source, sources
 from effloop.data.source.config import DataConfig
 from effloop.data.source.folder import ENDINGS
-from effloop.data.source.formats.parquet import layout
-from effloop.data.source.formats.parquet.columns import ParquetConfig
+from effloop.data.source.formats import parquet_files
+from effloop.data.source.formats.parquet import ParquetConfig
 from effloop.data.source.root import CARD
 from effloop.errors import ConfigError, DataError, optional_package
 
@@ -59,8 +59,8 @@ class HubConfig(ParquetConfig):
         return config
 
     def _format_of(self, folder: Path) -> str:
-        files = [*folder.rglob(f"*{layout.ENDING}")]
-        if self.subset is None and files and layout.first_file(folder) is None:
+        files = [*folder.rglob(f"*{parquet_files.ENDING}")]
+        if self.subset is None and files and parquet_files.first_file(folder) is None:
             have = sorted({file.relative_to(folder).parts[0] for file in files})
             raise ConfigError(
                 f"data.subset: '{self.root}' has several: {', '.join(have[:8])}; set data=hf data.subset=NAME"
@@ -83,7 +83,9 @@ def _snapshot(root: str | None, revision: str | None, subset: str | None) -> Pat
         ConfigError, DataError: they can't be fetched, or aren't of a format that can be read.
     """
     folder = _fetch(root, revision, [CARD])
-    parquet = layout.patterns(folder, subset) or [f"{subset}/*{layout.ENDING}" if subset else f"*{layout.ENDING}"]
+    parquet = parquet_files.patterns(folder, subset) or [
+        f"{subset}/*{parquet_files.ENDING}" if subset else f"*{parquet_files.ENDING}"
+    ]
     beside = [CARD] if subset else [CARD, "*.index", "classes.txt", "targets.json"]
     images = [f"*{ending}" for each in ENDINGS for ending in (each.decode(), each.decode().upper())]
     for patterns in (parquet,) if subset else (parquet, ["*.tar"], [*images, *_TABLES]):

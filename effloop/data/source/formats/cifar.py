@@ -159,7 +159,7 @@ def _records(batches: Sequence[tuple[str, _Batch]]) -> Iterator[Record]:
 def _pickled(file: Path, key: str, layout: _Layout) -> _Batch:
     found = _dict(file)
     pixels, labels = found.get("data"), found.get(key)
-    values = pixels.values if isinstance(pixels, Array) else np.empty(0)
+    values: NDArray[Any] = pixels.values if isinstance(pixels, Array) else np.empty(0)
     if values.dtype != np.uint8 or values.shape[1:] != (_BYTES,):
         raise DataError(f"{file} has no array 'data' of (N, {_BYTES:,}) uint8; unpack the archive again")
     if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < 256 for label in labels):

@@ -23,14 +23,11 @@ from effloop.data.source.storage.imported import ORIGINAL, RAW, raw_image
 from effloop.data.source.storage.targets import Targets, row_of
 from effloop.data.source.storage.writing import Record
 from effloop.data.source.tables import IMAGE, LABEL, encoded, open_table, shown
+from effloop.data.source.vocabulary import IMAGE_KEYS, LABEL_KEYS
 from effloop.errors import ConfigError, DataError
 
 _NOT_SAMPLES = frozenset({b"length", b"num-samples", b"num_samples", b"classes"})
 """Keys of what describes an environment, as those between two underscores do."""
-
-_IMAGES = ("image", "img", "data", "image_bytes", "jpg", "jpeg", "png")
-_LABELS = ("label", "labels", "target", "class", "y", "cls")
-"""Keys of a sample that is a dict; of several the first here is taken."""
 
 _SIGNATURES = (b"\xff\xd8", b"\x89PNG", b"RIFF", b"BM", b"GIF8")
 _LONGEST_NUMBER = 18  # digits
@@ -248,7 +245,7 @@ def _pair_of(found: Any) -> tuple[bytes | NDArray[Any], Any]:
     """Image and label; the image may be a list of one, as a `DataLoader` gives it."""
     if isinstance(found, dict):
         keys = {(key.decode("latin-1") if isinstance(key, bytes) else str(key)).lower(): key for key in found}
-        names = [next((keys[usual] for usual in usuals if usual in keys), None) for usuals in (_IMAGES, _LABELS)]
+        names = [next((keys[usual] for usual in usuals if usual in keys), None) for usuals in (IMAGE_KEYS, LABEL_KEYS)]
         if None not in names:
             found = tuple(found[name] for name in names)
     if isinstance(found, tuple | list) and len(found) == 2:

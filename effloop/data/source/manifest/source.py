@@ -17,7 +17,7 @@ from effloop.data.source import tables
 from effloop.data.source.base import WHOLE, Kind, NoSplitError, ScanError, printable, sources
 from effloop.data.source.config import DataConfig
 from effloop.data.source.files import ImageFiles
-from effloop.data.source.formats.parquet.source import holds_images
+from effloop.data.source.formats.parquet import holds_images
 from effloop.data.source.manifest.layout import (
     MASK,
     SPLIT,

@@ -187,10 +187,11 @@ def masks_unchanged(index: ColumnFile, folder: bytes, prefix: str = "") -> bool:
 
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
-def in_parallel(items: Iterable[T], look_at: Callable[[T], Looked]) -> Iterator[tuple[T, Looked]]:
-    """Each item and what was seen of its mask, by all cores, in order and in bounded memory."""
+def in_parallel(items: Iterable[T], look_at: Callable[[T], R]) -> Iterator[tuple[T, R]]:
+    """Each item and what `look_at` made of it, by all cores, in order and in bounded memory."""
     pending = iter(items)
     with ThreadPoolExecutor(cores := available_cores(), thread_name_prefix="effloop-masks") as pool:
         while batch := [*islice(pending, _RUN * cores)]:

@@ -172,7 +172,7 @@ class ImportedSource(PackedSource):
         columns = SplitColumns(folder=path.parent, targets=found.targets)
         with ColumnWriter(path, {"splits": splits, "files": states}) as writer:
             with Meter(stderr=True) as meter:
-                records = meter.track(self._reading(found.records), f"{self.where}: copying", found.count)
+                records = meter.track(self._read_originals(found.records), f"{self.where}: copying", found.count)
                 write_images(writer, self.split, records, columns)
             self._check_columns(columns, found)
             write_columns(writer, self.split, columns)
@@ -181,7 +181,7 @@ class ImportedSource(PackedSource):
             splits[self.split] = dataset.header(columns.fingerprint())
         self._say(path, len(columns), time.monotonic() - started)
 
-    def _reading(self, records: Iterable[Record]) -> Iterator[Record]:
+    def _read_originals(self, records: Iterable[Record]) -> Iterator[Record]:
         """The records; their OSErrors aren't those of writing the copy."""
         try:
             yield from records

@@ -14,7 +14,7 @@ from effloop.cli.main import main
 from effloop.config import compose, from_dict, to_dict
 from effloop.data.source import Source
 from effloop.data.source.folder import FolderSource
-from effloop.data.source.formats.parquet.source import ParquetSource
+from effloop.data.source.formats.parquet import ParquetSource
 from effloop.data.source.formats.tar import TarSource
 from effloop.data.source.hub import HubConfig
 from effloop.errors import ConfigError, DataError

@@ -1,1 +1,0 @@
-"""Parquet files of encoded images."""
