@@ -12,6 +12,7 @@ import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -159,12 +160,12 @@ class ParquetSource(IndexedSource, ImportedSource):
         return Contents(self._with_masks(files, len(targets.names)), count, num_bytes, (), targets)
 
     def _records(self, files: Sequence[Path], targets: Targets, names: Sequence[str]) -> Iterator[Record]:
-        key, first = self._keys(files), None
+        key, first = self._key_of(files), None
         for file in files:
             with self._table(file) as table:
                 label = table.label()
                 learner = Learner(table, label, self._given_names(table, label))
-                own = class_names(table.features.get(label)) if self.config.classes is None else None
+                own = class_names(table.features.get(label or "")) if self.config.classes is None else None
                 first = first or (own and (file, own))
                 if own and first and own != first[1]:
                     raise DataError(
@@ -179,13 +180,12 @@ class ParquetSource(IndexedSource, ImportedSource):
                     yield Record(key(file, row, path), number, _there(data, table, table.image(), row), target)
 
     def _with_masks(self, files: Sequence[Path], num_classes: int) -> Iterator[Record]:
-        key = self._keys(files)
+        key = self._key_of(files)
         for file in files:
             with self._table(file) as table:
                 rows = enumerate(table.paths_and_images(table.mask()))
-                for (row, (path, data, _)), (digest, mask, largest) in in_parallel(
-                    rows, lambda each, table=table: _seen(each[1][2], table, each[0])
-                ):
+                seen = partial(_seen, table)
+                for (row, (path, data, _)), (digest, mask, largest) in in_parallel(rows, seen):
                     if largest >= num_classes:
                         raise DataError(
                             f"{self.where}: {num_classes} classes, but a mask has the value {largest}; name the others"
@@ -200,11 +200,11 @@ class ParquetSource(IndexedSource, ImportedSource):
         for file in self._all_files():
             with self._table(file) as table:
                 rows = enumerate(table.values(table.mask()))
-                found = in_parallel(rows, lambda each, table=table: _seen(each[1][0], table, each[0]))
+                found = in_parallel(rows, partial(_seen, table))
                 largest = max(largest, max((value for _, (_, _, value) in found), default=0))
         return [str(number) for number in range(largest + 1)]
 
-    def _keys(self, files: Sequence[Path]) -> Callable[[Path, int, str | None], bytes]:
+    def _key_of(self, files: Sequence[Path]) -> Callable[[Path, int, str | None], bytes]:
         """What makes a key of a file, a row and the path that is stored with the image: this, if all have one, and no
         two the same.
         """
@@ -290,9 +290,9 @@ def _there(data: bytes | None, table: Table, column: str | None, row: int) -> by
     return data
 
 
-def _seen(data: bytes | None, table: Table, row: int) -> tuple[bytes, Encoded, int]:
-    """Digest, stored form and largest value of a mask; one that can't be decoded is a bad sample."""
-    found = _there(data, table, table.mask(), row)
+def _seen(table: Table, numbered: tuple[int, Sequence[Any]]) -> tuple[bytes, Encoded, int]:
+    """Digest, stored form and largest value of the mask at a row's end; one that can't be decoded is a bad sample."""
+    found = _there(numbered[1][-1], table, table.mask(), numbered[0])
     try:
         mask = decode_mask(found)
     except DataError:

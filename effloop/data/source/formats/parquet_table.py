@@ -176,7 +176,7 @@ class Table:
             ("text", (types.is_string, types.is_large_string)),
         ):
             if any(test(one) for test in tests):
-                return form + "s" * many
+                return f"{form}s" if many else form
         raise DataError(
             f"data.label: the column '{column}' of {self.path} is {kind}; name one of numbers, of text, or of lists of "
             "these"
@@ -186,7 +186,8 @@ class Table:
         """(path that is stored with it, image, value of the column `target`) of each row."""
         column = self.image()
         parts = [f"{column}.path", f"{column}.bytes"] if self._is_struct(column) else [None, column]
-        yield from self.values(*parts, target)
+        for path, image, value in self.values(*parts, target):
+            yield path, image, value
 
     def paths(self) -> Iterator[str | None]:
         """The path that is stored with each image."""
