@@ -287,7 +287,7 @@ sources: Registry[Source] = Registry(
         "masks": "effloop.data.source.masks.source",
         "memmap": "effloop.data.source.formats.memmap",
         "npz": "effloop.data.source.formats.npz",
-        "parquet": "effloop.data.source.formats.parquet.source",
+        "parquet": "effloop.data.source.formats.parquet",
         "pth": "effloop.data.source.formats.pth",
         "recordio": "effloop.data.source.formats.recordio",
         "tar": "effloop.data.source.formats.tar",

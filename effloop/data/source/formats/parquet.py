@@ -127,9 +127,6 @@ class ParquetSource(IndexedSource, ImportedSource):
         beside = [file for file in (root / CARD, root / NAMES, *said(root)) if file.is_file()]
         return [*dict.fromkeys([*self.shards(root), *beside, *self._all_files()])]
 
-    def modified_ns(self, index: int) -> int | None:
-        return None if self._copied is not None else super().modified_ns(index)
-
     def _all_files(self) -> list[Path]:
         """Those of all splits."""
         return [*dict.fromkeys(chain(*map(self._files_of, sorted({*self._counted(), self.split}))))]

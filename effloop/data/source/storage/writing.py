@@ -109,7 +109,7 @@ writers: Modules[Writer] = Modules(
         "lmdb": "effloop.data.source.formats.lmdb",
         "memmap": "effloop.data.source.formats.memmap",
         "n5": "effloop.data.source.formats.zarr",
-        "parquet": "effloop.data.source.formats.parquet.writer",
+        "parquet": "effloop.data.source.formats.parquet",
         "pth": "effloop.data.source.formats.pth",
         "recordio": "effloop.data.source.formats.recordio",
         "tar": "effloop.data.source.formats.tar",
