@@ -182,12 +182,11 @@ class Table:
             "these"
         )
 
-    def paths_and_images(self, target: str | None = None) -> Iterator[tuple[str | None, bytes | None, Any]]:
+    def paths_and_images(self, target: str | None = None) -> Iterator[Sequence[Any]]:
         """(path that is stored with it, image, value of the column `target`) of each row."""
         column = self.image()
         parts = [f"{column}.path", f"{column}.bytes"] if self._is_struct(column) else [None, column]
-        for path, image, value in self.values(*parts, target):
-            yield path, image, value
+        return self.values(*parts, target)
 
     def paths(self) -> Iterator[str | None]:
         """The path that is stored with each image."""
