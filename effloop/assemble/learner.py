@@ -198,7 +198,7 @@ class Learner:
 
     Attributes:
         model: what is trained, its names as in checkpoints.
-        train_step: the `Step` around it, as `parallel` wrapped it.
+        train_step: the `Step` around it, as `parallel.wrap_step` returned it.
         average: has the weights that are evaluated.
         optimizer, schedule: of the parameters that are trained.
         train, val: what the loop asks for batches.
@@ -245,6 +245,7 @@ def build_learner(environment: Environment, data: Data, start: Start, advise: Ad
 
         train, val, more = build_probe(environment, data, model)
         notes += more
+    model = parallel.wrap(model)  # before the optimizer: a strategy that shards replaces the parameters
     average, optimizer, schedule, more = _optimizer(config, model, train)
     left = (len(train) // config.accumulate) * (config.epochs - start.epoch)
     config.profile.check(left, parallel.device, in_place=start.in_place)
@@ -253,7 +254,7 @@ def build_learner(environment: Environment, data: Data, start: Start, advise: Ad
     if parallel.rank:  # the same weights everywhere, but not the same dropout
         rng.seed_all(config.seed + parallel.rank)
     step = Step(model, environment.task, precision, loss)
-    train_step = parallel.wrap(step, find_unused=bool(found and found.unused))
+    train_step = parallel.wrap_step(step, find_unused=bool(found and found.unused))
     seconds = 0.0
     if config.compile:
         seconds = compile_now(config, train_step, average.model, environment.task, precision, num_outputs)

@@ -61,14 +61,23 @@ class Parallel(ABC):
         """The fewest images of a rank's batch that go through the model at once."""
         return batch_size
 
-    @abstractmethod
-    def wrap(self, step: nn.Module, *, find_unused: bool) -> nn.Module:
-        """Wrap a training step for this strategy.
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Prepare a model that has its initial weights; optimizer, EMA, training step and checkpoints get the result.
+
+        A strategy may replace modules and parameters here, as `fully_shard` does. Names have to stay as they are, and
+        so has what `state_dict` returns, on every rank.
+        """
+        return model
+
+    def wrap_step(self, step: nn.Module, *, find_unused: bool) -> nn.Module:
+        """Wrap a training step around the model that `wrap` has returned.
 
         Args:
-            step: (images, targets, valid) -> (loss (), sums (7,)), as `Step` does.
+            step: (images, targets, valid) -> (loss (), sums (M,)), as `Step` does.
             find_unused: whether some parameters get no gradient.
         """
+        del find_unused
+        return step
 
     @abstractmethod
     def gradients(self, step: nn.Module, *, sync: bool) -> AbstractContextManager[None]:

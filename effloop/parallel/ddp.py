@@ -239,11 +239,14 @@ class Ddp(Parallel):
             _open_group(env, store, self.device, config.timeout_s)
         self._wishes = Wishes()
 
-    def wrap(self, step: nn.Module, *, find_unused: bool) -> nn.Module:
-        if self._sync_batchnorm and self.device.type == "cuda":
-            step = nn.SyncBatchNorm.convert_sync_batchnorm(step)  # type: ignore[no-untyped-call]
-        elif self._sync_batchnorm:
-            step = convert_sync_batchnorm(step)
+    def wrap(self, model: nn.Module) -> nn.Module:
+        if not self._sync_batchnorm:
+            return model
+        if self.device.type == "cuda":
+            return cast("nn.Module", nn.SyncBatchNorm.convert_sync_batchnorm(model))  # type: ignore[no-untyped-call]
+        return convert_sync_batchnorm(model)
+
+    def wrap_step(self, step: nn.Module, *, find_unused: bool) -> nn.Module:
         if not any(parameter.requires_grad for parameter in step.parameters()):
             return step
         options: dict[str, Any] = {_BUFFERS: False}  # each rank keeps its own statistics until `average_buffers`

@@ -31,9 +31,6 @@ class NoParallel(Parallel):
         self.rank, self.world_size, self.local_world_size = 0, 1, 1
         self.device = device
 
-    def wrap(self, step: nn.Module, *, find_unused: bool) -> nn.Module:
-        return step
-
     def gradients(self, step: nn.Module, *, sync: bool) -> AbstractContextManager[None]:
         return nullcontext()
 
@@ -126,7 +123,7 @@ class Dp(NoParallel):
     def least_images(self, batch_size: int) -> int:
         return len(torch.empty(batch_size).chunk(max(1, self._num_gpus))[-1])
 
-    def wrap(self, step: nn.Module, *, find_unused: bool) -> nn.Module:
+    def wrap_step(self, step: nn.Module, *, find_unused: bool) -> nn.Module:
         if self._num_gpus < 2:
             return step
         return GatheredStep(nn.DataParallel(ReplicaStep(step), list(range(self._num_gpus))))

@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from kills_train import equal
 from runs import TINY, call, rows
 
 import effloop
@@ -335,6 +337,42 @@ def test_parts_in_a_file(mine: list[str], tmp_path: Path) -> None:
     code, _, err = call("resume", "outputs/x", "epochs=2", "plugins=parts/mine.py", cwd=tmp_path)
     assert (code, err) == (0, "")
     assert len(rows(run, "metrics.jsonl")) > 0
+
+
+SHARDING = '''
+"""A strategy that replaces parameters before the optimizer is made, as `fully_shard` does."""
+from dataclasses import dataclass
+from torch import nn
+from effloop.parallel import ParallelConfig, parallels
+from effloop.parallel.dp import NoParallel
+
+@dataclass
+class ToyConfig(ParallelConfig):
+    pass
+
+@parallels.register("toy", ToyConfig)
+class Toy(NoParallel):
+    """Its parameters are other ones."""
+    def wrap(self, model):
+        for module in model.modules():
+            for name, old in [*module.named_parameters(recurse=False)]:
+                setattr(module, name, nn.Parameter(old.detach().clone()))
+                old.detach().fill_(float("nan"))  # whoever holds these learns nothing
+        return model
+'''
+
+
+def test_a_strategy_may_replace_parameters(photos: Path, tmp_path: Path) -> None:
+    """Optimizer, EMA, step and checkpoints hold what `wrap` returns: the run ends as without the strategy."""
+    (tmp_path / "toy.py").write_text(SHARDING)
+    found = []
+    for run, words in {"alone": [], "wrapped": ["parallel=toy", "plugins=[toy.py]"]}.items():
+        args = [f"data.root={photos}", *TINY, *words, f"run={run}", "optim.ema=0.9", "device=cpu", "epochs=1"]
+        code, _, err = call(*args, cwd=tmp_path)
+        assert (code, err) == (0, "")
+        found.append(torch.load(tmp_path / f"outputs/{run}/checkpoints/last.ckpt", weights_only=True))
+    for part in ("model", "optimizer", "average"):
+        assert equal(*(each[part] for each in found)), part
 
 
 @pytest.mark.slow

@@ -67,7 +67,7 @@ SCRIPT = """
     whole = [(torch.randn(8, 3, 6, 6) * 3 + 5, torch.randint(2, (8,))) for _ in range(4)]
     mine = [(images[rank::2], targets[rank::2]) for images, targets in whole]
     alone, together = Step(), Step()
-    stepper = parallel.wrap(together, find_unused=False)
+    stepper = parallel.wrap_step(parallel.wrap(together), find_unused=False)
     out["kinds"] = [type(m).__name__ for m in together.model]
     out["names"] = list(alone.state_dict()) == list(together.state_dict())
     out["alone"] = train(alone, alone, whole)
@@ -75,7 +75,7 @@ SCRIPT = """
     out["together"] = ([(a + b) / 2 for a, b in zip(*parallel.gather(losses))], state)
 
     step = Step()
-    stepper = parallel.wrap(step, find_unused=False)
+    stepper = parallel.wrap_step(parallel.wrap(step), find_unused=False)
     with parallel.gradients(stepper, sync=False):
         stepper(*mine[0], None)[0].backward()
     ours = parallel.gather([p.grad.norm().item() for p in step.parameters()])

@@ -61,7 +61,7 @@ def test_without_gpus_it_says_that_it_does_nothing(capfd):
     parallel = parallels.build(DpConfig(name="dp"), torch.device("cpu"))
     assert "parallel=dp does nothing here" in capfd.readouterr().err
     step = Step()
-    assert parallel.wrap(step, find_unused=False) is step
+    assert parallel.wrap_step(parallel.wrap(step), find_unused=False) is step
     assert parallel.device == torch.device("cpu")
 
 
