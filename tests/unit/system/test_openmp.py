@@ -115,7 +115,7 @@ def test_of_ranks(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         found.append(os.environ.get(COUNT))
         raise ConfigError("seen")
 
-    monkeypatch.setattr(ranks, "elastic_launch", start)
+    monkeypatch.setattr(ranks, "Agent", start)
     with pytest.raises(ConfigError, match="seen"):
         ranks.launch(RunSpec(configs.compose(["parallel=ddp", "device=cpu"]), [], here))
     assert found == [str(SPINS)]
