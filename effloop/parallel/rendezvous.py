@@ -10,11 +10,9 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import torch
@@ -22,29 +20,6 @@ from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[att
 
 from effloop.errors import ConfigError, RankError
 from effloop.parallel.rank_env import RankEnv
-
-# Find the process that listens on a port.
-
-PROC = Path("/proc")
-_LISTENING = "0A"
-
-
-def listening_process(port: int) -> int | None:
-    """PID of the process that listens on a TCP port of this machine; None if it can't be found."""
-    sockets = set()
-    for name in ("tcp", "tcp6"):
-        with suppress(OSError):
-            for line in (PROC / "net" / name).read_text().splitlines()[1:]:
-                words = line.split()
-                if words[3] == _LISTENING and int(words[1].rpartition(":")[2], 16) == port:
-                    sockets.add(f"socket:[{words[9]}]")
-    for folder in PROC.glob("[0-9]*"):
-        with suppress(OSError):  # the process has ended, or is another user's
-            for fd in (folder / "fd").iterdir():
-                if sockets and os.readlink(fd) in sockets:
-                    return int(folder.name)
-    return None
-
 
 START_TIMEOUT_S = 300.0
 """For all ranks to connect; a machine of a cluster may take minutes to load torch."""
@@ -157,11 +132,9 @@ def open_store(env: RankEnv, timeout_s: float = START_TIMEOUT_S) -> Store:
         store, _, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=timeout_s))))
     except (RuntimeError, OSError, ValueError) as error:
         if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
-            pid = listening_process(env.port)
-            by = f"by process {pid}" if pid else "by an unknown process"
             raise ConfigError(
-                f"MASTER_PORT: {env.port} is in use on {socket.gethostname()} {by}; "
-                "end it, or take another port (MASTER_PORT, torchrun --master-port)"
+                f"MASTER_PORT: {env.port} is in use on {socket.gethostname()}; end the process that listens there "
+                f"(ss -ltnp 'sport = {env.port}' shows it), or take another port (MASTER_PORT, torchrun --master-port)"
             ) from None
         reason = " ".join(str(error).split())[:200]
         if joined := re.search(r"(\d+)/\d+ clients joined", reason):  # rank 0 serves it, and waits

@@ -609,7 +609,7 @@ class TestProcesses:
             port = server.getsockname()[1]
             code, out, err = done(started(["effloop", "seed=1"], here, **environment(0, 2, port)))
         assert (code, out) == (2, "")
-        line = f"MASTER_PORT: {port} is in use on … by process {os.getpid()}; end it, or take another port (…)"
+        line = f"MASTER_PORT: {port} is in use on …; end the process that listens there (…), or take another port (…)"
         assert_line(err, line, here)
 
     def test_54_started_differently(self, here: Path) -> None:

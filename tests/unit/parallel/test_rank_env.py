@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import socket
-
 import pytest
 
 from effloop.errors import ConfigError
 from effloop.parallel.rank_env import RankEnv, detect_launcher, first_host, tasks_per_node
-from effloop.parallel.rendezvous import listening_process
 
 TORCHRUN = {
     "RANK": "3",
@@ -98,10 +94,3 @@ def test_tasks_per_node():
     assert tasks_per_node("2(x3),1") == [2, 2, 2, 1]
     assert tasks_per_node("4") == [4]
     assert tasks_per_node("") == []
-
-
-def test_the_holder_of_a_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        assert listening_process(port) == os.getpid()
-    assert listening_process(port) is None
