@@ -13,7 +13,6 @@ from effloop.config import Config
 from effloop.data.augment import augments
 from effloop.data.augment.mix import Mix
 from effloop.data.bad import OnBad, OnError
-from effloop.data.balance import BalancedOrder, ClassDraw
 from effloop.data.check import check_samples
 from effloop.data.decode import decoders
 from effloop.data.engine import engines
@@ -21,7 +20,6 @@ from effloop.data.engine.base import engine_class
 from effloop.data.engine.threads import ThreadsConfig
 from effloop.data.ledger import Ledger
 from effloop.data.loader import Loader
-from effloop.data.masks import MaskPlan
 from effloop.data.order import Order
 from effloop.data.plan import Plan
 from effloop.data.source import Cache, DataConfig, Kind, Source, Tail
@@ -202,6 +200,8 @@ def _plan(config: Resolved, source: Source, parallel: Slice, *, train: bool, kin
         world_size=parallel.world_size,
     )
     if train and config.data.balance:
+        from effloop.data.balance import BalancedOrder, ClassDraw
+
         folder = getattr(config.data, "index_dir", None)
         order = BalancedOrder(**vars(order), draw=ClassDraw(source, config.data.balance, config.seed, folder))
     if train and config.data.window is not None:
@@ -223,6 +223,8 @@ def _plan(config: Resolved, source: Source, parallel: Slice, *, train: bool, kin
         source = with_indexes(source, config.data)
     augment = augments.build_for(config.data.channels, config.augment, size=config.size, train=train)
     if source.kind is Kind.masks:
+        from effloop.data.masks import MaskPlan
+
         kind, augment = MaskPlan, augment.with_masks()
     if config.data.cache is not Cache.none:
         from effloop.data.cache.cached import cached

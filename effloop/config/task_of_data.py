@@ -16,10 +16,12 @@ from effloop.config import messages
 from effloop.config.hydra_setup import EXPERIMENT, chosen_names, compose_tree
 from effloop.config.schema import Config
 from effloop.config.typed import key_of
+from effloop.data.augment import AugmentConfig
 from effloop.data.source import DataConfig, Kind, ScanError, kind_of, source_config
 from effloop.errors import EffLoopError
+from effloop.model import ModelConfig
 from effloop.registry import groups
-from effloop.task import is_spatial
+from effloop.task import TaskConfig, is_spatial
 from effloop.task.base import TASK_OF
 
 _SPATIAL = {"model": "unet", "augment": "segmentation"}
@@ -109,11 +111,6 @@ def _names_of(keys: Sequence[str]) -> set[str]:
     return {key_of(each).split(".")[1] for each in keys}
 
 
-def _of_every_part(group: str) -> set[str]:
-    """The fields that all parts of a group have."""
-    return set.intersection(*(_fields_of(group, name) for name in groups[group]))
-
-
 def _fields_of(group: str, name: str) -> set[str]:
     return {each.name for each in fields(groups[group][name].config)}
 
@@ -135,7 +132,8 @@ def with_task(overrides: Sequence[str]) -> list[str]:
         for group in ("task", *_SPATIAL)
         if (keys := _keys_of_group(group, overrides)) and not chosen_names(group, overrides)
     }
-    if all(_names_of(keys) <= _of_every_part(group) for group, keys in own.items()):
+    of_all = {"task": TaskConfig, "model": ModelConfig, "augment": AugmentConfig}
+    if all(_names_of(keys) <= {each.name for each in fields(of_all[group])} for group, keys in own.items()):
         return list(overrides)
     try:
         others = [each for each in overrides if not any(each in keys for keys in own.values())]

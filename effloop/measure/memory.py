@@ -21,10 +21,9 @@ from torch import nn
 from effloop.assemble.resolve import num_workers
 from effloop.batch import Batch, ImageSize
 from effloop.config import Config
-from effloop.data.cache.cached import CachedSource, bytes_of_masks
 from effloop.data.cache.shared_memory import FOLDER
 from effloop.data.loader import Loader
-from effloop.data.source import Cache, Kind
+from effloop.data.source import Cache, Kind, Source
 from effloop.errors import DataError
 from effloop.model import Probe
 from effloop.optim import OptimConfig, optimizers
@@ -452,14 +451,17 @@ def _loading(config: Config, split: str, loader: Loader, parallel: Parallel) -> 
         Part(f"{split} masks", "host", slots * masks, mask_form, by_batch=True),
         Part(f"{split} images", "host", own, "encoded and decoded" + ", with masks" * bool(masks)),
     ]
-    if isinstance(source, CachedSource):
+    if config.data.cache is not Cache.none:
         parts.append(_cache(split, source, [decoded for _, decoded in images]))
     parts.append(Part(f"{split} workers", "host", workers * config.engine.worker_bytes, f"{workers} processes"))
     return parts
 
 
-def _cache(split: str, source: CachedSource, decoded: Sequence[int]) -> Part:
+def _cache(split: str, source: Source, decoded: Sequence[int]) -> Part:
     """The cache of a split; `decoded` are bytes of some images."""
+    from effloop.data.cache.cached import CachedSource, bytes_of_masks
+
+    assert isinstance(source, CachedSource)
     wanted = len(source) * sum(decoded) // len(decoded)
     if source.what is Cache.bytes:
         wanted = source.fingerprint()["bytes"] + bytes_of_masks(source.source, Cache.bytes)
