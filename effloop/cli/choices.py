@@ -14,9 +14,9 @@ from importlib.resources.abc import Traversable
 from effloop.cli.command import command
 from effloop.config import Config, hydra_setup
 from effloop.config.keys import Key, keys_of
+from effloop.config.spelling import meant
 from effloop.errors import ConfigError
 from effloop.registry import Registry, groups
-from effloop.spelling.suggestions import meant
 
 WIDTH = 80  # letters of a terminal
 

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 
 import effloop
 from effloop import registry
-from effloop.cli.early import refuse_early
 from effloop.cli.options import options_of
-from effloop.cli.spelling import refuse_other_styles
 from effloop.errors import (
     BUG,
     ConfigError,
@@ -120,13 +118,13 @@ def _dispatch(args: list[str]) -> int:
         known = f"did you mean data.root={args[0]}?" if "/" in args[0] else registry.choices(args[0], MODULES)
         raise ConfigError(f"'{args[0]}' is not a command; {known}")
     words = args[1:] if name else args
-    refuse_early(name or "train", words)
     return _call(command_named(name or "train"), words, debug)
 
 
 def _call(asked: Command, words: list[str], debug: list[str]) -> int:
     from effloop.config import Config
     from effloop.config.keys import keys_of
+    from effloop.config.spelling import refuse_other_styles
     from effloop.parallel.rank_env import detect_launcher
 
     options = options_of(asked.options)

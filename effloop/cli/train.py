@@ -9,12 +9,12 @@ from pathlib import Path
 from effloop import config as configs
 from effloop.cli.command import command
 from effloop.config import hydra_app
+from effloop.config.spelling import is_sweep, only_shows, parse_flags
 from effloop.data.source.storage.kept import opening_once
 from effloop.errors import ConfigError
 from effloop.parallel.rank_env import detect_launcher
 from effloop.run.execute import run
 from effloop.run.spec import RunSpec, planned
-from effloop.spelling import flags as flags_of
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ def train(options: TrainOptions, args: list[str]) -> int:
                 session.share(spec.to_plain() if spec else None)
             session.run()
         return 0
-    flags, overrides = flags_of.parse(args)
-    if flags_of.only_shows(flags):
+    flags, overrides = parse_flags(args)
+    if only_shows(flags):
         hydra_app.show(flags, overrides)
-    elif flags_of.is_sweep(flags):
+    elif is_sweep(flags):
         from effloop.run import sweep
 
         sweep.sweep(flags, overrides, debug=options.debug)
@@ -70,8 +70,8 @@ def _spec_of_ranks(args: list[str]) -> RunSpec | None:
     """
     if {"-m", "--multirun"} & set(args):
         raise ConfigError("-m: a sweep starts its ranks itself, a run at a time; leave torchrun or srun out")
-    flags, overrides = flags_of.parse(configs.for_ranks(args))
-    if flags_of.only_shows(flags):
+    flags, overrides = parse_flags(configs.for_ranks(args))
+    if only_shows(flags):
         hydra_app.show(flags, overrides)
         return None
     spec = _spec(flags, overrides)

@@ -26,10 +26,10 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from effloop.config import hydra_setup, messages
 from effloop.config.compose import finish
 from effloop.config.schema import Config
+from effloop.config.spelling import is_sweep, only_shows, parse_flags
 from effloop.config.task_of_data import follow_data, with_task
 from effloop.config.typed import quoted
 from effloop.errors import ConfigError
-from effloop.spelling.flags import is_sweep, only_shows, parse
 from effloop.system.files import owner
 
 MAX_JOBS = 1000
@@ -67,7 +67,7 @@ def compose_runs(args: list[str]) -> Iterator[Composed]:
     Raises:
         ConfigError: as `compose_run`.
     """
-    flags, overrides = parse(args)
+    flags, overrides = parse_flags(args)
     overrides = with_task(overrides)
     if only_shows(flags):
         show(flags, overrides)

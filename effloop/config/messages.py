@@ -23,9 +23,9 @@ from yaml import MarkedYAMLError, YAMLError
 
 from effloop.config import guard
 from effloop.config.keys import Key, keys_of
+from effloop.config.spelling import unknown_key
 from effloop.errors import PROGRAM, ConfigError
 from effloop.registry import Registry, choices, either, groups
-from effloop.spelling.suggestions import unknown_key
 
 _PLUGINS = {
     "hydra/launcher/joblib": "joblib",

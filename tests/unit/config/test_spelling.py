@@ -7,8 +7,8 @@ import pytest
 import effloop
 from effloop.config import Config
 from effloop.config.keys import keys_of
+from effloop.config.spelling import OTHER_NAMES, suggestion
 from effloop.registry import groups
-from effloop.spelling.suggestions import OTHER_NAMES, suggestion
 
 CHOSEN = {"data": "folder", "optim": "adamw", "engine": "threads"}
 

@@ -1,11 +1,99 @@
-"""What an unknown key probably means."""
+"""Words as typed: Hydra's flags, other command lines' spellings, and what an unknown key probably means."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from effloop.errors import PROGRAM
+from effloop.errors import PROGRAM, ConfigError
+from effloop.registry import choices
+
+_SWITCHES = ("-m", "--multirun", "--resolve")
+_OPTIONS: dict[str, tuple[str, ...]] = {
+    "--cfg": ("job", "hydra", "all"),
+    "-c": ("job", "hydra", "all"),
+    "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
+    "-i": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
+    "--package": (),
+    "-p": (),
+    "--config-dir": (),
+    "-cd": (),
+}
+"""Hydra's flags that are supported -> their allowed values, () for any. `--experimental-rerun` isn't: it unpickles a
+file."""
+
+
+def is_flag(word: str) -> bool:
+    """Whether a word, without its value, is one of Hydra's flags that are supported."""
+    return word in _SWITCHES or word in _OPTIONS
+
+
+def is_sweep(flags: Sequence[str]) -> bool:
+    """Whether flags ask for a sweep."""
+    return "-m" in flags or "--multirun" in flags
+
+
+def only_shows(flags: Sequence[str]) -> bool:
+    """Whether flags make Hydra print something instead of starting a job."""
+    return any(flag in ("--cfg", "-c", "--info", "-i", "--resolve") for flag in flags)
+
+
+def parse_flags(args: list[str]) -> tuple[list[str], list[str]]:
+    """Split arguments into Hydra's flags with their values, and overrides.
+
+    Raises:
+        ConfigError: an unknown flag, or a value that it doesn't accept.
+    """
+    flags: list[str] = []
+    overrides: list[str] = []
+    rest = iter(args)
+    for arg in rest:
+        flag, equals, value = arg.partition("=")
+        if not arg.startswith("-"):
+            overrides.append(arg)
+        elif arg in _SWITCHES:
+            flags.append(arg)
+        elif flag in _OPTIONS:
+            value = value if equals else next(rest, "")
+            if not value or (_OPTIONS[flag] and value not in _OPTIONS[flag]):
+                allowed = choices(value, _OPTIONS[flag]) if _OPTIONS[flag] else "give it a value"
+                raise ConfigError(f"{flag}: '{value}' is not allowed; {allowed}")
+            flags += [flag, value]
+        else:
+            raise ConfigError(f"'{arg}' is not a flag; {choices(arg, [*_SWITCHES, *_OPTIONS, '--debug', '--help'])}")
+    if is_sweep(flags) and only_shows(flags):
+        raise ConfigError(f"{' '.join(flags)}: what is printed is of a single run; leave out -m and several values")
+    return flags, overrides
+
+
+def refuse_other_styles(words: Sequence[str], switches: Collection[str], known: Callable[[], Collection[str]]) -> None:
+    """Check that keys have no dashes before, as in `--batch-size 64`, and `=` no blanks around, as in `lr = 0.1`.
+
+    Args:
+        words: of the command line.
+        switches: the command's options without a value, `--NAME`.
+        known: gives the names of its options and, if it takes them, the keys of the config.
+
+    Raises:
+        ConfigError: a word is spelled in another style; the line has the right spelling.
+    """
+    for number, word in enumerate(words):
+        before, after = words[number - 1] if number else "", words[number + 1] if number + 1 < len(words) else ""
+        if word == "=" or (word.startswith("=") and before and "=" not in before):
+            value = after if word == "=" else word[1:]
+            raise ConfigError(f"'{word}': there are no blanks around =; write {before}={value}")
+        if word.endswith("=") and after and "=" not in after and not after.startswith("-"):
+            raise ConfigError(f"'{word} {after}': there are no blanks around =; write {word}{after}")
+        flag, _, value = word.partition("=")
+        if not flag.startswith("-") or is_flag(flag) or word in switches:
+            continue
+        name, names = flag.lstrip("-").replace("-", "_"), known()
+        key = name if name in names else meant(name, names)
+        if key:
+            value = value or (after if after and "=" not in after and after[0] != "-" else "VALUE")
+            typed = key if "=" in key else f"{key}={value}"
+            raise ConfigError(f"'{word}' is not a flag; keys have no dashes before: write {typed}")
+
 
 _OTHER_NAMES = {
     "epochs": "max_epochs num_epochs n_epochs num_train_epochs",
