@@ -13,7 +13,6 @@ from effloop.config.spelling import is_sweep, only_shows, parse_flags
 from effloop.data.source.storage.kept import opening_once
 from effloop.errors import ConfigError
 from effloop.parallel.rank_env import detect_launcher
-from effloop.run.execute import run
 from effloop.run.spec import RunSpec, planned
 
 
@@ -53,7 +52,10 @@ def train(options: TrainOptions, args: list[str]) -> int:
         sweep.sweep(flags, overrides, debug=options.debug)
     else:
         with opening_once():  # composing looks at the data, too
-            run(_spec(flags, overrides))
+            spec = _spec(flags, overrides)
+            from effloop.run.execute import run  # when the config is known to be right
+
+            run(spec)
     return 0
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from effloop.checkpoint import files
-from effloop.data.remote.fetch import tell_progress
+from effloop.data.remote.location import this_process
 from effloop.errors import BUG, EffLoopError, InterruptedRunError, PreemptedRunError
 from effloop.parallel.failures import (
     FolderRestartState,
@@ -92,7 +92,7 @@ class RankSession:
 
     def __init__(self, group: RankGroup, state: RestartState) -> None:
         self._group, self._state, self._told = group, state, 0.0
-        tell_progress(self._fetches, f"{group.env.address}:{group.env.port}")
+        this_process.told, this_process.run = self._fetches, f"{group.env.address}:{group.env.port}"
         self.shared = False
         """Whether rank 0 has told the others what to do."""
 

@@ -134,7 +134,7 @@ def scratch(here: Path, photos: Path, finished: Path, monkeypatch: pytest.Monkey
         shutil.copytree(finished, here / run)
     make_sweep(here / "outputs/multirun/2026-11-21/10-52-00", {"lr": [0.001, 0.01]})
     for registry in groups.values():  # parts of these pages are gone afterwards
-        monkeypatch.setattr(registry._entries, "_found", dict(registry._entries._found))
+        monkeypatch.setattr(registry._entries, "_found", dict(registry._entries))  # all are imported now
     monkeypatch.setattr(ConfigStore.instance(), "repo", copy.deepcopy(ConfigStore.instance().repo))
     monkeypatch.setattr(sys, "path", [*sys.path])
     for variable in ("EFFLOOP_PLUGINS", "PYTHONPATH"):

@@ -304,7 +304,7 @@ from pathlib import Path
 from effloop.data.remote import fetch, store
 from effloop.data.remote.buckets import store_of
 fetch.CHUNK_BYTES = 1 << 16
-fetch.tell_progress(lambda: None, sys.argv[3])
+fetch.this_process.run = sys.argv[3]
 print(fetch.local_root(sys.argv[1], Path(sys.argv[2])))
 print(fetch.fetched_of(sys.argv[1], Path(sys.argv[2]))[0].fetched_bytes, flush=True)
 """

@@ -33,7 +33,6 @@ DONE = ".done"
 _POLL_S = 0.2
 _SAY_S = 2.0
 _SILENT_S = 300.0
-_CONTENT = re.compile(r"/objects/[0-9a-f]{64}$")
 _SHARE = 0.8
 """Of the free disk."""
 
@@ -232,11 +231,6 @@ def is_removed(path: Path) -> bool:
     """Whether a path is in the folder of links of a dataset that was removed to make room."""
     views = (each for each in path.parents if each.parent.name == "data" and (each.parents[1] / "objects").is_dir())
     return any(not view.exists() for view in views)
-
-
-def is_file(path: Path) -> bool:
-    """Whether a path is a file, or a link of a dataset to one that isn't here yet."""
-    return path.is_file() or (path.is_symlink() and _CONTENT.search(os.readlink(path)) is not None)
 
 
 def _try(file: IO[str]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from effloop.data.remote.cache import Cache
 from effloop.data.remote.child import EndedError, started
 from effloop.data.remote.download import CHUNK_BYTES
 from effloop.data.remote.fetched import Fetched
-from effloop.data.remote.location import Location
+from effloop.data.remote.location import Location, this_process
 from effloop.data.remote.manifest import Manifest
 from effloop.data.remote.progress import ByteMeter
 from effloop.data.remote.window_room import Window
@@ -42,22 +42,6 @@ class _Opened:
     lock: IO[str]
 
 
-@dataclass
-class _Process:
-    """What this process knows of itself.
-
-    Attributes:
-        began: Unix time from which on what another one has listed is as good as listed anew.
-        told: is called as long as there is progress.
-        run: what is the same for all ranks of a run on this machine; empty for a run of one process.
-    """
-
-    began: float
-    told: Callable[[], None]
-    run: str = ""
-
-
-_process = _Process(time.time(), lambda: None)
 _opened: dict[tuple[str, str], _Opened] = {}
 _failed: dict[tuple[str, str], tuple[float, EffLoopError]] = {}
 
@@ -104,20 +88,9 @@ def fetched_of(root: str, folder: Path) -> tuple[Fetched, str] | None:
     return (found.fetched, found.fetched.line(root, found.folder)) if found else None
 
 
-def tell_progress(told: Callable[[], None], run: str) -> None:
-    """Have a function called several times a second as long as something is listed or fetched, here or by another
-    process that this one waits for.
-
-    Args:
-        told: the function.
-        run: the name of a run of several ranks, of which this process is one: what one has fetched, all have.
-    """
-    _process.told, _process.run = told, run
-
-
 def progressed() -> None:
-    """Call what `tell_progress` was given."""
-    _process.told()
+    """Call what this process wants to be called while there is progress."""
+    this_process.told()
 
 
 def fetched_before() -> dict[str, str]:
@@ -133,7 +106,7 @@ def forget() -> None:
     _opened.clear()
     _failed.clear()
     os.environ.pop(_FOUND, None)
-    _process.began = time.time()
+    this_process.began = time.time()
 
 
 def _pass_on() -> None:
@@ -162,7 +135,7 @@ def _inherited(root: str, folder: Path, *, whole: bool) -> _Opened | None:
 def _open(root: str, folder: Path, limit_gb: float | None, window: Window | None) -> _Opened:
     location, cache = Location.of(root), Cache(folder)
     began = time.monotonic()
-    with cache.fetching(location.place, warn, lambda: _process.told()) as (lock, before):
+    with cache.fetching(location.place, warn, lambda: this_process.told()) as (lock, before):
         if found := _just_listed(before, root, cache, whole=window is None):
             return found
         limit = None if limit_gb is None else limit_gb * 1e9
@@ -178,7 +151,7 @@ def _open(root: str, folder: Path, limit_gb: float | None, window: Window | None
                         raise DataError(f"data.root: '{root}' can't be fetched: {error}; start again") from None
                     warn(f"data.root: {error}; it is started again")
         fetched = Fetched(*there, meter.bytes, time.monotonic() - began)
-        listed = {"name": manifest.folder, "listed": time.time(), "fetched": asdict(fetched), "by": _process.run}
+        listed = {"name": manifest.folder, "listed": time.time(), "fetched": asdict(fetched), "by": this_process.run}
         cache.note(lock, {"roots": _recent({**before.get("roots", {}), root: listed})})
     return _Opened(cache.root(manifest), manifest, fetched, folder, used)
 
@@ -191,10 +164,10 @@ def _recent(roots: Mapping[str, Any]) -> dict[str, Any]:
 def _just_listed(before: Mapping[str, Any], root: str, cache: Cache, *, whole: bool) -> _Opened | None:
     """What another rank of this machine, or another run, has fetched while this one has waited."""
     found = before.get("roots", {}).get(root)
-    if found is None or found["listed"] < _process.began:
+    if found is None or found["listed"] < this_process.began:
         return None
     facts = found["fetched"]
-    if not (_process.run and _process.run == found.get("by")):  # it is in the figures of another run
+    if not (this_process.run and this_process.run == found.get("by")):  # it is in the figures of another run
         facts = {**facts, "fetched_bytes": 0}
     return _there(cache, found["name"], facts, whole=whole)
 
@@ -249,7 +222,7 @@ def _fetch(
             if "bytes" in message:
                 meter.advance(message["bytes"])
                 os.utime(lock.fileno())
-                _process.told()
+                this_process.told()
             if message.get("done"):
                 assert manifest is not None
                 kept.pop_all()

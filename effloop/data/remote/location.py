@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
+from pathlib import Path
 from urllib.parse import quote, unquote
 
 from effloop.errors import ConfigError, printable
@@ -24,6 +26,34 @@ _NO_TEXT = re.compile("[\ud800-\udfff]")
 _HTTP = ("http", "https")
 _PLAIN = "/:[]!$&'()*+,;=@~"
 """What may stand as it is in the path of a URL; a `%` in a name may not."""
+
+_CONTENT = re.compile(r"/objects/[0-9a-f]{64}$")
+"""What a link to a fetched file points to."""
+
+
+@dataclass
+class ThisProcess:
+    """What this process knows of itself.
+
+    Attributes:
+        began: Unix time; listings of other processes that are newer are reused.
+        told: is called several times a second as long as something is listed or fetched, here or by another process
+            that this one waits for.
+        run: the name of a run of several ranks, of which this process is one: what one has fetched, all have. Empty for
+            a run of one process.
+    """
+
+    began: float
+    told: Callable[[], None]
+    run: str = ""
+
+
+this_process = ThisProcess(time.time(), lambda: None)
+
+
+def is_file(path: Path) -> bool:
+    """Whether a path is a file, or a link of a dataset to one that isn't here yet."""
+    return path.is_file() or (path.is_symlink() and _CONTENT.search(os.readlink(path)) is not None)
 
 
 def is_remote(root: str | None) -> bool:

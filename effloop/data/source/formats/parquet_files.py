@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from effloop.data.remote.cache import is_file
+from effloop.data.remote.location import is_file
 from effloop.data.source.base import WHOLE
 from effloop.data.source.root import CARD
 from effloop.data.source.storage.shards import check_complete, find_shards

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded
-from effloop.data.remote.cache import is_file
+from effloop.data.remote.location import is_file
 from effloop.data.source.base import Kind, printable, sources
 from effloop.data.source.root import begins_with
 from effloop.data.source.storage.checksum import crc32c

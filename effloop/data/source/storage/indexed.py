@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from effloop.data.remote.window import WindowState
 from effloop.data.source.base import Kind
 from effloop.data.source.ranges import Ranges
 from effloop.data.source.storage.columns import Blobs, ColumnFile
@@ -23,6 +22,9 @@ from effloop.data.source.storage.scanned import ScannedSource
 from effloop.data.source.storage.targets import Targets
 from effloop.errors import DataError
 from effloop.system.cached import cached_property
+
+if TYPE_CHECKING:
+    from effloop.data.remote.window import WindowState
 
 
 class IndexedSource(ScannedSource):
@@ -69,6 +71,8 @@ class IndexedSource(ScannedSource):
     @cached_property
     def window_state(self) -> WindowState:
         """What is known of the files where only some are here at a time."""
+        from effloop.data.remote.window import WindowState
+
         return WindowState(self.base())
 
     def __getstate__(self) -> dict[str, Any]:

@@ -11,17 +11,19 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded
-from effloop.data.remote.window import WindowState
 from effloop.data.source.storage.columns import span, spans
 from effloop.errors import DataError
 from effloop.system.hardware import allow_open_files
+
+if TYPE_CHECKING:
+    from effloop.data.remote.window import WindowState
 
 _KEEP_NO_FILE: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 

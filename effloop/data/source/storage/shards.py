@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from effloop.data.remote.cache import is_file
+from effloop.data.remote.location import is_file
 from effloop.data.source.base import USUAL, WHOLE
 from effloop.data.source.config import DataConfig
 from effloop.errors import DataError
