@@ -40,7 +40,7 @@ _NOT_CHOSEN = (
     "effloop.measure.tune",
     "effloop.model.zoo",
     "effloop.parallel.ddp",
-    "effloop.profile.operators",
+    "effloop.profile.tools",
     "effloop.record.trackers",
     "effloop.report",
     "effloop.run.ranks",
