@@ -2,28 +2,32 @@
 
 A split is a group with the header as an attribute; the encoded images are an array of bytes in chunks of up to 256
 MiB, and every column is an array of one chunk. An uncompressed chunk contains nothing but values, so it is mapped.
+Metadata is what is written here, and compared with that, not parsed: any other array is one of another program, which
+is copied once (`zarr_foreign`), by its package. That isn't used for EffLoop's own: importing `zarr` takes 0.13 s,
+opening a split 2.4 ms instead of 0.25, and it starts five threads, while processes are forked later.
 
-Of other programs' folders the arrays are copied (`zarr_arrays`). For EffLoop's own the package `zarr` isn't used:
-importing it takes 0.13 s and opening a split 2.4 ms instead of 0.25, it starts five
-threads (processes are forked later), it doesn't read n5, and its metadata has other bytes than what is written here.
+https://zarr-specs.readthedocs.io/en/latest/v3/core/index.html, .../v2/v2.0.html and
+https://github.com/saalfeldlab/n5#file-system-specification
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import sources
 from effloop.data.source.formats.array_names import ArraysConfig
-from effloop.data.source.formats.zarr_arrays import arrays_in, nodes_in
-from effloop.data.source.formats.zarr_dialects import N5, ZARR2, ZARR3, Dialect, Layout
+from effloop.data.source.formats.zarr_foreign import arrays_in, nodes_in, read_json, write_json
 from effloop.data.source.root import expand_root, files_in, root_folder
 from effloop.data.source.storage.arrays import (
-    DIMENSIONS,
     DTYPES,
     INDEXES,
     Array,
@@ -42,10 +46,178 @@ from effloop.errors import DataError
 HEADER, CHECKSUM = "effloop", "effloop_crc32c"
 """Attributes of a split's group: the header, and the CRC-32C of its JSON."""
 
-_DIALECTS = (ZARR3, ZARR2, N5)
 _CHUNK = 256 << 20  # ImageNet's originals, 148 GB, are 550 of these; other readers hold a chunk in memory
-_LARGEST = (1 << 31) - 1  # bytes of entropy indexes in their one chunk, which n5 counts in 32 bits; more are left out
+_LARGEST = (1 << 31) - 1  # bytes of a block of n5, which counts them in 32 bits
 _BLOCK = 1 << 20  # values of a column whose byte order is converted at a time
+
+
+@dataclass(frozen=True)
+class Layout:
+    """An uncompressed array: dtype, number of values, values in a chunk, and the shape of a row, for several
+    dimensions, of which the first alone is cut into chunks.
+    """
+
+    dtype: np.dtype[Any]
+    count: int
+    chunk: int
+    row: tuple[int, ...] = ()
+
+    def shape(self, count: int) -> list[int]:
+        """The shape of an array, or a chunk, of `count` values."""
+        return [count // math.prod(self.row), *self.row]
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """One of the formats.
+
+    Attributes:
+        marker: the file that makes a folder a dataset of this format.
+        array_file: the file with an array's metadata.
+        attributes_file: the one with a group's attributes.
+        group: attributes -> the content of that file.
+        array: a layout -> the metadata of an array.
+        sizes: that -> (shape of the array, shape of a chunk, dtype).
+        chunk_name: number of a chunk, number of dimensions -> its file in the array's folder.
+        order: byte order of the values.
+        padded: whether the last chunk is as long as the others.
+        root: attributes of the root group.
+    """
+
+    marker: str
+    array_file: str
+    attributes_file: str
+    group: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    array: Callable[[Layout], dict[str, Any]]
+    sizes: Callable[[Mapping[str, Any]], tuple[list[int], list[int], str]]
+    chunk_name: Callable[[int, int], str]
+    order: Literal["<", ">"] = "<"
+    padded: bool = True
+    root: Mapping[str, Any] = field(default_factory=dict)
+
+    def attributes(self, folder: Path) -> Mapping[str, Any]:
+        """The attributes of a group; empty if there is no such group; raises a DataError if they are damaged."""
+        found: Any = read_json(folder / self.attributes_file) if (folder / self.marker).is_file() else None
+        found = (found or {}).get("attributes", {}) if self is ZARR3 else found
+        return found if isinstance(found, dict) else {}
+
+    def is_root(self, root: Path) -> bool:
+        """Whether a folder is a dataset of this format, not necessarily written by EffLoop."""
+        try:
+            return (root / self.marker).is_file() and (not self.root or "n5" in self.attributes(root))
+        except DataError:
+            return not self.root
+
+    def layout(self, folder: Path) -> Layout | None:
+        """The layout of an array; None if there is no such array.
+
+        Raises:
+            DataError: its metadata isn't what is written here.
+        """
+        meta = read_json(folder / self.array_file)
+        if meta is None:
+            return None
+        try:
+            shape, chunk, dtype = self.sizes(meta)
+            if all(type(length) is int and length >= 0 for length in (*shape, *chunk)):
+                row = tuple(shape[1:])
+                order = np.dtype(dtype).newbyteorder(self.order)
+                layout = Layout(order, math.prod(shape), math.prod(chunk), row)
+                if self.array(layout) == meta and layout.chunk:
+                    return layout
+        except (LookupError, TypeError, ValueError, ArithmeticError):
+            pass
+        raise DataError(
+            f"{folder / self.array_file} is not as `convert` writes it, such as compressed or of another shape, so it "
+            "can't be mapped; convert it again"
+        )
+
+    def chunk_header(self, layout: Layout, count: int) -> bytes:
+        """The bytes of a chunk before its `count` values: in n5 its mode, number of dimensions, and their lengths."""
+        if self is not N5:
+            return b""
+        shape = layout.shape(count)[::-1]
+        return struct.pack(f">HH{len(shape)}I", 0, len(shape), *shape)
+
+    def chunk_bytes(self, layout: Layout, start: int) -> int:
+        """The size of the chunk that begins with the value `start`."""
+        count = layout.chunk if self.padded else min(layout.chunk, layout.count - start)
+        return len(self.chunk_header(layout, 0)) + count * layout.dtype.itemsize
+
+    def write_group(self, folder: Path, attributes: Mapping[str, Any]) -> None:
+        """Write a group's metadata; its folder may exist already."""
+        if self.marker != self.attributes_file:
+            write_json(folder / self.marker, {"zarr_format": 2})
+        write_json(folder / self.attributes_file, self.group(attributes))
+
+
+def _zarr3(layout: Layout) -> dict[str, Any]:
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": layout.shape(layout.count),
+        "data_type": layout.dtype.name,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": layout.shape(layout.chunk)}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": layout.dtype.type(0).item(),
+        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+        "attributes": {},
+    }
+
+
+def _zarr2(layout: Layout) -> dict[str, Any]:
+    return {
+        "zarr_format": 2,
+        "shape": layout.shape(layout.count),
+        "chunks": layout.shape(layout.chunk),
+        "dtype": layout.dtype.str,
+        "compressor": None,
+        "fill_value": layout.dtype.type(0).item(),
+        "filters": None,
+        "order": "C",
+    }
+
+
+def _n5(layout: Layout) -> dict[str, Any]:
+    return {
+        "dimensions": layout.shape(layout.count)[::-1],
+        "blockSize": layout.shape(layout.chunk)[::-1],
+        "dataType": layout.dtype.name,
+        "compression": {"type": "raw"},
+    }
+
+
+ZARR3 = Dialect(
+    marker="zarr.json",
+    array_file="zarr.json",
+    attributes_file="zarr.json",
+    group=lambda attributes: {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)},
+    array=_zarr3,
+    sizes=lambda meta: (meta["shape"], meta["chunk_grid"]["configuration"]["chunk_shape"], meta["data_type"]),
+    chunk_name=lambda number, dimensions: "c/" + "/".join([str(number), *["0"] * (dimensions - 1)]),
+)
+ZARR2 = Dialect(
+    marker=".zgroup",
+    array_file=".zarray",
+    attributes_file=".zattrs",
+    group=lambda attributes: attributes,
+    array=_zarr2,
+    sizes=lambda meta: (meta["shape"], meta["chunks"], meta["dtype"]),
+    chunk_name=lambda number, dimensions: ".".join([str(number), *["0"] * (dimensions - 1)]),
+)
+N5 = Dialect(
+    marker="attributes.json",
+    array_file="attributes.json",
+    attributes_file="attributes.json",
+    group=lambda attributes: attributes,
+    array=_n5,
+    sizes=lambda meta: (meta["dimensions"][::-1], meta["blockSize"][::-1], meta["dataType"]),
+    chunk_name=lambda number, dimensions: "/".join([str(number), *["0"] * (dimensions - 1)]),
+    order=">",
+    padded=False,
+    root={"n5": "4.0.0"},
+)
+_DIALECTS = (ZARR3, ZARR2, N5)
 
 
 @sources.register("zarr", ArraysConfig)
@@ -67,8 +239,7 @@ class ZarrSource(ImportedSource):
         folder, where = root / self.split, f"{root}:{self.split}"
         attributes = dialect.attributes(folder)
         if HEADER not in attributes:
-            there = _splits(root, dialect)
-            if there:
+            if there := _splits(root, dialect):
                 raise no_split(root, self.split, there)
             return super().open_split()
         header = check_header_crc32c(attributes[HEADER], attributes.get(CHECKSUM), where)
@@ -76,15 +247,21 @@ class ZarrSource(ImportedSource):
         arrays: dict[str, Array] = {}
         extents: list[Extent] = []
         for name in DTYPES:
-            layout = dialect.layout(folder / name, DIMENSIONS.get(name, 1))
+            layout = dialect.layout(folder / name)
             if layout is None:
                 continue
-            array = arrays[name] = Array(len(files), dialect.header_bytes(layout), layout.dtype, layout.count)
+            before = len(dialect.chunk_header(layout, 0))
+            arrays[name] = Array(len(files), before, layout.dtype, layout.count)
             if name != "payload" and layout.count > layout.chunk:
                 raise DataError(f"{folder / name} is in several chunks, only one can be mapped; convert it again")
-            files += _chunk_files(dialect, folder / name, layout)
+            chunks = _chunk_files(dialect, folder / name, layout)
             if name == "payload":  # after its files were found: only then is its length believable
-                extents = _extents(array, layout)
+                starts = range(0, layout.count, layout.chunk)
+                extents = [
+                    Extent(len(files) + number, before, min(layout.chunk, layout.count - start))
+                    for number, start in enumerate(starts)
+                ]
+            files += chunks
         return pack(header, where, MappedFiles(files), arrays, extents)
 
     def originals(self) -> Sequence[Path]:
@@ -111,9 +288,8 @@ def _chunk_files(dialect: Dialect, folder: Path, layout: Layout) -> list[Path]:
     """The files of an array, all of the expected size; zarr would read a missing one as zeros, which aren't images."""
     files: list[Path] = []
     for start in range(0, layout.count, layout.chunk):
-        path = folder / layout.name(len(files))
-        count = layout.chunk if dialect.padded else min(layout.chunk, layout.count - start)
-        expected = dialect.header_bytes(layout) + count * layout.dtype.itemsize
+        path = folder / dialect.chunk_name(len(files), 1 + len(layout.row))
+        expected = dialect.chunk_bytes(layout, start)
         try:
             size = path.stat().st_size
         except PermissionError as error:
@@ -126,14 +302,6 @@ def _chunk_files(dialect: Dialect, folder: Path, layout: Layout) -> list[Path]:
             raise DataError(f"{path} has {size:,} bytes, it should have {expected:,}: put it back or convert again")
         files.append(path)
     return files
-
-
-def _extents(payload: Array, layout: Layout) -> list[Extent]:
-    starts = range(0, layout.count, layout.chunk)
-    return [
-        Extent(payload.file + number, payload.offset, min(layout.chunk, layout.count - start))
-        for number, start in enumerate(starts)
-    ]
 
 
 @register_writer("zarr")
@@ -159,20 +327,26 @@ def _write(dialect: Dialect, path: Path, dataset: Dataset, shard_bytes: int) -> 
     for split, records in dataset.splits.items():
         folder, collected = path / split, SplitColumns.of(dataset, path)
         chunk = _even(records.num_bytes, min(shard_bytes, _CHUNK))
-        layout = Layout(np.dtype(np.uint8), records.num_bytes, chunk, dialect.prefix)
+        layout = Layout(np.dtype(np.uint8), records.num_bytes, chunk)
         with _ChunkWriter(dialect, folder / "payload", layout) as chunks:
             write_payload(records, collected, chunks.append)
         columns = collected.columns()
         if "entropy" in columns and columns["entropy"].size > _LARGEST:
             columns = {name: values for name, values in columns.items() if name not in INDEXES}
         for name, values in columns.items():
-            layout = dialect.layout_of(values)
+            layout = _one_chunk(dialect, values)
             with _ChunkWriter(dialect, folder / name, layout) as chunks:
                 values = values.reshape(-1)
                 for start in range(0, len(values), _BLOCK):
                     chunks.append(values[start : start + _BLOCK].astype(layout.dtype).tobytes())
         header = dataset.header(collected.fingerprint(), collected.checksums())
         dialect.write_group(folder, {HEADER: header, CHECKSUM: header_crc32c(header)})
+
+
+def _one_chunk(dialect: Dialect, values: NDArray[Any]) -> Layout:
+    """The layout by which a column is written."""
+    dtype = values.dtype.newbyteorder(dialect.order)
+    return Layout(dtype, values.size, max(1, values.size), values.shape[1:])
 
 
 def _even(count: int, most: int) -> int:
@@ -182,7 +356,11 @@ def _even(count: int, most: int) -> int:
 
 
 class _ChunkWriter:
-    """Writes an array's metadata, and spreads its bytes over its chunks."""
+    """Writes an array's metadata, and spreads its bytes over its chunks.
+
+    Raises:
+        DataError: the format doesn't allow chunks of this size.
+    """
 
     def __init__(self, dialect: Dialect, folder: Path, layout: Layout) -> None:
         self._dialect, self._folder, self._layout = dialect, folder, layout
@@ -190,7 +368,12 @@ class _ChunkWriter:
         self._number = self._room = 0
 
     def __enter__(self) -> _ChunkWriter:
-        self._dialect.write_array(self._folder, self._layout)
+        size = self._dialect.chunk_bytes(self._layout, 0)
+        if self._dialect is N5 and size > _LARGEST:
+            raise DataError(
+                f"{self._folder} would take {size:,} bytes in one block, n5 allows {_LARGEST:,}; choose another format"
+            )
+        write_json(self._folder / self._dialect.array_file, self._dialect.array(self._layout))
         return self
 
     def append(self, data: Encoded) -> None:
@@ -209,7 +392,7 @@ class _ChunkWriter:
         if self._file is not None:
             self._file.close()
         layout = self._layout
-        path = self._folder / layout.name(self._number)
+        path = self._folder / self._dialect.chunk_name(self._number, 1 + len(layout.row))
         path.parent.mkdir(exist_ok=True, parents=True)
         self._file = path.open("xb")
         count = min(layout.chunk, layout.count - self._number * layout.chunk)
@@ -223,6 +406,4 @@ class _ChunkWriter:
             return
         with self._file:
             if kind is None and self._dialect.padded:
-                self._file.truncate(
-                    self._dialect.header_bytes(self._layout) + self._layout.chunk * self._layout.dtype.itemsize
-                )
+                self._file.truncate(self._dialect.chunk_bytes(self._layout, 0))
