@@ -5,24 +5,20 @@ from __future__ import annotations
 import errno
 import os
 import time
-from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from effloop.data.image import header
 from effloop.data.source.base import NoSplitError, printable, sources
 from effloop.data.source.config import DataConfig
 from effloop.data.source.mask_layout import find_layout
 from effloop.data.source.root import root_folder
-from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
-from effloop.data.source.storage.kept import folder_times, folders_unchanged, open_kept, times_digest
-from effloop.data.source.storage.loose import LooseSource
-from effloop.data.source.storage.writing import SplitColumns
+from effloop.data.source.storage.columns import ColumnFile
+from effloop.data.source.storage.kept import folder_times, folders_unchanged, open_kept
+from effloop.data.source.storage.loose import Facts, Listed, LooseSource, write_listing
 from effloop.errors import ConfigError, DataError
 
 EXTENSIONS = tuple(map(str.encode, header.EXTENSIONS))
@@ -51,53 +47,27 @@ class FolderSource(LooseSource):
 
     def __init__(self, config: FolderConfig, split: str) -> None:
         root = root_folder(config).absolute()
-        self.root = root / split
-        if not self.root.is_dir():
+        folder = root / split
+        if not folder.is_dir():
             raise NoSplitError(f"data.root: '{config.root}' has no folder '{split}'; {_listing(root, split, config)}")
         if find_layout(root, split) is not None:
             raise ConfigError(
                 f"data.root: '{config.root}' has images with masks, whose folders are no classes; set data=masks"
             )
-        self._open(_index(self.root, config))
+        index, path = _index(folder, config), os.fsencode(folder)
+        identity = {"root": os.fsencode(folder.resolve()).hex()}
+        self._open(index, None, Facts(path, printable(path), identity, names=tuple(index.meta["classes"])))
         if not len(self.labels):
             raise DataError(f"{self.where} has no images in its class folders ({SOUGHT}); set data.root=PATH")
-        if (empty := self._index.meta["empty"]) and not config.allow_missing_classes:
+        if (empty := index.meta["empty"]) and not config.allow_missing_classes:
             raise DataError(
                 f"{self.where}: the class folder '{empty[0]}' has no images ({SOUGHT}); remove it, fill it, or set "
                 "data.allow_missing_classes=true"
             )
 
-    def _open(self, index: ColumnFile) -> None:
-        self._index = index
-        self.classes = tuple(index.meta["classes"])
-        self.labels = index["label"]
-        self._keys = index.blobs("key")
-        self._ends = index["end"]
-        self._folder = os.fsencode(self.root)
-
     @classmethod
     def claims(cls, root: Path) -> bool:
         return root.is_dir()
-
-    @property
-    def where(self) -> str:
-        return printable(os.fsencode(self.root))
-
-    def fingerprint(self) -> dict[str, Any]:
-        fingerprint: dict[str, Any] = self._index.meta["fingerprint"]
-        return fingerprint
-
-    def identity(self) -> dict[str, Any]:
-        root = os.fsencode(self.root.resolve()).hex()
-        return {**self.fingerprint(), "root": root, "folders": times_digest(self._index)}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"root": self.root, "index": self._index, "fingerprint": self.fingerprint()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.root = state["root"]
-        self._open(state["index"])
-        self.check_unchanged(state["fingerprint"])
 
 
 def _listing(root: Path, split: str, config: DataConfig) -> str:
@@ -120,10 +90,10 @@ def _index(root: Path, config: FolderConfig) -> ColumnFile:
 
     def write(path: Path) -> None:
         try:
-            scan = _Scan(root)
+            scanned = _scan(os.fsencode(root))
         except OSError as error:  # a folder without permission, a path of more than 4096 bytes
             raise DataError(f"{_short(os.fsencode(error.filename))} can't be read: {error.strerror}") from None
-        scan.write(path)
+        write_listing(path, *scanned)
 
     identity = os.fsencode(root.resolve())
     return open_kept(config.name, config.index_dir, identity, partial(_is_current, root), write)
@@ -146,69 +116,47 @@ def _is_current(root: Path, index: ColumnFile) -> bool:
     return folders_unchanged(index)
 
 
-class _Scan:
-    """A scan of a split's folders."""
+def _scan(root: bytes) -> tuple[dict[str, Any], dict[str, Listed], dict[bytes, tuple[int, int]]]:
+    """Read the folders of a split: what `write_listing` takes."""
+    started_ns, visited, files = time.time_ns(), {root: folder_times(root)}, Listed()
+    classes = sorted((entry.name for entry in entries(root) if _is_folder(entry)), key=os.fsdecode)
+    if not classes:
+        raise DataError(
+            f"{printable(root)} has no class folders with images ({SOUGHT}); "
+            "it should hold one folder per class: set data.root=PATH"
+        )
+    empty = []
+    for label, name in enumerate(classes):
+        before = len(files)
+        for folder in sorted(folders(os.path.join(root, name)), key=os.fsdecode):
+            visited[folder] = folder_times(folder)  # before it is read: what is added meanwhile changes them
+            for entry in images_in(folder):
+                files.add(entry.path[len(root) + 1 :], label, size_of(entry.path))
+        if len(files) == before:
+            empty.append(printable(name))
+    meta = {
+        "root": os.fsdecode(root),
+        "extensions": [*header.EXTENSIONS],
+        "classes": [printable(name) for name in classes],
+        "empty": empty,
+        "scanned_ns": started_ns,
+        **files.meta(),
+    }
+    return meta, {"": files}, visited
 
-    def __init__(self, root: Path) -> None:
-        self.root = os.fsencode(root)
-        self.started_ns = time.time_ns()
-        self.files = SplitColumns()
-        self.folders: list[bytes] = []
-        self.empty: list[str] = []
-        self.mtimes, self.ctimes = array("q"), array("q")
-        self.classes = self._scan()
 
-    def _scan(self) -> list[bytes]:
-        """Fill the columns; returns the class names."""
-        self._add_folder(self.root)
-        classes = sorted((e.name for e in entries(self.root) if _is_folder(e)), key=os.fsdecode)
-        for label, name in enumerate(classes):
-            before = len(self.files)
-            for folder in sorted(folders(os.path.join(self.root, name)), key=os.fsdecode):
-                self._add_files(folder, label)
-            if len(self.files) == before:
-                self.empty.append(printable(name))
-        if not classes:
-            raise DataError(
-                f"{printable(self.root)} has no class folders with images ({SOUGHT}); "
-                "it should hold one folder per class: set data.root=PATH"
-            )
-        return classes
+def images_in(folder: bytes) -> list[os.DirEntry[bytes]]:
+    """The images in a folder, in the order of torchvision's ImageFolder."""
+    found = [e for e in entries(folder) if e.name[e.name.rfind(b".") :].lower() in ENDINGS and not _is_folder(e)]
+    return sorted(found, key=lambda entry: os.fsdecode(entry.name))
 
-    def write(self, path: Path) -> None:
-        """Write the index to `path`."""
-        meta = {
-            "root": os.fsdecode(self.root),
-            "extensions": [*header.EXTENSIONS],
-            "classes": [printable(name) for name in self.classes],
-            "empty": self.empty,
-            "scanned_ns": self.started_ns,
-            "fingerprint": self.files.fingerprint(),
-        }
-        with ColumnWriter(path, meta) as writer:
-            for name, column in self.files.columns().items():
-                writer.add(name, column)
-            with writer.blobs("folder") as append:
-                for folder in self.folders:
-                    append(folder)
-            writer.add("folder_mtime_ns", np.frombuffer(self.mtimes, np.int64))
-            writer.add("folder_ctime_ns", np.frombuffer(self.ctimes, np.int64))
 
-    def _add_files(self, folder: bytes, label: int) -> None:
-        self._add_folder(folder)
-        found = [e for e in entries(folder) if e.name[e.name.rfind(b".") :].lower() in ENDINGS and not _is_folder(e)]
-        for entry in sorted(found, key=lambda entry: os.fsdecode(entry.name)):
-            try:
-                size = entry.stat().st_size
-            except OSError:
-                size = 0  # a link to nothing: reading it says so
-            self.files.add(entry.path[len(self.root) + 1 :], label, size)
-
-    def _add_folder(self, folder: bytes) -> None:
-        self.folders.append(folder)
-        modified, changed = folder_times(folder)
-        self.mtimes.append(modified)
-        self.ctimes.append(changed)
+def size_of(path: bytes) -> int:
+    """Bytes of a file; 0 for a link to nothing, which reading reports."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
 
 
 def folders(folder: bytes) -> Iterator[bytes]:

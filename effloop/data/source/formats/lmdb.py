@@ -218,12 +218,12 @@ def write_lmdb(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> 
         folder.mkdir(parents=True)
         columns = _write_environment(folder, dataset, records)
         file, index = folder / "data.mdb", IndexWriter.of(dataset, path)
-        tree, indexes, masks = _tree(file), columns.entropy(), columns.masks()
+        tree, indexes, masks = _tree(file), columns.blobs("entropy"), columns.blobs("mask")
         for number, entry in enumerate(_entries(tree, dataset.targets)):
             if crc32c(tree.data[entry.offset : entry.offset + entry.size]) != entry.crc32c:
                 raise DataError(f"{file}: what was read back is not what was written; check the disk")
             entropy = indexes[number] if indexes and number < len(indexes) else b""
-            mask = masks[number] if number < len(masks) else b""
+            mask = masks[number] if masks and number < len(masks) else b""
             index.add_entry(entry._replace(entropy=entropy, mask=mask))
         if index.fingerprint() != columns.fingerprint():
             raise DataError(f"{file}: what was read back is not what was written; check the disk")

@@ -21,9 +21,10 @@ from effloop.data.image.mask import PLAIN, decode_mask, png_bytes
 from effloop.data.source.base import Kind, printable, sources
 from effloop.data.source.folder import EXTENSIONS, SOUGHT
 from effloop.data.source.formats import ustar
-from effloop.data.source.masks.scan import Looked, in_parallel, look
+from effloop.data.source.masks.scan import in_parallel, look
 from effloop.data.source.storage.index import Entry, IndexWriter, write_index, write_names
 from effloop.data.source.storage.indexed import IndexedSource
+from effloop.data.source.storage.loose import Looked
 from effloop.data.source.storage.mapped import MappedFiles
 from effloop.data.source.storage.scanned import IndexedConfig
 from effloop.data.source.storage.targets import CLASSES, MASKS, Targets, row_of

@@ -35,20 +35,17 @@ from effloop.data.source.manifest.layout import (
 from effloop.data.source.manifest.targets import Column, Parser, infer
 from effloop.data.source.masks.layout import format_of, names_of, numbered, refuse_larger
 from effloop.data.source.masks.scan import (
-    Looked,
-    MaskColumns,
     in_parallel,
     look_at_file,
     masks_unchanged,
     refuse_unusable,
 )
 from effloop.data.source.root import expand_root, fetched_path
-from effloop.data.source.storage.columns import BlobSpool, ColumnFile, ColumnWriter, Spool
-from effloop.data.source.storage.kept import file_state, folder_times, folders_unchanged, open_kept, times_digest
-from effloop.data.source.storage.loose import LooseSource
+from effloop.data.source.storage.columns import ColumnFile, Spool
+from effloop.data.source.storage.kept import file_state, folder_times, folders_unchanged, open_kept
+from effloop.data.source.storage.loose import Facts, Listed, Looked, LooseSource, write_listing
 from effloop.data.source.storage.targets import NAME as TARGETS
-from effloop.data.source.storage.targets import Targets, read_targets
-from effloop.data.source.storage.writing import SplitColumns
+from effloop.data.source.storage.targets import read_targets
 from effloop.data.source.tables import LABEL, Row, encoded, shown
 from effloop.errors import DataError
 
@@ -84,10 +81,10 @@ class MaskParser(Parser):
             raise DataError(f"{printable(encoded(texts[0].strip()))} {self._seen.wrong}".strip())
         return 0, self._seen.digest
 
-    def add_to(self, columns: MaskColumns, text: str) -> None:
+    def add_to(self, columns: Listed, text: str) -> None:
         """Add the mask of the last row, which its table calls so, to the columns of its split."""
         path = encoded(text.strip())
-        columns.add(path, os.path.join(self.part.folder, path), self._seen)
+        columns.add_mask_file(path, os.path.join(self.part.folder, path), self._seen)
 
 
 MOST_FOLDERS = 100_000
@@ -99,20 +96,24 @@ MOST_SPLITS = 32
 _LISTED, _SHOWN = 3, 200
 
 
-class _Split(SplitColumns):
+class _Split(Listed):
     """The rows of a split."""
 
     def __init__(self, part: Part, parser: Parser, folder: Path) -> None:
         num_classes = len(parser.names) if parser.kind is Kind.classes else None
         super().__init__(num_classes, folder, lambda key: os.path.join(part.folder, key), parser.targets)
-        self.part, self.lines, self.kept = part, Spool("I", folder), [BlobSpool(folder) for _ in part.kept]
-        self.masked = MaskColumns(folder)
-        self.files = Spool("q", folder)  # a hash of each row's file, the same under any of its names
+        self.part, self.lines = part, Spool("I", folder)
+
+    @property
+    def hashes(self) -> NDArray[np.int64]:
+        """(N,) of each image's path."""
+        found: NDArray[np.int64] = self._grown["hash"].array()
+        return found
 
     def place(self, index: int) -> tuple[bytes, str]:
         """The path of a row's image, and the row for messages."""
         at = self.part.table.at(int(self.lines.array()[index]))
-        return self.identity(bytes(self._keys.blobs()[index])), at
+        return self.identity(bytes(self._grown["key"].blobs()[index])), at
 
 
 def look(parts: Sequence[Part]) -> list[Column]:
@@ -207,13 +208,11 @@ class IndexWriter:
                 self.splits[name] = _Split(part, self.parser, self.folder)
             split, (key, status) = self.splits[name], found
             split.add(key, label, status.st_size, target=target)
-            # some file systems have no inodes
-            split.files.append(hash((status.st_dev, status.st_ino or split.identity(key))))
             split.lines.append(number)
             if self.masks is not None:
-                self.masks.add_to(split.masked, texts[1])
-            for column, text in zip(split.kept, texts[len(texts) - len(part.kept) :], strict=True):
-                column.append(encoded(text.strip()))
+                self.masks.add_to(split, texts[1])
+            for column, text in zip(part.kept, texts[len(texts) - len(part.kept) :], strict=True):
+                split.add_text(column, encoded(text.strip()))
             self._add_folder(os.path.dirname(split.identity(key)))
 
     def _split_of(self, part: Part, texts: Sequence[str]) -> str:
@@ -242,7 +241,7 @@ class IndexWriter:
                 f"{printable(parts[0].folder)}: {listed}; set data=csv data.images={fix}, or correct the rows"
             )
         splits = [*self.splits.values()]
-        hashes = np.concatenate([split.files.array() for split in splits])
+        hashes = np.concatenate([split.hashes for split in splits])
         starts = np.cumsum([0, *map(len, splits)])
         order = np.argsort(hashes, kind="stable")
         for at in np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]]).tolist():
@@ -253,11 +252,6 @@ class IndexWriter:
             (path, first), (other, second) = pair
             if path == other:
                 raise DataError(f"{second}: {printable(path)} is in {first} already; give each image one row")
-            if _same_file(path, other):
-                raise DataError(
-                    f"{second}: {printable(other)} is the same file as {printable(path)} in {first}; give each image "
-                    "one row"
-                )
 
     def write(self, path: Path, meta: dict[str, Any]) -> None:
         """Write the index to `path`; `meta` is added to its header."""
@@ -266,30 +260,20 @@ class IndexWriter:
                 "root": os.fsdecode(split.part.folder),
                 "table": str(split.part.table.path),
                 "whole": split.part.by is None,
-                "fingerprint": split.fingerprint(),
                 "lacking": self._lacking(split),
                 "columns": split.part.others(),
-                **(split.masked.meta() if self.masks else {}),
+                **split.meta(),
             }
             for name, split in self.splits.items()
         }
-        found = {"kind": self.parser.kind.value, "names": self.parser.names, "told_by": self.parser.told_by}
-        with ColumnWriter(path, {**found, "splits": splits, "scanned_ns": self.started_ns, **meta}) as writer:
-            for number, split in enumerate(self.splits.values()):
-                for name, column in split.columns().items():
-                    writer.add(f"{number}/{name}", column.reshape(-1))
-                if self.masks:
-                    split.masked.write(writer, f"{number}/")
-                for name, blobs in zip(split.part.kept, split.kept, strict=True):
-                    writer.add(f"{number}/column/{name}", blobs.data.array())
-                    writer.add(f"{number}/column/{name}_end", blobs.ends.array())
-            kept = self.folders if len(self.folders) <= MOST_FOLDERS else {}
-            with writer.blobs("folder") as append:
-                for folder in kept:
-                    append(folder)
-            times = np.array([*kept.values()], np.int64).reshape(-1, 2)
-            writer.add("folder_mtime_ns", times[:, 0])
-            writer.add("folder_ctime_ns", times[:, 1])
+        found: dict[str, Any] = {
+            "kind": self.parser.kind.value,
+            "names": self.parser.names,
+            "told_by": self.parser.told_by,
+        }
+        found |= {"splits": splits, "scanned_ns": self.started_ns, **meta}
+        numbered = {f"{number}/": split for number, split in enumerate(self.splits.values())}
+        write_listing(path, found, numbered, self.folders if len(self.folders) <= MOST_FOLDERS else {})
 
     def _lacking(self, split: _Split) -> list[str]:
         """Names of the classes that no row of a split has."""
@@ -297,14 +281,6 @@ class IndexWriter:
             return []
         there = set(np.unique(split.columns()["label"]).tolist())
         return [name for label, name in enumerate(self.parser.names) if label not in there]
-
-
-def _same_file(path: bytes, other: bytes) -> bool:
-    """Whether two paths lead to one file: by links, `..` and the like, or as hard links."""
-    if os.path.realpath(path) == os.path.realpath(other):
-        return True
-    one, two = os.stat(path), os.stat(other)  # where files are no hard links, a network's inodes may be alike
-    return os.path.samestat(one, two) and one.st_ino > 0 and one.st_nlink > 1
 
 
 @sources.register("csv", CsvConfig)
@@ -321,8 +297,16 @@ class CsvSource(LooseSource):
         splits = index.meta["splits"]
         if split not in splits:
             raise NoSplitError(_no_split(config, split, [*splits]))
-        refuse_unusable(splits[split])
-        self._open(index, split, *self._mask_classes(config, index))
+        said = splits[split]
+        refuse_unusable(said)
+        form, mask_names, told_by = self._mask_classes(config, index)
+        root = os.fsencode(said["root"])
+        table = tables.shown(said["table"])
+        where = table if said["whole"] else f"{table}:{split}"
+        identity = {"where": where, "root": said["root"], "tables": index.meta["tables"]}
+        names, note = mask_names or tuple(index.meta["names"]), told_by or index.meta["told_by"]
+        kind, columns = Kind(index.meta["kind"]), tuple(said["columns"])
+        self._open(index, split, Facts(root, where, identity, kind, names, columns, note, root, form))
         if (lacking := splits[split]["lacking"]) and not config.allow_missing_classes:
             raise DataError(
                 f"{self.where} has no rows of {len(lacking):,} of {len(self.classes):,} classes: "
@@ -348,34 +332,6 @@ class CsvSource(LooseSource):
         refuse_larger(splits[at]["largest"], names, told_by, os.path.join(folder, bytes(path)))
         return form, names, told_by
 
-    def _open(
-        self,
-        index: ColumnFile,
-        split: str,
-        mask_format: MaskFormat = PLAIN,
-        mask_classes: tuple[str, ...] = (),
-        told_by: str = "",
-    ) -> None:
-        self.mask_format, self._mask_names = mask_format, mask_classes
-        self.targets_note = told_by or index.meta["told_by"]
-        self._index, self._split = index, split
-        self._said = index.meta["splits"][split]
-        number = self._number = [*index.meta["splits"]].index(split)
-        self.kind = Kind(index.meta["kind"])
-        names = mask_classes or tuple(index.meta["names"])
-        self.classes = () if self.kind is Kind.numbers else names
-        if self.kind is Kind.classes:
-            self._targets = self.labels = index[f"{number}/label"]
-        else:
-            self._targets = self._rows = Targets(self.kind, names).rows(index[f"{number}/target"])
-        if self.kind is Kind.masks:
-            self._targets = np.empty((len(self._rows), 0), np.uint8)
-            self._masks = index.blobs(f"{number}/mask")
-        self._keys = index.blobs(f"{number}/key")
-        self._ends = index[f"{number}/end"]
-        self._folder = self._mask_folder = os.fsencode(self._said["root"])
-        self.columns = tuple(self._said["columns"])
-
     @classmethod
     def claims(cls, root: Path) -> bool:
         if root.is_file():
@@ -386,51 +342,6 @@ class CsvSource(LooseSource):
         if not root.is_dir() or (table := table_of(root, "train")) is None or _has_images_in_it(table):
             return False
         return not images.is_dir() or not any(path.is_dir() for path in images.iterdir())
-
-    @property
-    def targets(self) -> NDArray[Any]:
-        return self._targets
-
-    @property
-    def target_rows(self) -> NDArray[Any]:
-        return self._rows if self.kind is Kind.masks else self._targets
-
-    @property
-    def target_names(self) -> tuple[str, ...]:
-        return self._mask_names or tuple(self._index.meta["names"])
-
-    def column(self, name: str, start: int, stop: int) -> Sequence[bytes]:
-        return self._index.blobs(f"{self._number}/column/{name}").items(start, stop)
-
-    def name(self, index: int) -> str:
-        return printable(self.path(index))
-
-    @property
-    def where(self) -> str:
-        table = tables.shown(self._said["table"])
-        return table if self._said["whole"] else f"{table}:{self._split}"
-
-    def fingerprint(self) -> dict[str, Any]:
-        fingerprint: dict[str, Any] = self._said["fingerprint"]
-        return fingerprint
-
-    def identity(self) -> dict[str, Any]:
-        return {
-            **super().identity(),
-            "root": self._said["root"],
-            "tables": self._index.meta["tables"],
-            "folders": times_digest(self._index),
-        }
-
-    def __getstate__(self) -> dict[str, Any]:
-        masks = (self.mask_format, self._mask_names, self.targets_note)
-        return {"index": self._index, "split": self._split, "masks": masks, "fingerprint": self.fingerprint()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        if state["split"] not in state["index"].meta["splits"]:
-            raise DataError(f"the split '{state['split']}' is gone since this run opened it; start the run again")
-        self._open(state["index"], state["split"], *state["masks"])
-        self.check_unchanged(state["fingerprint"])
 
 
 def _has_images_in_it(table: Path) -> bool:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from effloop.data.image.mask import MaskFormat
 from effloop.data.source.base import Kind, printable, sources
+from effloop.data.source.folder import size_of
 from effloop.data.source.mask_layout import Layout, find_layout, is_masks
 from effloop.data.source.masks.layout import (
     USUAL_NAMES,
@@ -23,14 +21,13 @@ from effloop.data.source.masks.layout import (
     pairs,
     refuse_larger,
 )
-from effloop.data.source.masks.scan import MaskIndexWriter, masks_unchanged, refuse_unusable
+from effloop.data.source.masks.scan import in_parallel, look_at_file, masks_unchanged, refuse_unusable
 from effloop.data.source.root import root_folder
 from effloop.data.source.storage.columns import ColumnFile
-from effloop.data.source.storage.kept import file_state, folders_unchanged, open_kept, times_digest
-from effloop.data.source.storage.loose import LooseSource
+from effloop.data.source.storage.kept import file_state, folder_times, folders_unchanged, open_kept
+from effloop.data.source.storage.loose import Facts, Listed, Looked, LooseSource, write_listing
 from effloop.data.source.storage.targets import MASKS
 from effloop.errors import DataError
-from effloop.system.cached import cached_property
 
 
 @sources.register("masks", MasksConfig)
@@ -42,68 +39,23 @@ class MasksSource(LooseSource):
     def __init__(self, config: MasksConfig, split: str) -> None:
         root = root_folder(config).absolute()
         layout = needed_layout(root, split, config)
-        self.mask_format, colour_names = format_of(config, layout.table)
-        index = _index(config, root, split, layout, self.mask_format)
+        form, colour_names = format_of(config, layout.table)
+        index = _index(config, root, split, layout, form)
         refuse_unusable(index.meta)
         names, told_by = names_of(config, root, layout.classes, colour_names)
         if told_by in ("", USUAL_NAMES) and not layout.image_end:
             of_splits = [_largest_of(config, root, other) for other in _others(config, split)]
             largest = max([index.meta["largest"], *of_splits])
             names, told_by = numbered(names if len(names) == largest + 1 else (), told_by, largest)
-        self.targets_note = told_by
-        self._open(index, layout, split, names)
+        images, masks = os.fsencode(layout.images), os.fsencode(layout.masks)
+        where = f"{printable(images)}:{split}" if layout.listed else printable(images)
+        identity = {"root": os.fsencode(layout.images.resolve()).hex()}
+        self._open(index, None, Facts(images, where, identity, Kind.masks, names, (), told_by, masks, form))
         refuse_larger(index.meta["largest"], names, told_by, self.mask_path(index.meta["largest_at"]))
-
-    def _open(self, index: ColumnFile, layout: Layout, split: str, names: tuple[str, ...]) -> None:
-        self._index, self._layout, self._split = index, layout, split
-        self.classes = names
-        self._rows = MASKS.rows(index["target"])
-        self._targets = np.empty((len(self._rows), 0), np.uint8)
-        self._keys, self._ends = index.blobs("key"), index["end"]
-        self._masks = index.blobs("mask")
-        self._folder, self._mask_folder = os.fsencode(layout.images), os.fsencode(layout.masks)
 
     @classmethod
     def claims(cls, root: Path) -> bool:
         return is_masks(root)
-
-    @property
-    def targets(self) -> NDArray[Any]:
-        """(len, 0) uint8: all there is to learn is in the masks."""
-        return self._targets
-
-    @property
-    def target_rows(self) -> NDArray[Any]:
-        return self._rows
-
-    def name(self, index: int) -> str:
-        return printable(self.path(index))
-
-    @cached_property
-    def _where(self) -> str:
-        where = printable(self._folder)
-        return f"{where}:{self._split}" if self._layout.listed else where
-
-    @property
-    def where(self) -> str:
-        return self._where
-
-    def fingerprint(self) -> dict[str, Any]:
-        fingerprint: dict[str, Any] = self._index.meta["fingerprint"]
-        return fingerprint
-
-    def identity(self) -> dict[str, Any]:
-        root = os.fsencode(self._layout.images.resolve()).hex()
-        return {**self.fingerprint(), "root": root, "folders": times_digest(self._index)}
-
-    def __getstate__(self) -> dict[str, Any]:
-        opened = {"index": self._index, "layout": self._layout, "split": self._split, "names": self.classes}
-        return {**opened, "format": self.mask_format, "told_by": self.targets_note, "fingerprint": self.fingerprint()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.mask_format, self.targets_note = state["format"], state["told_by"]
-        self._open(state["index"], state["layout"], state["split"], state["names"])
-        self.check_unchanged(state["fingerprint"])
 
 
 def _others(config: MasksConfig, split: str) -> list[str]:
@@ -133,12 +85,21 @@ def _index(config: MasksConfig, root: Path, split: str, layout: Layout, form: Ma
     def write(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         visited: list[bytes] = []
+        started_ns = time.time_ns()
         try:
             found = pairs(layout, visited)
         except OSError as error:
             raise DataError(f"{printable(os.fsencode(error.filename))} can't be read: {error.strerror}") from None
-        writer = MaskIndexWriter(path.parent, form)
-        writer.add_all(os.fsencode(layout.images), os.fsencode(layout.masks), found)
-        writer.write(path, {"files": states}, visited)
+        images, masks = os.fsencode(layout.images), os.fsencode(layout.masks)
+
+        def looked(pair: tuple[bytes, bytes]) -> Looked:
+            return look_at_file(os.path.join(masks, pair[1]), form)
+
+        files = Listed(folder=path.parent, targets=MASKS)
+        for (image, mask), result in in_parallel(found, looked):
+            files.add(image, 0, size_of(os.path.join(images, image)), target=result.digest)
+            files.add_mask_file(mask, os.path.join(masks, mask), result)
+        meta = {"files": states, "scanned_ns": started_ns, **files.meta()}
+        write_listing(path, meta, {"": files}, {folder: folder_times(folder) for folder in visited})
 
     return open_kept(config.name, config.index_dir, identity, is_current, write)

@@ -17,22 +17,17 @@ from effloop.data.source.storage.checksum import crc32c, crc32c_of_values
 from effloop.data.source.storage.columns import Blobs, is_compared
 from effloop.data.source.storage.mapped import ContiguousPayload, Extent, MappedFiles
 from effloop.data.source.storage.packed import Split, check_header, targets_in
-from effloop.data.source.storage.writing import Records, SplitColumns
+from effloop.data.source.storage.writing import FIELDS, PLACES, Records, SplitColumns
 from effloop.errors import DataError
 
 DTYPES = {
-    "label": (np.uint8, np.uint16, np.uint32),
-    "target": (np.uint8, np.float32),
-    "key": (np.uint8,),
-    "key_end": (np.uint64,),
-    "end": (np.uint64,),
-    "crc32c": (np.uint32,),
     "payload": (np.uint8,),
-    "entropy": (np.uint8,),
-    "entropy_end": (np.uint64,),
-    "mask": (np.uint8,),
-    "mask_end": (np.uint64,),
-    "mask_crc32c": (np.uint32,),
+    **{
+        stored: dtypes
+        for name, field in FIELDS.items()
+        for stored, dtypes in ((name, field.dtypes), *(((f"{name}_end", (np.uint64,)),) if field.blob else ()))
+        if name not in PLACES
+    },
 }
 """The arrays of a split, as `SplitColumns.columns` returns them, and the payload; in either byte order."""
 

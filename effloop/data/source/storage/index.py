@@ -12,7 +12,7 @@ import numpy as np
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import Kind, printable
 from effloop.data.source.storage.checksum import crc32c, crc32c_of_ends, crc32c_of_file
-from effloop.data.source.storage.columns import ColumnFile, ColumnWriter, Spool
+from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
 from effloop.data.source.storage.packed import check_header, is_count
 from effloop.data.source.storage.targets import write_targets
 from effloop.data.source.storage.writing import Dataset, Record, SplitColumns
@@ -54,10 +54,7 @@ class Entry(NamedTuple):
 class IndexWriter(SplitColumns):
     """Collects the entries of a split as well, and writes them as an index."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._file, self._offset, self._size = (Spool(typecode, self.folder) for typecode in "IQQ")
-        self._mask_offset, self._mask_size = (Spool("Q", self.folder) for _ in range(2))
+    needed = (*SplitColumns.needed, "file", "offset", "size")
 
     def add_entry(self, entry: Entry) -> None:
         """Add one sample.
@@ -66,15 +63,15 @@ class IndexWriter(SplitColumns):
             DataError: as from `add`.
         """
         self.add(entry.key, entry.label, entry.size, entry.crc32c, entry.target, entry.entropy)
-        self._file.append(entry.file)
-        self._offset.append(entry.offset)
-        self._size.append(entry.size)
+        grown = self._grown
+        grown["file"].append(entry.file)
+        grown["offset"].append(entry.offset)
+        grown["size"].append(entry.size)
         self.max_label = max(self.max_label, entry.largest)
         if entry.mask_offset:
-            self._mask_offset.append(entry.mask_offset)
             size, checksum = entry.mask_measured or (len(entry.mask), crc32c(entry.mask))
-            self._mask_size.append(size)
-            self._mask_crc32c.append(checksum)
+            for name, value in (("mask_offset", entry.mask_offset), ("mask_size", size), ("mask_crc32c", checksum)):
+                grown[name].append(value)
         elif self.targets.kind is Kind.masks:
             self.add_mask(entry.mask)
 
@@ -86,24 +83,23 @@ class IndexWriter(SplitColumns):
         """
         if found := self.duplicate():
             identity, *pair = found
-            files = self._file.array()
+            files = self._grown["file"].array()
             shards = " and ".join(dict.fromkeys(str(paths[int(files[index])]) for index in pair))
             raise DataError(f"{shards}: the key '{printable(identity)}' comes twice; {fix}")
 
     def write(self, path: Path, meta: dict[str, Any]) -> None:
         """Write the index; it appears under its name only when it is complete."""
+        columns = self.columns()
+        del columns["end"]
+        columns["file"] = columns["file"].astype(np.uint16 if len(meta["files"]) < 65536 else np.uint32)
+        if not len(columns["size"]) or columns["size"].max() < 1 << 32:
+            columns["size"] = columns["size"].astype(np.uint32)
+        if "mask_offset" in columns:  # the order of the columns in files that were written before
+            for name in ("mask_crc32c", "offset", "size"):
+                columns[name] = columns.pop(name)
         with ColumnWriter(path, meta) as writer:
-            for name, values in self.columns().items():
-                if name != "end":
-                    writer.add(name, values)
-            writer.add("file", self._file.array().astype(np.uint16 if len(meta["files"]) < 65536 else np.uint32))
-            if len(offsets := self._mask_offset.array()):
-                writer.add("mask_offset", offsets)
-                writer.add("mask_size", self._mask_size.array())
-                writer.add("mask_crc32c", self._mask_crc32c.array())
-            writer.add("offset", self._offset.array())
-            size = self._size.array()
-            writer.add("size", size.astype(np.uint32) if not len(size) or size.max() < 1 << 32 else size)
+            for name, values in columns.items():
+                writer.add(name, values)
 
 
 def index_path(root: Path, split: str) -> Path:

@@ -7,7 +7,9 @@ import errno
 import functools
 import os
 import stat
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,10 +20,13 @@ from rich.filesize import decimal
 
 from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded
-from effloop.data.image.mask import undigested
+from effloop.data.image.mask import NO_DIGEST, PLAIN, MaskFormat, undigested
 from effloop.data.in_progress import in_progress
-from effloop.data.source.base import Source, printable
-from effloop.data.source.storage.columns import Blobs, span, spans
+from effloop.data.source.base import Kind, Source, printable
+from effloop.data.source.storage.columns import Blobs, BlobSpool, ColumnFile, ColumnWriter, span, spans
+from effloop.data.source.storage.kept import times_digest
+from effloop.data.source.storage.targets import Targets
+from effloop.data.source.storage.writing import SplitColumns
 from effloop.errors import ConfigError, DataError
 from effloop.native import address, library
 
@@ -132,22 +137,187 @@ def modified_ns(path: bytes | Path) -> int:
         raise unreadable(os.fsencode(path), error) from None
 
 
-class LooseSource(Source):
-    """Images in files of their own, and masks, where these are the targets; an index has their paths.
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What the index has of a mask.
 
     Attributes:
-        _folder: what the paths are relative to.
-        _keys: paths of the N images.
-        _ends: (N,) where each image would end if they stood one behind the other.
-        _mask_folder: what the paths of masks are relative to.
-        _masks: these; None where targets are no masks.
+        digest: its `mask_digest`; `NO_DIGEST` if it can't be decoded.
+        largest: its `largest_value`.
+        wrong: why it can't be used, to be put behind its name; empty if it can.
+        there: whether its file could be read.
     """
 
-    _folder: bytes
-    _keys: Blobs
-    _ends: NDArray[Any]
-    _mask_folder: bytes
+    digest: bytes = NO_DIGEST
+    largest: int = -1
+    wrong: str = ""
+    there: bool = True
+
+
+def mask_state(path: bytes) -> tuple[int, int, int]:
+    """Size, time of modification and time of change of a mask's file; zeros if it is gone."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return 0, 0, 0
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+class Listed(SplitColumns):
+    """The rows of a split whose images are files: their paths, and those of masks, where these are the targets."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.texts: dict[str, BlobSpool] = {}
+        self._states, self._largest, self._largest_at = array("q"), -1, 0
+        self._unusable, self._first_unusable = 0, ""
+
+    def add_mask_file(self, name: bytes, path: bytes, looked: Looked) -> None:
+        """Add the mask of the row that was added last: its path as it is kept, and to its file."""
+        if looked.largest > self._largest:
+            self._largest, self._largest_at = looked.largest, len(self) - 1
+        if looked.wrong:
+            self._unusable += 1
+            self._first_unusable = self._first_unusable or f"{printable(path)} {looked.wrong}"
+        self._grown["mask"].append(name)
+        self._states.extend(mask_state(path))
+
+    def add_text(self, column: str, text: bytes) -> None:
+        """Add what a column of `Source.columns` has of the row that was added last."""
+        if column not in self.texts:
+            self.texts[column] = BlobSpool(self.folder)
+        self.texts[column].append(text)
+
+    def meta(self) -> dict[str, Any]:
+        """The fingerprint; of masks the largest value, which is the first that has it, and, where not one can be used,
+        what is wrong.
+        """
+        found: dict[str, Any] = {"fingerprint": self.fingerprint()}
+        if self.targets.kind is Kind.masks:
+            of_all = f" ({len(self):,} of {len(self):,} masks can't be used)" if len(self) > 1 else ""
+            unusable = f"{self._first_unusable}{of_all}" if self._unusable == len(self) > 0 else ""
+            found |= {"largest": self._largest, "largest_at": self._largest_at, "unusable": unusable}
+        return found
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        columns = super().columns()
+        if "mask" in columns:
+            columns["mask_state"] = np.frombuffer(self._states, np.int64)
+        for name, blobs in self.texts.items():
+            columns |= {f"column/{name}": blobs.data.array(), f"column/{name}_end": blobs.ends.array()}
+        return columns
+
+
+def write_listing(
+    path: Path, meta: Mapping[str, Any], splits: Mapping[str, Listed], folders: Mapping[bytes, tuple[int, int]]
+) -> None:
+    """Write the index of loose files.
+
+    Args:
+        path: of the index.
+        meta: with `scanned_ns`, when the first folder was read.
+        splits: prefix of its columns -> a split.
+        folders: that were read, and their `folder_times`.
+    """
+    with ColumnWriter(path, meta) as writer:
+        for prefix, split in splits.items():
+            for name, column in split.columns().items():
+                writer.add(f"{prefix}{name}", column)
+        with writer.blobs("folder") as append:
+            for folder in folders:
+                append(folder)
+        times = np.array([*folders.values()], np.int64).reshape(-1, 2)
+        writer.add("folder_mtime_ns", times[:, 0])
+        writer.add("folder_ctime_ns", times[:, 1])
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What holds for all samples of a split.
+
+    Attributes:
+        folder: what the paths are relative to.
+        where: for messages.
+        identity: besides the fingerprint and the folders' times.
+        kind: of the targets.
+        names: of the classes, flags or numbers.
+        columns: of `Source.columns`.
+        note: of `Source.targets_note`.
+        mask_folder: what the paths of masks are relative to.
+        mask_format: of the masks.
+    """
+
+    folder: bytes
+    where: str
+    identity: Mapping[str, Any]
+    kind: Kind = Kind.classes
+    names: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    note: str = ""
+    mask_folder: bytes = b""
+    mask_format: MaskFormat = PLAIN
+
+
+class LooseSource(Source):
+    """Images in files of their own, and masks, where these are the targets; an index has their paths."""
+
     _masks: Blobs | None = None
+
+    def _open(self, index: ColumnFile, split: str | None, facts: Facts) -> None:
+        """Take all from an index: of a `split` among several, or of its only one."""
+        self._opened = index, split, facts
+        self._index, self._facts = index, facts
+        splits = {None: index.meta} if split is None else index.meta["splits"]
+        if split not in splits:
+            raise DataError(f"the split '{split}' is gone since this run opened it; start the run again")
+        self._prefix = "" if split is None else f"{[*splits].index(split)}/"
+        self._fingerprint: dict[str, Any] = splits[split]["fingerprint"]
+        self.kind, self.columns, self.targets_note = facts.kind, facts.columns, facts.note
+        self.classes, self.mask_format = () if facts.kind is Kind.numbers else facts.names, facts.mask_format
+        if facts.kind is Kind.classes:
+            self.labels = self._targets = self._rows = index[f"{self._prefix}label"]
+        else:
+            self._targets = self._rows = Targets(facts.kind, facts.names).rows(index[f"{self._prefix}target"])
+        if facts.kind is Kind.masks:
+            self._targets = np.empty((len(self._rows), 0), np.uint8)
+            self._masks = index.blobs(f"{self._prefix}mask")
+        self._keys, self._ends = index.blobs(f"{self._prefix}key"), index[f"{self._prefix}end"]
+        self._folder, self._mask_folder = facts.folder, facts.mask_folder
+
+    @property
+    def targets(self) -> NDArray[Any]:
+        return self._targets
+
+    @property
+    def target_rows(self) -> NDArray[Any]:
+        return self._rows
+
+    @property
+    def target_names(self) -> tuple[str, ...]:
+        return self._facts.names
+
+    def column(self, name: str, start: int, stop: int) -> Sequence[bytes]:
+        return self._index.blobs(f"{self._prefix}column/{name}").items(start, stop)
+
+    def name(self, index: int) -> str:
+        return printable(self.path(index))
+
+    @property
+    def where(self) -> str:
+        return self._facts.where
+
+    def fingerprint(self) -> dict[str, Any]:
+        return self._fingerprint
+
+    def identity(self) -> dict[str, Any]:
+        return {**self.fingerprint(), **self._facts.identity, "folders": times_digest(self._index)}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"opened": self._opened, "fingerprint": self.fingerprint()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._open(*state["opened"])
+        self.check_unchanged(state["fingerprint"])
 
     def path(self, index: int) -> bytes:
         """The path of an image."""

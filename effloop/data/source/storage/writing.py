@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,6 +130,55 @@ def register_writer(name: str) -> Callable[[Writer], Writer]:
     return add
 
 
+@dataclass(frozen=True)
+class Field:
+    """What may be known of each sample, a column of the files that hold a split.
+
+    Attributes:
+        dtypes: that a stored column may have; it grows in the last one.
+        blob: whether values are byte strings, which are stored end to end, and where each ends in `NAME_end`.
+        optional: whether a split may lack it.
+    """
+
+    dtypes: tuple[type[np.generic], ...] = (np.uint8,)
+    blob: bool = False
+    optional: bool = False
+
+
+FIELDS = {
+    "label": Field((np.uint8, np.uint16, np.uint32), optional=True),  # or a target
+    "target": Field((np.float32, np.uint8), optional=True),  # (K,) of each
+    "key": Field(blob=True),
+    "end": Field((np.uint64,)),  # of each image, if all stand end to end
+    "crc32c": Field((np.uint32,), optional=True),
+    "entropy": Field(blob=True, optional=True),
+    "mask": Field(blob=True, optional=True),
+    "mask_crc32c": Field((np.uint32,), optional=True),
+    "file": Field((np.uint16, np.uint32)),
+    "mask_offset": Field((np.uint64,), optional=True),
+    "mask_size": Field((np.uint64,), optional=True),
+    "offset": Field((np.uint64,)),
+    "size": Field((np.uint32, np.uint64)),
+}
+"""All there is to know of a sample: what writers write, and readers look for."""
+
+PLACES = ("file", "mask_offset", "mask_size", "offset", "size")
+"""Fields of an index, which say where in which file each image and mask is."""
+
+
+class _Grown(dict[str, Any]):
+    """Name of a field -> its values so far, in a file that is made with the first of them."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+
+    def __missing__(self, name: str) -> Spool | BlobSpool:
+        field = Field((np.int64,)) if name == "hash" else FIELDS[name]
+        spool = BlobSpool(self._folder) if field.blob else Spool(np.dtype(field.dtypes[-1]).char, self._folder)
+        self[name] = spool
+        return spool
+
+
 @dataclass
 class SplitColumns:
     """Collects the columns of a split, record by record, on disk while they grow.
@@ -146,6 +194,8 @@ class SplitColumns:
     folder: Path | None = None
     identity: Callable[[bytes], bytes] = bytes
     targets: Targets = CLASSES
+    needed: ClassVar[tuple[str, ...]] = ("key", "end")
+    """Fields that there are without a record, too."""
 
     @classmethod
     def of(cls, dataset: Dataset, folder: Path) -> Self:
@@ -153,12 +203,7 @@ class SplitColumns:
         return cls(len(dataset.classes), folder, targets=dataset.targets)
 
     def __post_init__(self) -> None:
-        spool = partial(Spool, folder=self.folder)
-        self._target = spool("B")
-        self._keys, self._label, self._hash = BlobSpool(self.folder), spool("I"), spool("q")
-        self._end, self._crc32c = spool("Q"), spool("I")
-        self._entropy: BlobSpool | None = None  # few datasets have any
-        self._mask, self._mask_crc32c = BlobSpool(self.folder), spool("I")
+        self._grown = _Grown(self.folder)
         self.num_bytes = self._checksums = 0
         self.max_label = -1
         self._fingerprint = Fingerprint()
@@ -180,46 +225,39 @@ class SplitColumns:
         Raises:
             DataError: no class has this label, or no sample may have this target; the message has the record's key.
         """
+        grown = self._grown
         if self.targets:
             if problem := self.targets.wrong(self.targets.values(target)):
                 raise DataError(f"{printable(key)} {problem}")
-            self._target.extend(target)
+            grown["target"].extend(target)
         else:
             allowed = self.num_classes if self.num_classes is not None else 1 << 32
             if not 0 <= label < allowed:
                 raise DataError(f"{printable(key)} has the label {label}; allowed are 0 to {allowed - 1}")
-            self._label.append(label)
+            grown["label"].append(label)
             self.max_label = max(self.max_label, label)
-        self._keys.append(key)
-        self._hash.append(hash(self.identity(key)))
+        grown["key"].append(key)
+        grown["hash"].append(hash(self.identity(key)))
         self.num_bytes += size
-        self._end.append(self.num_bytes)
+        grown["end"].append(self.num_bytes)
         if crc32c is not None:
-            self._crc32c.append(crc32c)
+            grown["crc32c"].append(crc32c)
             self._checksums += 1
-        self._add_entropy(entropy)
-        self._fingerprint.add(key, label, size, target)
-
-    def _add_entropy(self, index: Encoded) -> None:
-        if index and self._entropy is None:
-            self._entropy = BlobSpool(self.folder)
+        if entropy and "entropy" not in grown:  # few datasets have any
             for _ in range(len(self)):
-                self._entropy.append(b"")
-        if self._entropy is not None:
-            self._entropy.append(index)
+                grown["entropy"].append(b"")
+        if entropy or "entropy" in grown:
+            grown["entropy"].append(entropy)
+        self._fingerprint.add(key, label, size, target)
 
     def add_mask(self, mask: Encoded) -> None:
         """Add the mask of the record that was added last."""
-        self._mask.append(mask)
-        self._mask_crc32c.append(checksum.crc32c(mask))
+        self._grown["mask"].append(mask)
+        self._grown["mask_crc32c"].append(checksum.crc32c(mask))
 
-    def masks(self) -> Blobs:
-        """The mask of each record so far, where targets are masks."""
-        return self._mask.blobs()
-
-    def entropy(self) -> Blobs | None:
-        """The entropy index of each record so far, empty where it has none; None if none has one."""
-        return None if self._entropy is None else self._entropy.blobs()
+    def blobs(self, name: str) -> Blobs | None:
+        """The byte strings of a field, of each record so far; None if none has any."""
+        return self._grown[name].blobs() if name in self._grown else None
 
     def add_record(self, record: Record) -> int:
         """Add one record with its checksum, which is returned."""
@@ -234,30 +272,23 @@ class SplitColumns:
         return self._fingerprint.result()
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """`label`, or `target`, (N, K), where targets aren't classes, `key` (bytes, end to end), `key_end`, `end` (of
-        the images), `crc32c`, if all records have one, `entropy` (end to end) and `entropy_end`, if any has one, and
-        `mask` (end to end), `mask_end` and `mask_crc32c`, where targets are masks.
-
-        They are mapped from temporary files.
+        """The fields that the records have, in the order of `FIELDS`: byte strings end to end as `NAME` and, where each
+        ends, `NAME_end`; `target` as (N, K). Mapped from temporary files.
         """
+        names = {"target" if self.targets else "label", *self.needed, *self._grown}
+        names |= {"crc32c"} if self._checksums == len(self) else set()  # all have one
+        columns: dict[str, NDArray[Any]] = {}
+        for name, field in FIELDS.items():
+            if name in names and (name != "crc32c" or self._checksums == len(self)):
+                spool = self._grown[name]
+                columns[name] = spool.data.array() if field.blob else spool.array()
+                if field.blob:
+                    columns[f"{name}_end"] = spool.ends.array()
         if self.targets:
-            learned = {"target": self.targets.rows(self._target.array())}
+            columns["target"] = self.targets.rows(columns["target"])
         else:
             largest = self.max_label if self.num_classes is None else self.num_classes - 1
-            learned = {"label": self._label.array().astype(np.min_scalar_type(max(0, largest)))}
-        columns = {
-            **learned,
-            "key": self._keys.data.array(),
-            "key_end": self._keys.ends.array(),
-            "end": self._end.array(),
-        }
-        if self._checksums == len(self):
-            columns["crc32c"] = self._crc32c.array()
-        if self._entropy is not None:
-            columns |= {"entropy": self._entropy.data.array(), "entropy_end": self._entropy.ends.array()}
-        if len(masks := self._mask.ends.array()):
-            columns |= {"mask": self._mask.data.array(), "mask_end": masks}
-            columns["mask_crc32c"] = self._mask_crc32c.array()
+            columns["label"] = columns["label"].astype(np.min_scalar_type(max(0, largest)))
         return columns
 
     def checksums(self) -> dict[str, int]:
@@ -266,7 +297,7 @@ class SplitColumns:
 
     def duplicate(self) -> tuple[bytes, int, int] | None:
         """The identity that two records share, and their indices; None if there are no such two."""
-        hashes, keys = self._hash.array(), self._keys.blobs()
+        hashes, keys = self._grown["hash"].array(), self._grown["key"].blobs()
         order = np.argsort(hashes, kind="stable")
         for at in np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]]).tolist():
             first, second = int(order[at]), int(order[at + 1])
