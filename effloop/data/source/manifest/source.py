@@ -266,14 +266,10 @@ class IndexWriter:
             }
             for name, split in self.splits.items()
         }
-        found: dict[str, Any] = {
-            "kind": self.parser.kind.value,
-            "names": self.parser.names,
-            "told_by": self.parser.told_by,
-        }
-        found |= {"splits": splits, "scanned_ns": self.started_ns, **meta}
+        known: dict[str, Any] = {"kind": self.parser.kind.value, "names": self.parser.names}
+        known |= {"told_by": self.parser.told_by, "splits": splits, "scanned_ns": self.started_ns, **meta}
         numbered = {f"{number}/": split for number, split in enumerate(self.splits.values())}
-        write_listing(path, found, numbered, self.folders if len(self.folders) <= MOST_FOLDERS else {})
+        write_listing(path, known, numbered, self.folders if len(self.folders) <= MOST_FOLDERS else {})
 
     def _lacking(self, split: _Split) -> list[str]:
         """Names of the classes that no row of a split has."""
