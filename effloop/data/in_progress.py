@@ -17,14 +17,14 @@ NONE = -1
 
 @dataclass(slots=True)
 class _Place:
-    """Where a thread says what it is loading: (1,) int64; and the run of samples that it is of, if there is one."""
+    """(1,) int64, the sample that a thread is loading; and the run of samples that it belongs to, if there is one."""
 
     cell: NDArray[np.int64]
     run: NDArray[np.int64] | None = None
 
 
 class InProgress:
-    """The sample that each thread of this process is loading; 0.2 µs a sample, and nothing where C code says it."""
+    """The sample that each thread of this process is loading; 0.2 µs a sample, and nothing where C code writes it."""
 
     def __init__(self) -> None:
         self._places: dict[int, _Place] = {}
@@ -38,7 +38,7 @@ class InProgress:
         self._place().cell[0] = sample
 
     def begin_run(self, samples: NDArray[np.int64]) -> None:
-        """This thread loads (N,) int64 samples from now on, the first of them, until `reach` or C code says another."""
+        """This thread loads (N,) int64 samples from now on, the first one until `reach` or C code writes another."""
         place = self._place()
         place.run = np.ascontiguousarray(samples)
         place.cell[0] = samples[0]

@@ -76,7 +76,8 @@ class Ledger:
             listed = f"; {self._path} lists them" if self._path else ""
             raise DataError(
                 f"on_error: {len(self._bad):,} samples of {self.where} can't be loaded, and max_errors="
-                f"{self.max_errors:g} allows {self.most:,}{share}{listed}: mend them, or set max_errors higher"
+                f"{self.max_errors:g} allows {self.most:,}{share}{listed}: repair or remove them, or set max_errors "
+                "higher"
             )
 
     def _append(self, rows: Sequence[dict[str, Any]]) -> None:

@@ -192,7 +192,7 @@ class Loader:
 
 
 def _absent(source: Source, ids: NDArray[np.int64]) -> str:
-    """Which samples are not on this machine, for a message that says why."""
+    """The absent samples, for an error message."""
     here = source.present()
     assert here is not None
     absent = np.setdiff1d(ids, here.holding(ids))

@@ -60,7 +60,7 @@ class Order:
         return positions % self.num_samples, valid
 
     def describe(self) -> str:
-        """A line for users about what is drawn, if there is something to say."""
+        """A line for users on what is drawn; empty if nothing is special."""
         return ""
 
     def _shuffled(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:

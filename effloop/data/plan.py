@@ -179,7 +179,7 @@ class Plan:
             stop: one past the last row; padding is left alone.
 
         Returns:
-            What could not be loaded, and is replaced or left out as `on_bad` says: `amend` has to be told.
+            What could not be loaded, and is replaced or left out, by `on_bad`; to be passed to `amend`.
 
         Raises:
             DataError: a sample can't be read or decoded; the message names it.
@@ -306,7 +306,7 @@ class Plan:
             set_own_threads(threads)
 
     def _decode_rows(self, prepared: Prepared, images: Tensor, start: int, stop: int, *, at: int) -> None:
-        """`decode` of at least one sample, which says in `in_progress` the one that an exception is about."""
+        """`decode` of at least one sample; `in_progress` then names the sample that an exception is about."""
         rows = self.output.pixels(images)[at + start : at + stop]
         path = self.augment.fast_path()
         if path is None or not path.exact:

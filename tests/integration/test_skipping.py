@@ -68,7 +68,7 @@ def test_a_run_that_skips(damaged: Path, tmp_path: Path, capsys: pytest.CaptureF
     (line,) = capsys.readouterr().err.splitlines()
     assert line == (
         f"effloop: on_error: 2 samples of {damaged}/train can't be loaded, and max_errors=1 allows 1; "
-        f"{tmp_path}/late/skipped.jsonl lists them: mend them, or set max_errors higher"
+        f"{tmp_path}/late/skipped.jsonl lists them: repair or remove them, or set max_errors higher"
     )
 
 

@@ -149,14 +149,13 @@ def resize_batch(images: Tensor, boxes: NDArray[np.int64], target: tuple[int, in
         (N, C, *target) uint8, channels_last; on a CPU the pixels of `resize_into`, on a GPU within 1 level of them.
     """
     out = images.new_empty((len(images), *target, images.shape[1]))
-    resize = resize_on_gpu if images.is_cuda else _resize_on_cpu
     for image, pixels, (top, left, height, width) in zip(images, out, boxes.tolist(), strict=True):
-        resize(image[:, top : top + height, left : left + width], pixels)
+        cut = image[:, top : top + height, left : left + width]
+        if images.is_cuda:
+            resize_on_gpu(cut, pixels)
+        else:
+            resize_into(cut.permute(1, 2, 0).numpy(), pixels.numpy())
     return out.permute(0, 3, 1, 2)
-
-
-def _resize_on_cpu(cut: Tensor, out: Tensor) -> None:
-    resize_into(cut.permute(1, 2, 0).numpy(), out.numpy())
 
 
 def resize_on_gpu(cut: Tensor, out: Tensor) -> None:

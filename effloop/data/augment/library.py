@@ -17,7 +17,7 @@ from effloop.data.augment.operation import Keys
 from effloop.data.augment.recipe import Step
 from effloop.data.image.grey import to_grey, to_rgb
 from effloop.data.image.mask import Mask
-from effloop.errors import ConfigError, DataError
+from effloop.errors import ConfigError, DataError, reason
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class LibraryAugment(Augment, Generic[T]):
 
     Args:
         steps: the recipe's operations.
-        config: its `device` says where they run.
+        config: `device` is where they run.
         image_size: height and width of the output, in pixels.
         channels: of the images. With 1, operations are given grey in three channels, as many need them, and what comes
             out becomes grey.
@@ -196,16 +196,12 @@ class LibraryAugment(Augment, Generic[T]):
                 return extreme_sizes(observed_sizes(partial(self._framed, step.op), sizes))
             return extreme_sizes(self.sizes_after(step.op, sizes))
         except recipe.FAILURES as error:
-            raise ConfigError(f"{_line(step, error)}; {_dimensions(sizes)} are to be augmented") from error
+            some = ", ".join(f"{height}x{width}" for height, width in sizes[:4].tolist())
+            raise ConfigError(f"{_line(step, error)}; images of {some} are to be augmented") from error
 
 
 def _line(step: Step[T], error: Exception) -> str:
-    return f"{step.where}: {step.name} fails: {' '.join(str(error).split())[:300]}"
-
-
-def _dimensions(sizes: Sizes) -> str:
-    some = [f"{height}x{width}" for height, width in sizes[:4].tolist()]
-    return "images of " + ", ".join(some) + (", …" if len(sizes) > len(some) else "")
+    return f"{step.where}: {step.name} fails: {reason(error)[:300]}"
 
 
 # Possible output sizes of an operation are found by trying it on a few black images.

@@ -74,7 +74,7 @@ class Mix:
             targets = (targets[:, None] == torch.arange(self.num_classes, device=targets.device)).to(torch.float32)
         pixels = images.to(torch.float32)
         pixels = _blend_boxes(pixels, draws) if self.cutmix else _blend(pixels, shares[:, :, None, None])
-        return _as(images.dtype, pixels), _blend(targets, shares)
+        return pixels if pixels.dtype == images.dtype else pixels.round_().to(images.dtype), _blend(targets, shares)
 
     def draw(self, keys: NDArray[np.uint64], height: int, width: int) -> MixDraws:
         """Draw for (N,) keys of images of one size; row i depends on keys[i] alone."""
@@ -159,7 +159,3 @@ def _blend_boxes(images: Tensor, draws: MixDraws) -> Tensor:
     others = _blend(runs, to_device(lines, images)[:, None, :, None])  # the image itself above and below its box
     blended = others.lerp_(runs, to_device(columns, images)[:, None, None, :])
     return blended if runs is images else blended.view(count, height, width, channels).permute(0, 3, 1, 2)
-
-
-def _as(dtype: torch.dtype, pixels: Tensor) -> Tensor:
-    return pixels if dtype == pixels.dtype else pixels.round_().to(dtype)

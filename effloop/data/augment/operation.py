@@ -102,6 +102,22 @@ def check_size(name: str, value: object) -> tuple[int, int]:
     return pair[0], pair[1]
 
 
+def check_levels(name: str, value: object, *, whole: bool = True, other: str = "") -> tuple[float, float, float]:
+    """Levels of red, green and blue, from three or one for all.
+
+    Raises:
+        BadParameterError: they aren't from 0 to 255, or not `whole`; `other` is what else is allowed.
+    """
+    levels: list[Any] = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value] * 3
+    if len(levels) != 3 or not all(_is_number(each) and 0 <= each <= 255 for each in levels):
+        levels = []
+    if not levels or (whole and any(int(each) != each for each in levels)):
+        allowed = f"{'whole ' * whole}number from 0 to 255, {'' if other else 'or '}three of them{other}"
+        raise BadParameterError(f"{name}: {value} is not allowed; set a {allowed}")
+    red, green, blue = levels
+    return red, green, blue
+
+
 def _is_number(value: object) -> bool:
     # Not isfinite, which fails on an int too large for a float.
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
@@ -175,29 +191,15 @@ class Operation(ABC):
         """
 
     def apply_mask(self, mask: Mask, drawn: Any, row: int) -> Mask:
-        """Apply it to an image's mask on the host, by nearest neighbour; what lies outside of the image is `IGNORED`.
+        """(H, W) uint8 mask of an image, not written -> (h, w), maybe a view; on the host, by nearest neighbour.
 
-        Args:
-            mask: (H, W) uint8; not written.
-            drawn: from `draw`, as for the image.
-            row: the image's index in it.
-
-        Returns:
-            (h, w) uint8, maybe a view.
+        What lies outside of the image is `IGNORED`.
         """
         del drawn, row
         return mask
 
     def apply_mask_batch(self, masks: Tensor, drawn: Any) -> Tensor:
-        """Apply it to a batch's masks on their device, without a sync: the pixels of `apply_mask`.
-
-        Args:
-            masks: (N, H, W) uint8; may be written.
-            drawn: from `draw`, for these N.
-
-        Returns:
-            (N, h, w) uint8.
-        """
+        """(N, H, W) uint8 masks on their device, which may be written -> (N, h, w), the pixels of `apply_mask`."""
         del drawn
         return masks
 

@@ -17,7 +17,7 @@ from effloop.batch import ImageSize
 from effloop.data.augment.base import RecipeConfig
 from effloop.data.augment.operation import BadParameterError
 from effloop.data.random import stream
-from effloop.errors import PROGRAM, ConfigError
+from effloop.errors import PROGRAM, ConfigError, reason
 from effloop.registry import choices
 
 T = TypeVar("T")
@@ -179,8 +179,8 @@ def build_operation(
     except ConfigError:
         raise
     except FAILURES as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"{where}: {name} can't take its parameters: {reason}; have {', '.join(allowed)}") from error
+        why = f"{reason(error)}; have {', '.join(allowed)}"
+        raise ConfigError(f"{where}: {name} can't take its parameters: {why}") from error
 
 
 def build_nested(given: object, operations: Mapping[str, Callable[..., T]], size: ImageSize) -> dict[str, T]:

@@ -47,23 +47,18 @@ class CachedSource(View):
         self.what, self.decoder, self.folder = what, decoder, folder
         self._name = _name(source, what, decoder)
         self._open(capacity)
-        self._forget_changed()
+        # Images that were overwritten in place since another run has kept them, 2 µs for each. What changes while this
+        # run reads it is not noticed.
+        if changed := self.region.forget_changed(self._stamp):
+            warn(
+                f"data.cache: {changed:,} files in {source.where} were changed since another run on this machine put "
+                "them there; they are read from disk"
+            )
 
     def _open(self, capacity: Callable[[], int]) -> None:
         if self.what is Cache.pixels:
             self.mask_format = PLAIN
         self.region = Region(self._name, _entries(self.source), capacity, self.folder)
-
-    def _forget_changed(self) -> None:
-        """Of what another run on this machine has kept, forget images that were overwritten in place since then.
-
-        2 µs for each; what changes while this run reads it is not noticed.
-        """
-        if changed := self.region.forget_changed(self._stamp):
-            warn(
-                f"data.cache: {changed:,} files in {self.source.where} were changed since another run on this machine "
-                "put them there; they are read from disk"
-            )
 
     def _stamp(self, entry: int) -> int:
         """When the file of an entry's sample was modified; 0 if that isn't known, or it is gone."""
@@ -73,34 +68,33 @@ class CachedSource(View):
             return 0
 
     def read(self, index: int) -> Encoded:
-        kept = self.region.get(index)
-        if kept is not None:
-            return kept
-        stamp = self._stamp(index)
-        data = self.source.read(index)
-        if self.what is Cache.bytes:
-            self.region.put(index, [data], stamp)
-            return data
-        pixels = np.ascontiguousarray(self.decoder.decode(data))
-        height, width, channels = pixels.shape
-        header, body = pnm_header(height, width, channels), pixels.reshape(-1).data
-        self.region.put(index, [header, body], stamp)
-        return self.region.get(index) or b"".join((header, body))
+        return self.region.get(index) or self._keep(index, index, self._image)
 
     def read_mask(self, index: int) -> Encoded:
         if self.kind is not Kind.masks:
             return super().read_mask(index)
-        entry = len(self.source) + index
-        kept = self.region.get(entry)
-        if kept is not None:
-            return kept
-        stamp = self._stamp(index)
+        entry = len(self.source) + index  # behind the images
+        return self.region.get(entry) or self._keep(entry, index, self._mask)
+
+    def _keep(self, entry: int, index: int, load: Callable[[int], list[Encoded]]) -> Encoded:
+        stamp = self._stamp(index)  # before it is read, as the file may change meanwhile
+        parts = load(index)
+        self.region.put(entry, parts, stamp)
+        return self.region.get(entry) or (parts[0] if len(parts) == 1 else b"".join(parts))
+
+    def _image(self, index: int) -> list[Encoded]:
+        data = self.source.read(index)
+        if self.what is Cache.bytes:
+            return [data]
+        pixels = np.ascontiguousarray(self.decoder.decode(data))
+        return [pnm_header(*pixels.shape), pixels.reshape(-1).data]
+
+    def _mask(self, index: int) -> list[Encoded]:
         data = self.source.read_mask(index)
-        if self.what is Cache.pixels:
-            mask = decode_mask(data, self.source.mask_format)
-            data = pnm_header(mask.shape[0], mask.shape[1], 1) + mask.tobytes()
-        self.region.put(entry, [data], stamp)
-        return self.region.get(entry) or data
+        if self.what is Cache.bytes:
+            return [data]
+        mask = decode_mask(data, self.source.mask_format)
+        return [pnm_header(*mask.shape, 1), mask.tobytes()]
 
     def entropy_index(self, index: int, data: Encoded) -> Encoded | None:
         return self.source.entropy_index(index, data) if self.what is Cache.bytes else None

@@ -96,7 +96,7 @@ class Region:
     them ends, or, if that was killed, when another region is created.
 
     Layout: the header; a table with the offset (u64, 0: absent) of each sample, then the size (u64) of each, then
-    its stamp (i64), then a byte for each that says whether it is complete; the samples.
+    its stamp (i64), then a byte for each, 1 once it is complete; the samples.
 
     Args:
         name: identifies what is kept; the same name is the same memory.
@@ -204,7 +204,7 @@ class Region:
         return self._readable[begin : begin + int(self._size[sample])]
 
     def put(self, sample: int, parts: Sequence[Encoded], stamp: int = 0) -> None:
-        """Keep a sample if there is room; its parts are joined. `stamp` says of which state of its file it is."""
+        """Keep a sample if there is room; its parts are joined. `stamp` is its file's modification time."""
         size = sum(len(part) for part in parts)
         begin = self._claim(sample, size)
         if begin is None:

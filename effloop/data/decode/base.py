@@ -50,15 +50,12 @@ class DecodeConfig(PartConfig):
     def __post_init__(self) -> None:
         if self.max_pixels < 1:
             raise ConfigError(f"decode.max_pixels: {self.max_pixels} is not allowed; set a number above 0")
-        if self.window not in (None, "auto") and not _is_window(self.window):
+        ends = self.window if isinstance(self.window, list) else []
+        numbers = len(ends) == 2 and all(type(each) in (int, float) for each in ends)
+        if self.window not in (None, "auto") and not (numbers and -math.inf < ends[0] < ends[1] < math.inf):
             raise ConfigError(
                 f"decode.window: {self.window} is not allowed; set [low,high], such as [0,4095], auto or null"
             )
-
-
-def _is_window(value: Any) -> bool:
-    numbers = isinstance(value, list) and len(value) == 2 and all(type(each) in (int, float) for each in value)
-    return numbers and -math.inf < value[0] < value[1] < math.inf
 
 
 class ImageInfo(Protocol):

@@ -19,7 +19,7 @@ from effloop.data.image.grey import to_grey, to_rgb
 from effloop.data.image.header import Encoded, Header, expected_size, open_other, pnm_pixels, read_header
 from effloop.data.image.jpeg import Part, crop
 from effloop.data.image.orientation import read_orientation, stored_box, upright, upright_size
-from effloop.errors import DataError
+from effloop.errors import DataError, reason
 
 # Whole images by Pillow, of any format that it reads: what every decoder falls back on.
 
@@ -34,7 +34,7 @@ def decode_with_pillow(data: Encoded, header: Header, channels: int = 3, window:
         with _PLUGINS[header.format](io.BytesIO(data)) if header.format in _PLUGINS else open_other(data) as image:
             pixels = to_pixels(image, channels, window)
     except (MemoryError, DataError):
-        raise  # about the machine, not about the image; or it says what is wrong
+        raise  # about the machine, not about the image; or already one line
     except Exception as error:  # a damaged file can make Pillow raise nearly anything
         raise DataError(describe_damage(data, header, error)) from error
     if pixels.shape[:2] != (header.height, header.width):
@@ -74,7 +74,9 @@ def to_pixels(image: Image.Image, channels: int = 3, window: Any = None) -> NDAr
     Raises:
         DataError: there is a window, and the image has more than 8 bits that Pillow reduces to 8.
     """
-    if window is not None and not image.mode.startswith(("I", "F")) and _is_deep(image):
+    # Whether PNG, TIFF or PNM has 16 bits shows before it is loaded; of JPEG 2000 Pillow doesn't tell.
+    tiles = getattr(image, "tile", ()) if window is not None and not image.mode.startswith(("I", "F")) else ()
+    if any(";16" in str(args) or (codec == "ppm" and args[1] > 255) for codec, _, _, args in tiles):
         raise DataError(
             f"is {image.mode} of 16 bits, and decode.window={window} is for grey without alpha; store it as grey, or "
             "set decode.window=null"
@@ -89,12 +91,6 @@ def to_pixels(image: Image.Image, channels: int = 3, window: Any = None) -> NDAr
     image.info.pop("transparency", None)  # dropped anyway, and convert() warns about some kinds of it
     pixels = np.asarray(image.convert("RGB" if channels == 3 else "L"))
     return pixels if channels == 3 else pixels[:, :, None]
-
-
-def _is_deep(image: Image.Image) -> bool:
-    """Whether an image that isn't loaded yet has 16 bits in PNG, TIFF or PNM; of JPEG 2000 Pillow doesn't tell."""
-    tiles = getattr(image, "tile", ())
-    return any(";16" in str(args) or (codec == "ppm" and args[1] > 255) for codec, _, _, args in tiles)
 
 
 def _eight_bits(grey: NDArray[Any], window: Any) -> NDArray[np.uint8]:
@@ -112,11 +108,11 @@ def _eight_bits(grey: NDArray[Any], window: Any) -> NDArray[np.uint8]:
 
 def describe_damage(data: Encoded, header: Header, error: Exception) -> str:
     """One line on what is wrong with an image that Pillow could not decode: damaged or truncated, and how."""
-    expected, reason = expected_size(data, header), " ".join(str(error).split()) or type(error).__name__
+    expected, why = expected_size(data, header), reason(error)
     if header.complete or (expected is not None and expected <= len(data)):
-        return f"is a damaged {header.format}: {reason}"
+        return f"is a damaged {header.format}: {why}"
     if header.format not in _PLUGINS:
-        return f"is an image in {header.format} format that can't be decoded: {reason}"
+        return f"is an image in {header.format} format that can't be decoded: {why}"
     ends = f"is a truncated {header.format}: ends after {len(data):,}"
     if expected is None:
         return f"{ends} bytes without its end marker"

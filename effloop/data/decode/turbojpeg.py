@@ -1,4 +1,4 @@
-"""Decoding JPEGs with libjpeg-turbo, from the package simplejpeg."""
+"""libjpeg-turbo, from Pillow's wheel or the package simplejpeg; and `auto`, the fastest decoders installed."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from effloop.data.image.header import Encoded, Header, read_header
 from effloop.errors import ConfigError, optional_package
 from effloop.native import library
 
-# libjpeg-turbo as Pillow's wheels for Linux bring it along, by which `native/jpeg_decode.c` decodes.
-
+# Pillow's wheels for Linux have libjpeg-turbo in them; `native/jpeg_decode.c` decodes by it.
 _FUNCTIONS = (
     "jpeg_std_error",
     "jpeg_CreateDecompress",

@@ -1,4 +1,4 @@
-"""Threads that don't keep the process from ending."""
+"""Threads that don't keep the process from ending, and how long to wait for threads and worker processes."""
 
 from __future__ import annotations
 
@@ -109,10 +109,10 @@ class DaemonThreads:
         """Let a thread call a function.
 
         Raises:
-            RuntimeError: they have been told to end.
+            RuntimeError: they are closed.
         """
         if self._closed:
-            raise RuntimeError("the threads have been told to end")
+            raise RuntimeError("the threads are closed")
         future: Future[T] = Future()
         self._calls.put((future, call, args, kwargs))
         return future

@@ -242,8 +242,8 @@ class _Pipeline:
             pixels = from_dlpack(found.as_tensor())
             self._pipeline.release_outputs()
         except RuntimeError as error:  # DALI doesn't name the sample, and the pipeline can't be used any more
-            said = str(error).rpartition("encountered:")[2].partition("Current pipeline")[0]
-            self.refusal = " ".join(said.split())
+            message = str(error).rpartition("encountered:")[2].partition("Current pipeline")[0]
+            self.refusal = " ".join(message.split())
             self._pipeline, begun = self._built(), list(self._given)
             self._given.clear()
             for given in begun:

@@ -31,7 +31,7 @@ from torch import Tensor
 from effloop.batch import Batch, Skipped
 from effloop.data.engine.base import Engine, RunLengthConfig, engines, fill_inline
 from effloop.data.engine.daemons import Patience, at_work
-from effloop.data.engine.ring import SharedRing, SharedSlots
+from effloop.data.engine.shared import SharedRing, SharedSlots
 from effloop.data.in_progress import NONE, in_progress
 from effloop.data.order import BatchRequest
 from effloop.data.plan import Plan
@@ -82,7 +82,7 @@ class Worker:
     from_forkserver: bool
 
     def run(self) -> None:
-        """Do jobs until told to stop, or until the main process has ended.
+        """Do jobs until `STOP`, or until the main process has ended.
 
         Workers always reuse freed memory, whatever `reuse_memory` is.
         """
@@ -92,7 +92,7 @@ class Worker:
         threading.Thread(target=_exit_with_parent, args=[self.from_forkserver], daemon=True).start()
         torch.set_num_threads(1)
         keep_freed_memory()
-        signal.signal(signal.SIGBUS, signal.SIG_DFL)  # the main process says which sample it was
+        signal.signal(signal.SIGBUS, signal.SIG_DFL)  # the main process names the sample
         in_progress.share(self.slots.cells()[self.number :])
         slots: dict[int, Tensor] = {}
         position, request = (-1, -1), None
@@ -163,7 +163,7 @@ def _exit_with_parent(from_forkserver: bool) -> None:
 
 
 def exit_error(who: str, code: int | None, sample: str = "") -> WorkerError:
-    """Explain the exit code of a worker that wasn't told to stop.
+    """Explain the exit code of a worker that has had no `STOP`.
 
     Args:
         who: the worker.
@@ -239,7 +239,7 @@ class Pool:
     """
 
     def __init__(self, plan: Plan, ring: SharedRing, num_workers: int, start_method: str, run_length: int) -> None:
-        self.ended = self._told_to_stop = False  # told: the workers
+        self.ended = self._stop_sent = False
         self.ring, self._plan, self._run_length = ring, plan, run_length
         self._cells = ring.slots.cells()[:num_workers]  # what each worker is loading
         self._cells.fill(NONE)
@@ -338,7 +338,7 @@ class Pool:
         try:
             patience.check()
         except WorkerError:
-            self._told_to_stop = True  # what hangs can't be told
+            self._stop_sent = True  # what hangs reads none
             self._end()
             raise
 
@@ -453,11 +453,11 @@ class Pool:
                 self._lock.release()
 
     def _end(self, grace_s: float = _GRACE_S) -> None:
-        self.ended, told, self._told_to_stop = True, self._told_to_stop, True
+        self.ended, sent, self._stop_sent = True, self._stop_sent, True
         try:
-            if not told:
+            if not sent:
                 self._take_back()
-                with suppress(BlockingIOError):  # the pipe is full; workers that aren't told are killed
+                with suppress(BlockingIOError):  # the pipe is full; the other workers are killed
                     for _ in self._workers:
                         os.write(self._jobs_in.fileno(), STOP)
                 self._join(time.monotonic() + grace_s)
@@ -478,15 +478,15 @@ class Pool:
 
     def _join(self, deadline: float) -> None:
         """Wait for the workers, and read their answers: one may be waiting for room in its pipe."""
-        running, said = set(self._workers), select.poll()  # not self._poll: a handler may have interrupted its use
+        running, ready = set(self._workers), select.poll()  # not self._poll: a handler may have interrupted its use
         for fd in (*self._workers, *self._answers):
-            said.register(fd, select.POLLIN)
+            ready.register(fd, select.POLLIN)
         while running and (left := deadline - time.monotonic()) > 0:
-            for fd, _ in said.poll(1000 * left):
+            for fd, _ in ready.poll(1000 * left):
                 try:
                     self._answers[fd].recv_bytes()
                 except (KeyError, EOFError, OSError):  # KeyError: a sentinel
-                    said.unregister(fd)
+                    ready.unregister(fd)
                     running.discard(fd)
         for _, process in self._workers.values():
             process.join(0)

@@ -90,7 +90,7 @@ class _Queue:
     """Lets two batches load at a time, so that the encoded images of at most two are in memory.
 
     Args:
-        in_turn: begin to read one only when the threads have been told to decode the one before it. Where reading waits
+        in_turn: begin to read one only once decoding of the one before it is submitted. Where reading waits
             for shards that come when a batch was trained on, those that read would else keep that one from being
             decoded.
     """
@@ -139,7 +139,7 @@ class _PendingBatch:
         self.runs = [slice(start, start + run_length) for start in range(0, len(self.ids), run_length)]
         self.skipped: list[Skipped] = []
         self.done: Future[None] = Future()
-        self.drawn: Callable[[], None] = lambda: None  # is called once all is read, and the threads are told to decode
+        self.drawn: Callable[[], None] = lambda: None  # called once all is read and decoding is submitted
         self._read_runs: dict[int, Read] = {}
         self._failed: tuple[int, BaseException] | None = None  # the first run that failed, not the first in time
         self._left = 0

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from effloop.errors import DataError
+from effloop.errors import DataError, reason
 
 EXTENSIONS = {
     **dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), "JPEG"),
@@ -21,13 +21,13 @@ EXTENSIONS = {
     **dict.fromkeys((".jp2", ".j2k", ".jpx", ".jpc"), "JPEG2000"),
     **{".pcx": "PCX", ".dds": "DDS", ".psd": "PSD", ".sgi": "SGI", ".qoi": "QOI"},
 }
-"""Of the files that are read as images -> the format they usually have; what a file has, its content tells."""
+"""Of the files that are read as images -> the format they usually have; a file's content decides."""
 
 _LEFT_OUT = frozenset({"EPS", "WMF", "BUFR", "GRIB", "HDF5", "MPEG", "IM", "IMT", "IPTC", "PCD", "SPIDER"})
-"""Formats that run another program, have no pixels that Pillow decodes, or can't be told by their first bytes."""
+"""Formats that run another program, have no pixels that Pillow decodes, or aren't recognised by their first bytes."""
 
 _SHORTEST = 12
-"""Bytes: no header that tells an image's size has fewer."""
+"""Bytes of the shortest header with an image's size."""
 
 
 def open_other(data: bytes | bytearray | memoryview) -> Image.Image:
@@ -47,22 +47,18 @@ def open_other(data: bytes | bytearray | memoryview) -> Image.Image:
             if known and not isinstance(known, str):
                 file.seek(0)
                 return factory(file, "")
-            reason = known or ""  # a string says what is missing
+            why = known or ""  # a string says what is missing
         except MemoryError:
             raise  # about the machine, not about the image
         except Exception as error:  # a damaged file can make Pillow raise nearly anything
-            reason = _reason(error) if accept else ""
-        if reason and not refusal:
-            refusal = f"is an image in {name} format that can't be read: {reason}"
+            about_code = isinstance(error, struct.error | LookupError | TypeError | ArithmeticError)  # Pillow's own
+            why = "its header is damaged or cut short" if about_code else reason(error)
+            why = why if accept else ""
+        if why and not refusal:
+            refusal = f"is an image in {name} format that can't be read: {why}"
     if refusal and len(data) < _SHORTEST:
         raise DataError(f"is no image: it has {len(data)} bytes")
     raise DataError(refusal) if refusal else not_an_image(data)
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, struct.error | LookupError | TypeError | ArithmeticError):
-        return "its header is damaged or cut short"  # they are about Pillow's code
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def not_an_image(data: bytes | bytearray | memoryview) -> DataError:
@@ -76,7 +72,7 @@ Encoded = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What an image's header says.
+    """Format, size and kind of an image, from its header.
 
     Attributes:
         format: "JPEG", "PNG", "WEBP", "BMP" or "PNM" (raw pixels), by content; others ("GIF") as Pillow names them.
@@ -84,7 +80,7 @@ class Header:
         plain: 8-bit grey or RGB/YCbCr, without alpha, palette, animation or metadata that libraries
             disagree on; only such images go to the fast decoders.
         complete: the file ends with its format's end marker, or has the length that its header states. False also for
-            a whole file with bytes after its end, and for other formats; only decoding tells.
+            a whole file with bytes after its end, and for other formats; only decoding finds out.
         sof_at: offset of a JPEG's frame header (SOFn); 0 for other formats.
         orientation: 2 to 8 where a decoder turns the image as its EXIF data says.
         index: a JPEG's entropy index (`image.entropy`), where there is one.

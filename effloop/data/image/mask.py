@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import PngImagePlugin
 
 from effloop.data.image.header import Encoded, pnm_header, read_header
-from effloop.errors import DataError
+from effloop.errors import DataError, reason
 from effloop.native import address, library
 from effloop.system.cached import cached_property
 
@@ -38,7 +38,7 @@ class Png:
     """The chunks of a PNG that matter for its values.
 
     Attributes:
-        height, width, bits, colour, interlaced: as its header says; `colour` is the type of colour, 3 with a palette.
+        height, width, bits, colour, interlaced: from its header; `colour` is the type of colour, 3 with a palette.
         chunks: of compressed pixels, without length, kind and CRC.
         data: the whole file.
         bare: whether it has no other chunks.
@@ -150,7 +150,7 @@ def _by_pillow(data: bytes) -> NDArray[np.uint8]:
     except MemoryError:
         raise
     except Exception as error:  # a damaged file can make Pillow raise nearly anything
-        raise DataError(f"is a damaged PNG: {' '.join(str(error).split())}; {_FIX}") from None
+        raise DataError(f"is a damaged PNG: {reason(error)}; {_FIX}") from None
     found: NDArray[np.uint8] = values.astype(np.uint8)
     return found * np.uint8(255) if values.dtype == np.bool_ else found
 

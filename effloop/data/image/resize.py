@@ -64,7 +64,7 @@ def resized_by_vectors(
     return done == 1
 
 
-_HEAD = object.__basicsize__  # bytes in front of what an array object says of itself
+_HEAD = object.__basicsize__  # bytes before an array object's own fields
 
 
 @functools.cache

@@ -25,6 +25,7 @@ from effloop.data.augment.operation import (
     Keys,
     PixelOperation,
     Sizes,
+    check_levels,
     check_number,
     check_range,
     operation,
@@ -64,7 +65,8 @@ class Sampling:
         """
         if interpolation not in ("nearest", "bilinear"):
             raise BadParameterError(f"interpolation: {interpolation} is not allowed; set nearest or bilinear")
-        return cls(interpolation == "bilinear", _colour(fill))
+        levels = None if fill is None else check_levels("fill", fill, whole=False, other=", or null")
+        return cls(interpolation == "bilinear", levels)
 
 
 _MASKS = Sampling(fill=(float(IGNORED),))
@@ -232,16 +234,6 @@ def _places(terms: Sequence[float], height: int, width: int, side: int) -> Matri
 def _pair(value: Floats | float) -> tuple[Any, Any]:
     both = np.asarray(value)
     return (both[..., 0], both[..., 1]) if both.ndim else (both, both)
-
-
-def _colour(fill: object) -> tuple[float, float, float] | None:
-    if fill is None:
-        return None
-    values: list[Any] = list(fill) if isinstance(fill, Sequence) and not isinstance(fill, str) else [fill] * 3
-    if len(values) != 3 or not all(type(value) in (int, float) and 0 <= value <= 255 for value in values):
-        raise BadParameterError(f"fill: {fill} is not allowed; set a number from 0 to 255, three of them or null")
-    red, green, blue = map(float, values)
-    return red, green, blue
 
 
 class _Warp(PixelOperation):

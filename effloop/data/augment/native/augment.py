@@ -193,7 +193,7 @@ _FOR_EVALUATION: Mapping[Evaluation, Callable[[ImageSize, float], CropOperation]
 
 
 def for_evaluation(config: RecipeConfig, size: ImageSize, channels: int) -> NativeAugment:
-    """What every library evaluates with."""
+    """The evaluation transform, shared by all libraries."""
     plain = NativeConfig(name="native", eval=config.eval, eval_ratio=config.eval_ratio)
     return NativeAugment(plain, size=size, train=False, channels=channels)
 
@@ -209,7 +209,7 @@ def _steps(config: NativeConfig, size: ImageSize, *, train: bool) -> Steps:
 
 
 def _takes_masks(op: Operation) -> bool:
-    """Whether it does to a mask what it does to its image, as far as it says."""
+    """Whether an operation has a mask follow its image."""
     own_write = isinstance(op, CropOperation) and op.write is not write_crop
     return op.takes_masks and not (own_write and type(op).apply_mask is CropOperation.apply_mask)
 

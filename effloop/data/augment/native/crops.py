@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
@@ -23,6 +24,7 @@ from effloop.data.augment.operation import (
     PixelOperation,
     Sizes,
     bernoulli,
+    check_levels,
     check_number,
     check_probability,
     check_range,
@@ -175,14 +177,56 @@ class CenterCropResize(CropOperation):
         return shaped_boxes(sizes, self.target, self.share, self.place)
 
 
-class Letterbox(CropOperation):
+class PlacedCrop(CropOperation):
+    """A crop that becomes a part of the output; the rest is filled, and `IGNORED` in masks.
+
+    Attributes:
+        fill: (3,) uint8, red, green and blue of a filled pixel.
+    """
+
+    pads = True
+    fill: NDArray[np.uint8]
+
+    @abstractmethod
+    def place(self, numbers: list[int]) -> tuple[int, int, int, int]:
+        """A row of `draw` -> top, left, height and width of the part."""
+
+    def filling(self, channels: int) -> NDArray[np.uint8]:
+        """(channels,) of a filled pixel."""
+        return self.fill if channels == 3 else to_grey(self.fill[None, None])[0, 0]
+
+    def write(self, cut: Image, box: list[int], out: Image, resize: ResizeInto) -> None:
+        top, left, height, width = self.place(box)
+        whole = (height, width) == out.shape[:2]
+        if not whole:
+            out[:] = self.filling(out.shape[2])
+        part = out[top : top + height, left : left + width]
+        if cut.shape == part.shape:
+            part[:] = cut
+        elif whole:
+            resize(cut, out)
+        else:
+            resized = np.empty(part.shape, np.uint8)  # a resize needs contiguous memory
+            resize(cut, resized)
+            part[:] = resized
+
+    def apply_mask(self, mask: Mask, drawn: NDArray[np.int64], row: int) -> Mask:
+        top, left, height, width = self.place(numbers := drawn[row].tolist())
+        out = np.empty(self.target, np.uint8)
+        if (height, width) != self.target:
+            out.fill(IGNORED)
+        crop_mask(mask, numbers, out[top : top + height, left : left + width])
+        return out
+
+
+class Letterbox(PlacedCrop):
     """For evaluation: the whole image, as large as fits into the output, in its centre; the rest is grey.
 
     Args:
         size: height and width of the output.
     """
 
-    pads = True
+    fill = np.full(3, PADDING, np.uint8)
 
     def __init__(self, size: tuple[int, int]) -> None:
         self.target = size
@@ -190,22 +234,8 @@ class Letterbox(CropOperation):
     def boxes(self, keys: Keys, sizes: Sizes) -> NDArray[np.int64]:
         return np.concatenate([np.zeros_like(sizes), sizes], axis=1)
 
-    def write(self, cut: Image, box: list[int], out: Image, resize: ResizeInto) -> None:
-        top, left, height, width = self._placed(box)
-        fit = np.empty((height, width, out.shape[2]), np.uint8)
-        resize(cut, fit)
-        out.fill(PADDING)
-        out[top : top + height, left : left + width] = fit
-
-    def apply_mask(self, mask: Mask, drawn: NDArray[np.int64], row: int) -> Mask:
-        top, left, height, width = self._placed(drawn[row].tolist())
-        out = np.full(self.target, IGNORED, np.uint8)
-        crop_mask(mask, drawn[row].tolist(), out[top : top + height, left : left + width])
-        return out
-
-    def _placed(self, box: list[int]) -> tuple[int, int, int, int]:
-        """Where the image is in the output: top, left, height, width."""
-        (height, width), (rows, columns) = box[2:4], self.target
+    def place(self, numbers: list[int]) -> tuple[int, int, int, int]:
+        (height, width), (rows, columns) = numbers[2:4], self.target
         scale = min(rows / height, columns / width)
         fit = max(1, round(height * scale)), max(1, round(width * scale))
         return (rows - fit[0]) // 2, (columns - fit[1]) // 2, *fit
@@ -279,7 +309,7 @@ _PLACED, _CORNERS = slice(6, 8), 10
 
 
 @operation
-class RandomScaleCrop(CropOperation):
+class RandomScaleCrop(PlacedCrop):
     """The image resized by a random factor, then a random crop, padded at the right and the bottom where it is larger.
 
     What segmentation networks are usually trained with: mmsegmentation's RandomResize with `ratio_range`, keeping the
@@ -296,8 +326,6 @@ class RandomScaleCrop(CropOperation):
             ImageNet's mean. Masks are padded with 255.
     """
 
-    pads = True
-
     def __init__(
         self,
         size: object,
@@ -310,7 +338,7 @@ class RandomScaleCrop(CropOperation):
         self.ratio = check_range("ratio", ratio, *RATIOS)
         self.base = min(self.target) if base is None else check_whole("base", base, 1, MOST_SIDE)
         self.most = check_number("cat_max_ratio", cat_max_ratio, 0, 1)
-        self.fill = _colour(fill)
+        self.fill = np.array(check_levels("fill", fill), np.uint8)
 
     @property
     def looks(self) -> bool:
@@ -345,26 +373,14 @@ class RandomScaleCrop(CropOperation):
             found[:4] = _box_in_image(corner[None], found[None, 6:8], found[None, 8:10], np.array([mask.shape]))[0]
         return True
 
-    def write(self, cut: Image, box: list[int], out: Image, resize: ResizeInto) -> None:
-        height, width = box[_PLACED]
-        if (height, width) == out.shape[:2]:
-            target = out
-        else:
-            out[:] = self._filling(out.shape[2])
-            target = out[:height, :width]
-        if cut.shape == target.shape:
-            target[:] = cut
-        elif target is out:
-            resize(cut, out)
-        else:
-            resized = np.empty(target.shape, np.uint8)
-            resize(cut, resized)
-            target[:] = resized
+    def place(self, numbers: list[int]) -> tuple[int, int, int, int]:
+        height, width = numbers[_PLACED]
+        return 0, 0, height, width
 
     def apply_batch(self, images: Tensor, drawn: NDArray[np.int64]) -> Tensor:
         channels = images.shape[1]
         out = images.new_empty((len(images), *self.target, channels)).permute(0, 3, 1, 2)
-        out.copy_(to_device(self._filling(channels), images).view(1, channels, 1, 1))
+        out.copy_(to_device(self.filling(channels), images).view(1, channels, 1, 1))
         never = np.zeros(1, np.bool_)
         for row, numbers in enumerate(drawn):
             height, width = numbers[_PLACED].tolist()
@@ -374,25 +390,12 @@ class RandomScaleCrop(CropOperation):
             out[row : row + 1, :, :height, :width] = cut
         return out
 
-    def apply_mask(self, mask: Mask, drawn: NDArray[np.int64], row: int) -> Mask:
-        numbers = drawn[row].tolist()
-        height, width = numbers[_PLACED]
-        out = np.empty(self.target, np.uint8)
-        if (height, width) != self.target:
-            out.fill(IGNORED)
-        crop_mask(mask, numbers, out[:height, :width])
-        return out
-
     def apply_mask_batch(self, masks: Tensor, drawn: NDArray[np.int64]) -> Tensor:
         out = masks.new_full((len(masks), *self.target), IGNORED)
         for row, numbers in enumerate(drawn):
             height, width = numbers[_PLACED].tolist()
             out[row, :height, :width] = crop_mask_batch(masks[row : row + 1], numbers[None, :4], (height, width))[0]
         return out
-
-    def _filling(self, channels: int) -> NDArray[np.uint8]:
-        """(channels,) of a padded pixel."""
-        return self.fill if channels == 3 else to_grey(self.fill[None, None])[0, 0]
 
 
 def _box_in_image(
@@ -402,18 +405,6 @@ def _box_in_image(
     begin, end = ((2 * at * sizes + resized) // (2 * resized) for at in (corners, corners + placed))
     begin = np.minimum(begin, sizes - 1)
     return np.concatenate([begin, np.maximum(end, begin + 1) - begin], axis=1)
-
-
-def _colour(fill: object) -> NDArray[np.uint8]:
-    """(3,) of red, green and blue.
-
-    Raises:
-        BadParameterError: it is no colour.
-    """
-    levels = list(fill) if isinstance(fill, Sequence) and not isinstance(fill, str) else [fill] * 3
-    if len(levels) != 3 or not all(type(level) is int and 0 <= level <= 255 for level in levels):
-        raise BadParameterError(f"fill: {fill} is not allowed; set a whole number from 0 to 255, or three of them")
-    return np.array(levels, np.uint8)
 
 
 class _RandomFlip(PixelOperation):

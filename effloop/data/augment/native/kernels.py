@@ -42,7 +42,10 @@ def sharpness(images: Tensor, factor: Tensor, rest: Tensor | None = None) -> Ten
     sharp = images.to(torch.float32)
     inner = sharp[..., 1:-1, 1:-1]
     # Thirteenths of a whole number are never halves, so all orders of summation round alike.
-    smooth = _sum_of_nine(images.to(torch.int16)).add_(images[..., 1:-1, 1:-1], alpha=4).mul(1 / 13).round_()
+    values = images.to(torch.int16)
+    threes = values[..., :-2, :] + values[..., 1:-1, :] + values[..., 2:, :]
+    nines = threes[..., :-2] + threes[..., 1:-1] + threes[..., 2:]
+    smooth = nines.add_(images[..., 1:-1, 1:-1], alpha=4).mul(1 / 13).round_()
     inner.addcmul_(smooth.sub_(inner), _rest(factor, rest))
     return _to_uint8(sharp)
 
@@ -107,7 +110,9 @@ def equalize(images: Tensor) -> Tensor:
     """Each channel of each image with its histogram equalised, as Pillow does; a channel of one value stays."""
     values = images.flatten(2).to(torch.int64)
     counts = values.new_zeros((*values.shape[:2], 256)).scatter_add_(2, values, values.new_ones(1).expand_as(values))
-    return equalize_tables(counts).gather(2, values).view(images.shape).contiguous(memory_format=_layout(images))
+    last = images.is_contiguous(memory_format=torch.channels_last)
+    layout = torch.channels_last if last else torch.contiguous_format
+    return equalize_tables(counts).gather(2, values).view(images.shape).contiguous(memory_format=layout)
 
 
 def grayscale(images: Tensor) -> Tensor:
@@ -197,14 +202,3 @@ def _rest(factor: Tensor, rest: Tensor | None) -> Tensor:
 def _blend(images: Tensor, other: Tensor, factor: Tensor, rest: Tensor | None) -> Tensor:
     # addcmul, as torchvision's add with alpha, rounds once; a product and a sum would round twice.
     return _to_uint8(torch.addcmul(images.mul(_each(factor)), other, _rest(factor, rest)))
-
-
-def _sum_of_nine(values: Tensor) -> Tensor:
-    """(N, C, H, W) -> (N, C, H - 2, W - 2), sums of 3x3."""
-    values = values[..., :-2, :] + values[..., 1:-1, :] + values[..., 2:, :]
-    return values[..., :-2] + values[..., 1:-1] + values[..., 2:]
-
-
-def _layout(images: Tensor) -> torch.memory_format:
-    last = images.is_contiguous(memory_format=torch.channels_last)
-    return torch.channels_last if last else torch.contiguous_format

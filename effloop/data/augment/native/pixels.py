@@ -26,6 +26,7 @@ from effloop.data.augment.operation import (
     PixelOperation,
     Sizes,
     bernoulli,
+    check_levels,
     check_number,
     check_probability,
     check_range,
@@ -391,7 +392,9 @@ class RandomErasing(PixelOperation):
         self.p = check_probability("p", p)
         self.scale = check_range("scale", scale, 0, 1)
         self.ratio = check_range("ratio", ratio, *RATIOS)
-        self.value = _colour(value)
+        self.value = (
+            None if value == "random" else np.array(check_levels("value", value, other=", or random"), np.uint8)
+        )
 
     def draw(self, keys: Keys, sizes: Sizes) -> ErasingDraws:
         numbers = uniforms(keys, _NUMBERS)
@@ -445,26 +448,6 @@ def erasing_boxes(
     found = observed_sizes[rows, first]
     corners = (numbers[:, -2:] * (sizes - found + 1)).astype(np.int64)
     return np.where(fits[rows, first][:, None], np.concatenate([corners, found], axis=1), 0)
-
-
-def _colour(value: object) -> NDArray[np.uint8] | None:
-    """(3,) uint8, or None for noise.
-
-    Raises:
-        BadParameterError: it is none of these.
-    """
-    if value == "random":
-        return None
-    parts = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value] * 3
-    try:
-        levels = [int(check_number("value", part, 0, 255)) for part in parts]
-    except BadParameterError:
-        levels = []
-    if len(levels) != 3 or levels != parts:
-        raise BadParameterError(
-            f"value: {value} is not allowed; set a whole number from 0 to 255, three of them, or random"
-        )
-    return np.array(levels, np.uint8)
 
 
 def _noise(keys: Keys, width: int, top: int, height: int) -> NDArray[np.uint8]:

@@ -31,7 +31,7 @@ import effloop
 from effloop.batch import Batch, ImageSize
 from effloop.data.augment.native.augment import NativeAugment
 from effloop.data.engine.processes import ProcessEngine
-from effloop.data.engine.ring import SharedRing, SharedSlots
+from effloop.data.engine.shared import SharedRing, SharedSlots
 from effloop.data.plan import Plan
 from effloop.errors import ConfigError, WorkerError
 from effloop.system import hardware
