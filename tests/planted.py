@@ -56,6 +56,20 @@ class Spin(PixelOperation):
         return images
 
 
+@operation
+class Doze(PixelOperation):
+    """Waits for 10 ms, and changes nothing."""
+
+    def draw(self, keys: Any, sizes: Any) -> Any:
+        return keys
+
+    def apply_inplace(self, image: Any, drawn: Any, row: int) -> None:
+        time.sleep(0.01)
+
+    def apply_batch(self, images: Any, drawn: Any) -> Any:
+        return images
+
+
 @models.register("heavy", ModelConfig)
 class Heavy(torch.nn.Sequential):
     """A network that takes some milliseconds for an image of 32 pixels."""

@@ -67,10 +67,10 @@ def tuned_workers(config: Config, parallel: Slice) -> tuple[int, str] | None:
     Raises:
         ConfigError, DataError: the training split can't be opened.
     """
-    if isinstance(config.num_workers, int) or parallel.world_size > 1 or not Findings.any_here(config, "tune"):
+    if isinstance(config.num_workers, int) or parallel.world_size > 1 or not Findings.any_here(config):
         return None
     fingerprint = open_split(config.data, "train").fingerprint()
-    rows = Findings.of(config, fingerprint).rows("tune", pipeline_key(config, without=TUNED))
+    rows = Findings.of(config, fingerprint).rows(pipeline_key(config, without=TUNED))
     numbers = [row for row in rows if isinstance(row.get("num_workers"), int) and row["num_workers"] >= 0]
     if not numbers:
         return None

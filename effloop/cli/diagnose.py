@@ -12,9 +12,11 @@ from rich.console import Console
 from effloop import config as configs
 from effloop.cli.command import command
 from effloop.errors import ConfigError
+from effloop.measure import diagnose as measuring
 from effloop.measure.memory import memory_table
-from effloop.measure.run import diagnose_run
-from effloop.report.diagnosis import print_diagnosis, write_diagnosis
+from effloop.measure.pictures import print_diagnosis, write_diagnosis
+
+_ROUNDS, _MORE_ROUNDS = 3, 9
 
 
 @dataclass(frozen=True)
@@ -22,21 +24,21 @@ class DiagnoseOptions:
     """Options of `diagnose`.
 
     Attributes:
-        verify: try the best overrides, half a minute each or more, and show what they bring beside what was predicted.
-        top: so many of them.
-        seconds: that measuring takes, about.
+        verify: try for longer, three times as many turns of each.
+        top: how many overrides are tried.
+        seconds: that measuring takes, about, before overrides are tried.
         out: the folder for diagnosis.json, .png and .html; without it outputs/diagnose/DATE/TIME.
     """
 
     verify: bool = False
-    top: Annotated[int, range(1, 9)] = 3
-    seconds: Annotated[int, range(1, 3601)] = 50
+    top: Annotated[int, range(1, 9)] = 4
+    seconds: Annotated[int, range(1, 3601)] = 30
     out: Path | None = None
 
 
-@command("diagnose", DiagnoseOptions, "data.root=/data/pets model=resnet18 verify=true")
+@command("diagnose", DiagnoseOptions, "data.root=/data/pets model=resnet18")
 def diagnose(options: DiagnoseOptions, overrides: list[str]) -> int:
-    """Say what holds a training back, and which overrides help how much.
+    """Say what holds a training back, and try which overrides help how much.
 
     Takes what `train` takes, measures each stage on this data, model and machine, and trains nothing that is kept.
 
@@ -49,9 +51,10 @@ def diagnose(options: DiagnoseOptions, overrides: list[str]) -> int:
         folder.mkdir(parents=True, exist_ok=True)  # before a minute of work
     except OSError as error:
         raise ConfigError(f"out: {folder} can't be made: {error.strerror}; set out=FOLDER") from None
-    result = diagnose_run(config, overrides, options.seconds, try_best=options.top if options.verify else 0)
-    print_diagnosis(result)
-    Console().print(memory_table(result["memory"]))
-    write_diagnosis(result, folder)
+    rounds = _MORE_ROUNDS if options.verify else _ROUNDS
+    found = measuring.diagnose(config, overrides, options.seconds, top=options.top, rounds=rounds)
+    print_diagnosis(found)
+    Console().print(memory_table(found.memory))
+    write_diagnosis(found, folder)
     print(f"diagnosis: {folder / 'diagnosis.html'}   beside it: diagnosis.json, diagnosis.png")
     return 0

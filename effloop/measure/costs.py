@@ -6,7 +6,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,18 +19,15 @@ from rich.filesize import decimal
 from effloop.assemble.compiling import seconds_of, wait_for_gpu
 from effloop.batch import Batch
 from effloop.data.cache.cached import CachedSource
-from effloop.data.decode import Decoder
 from effloop.data.image.encoded import EncodedImages
-from effloop.data.image.header import Encoded
-from effloop.data.image.mask import PLAIN
 from effloop.data.loader import Loader
 from effloop.data.masks import MaskPlan
 from effloop.data.order import BatchRequest
 from effloop.data.plan import Plan
 from effloop.data.source import Source
-from effloop.data.source.ranges import Ranges
 from effloop.data.source.view import View
-from effloop.measure.turns import cpu_seconds, for_seconds
+from effloop.measure.loops import endless, train_turn
+from effloop.measure.turns import Turn, cpu_seconds, for_seconds
 from effloop.profile.tools import SyncFinder
 from effloop.system.hardware import available_cores, available_memory, file_system
 from effloop.system.memory import drop_from_cache, share_in_cache
@@ -221,50 +218,9 @@ def short_requests(plan: Plan, most: int, at_once: int = _RUN) -> Iterator[Batch
         yield BatchRequest(0, np.array(run, np.int64), np.ones(len(run), np.bool_))
 
 
-class InMemory(View):
-    """A source of which some samples are other encoded images, in memory; and masks, as `convert` writes them."""
-
-    def __init__(self, source: Source, images: dict[int, Encoded], masks: dict[int, Encoded] | None = None) -> None:
-        super().__init__(source)
-        self.images, self.masks = images, masks
-        self.mask_format = source.mask_format if masks is None else PLAIN
-
-    def read(self, index: int) -> Encoded:
-        return self.images[index]
-
-    def read_mask(self, index: int) -> Encoded:
-        return self.source.read_mask(index) if self.masks is None else self.masks[index]
-
-    def present(self) -> Ranges | None:
-        return None if self.source.present() is None else Ranges.of_each(np.array(sorted(self.images), np.int64))
-
-
 def sample_ids(plan: Plan, count: int) -> NDArray[np.int64]:
     """The first samples of the first epoch, which `loading_costs` takes."""
     return np.concatenate([request.samples for request in short_requests(plan, count)])
-
-
-def costs_of(
-    plan: Plan,
-    images: Sequence[Encoded],
-    seconds: float,
-    decoder: Decoder | None = None,
-    masks: Sequence[Encoded] | None = None,
-) -> LoadingCosts:
-    """What the first samples of an epoch would cost if they were stored otherwise, and were in memory.
-
-    Args:
-        plan: of the loader.
-        images: what is stored instead, in the order of `sample_ids`.
-        seconds: as for `loading_costs`.
-        decoder: None is the plan's.
-        masks: of the images; None leaves those of the source.
-    """
-    ids = sample_ids(plan, len(images)).tolist()
-    np.ones(_CACHES, np.uint8).sum()  # a dataset doesn't fit in the cores' caches, as a few images would
-    own = None if masks is None else dict(zip(ids, masks, strict=True))
-    stored = InMemory(plan.source, dict(zip(ids, images, strict=True)), own)
-    return loading_costs(replace(plan, source=stored, decoder=decoder or plan.decoder), seconds, most=len(images))
 
 
 def loader_rate(loader: Loader, seconds: float, prefetch: int) -> float:
@@ -444,7 +400,6 @@ class StepCosts:
     Attributes:
         forward, backward, update: its parts, each waited for.
         whole_s: of an update without waiting in between.
-        cpu_s: of all threads of this process meanwhile.
         images: of an update, on this rank.
         syncs: lines that read a tensor's value -> how often in an update.
     """
@@ -453,7 +408,6 @@ class StepCosts:
     backward: float
     update: float
     whole_s: float
-    cpu_s: float
     images: int
     syncs: dict[tuple[str, int, str, str], int]
 
@@ -474,13 +428,12 @@ def step_costs(trainer: Trainer, seconds: float) -> StepCosts:
     with with_syncs:
         update()
     parts = [_parts(trainer, group) for _ in for_seconds(range(20), seconds / 2, 2)]
-    turns, cpu = [], time.process_time()
+    turns = []
     for _ in for_seconds(range(200), seconds / 2, 3):
         turns.append(seconds_of(update))
-    cpu_s = (time.process_time() - cpu) / len(turns)
     forward, backward, change = (sorted(each)[len(each) // 4] for each in zip(*parts, strict=True))
     whole = sorted(turns)[len(turns) // 4]  # what disturbs it makes it longer, never shorter
-    return StepCosts(forward, backward, change, whole, cpu_s, images, dict(with_syncs.found))
+    return StepCosts(forward, backward, change, whole, images, dict(with_syncs.found))
 
 
 def _batches(trainer: Trainer, count: int) -> list[Batch]:
@@ -504,73 +457,30 @@ def _parts(trainer: Trainer, group: list[Batch]) -> tuple[float, float, float]:
     return total[0], total[1], total[2]
 
 
-@dataclass(frozen=True)
-class LoopCosts:
-    """Of the training loop as a whole.
+def loop_costs(trainer: Trainer, seconds: float) -> tuple[Turn, float]:
+    """The loop as it trains: loading, transfer, steps, logging; and the share of its time that the recorder takes.
 
-    Attributes:
-        images_per_s: of this rank.
-        wait: share of the time that waits for data, from 0 to 1.
-        log: share of the time that the recorder takes.
-    """
-
-    images_per_s: float
-    wait: float
-    log: float
-
-
-class _Stream:
-    """Batches of one epoch after the other for some seconds, and when each was asked for and came."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer = trainer
-        self.times: list[tuple[float, float, int]] = []
-
-    def __iter__(self) -> Iterator[Batch]:
-        trainer = self.trainer
-        epochs = itertools.chain.from_iterable(trainer.train.epoch(number) for number in itertools.count())
-        while True:
-            asked = time.perf_counter()
-            batch = next(epochs)
-            self.times.append((asked, time.perf_counter(), len(batch)))
-            yield batch
-            del batch
-
-
-def loop_costs(trainer: Trainer, seconds: float, warm: int = 6) -> LoopCosts:
-    """Measure the loop as it trains: loading, transfer, steps, logging. The model is trained by it.
+    The model is trained by it.
 
     Args:
         trainer: its recorder has been entered.
         seconds: of measuring.
-        warm: batches before it begins.
     """
-    stream = _Stream(trainer)
-    if trainer.parallel.device.type == "cuda":  # waiting for it in each update would slow the loop down
-        log_s, seconds = _log_s(trainer, _Stream(trainer), seconds / 4, warm), seconds * 3 / 4
-        trainer.progress.samples_seen = 0
-        trainer.train_epoch(for_seconds(stream, seconds, warm + 4))
-        wait_for_gpu()
-    else:
-        log_s = _log_s(trainer, stream, seconds, warm)
-    end = time.perf_counter()
-    trainer.progress.samples_seen = 0
-    times = stream.times[warm:]
-    total = end - times[0][0]
-    rate = sum(count for *_, count in times) / total
-    return LoopCosts(rate, sum(came - asked for asked, came, _ in times) / total, log_s * rate)
-
-
-def _log_s(trainer: Trainer, stream: _Stream, seconds: float, warm: int) -> float:
-    """Seconds per image of the recorder, from a loop in which it never waits for the GPU."""
-    recorder = trainer.recorder
-    timed = Timed(recorder, "step", before=wait_for_gpu)
-    trainer.recorder, trainer.progress.samples_seen = timed, 0  # type: ignore[assignment]
+    recorder, filling = trainer.recorder, 6
+    timed = Timed(recorder, "step", before=wait_for_gpu)  # it shall not wait for what the GPU does
+    trainer.recorder = timed  # type: ignore[assignment]
+    on_gpu = trainer.parallel.device.type == "cuda"
+    began = time.perf_counter()
     try:
-        trainer.train_epoch(for_seconds(stream, seconds, warm + 4))
+        with closing(endless(trainer, itertools.count())) as batches:
+            turn = train_turn(trainer, batches, seconds=seconds / 4 if on_gpu else seconds, filling=filling)
     finally:
         trainer.recorder = recorder
-    return timed.watch.cost.wall_s / sum(count for *_, count in stream.times)
+    log = timed.watch.cost.wall_s / (time.perf_counter() - began)
+    if on_gpu:  # waiting for it in each update has slowed the loop down
+        with closing(endless(trainer, itertools.count(1))) as batches:
+            turn = train_turn(trainer, batches, seconds=seconds * 3 / 4, filling=filling)
+    return turn, log
 
 
 def evaluation_rate(trainer: Trainer, seconds: float) -> float:

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,13 @@ import torch
 
 from effloop import config as configs
 from effloop.assemble.compiling import seconds_of, wait_for_gpu
+from effloop.assemble.resolve import num_workers
 from effloop.assemble.trainer import build_trainer
 from effloop.batch import Batch
 from effloop.checkpoint import rng
 from effloop.config import Config
+from effloop.data.engine import engines
+from effloop.data.loader import Loader
 from effloop.data.source import Cache
 from effloop.measure.turns import Turn, apart, held_bytes, in_turns
 from effloop.system.saved import SavedForBackward
@@ -104,6 +108,27 @@ def train_turn(
     return Turn(images / total, waited / total)
 
 
+def reloaded(trainer: Trainer, config: Config, workers: int, images: int | None = None) -> Loader:
+    """A trainer's training data, loaded by another engine.
+
+    Args:
+        trainer: whose loader has the samples, and moves batches.
+        config: of the engine.
+        workers: that load.
+        images: that are loaded, the first ones; None is all.
+    """
+    loader = trainer.train
+    assert isinstance(loader, Loader)  # neither progressive nor a probe
+    plan = loader.plan
+    if images is not None and images < plan.order.num_samples:
+        plan = replace(plan, order=replace(plan.order, num_samples=images))
+    on_gpu = trainer.parallel.device.type == "cuda"
+    engine = engines.build(config.engine, plan, num_workers=workers, pin_memory=on_gpu)
+    other = Loader(plan, engine, loader.transfer)
+    other.windows = loader.windows
+    return other
+
+
 class Loop:
     """A trainer that trains on what its loader loads, for a turn at a time.
 
@@ -111,17 +136,21 @@ class Loop:
         config: of the trainer.
         scratch: gets the run folder.
         turns: how many are to be compared; they are spread over the run's epochs, whose image sizes may differ.
+        images: of the training split that are trained on, the first ones; None is all.
 
     Raises:
         ConfigError, DataError: the config can't be built here.
     """
 
-    def __init__(self, config: Config, scratch: Path, turns: int = 1) -> None:
+    def __init__(self, config: Config, scratch: Path, turns: int = 1, images: int | None = None) -> None:
         self.trainer = build_trainer(config, run_dir=Path(tempfile.mkdtemp(dir=scratch)) / "run")
         self._open = ExitStack()
         self._open.enter_context(self.trainer.recorder)
         self._open.callback(self.trainer.val.close)
         self._open.callback(self.trainer.train.close)
+        if images:
+            self.trainer.train = reloaded(self.trainer, config, num_workers(config), images)
+            self._open.callback(self.trainer.train.close)
         self._flags = process_flags()
         self._epochs = (
             itertools.cycle(number * config.epochs // turns for number in range(turns))
@@ -131,6 +160,12 @@ class Loop:
         if config.data.cache is not Cache.none:
             for _ in self.trainer.train.epoch(0):  # fills it
                 pass
+
+    @property
+    def loader(self) -> Loader:
+        """Of the training split."""
+        assert isinstance(self.trainer.train, Loader)
+        return self.trainer.train
 
     def turn(self, seconds: float | None = None) -> Turn:
         """Train for a turn, in an epoch of its own, with the process's flags as this side's config sets them."""

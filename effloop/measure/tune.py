@@ -366,7 +366,7 @@ def remembered(config: Config, *, batch: bool) -> dict[str, Any] | None:
     """
     _check(config)
     asked = _asked(config, batch=batch)
-    found = [row for row in _findings(config).rows("tune") if row.get("asked") == asked]
+    found = [row for row in _findings(config).rows() if row.get("asked") == asked]
     return found[-1] if found else None
 
 
@@ -399,7 +399,7 @@ def tune(config: Config, *, minutes: float, batch: bool) -> dict[str, Any]:
     facts = {key: result[key] for key in ("overrides", "images_per_s")}
     keys = {"num_workers": best.num_workers, "prefetch": best.prefetch, "asked": _asked(config, batch=batch)}
     if search.compared:
-        _findings(config).add("tune", pipeline_key(chosen, without=TUNED), **keys, **facts)
+        _findings(config).add(pipeline_key(chosen, without=TUNED), **keys, **facts)
     return result
 
 

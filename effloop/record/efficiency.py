@@ -20,6 +20,50 @@ from effloop.system.files import write_text
 
 
 @dataclass(frozen=True)
+class Stage:
+    """A part of a run.
+
+    Attributes:
+        name: `decode`.
+        images_per_s: if it were the only one.
+        detail: what was measured.
+    """
+
+    name: str
+    images_per_s: float
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What holds a run back: a stage or part, and a sentence."""
+
+    bound: str
+    line: str
+
+
+@dataclass(frozen=True)
+class Override:
+    """What would help.
+
+    Attributes:
+        override: words for the command line, or for `convert`.
+        why: a few words.
+        exact: whether the same images are trained on, in the same precision.
+        images_per_s: of the training loop with it, measured; None where it wasn't tried.
+        gain: seconds of an epoch with its evaluation now, over those with it; None where it wasn't tried.
+        commands: what to type for it.
+    """
+
+    override: str
+    why: str
+    exact: bool = True
+    images_per_s: float | None = None
+    gain: float | None = None
+    commands: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class Efficiency:
     """Of a run, those of rank 0.
 
@@ -35,9 +79,9 @@ class Efficiency:
             training, evaluation and checkpoints.
         peak_bytes: {place: bytes}. `host`: this process, pages of files included; `gpu`: tensors on the current GPU, 0
             without one.
-        stages: rates of the stages of loading and of the step, as `diagnose` has them; empty where nobody looked.
-        verdict: what holds the run back, `bound` and a `line`; None where nobody looked.
-        override: the one that would help most, as `diagnose` has it; None if none would, or little is waited for.
+        stages: of loading, the step and the loop; empty where nobody looked.
+        verdict: what holds the run back; None where nobody looked.
+        override: one that may help; None if there is none, or little is waited for.
     """
 
     images_per_s: float
@@ -46,9 +90,9 @@ class Efficiency:
     device_idle: float
     seconds: Mapping[str, float]
     peak_bytes: Mapping[str, int]
-    stages: Sequence[Mapping[str, Any]] = ()
-    verdict: Mapping[str, str] | None = None
-    override: Mapping[str, Any] | None = None
+    stages: Sequence[Stage] = ()
+    verdict: Verdict | None = None
+    override: Override | None = None
 
     @classmethod
     def of(
@@ -88,11 +132,10 @@ class Efficiency:
             f"memory {decimal(self.peak_bytes['host'])} at most{gpu}",
         ]
         if self.verdict:
-            lines.append(f"bound  {self.verdict['line']}")
+            lines.append(f"bound  {self.verdict.line}")
         if self.override:
-            lines.append(
-                f"try    {self.override['override']}, about {self.override['gain']:.2f}x: {self.override['why']}"
-            )
+            gain = f", about {self.override.gain:.2f}x" if self.override.gain else ""
+            lines.append(f"try    {self.override.override}{gain}: {self.override.why}")
         return lines
 
 

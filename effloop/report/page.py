@@ -31,7 +31,7 @@ from effloop.report.comparison import (
     time_by_part,
 )
 from effloop.report.evaluation import WORST, Evaluation, cell_text, find_evaluations, plots, read_evaluation
-from effloop.report.pipeline import format_gain, format_rate, format_share, read_pipeline
+from effloop.report.pipeline import Pipeline, format_gain, format_rate, format_share
 from effloop.report.sweep_plot import plot_sweep
 from effloop.report.values import are_numbers, as_number, shorten, to_text
 from effloop.runs.compare import PER_RUN_KEYS, PLACE
@@ -292,8 +292,8 @@ def _bars(comparison: Comparison) -> list[tuple[int, str, str, list[tuple[str, s
 
 def _pipelines(comparison: Comparison) -> dict[str, Any]:
     """What is known of the runs' stages, by index, in the order of the table; and how many are left out."""
-    found = {index: read_pipeline(comparison.runs[index].efficiency) for index in comparison.order}
-    known = [(index, pipeline) for index, pipeline in found.items() if pipeline.is_known]
+    found = {index: Pipeline.from_json(comparison.runs[index].efficiency) for index in comparison.order}
+    known = [(index, pipeline) for index, pipeline in found.items() if pipeline]
     return {"pipelines": known[:_MAX_PIPELINES], "more_pipelines": max(0, len(known) - _MAX_PIPELINES)}
 
 

@@ -1,35 +1,27 @@
-"""What was found on this machine for this data, kept between runs. Nothing depends on it."""
+"""What `tune` has found on this machine for this data, for `num_workers=auto` of later runs."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from effloop import config as configs
 from effloop.config import Config
 from effloop.data.source.storage.kept import kept_folder
 from effloop.runs.environment import processor
-from effloop.system.files import write_text
 from effloop.system.hardware import available_cores
-
-Kind = Literal["tune", "prediction", "outcome"]
-"""What a row says: the fastest settings that were measured, what was predicted for an override, what came out."""
 
 TUNED = ("num_workers", "engine.prefetch")
 """Keys that `tune` finds values for, without which it calls a pipeline the same."""
 
-MOST_ROWS = 1000
-"""Rows that are kept of each machine and data, the newest ones."""
-
-_MOST_BYTES = 1 << 20  # a file that is larger is looked at for what can be dropped
+_KIND = "tune"  # earlier versions kept rows of other kinds in the same file
+_MOST_ROWS = 1000  # that are read of each machine and data, the newest ones
 
 
 @dataclass(frozen=True)
@@ -57,59 +49,38 @@ class Findings:
         return cls(folder and folder / f"{_of_machine()}-{_digest(fingerprint)}.jsonl")
 
     @staticmethod
-    def any_here(config: Config, kind: Kind) -> bool:
-        """Whether there are any of a kind for this machine, for whatever data, which needn't be opened for this."""
-        folder, sought = _folder(config), f'"kind": "{kind}"'.encode()
+    def any_here(config: Config) -> bool:
+        """Whether there are any for this machine, for whatever data, which needn't be opened for this."""
+        folder, sought = _folder(config), f'"kind": "{_KIND}"'.encode()
         with suppress(OSError):
             return folder is not None and any(sought in path.read_bytes() for path in folder.glob(f"{_of_machine()}-*"))
         return False
 
-    def add(self, kind: Kind, pipeline: str, **facts: Any) -> None:
+    def add(self, pipeline: str, **facts: Any) -> None:
         """Keep a row.
 
         Args:
-            kind: what it says.
             pipeline: what it is of, from `pipeline_key`.
             facts: names and values that JSON has.
         """
         if self.path is None:
             return
-        row = {"date": time.strftime("%Y-%m-%d %H:%M"), "kind": kind, "pipeline": pipeline, **facts}
+        row = {"date": time.strftime("%Y-%m-%d %H:%M"), "kind": _KIND, "pipeline": pipeline, **facts}
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-            try:
-                size = os.fstat(file).st_size
-                incomplete = size > 0 and os.pread(file, 1, size - 1) != b"\n"  # of a write that was cut off
-                os.write(
-                    file, b"\n" * incomplete + json.dumps(row).encode() + b"\n"
-                )  # one: others add at the same time
-            finally:
-                os.close(file)
-            if size > _MOST_BYTES:
-                newest = deque(self._all(), MOST_ROWS)
-                write_text(self.path, "".join(f"{json.dumps(each)}\n" for each in newest))
+            # One write: other processes add at the same time. A line before it may have been cut off.
+            with self.path.open("ab", buffering=0) as file:
+                file.write(b"\n" + json.dumps(row).encode() + b"\n")
 
-    def rows(self, kind: Kind, pipeline: str | None = None) -> list[dict[str, Any]]:
-        """What was added, the oldest first, with its `date` as `2026-11-22 18:40`, `kind` and `pipeline`.
-
-        Args:
-            kind: of the rows.
-            pipeline: of the rows; None is any.
-        """
-        found = deque(self._all(), MOST_ROWS)
-        return [row for row in found if row.get("kind") == kind and pipeline in (None, row.get("pipeline"))]
-
-    def _all(self) -> Iterator[dict[str, Any]]:
-        lines: Sequence[bytes] = []
-        if self.path is not None:
-            with suppress(OSError):
-                lines = self.path.read_bytes().splitlines()
-        for line in lines:
-            with suppress(ValueError):  # a damaged one; of an encoding that isn't UTF-8, too
-                row = json.loads(line)
-                if isinstance(row, dict):
-                    yield row
+    def rows(self, pipeline: str | None = None) -> list[dict[str, Any]]:
+        """What was added, the oldest first, with its `date` as `2026-11-22 18:40`, and `pipeline`; None is any."""
+        found: list[dict[str, Any]] = []
+        with suppress(OSError):
+            for line in self.path.read_bytes().splitlines()[-_MOST_ROWS:] if self.path else ():
+                with suppress(ValueError):  # a damaged one; of an encoding that isn't UTF-8, too
+                    found.append(json.loads(line))
+        kept = [row for row in found if isinstance(row, dict) and row.get("kind") == _KIND]
+        return [row for row in kept if pipeline in (None, row.get("pipeline"))]
 
 
 def _folder(config: Config) -> Path | None:

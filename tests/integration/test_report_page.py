@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from diagnoses import DECODE, EVALUATION
+from diagnoses import DECODE, EVALUATION, efficiency
 from evaluations import make_evaluation, write
 from folders import HOSTILE, make_run, make_troubled_sweep
 
-from effloop.report.diagnosis import write_diagnosis
+from effloop.measure.pictures import write_diagnosis
+from effloop.record.efficiency import Verdict
 from effloop.report.files import write_report
 from effloop.runs.reader import find_runs
 
@@ -49,7 +51,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_troubled_sweep(folder)
     make_run(folder / "seven", f'data.root="{HOSTILE}"', "lr=0.5", epochs=3)
     for name, told in (("0", DECODE), ("seven", EVALUATION)):
-        hostile = {**told, "verdict": {"bound": "decode", "line": f"held back by {HOSTILE}"}}
+        hostile = efficiency(replace(told, verdict=Verdict("decode", f"held back by {HOSTILE}")))
         (folder / name / "efficiency.json").write_text(json.dumps(hostile))
     write_report(find_runs([folder / name for name in "01234"] + [folder / "seven"]), folder, "val/top1", HOSTILE)
     return folder / "report.html"
@@ -216,7 +218,7 @@ def test_is_whole_in_a_narrow_window_and_in_the_dark(opened: Any) -> None:
 
 @pytest.mark.parametrize("width", [390, 1100])
 def test_diagnosis_loads_without_an_error_or_a_request(browser: Any, tmp_path: Path, width: int) -> None:
-    write_diagnosis({**DECODE, "findings": [HOSTILE]}, tmp_path)
+    write_diagnosis(replace(DECODE, findings=[HOSTILE]), tmp_path)
     metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     browser.get_log("browser")  # what the tests before have left there
@@ -232,7 +234,7 @@ def test_diagnosis_loads_without_an_error_or_a_request(browser: Any, tmp_path: P
         assert min(sizes) > 0
         tank = browser.find_element(By.CSS_SELECTOR, ".wait .tank")
         filled = tank.find_element(By.TAG_NAME, "span").rect[side] / tank.rect[side]
-        assert filled == pytest.approx(DECODE["wait"], abs=0.03)
+        assert filled == pytest.approx(DECODE.wait, abs=0.03)
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 

@@ -8,17 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from images import encode, photo
-from masked import make_masks, mask_of
+from masked import make_masks
 from runs import TINY
 
 import effloop
-from effloop.data.image.mask import encode_mask
 from effloop.data.loader import Loader
 from effloop.data.source.view import View
-from effloop.errors import DataError
-from effloop.measure.costs import Timed, costs_of, loading_costs, sample_ids
-from effloop.measure.loading_overrides import _copy_of
+from effloop.measure.costs import Timed, loading_costs, sample_ids
 from effloop.measure.turns import for_seconds
 
 
@@ -55,13 +51,6 @@ def masked(tmp_path: Path) -> Any:
     return effloop.build_loader(config).plan
 
 
-def test_masks_are_stored_as_their_images(masked: Any) -> None:
-    images = [encode(photo(20, 24), "JPEG")] * 4
-    assert costs_of(masked, images, 0.0, masks=[encode_mask(mask_of(20, 24, 0))] * 4).images == 4
-    with pytest.raises(DataError, match=r"has a mask of 3. x 40 pixels"):
-        costs_of(masked, images, 0.0)
-
-
 def test_masks_are_read_and_decoded(masked: Any) -> None:
     source, masks = (
         Timed(of, name, before=lambda: time.sleep(0.005))
@@ -76,14 +65,6 @@ def test_samples_are_the_first_of_the_epoch(loader: Loader) -> None:
     assert ids == [index for request in loader.plan.requests(0) for index in request.ids.tolist()][:20]
     assert loading_costs(loader.plan, 60.0, most=20).images == 20
     assert loading_costs(loader.plan, 0.0, at_once=3).images == 3
-
-
-def test_images_that_are_stored_otherwise(loader: Loader) -> None:
-    """They are decoded, instead of those of the source: here one that isn't an image is noticed."""
-    images = [bytes(loader.plan.source.read(index)) for index in sample_ids(loader.plan, 4).tolist()]
-    assert costs_of(loader.plan, images, 0.0).images == 4
-    with pytest.raises(DataError):
-        costs_of(loader.plan, [*images[:3], b"none"], 0.0)
 
 
 def test_the_first_items() -> None:
@@ -105,8 +86,3 @@ def test_time_in_some_methods() -> None:
         timed.sleep(0.01)
     assert timed.watch.cost.wall_s > 0.01
     assert timed.name == "sleeper"
-
-
-def test_a_copy_is_beside_the_original_or_here() -> None:
-    assert _copy_of("/data/in1k", "payload=raw") == "/data/in1k-raw.effloop"
-    assert _copy_of("s3://b/in1k/*.tar", "max_side=500 quality=source") == "in1k-500-qsource.effloop"

@@ -10,12 +10,13 @@ import pytest
 from runs import train
 
 from effloop.measure import review
+from effloop.run import training
 
 
 @pytest.fixture(autouse=True)
 def any_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run of any length is looked at."""
-    monkeypatch.setattr(review, "_LEAST_TRAINED_S", 0.0)
+    monkeypatch.setattr(training, "_LEAST_TRAINED_S", 0.0)
 
 
 def efficiency(here: Path) -> Any:

@@ -28,54 +28,41 @@ def of(**fingerprint: Any) -> Findings:
     return Findings.of(COMPOSED, {**FINGERPRINT, **fingerprint})
 
 
-def test_rows_are_kept_by_kind_pipeline_and_data(cache: Path) -> None:
-    assert not Findings.any_here(COMPOSED, "tune")
-    of().add("tune", "p", num_workers=3)
-    of().add("outcome", "p", images_per_s=7.5)
-    of().add("tune", "q", num_workers=1)
-    assert [row["num_workers"] for row in of().rows("tune")] == [3, 1]
-    [row] = of().rows("tune", "q")
+def test_rows_are_kept_by_pipeline_and_data(cache: Path) -> None:
+    assert not Findings.any_here(COMPOSED)
+    of().add("p", num_workers=3)
+    of().add("q", num_workers=1)
+    assert [row["num_workers"] for row in of().rows()] == [3, 1]
+    [row] = of().rows("q")
     assert row == {"date": row["date"], "kind": "tune", "pipeline": "q", "num_workers": 1}
-    assert of(bytes=11).rows("tune") == []
-    assert Findings.any_here(COMPOSED, "tune")
-    assert not Findings.any_here(COMPOSED, "prediction")
+    assert of(bytes=11).rows() == []
+    assert Findings.any_here(COMPOSED)
 
 
 def test_another_machine_has_its_own(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    of().add("tune", "p")
+    of().add("p")
     monkeypatch.setattr(findings, "available_cores", lambda: 999)
-    assert of().rows("tune") == []
-    assert not Findings.any_here(COMPOSED, "tune")
+    assert of().rows() == []
+    assert not Findings.any_here(COMPOSED)
 
 
 def test_damaged_lines_are_passed_over(cache: Path) -> None:
-    of().add("tune", "p", number=1)
+    of().add("p", number=1)
     path = of().path
     assert path is not None
     with path.open("ab") as file:
-        file.write(b'[]\n\xff\xfe\n{"kind": "tune", "pipeline": "p", "num')
-    of().add("tune", "p", number=2)
-    assert [row["number"] for row in of().rows("tune", "p")] == [1, 2]
-
-
-def test_the_newest_are_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(findings, "MOST_ROWS", 5)
-    monkeypatch.setattr(findings, "_MOST_BYTES", 1000)
-    for number in range(100):
-        of().add("outcome", "p", number=number)
-    path = of().path
-    assert path is not None
-    assert path.stat().st_size < 2000
-    assert [row["number"] for row in of().rows("outcome")] == [95, 96, 97, 98, 99]
+        file.write(b'[]\n\xff\xfe\n{"kind": "outcome", "pipeline": "p"}\n{"kind": "tune", "pipeline": "p", "num')
+    of().add("p", number=2)
+    assert [row["number"] for row in of().rows("p")] == [1, 2]
 
 
 def test_no_place_for_them_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     nowhere = Findings(tmp_path / "file" / "folder" / "rows.jsonl")
-    nowhere.add("tune", "p")
-    assert nowhere.rows("tune") == []
-    Findings(None).add("tune", "p")
-    assert Findings(None).rows("tune") == []
+    nowhere.add("p")
+    assert nowhere.rows() == []
+    Findings(None).add("p")
+    assert Findings(None).rows() == []
 
 
 def test_speed_does_not_depend_on_all() -> None:

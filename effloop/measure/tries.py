@@ -1,0 +1,351 @@
+"""Overrides that may help the stage that holds a run back; each is tried on the run's own loop."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, redirect_stdout, suppress
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.filesize import decimal
+
+from effloop.batch import ImageSize
+from effloop.config import Config
+from effloop.config.typed import key_of
+from effloop.data.augment import augments
+from effloop.data.augment.base import RecipeConfig
+from effloop.data.remote.location import is_remote, local_name
+from effloop.data.source import Cache, DataConfig
+from effloop.data.source.splits import open_split
+from effloop.data.source.view import View
+from effloop.errors import PROGRAM, EffLoopError, InterruptedRunError
+from effloop.measure.costs import loading_costs, sample_ids
+from effloop.measure.diagnose import LOADING, Measured, Progress, slowest
+from effloop.measure.loops import Loop, per_s, process_state_restored
+from effloop.measure.turns import in_turns, ratio_of, scratch_folder
+from effloop.record.efficiency import Override
+from effloop.registry import plugin_words
+from effloop.runs.environment import effloop_version
+from effloop.system.hardware import available_cores, available_memory
+
+_WAITS = 1.5
+"""Times that loading takes longer than its cores compute, as it waits, from which on more workers than cores help."""
+
+_MOST_WORKERS = 64
+_SHORTEST_RUN = 4  # samples that a worker takes at a time, at least, unless engine.run_length says otherwise
+
+_SERIAL = 1.4
+"""Times that workers are slower than their stages, from which on they wait for each other's Python."""
+
+_LIGHTER = 0.7
+"""Share of augmenting that is left without an operation that is worth naming."""
+
+_IMAGES = 256
+"""Of a dataset, at least, by which a cache or a conversion is tried."""
+
+_HELPS = 1.03
+"""Gain below which an override isn't listed."""
+
+_MIN_PROGRESSIVE = 64
+"""Pixels below which images aren't made smaller."""
+
+_LITTLE_EVALUATION = 0.1
+"""Of training's time, which fewer evaluations should come to."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """An override that may help.
+
+    Attributes:
+        override: words for the command line, or for `convert`.
+        why: a few words.
+        exact: whether the same images are trained on, in the same precision.
+        words: overrides by which it is tried, if these are others.
+        share: of the epochs that have it.
+        few: whether it is tried on some hundred images: caches are filled, and conversions written, before.
+        recipe: options of `convert`, where it is a conversion.
+        then: the override for the converted data.
+        gain: where it follows from what was measured, so that there is nothing to try.
+    """
+
+    override: str
+    why: str
+    exact: bool = True
+    words: tuple[str, ...] = ()
+    share: float = 1.0
+    few: bool = False
+    recipe: Mapping[str, Any] | None = None
+    then: str = ""
+    gain: float | None = None
+
+
+def proposals(found: Measured, bound: str, seconds: float = 0.0) -> Iterator[Proposal]:
+    """What may help a run, the most promising first.
+
+    Args:
+        found: the run, measured.
+        bound: what holds it back, as of its verdict.
+        seconds: that each measurement of its own may take; 0 leaves out what needs one.
+    """
+    with suppress(EffLoopError):  # it isn't for this run
+        if bound == "evaluation":
+            yield from _fewer_evaluations(found)
+            if found.starved:  # it loads images, too
+                yield from proposals(found, slowest(found), seconds)
+        elif bound == "logging":
+            every = 10 * found.config.record.log_every
+            yield Proposal(f"record.log_every={every}", f"the recorder takes {found.log_s * found.images_per_s:.0%}")
+        elif bound in LOADING:
+            yield from _more_workers(found)
+            if bound in ("storage", "decode"):
+                yield from _caches(found, bound)
+            if bound == "decode":
+                yield from _less_decoding(found)
+            if bound == "augment":
+                yield from _less_augmenting(found, seconds)
+            yield from _fewer_threads(found)
+        else:
+            yield from _faster_steps(found)
+
+
+def _fewer_evaluations(found: Measured) -> Iterator[Proposal]:
+    now = min(found.config.eval_every, found.config.epochs)
+    wanted = math.ceil(now * found.evaluation_s / (_LITTLE_EVALUATION * found.epoch_s))
+    if (every := min(found.config.epochs, wanted)) > now:
+        total = found.epoch_s + found.evaluation_s
+        gain = total / (found.epoch_s + found.evaluation_s * now / every)
+        yield Proposal(f"eval_every={every}", f"evaluation takes {found.evaluation:.0%} of the time", gain=gain)
+
+
+def _more_workers(found: Measured) -> Iterator[Proposal]:
+    """As many as there are cores; more where they wait, for a disk, a network or anything else but a core."""
+    total, batch = found.loading.total, found.loader.plan.order.batch_per_rank
+    waits, engine = total.wall_s / max(total.cpu_s, 1e-9), ""
+    if not found.config.engine.host_batches("cpu"):
+        engine = "engine=threads "
+    if waits > _WAITS:
+        wanted = min(_MOST_WORKERS, math.ceil(found.cores * waits))
+        at_once = 2 * -(-batch // _SHORTEST_RUN)  # two batches are loaded at a time, run by run
+        why = "loading waits, and not for a core"
+        if wanted > at_once and hasattr(found.config.engine, "run_length"):
+            yield Proposal(f"{engine}num_workers={min(wanted, 2 * batch)} engine.run_length=1", why)
+        if (count := min(wanted, at_once)) > found.workers:
+            yield Proposal(f"{engine}num_workers={count}", why)
+    elif found.workers < found.cores:
+        yield Proposal(f"{engine}num_workers={found.cores}", "cores are idle while images are loaded")
+    ideal = max(total.wall_s / max(1, found.workers), total.cpu_s / found.cores)
+    if found.config.engine.name == "threads" and found.workers > 1 and 1 / found.loader_per_s > _SERIAL * ideal:
+        yield Proposal("engine=processes", "threads wait for each other's Python; processes don't")
+
+
+def _caches(found: Measured, bound: str) -> Iterator[Proposal]:
+    """Encoded images in memory, or decoded ones."""
+    source, free = found.loader.plan.source, available_memory() // 2
+    if found.config.data.cache is not Cache.none:
+        return
+    if bound == "storage" and (needed := int(source.fingerprint()["bytes"])) < free:
+        why = f"read once; {decimal(needed)} of the {decimal(free)} that it may take"
+        yield Proposal("data.cache=bytes", why, few=True)
+    if bound == "decode" and (needed := 3 * _mean_pixels(found) * len(source)) < free:
+        why = f"decoded once; {decimal(needed)} of the {decimal(free)} that it may take"
+        yield Proposal("data.cache=pixels", why, few=True)
+
+
+def _sizes(found: Measured) -> list[tuple[int, int]]:
+    """Height and width of some images."""
+    plan = found.loader.plan
+    return [plan.decoder.size(plan.source.read(index)) for index in sample_ids(plan, 32).tolist()]
+
+
+def _mean_pixels(found: Measured) -> int:
+    sizes = _sizes(found)
+    return sum(height * width for height, width in sizes) // len(sizes)
+
+
+def _less_decoding(found: Measured) -> Iterator[Proposal]:
+    """The images stored smaller, or as pixels; another decoder, and what this one can leave out."""
+    config, root = found.config, found.config.data.root
+    if root:
+        longest, side = max(map(max, _sizes(found))), 2 * max(found.loader.plan.augment.size)
+        recipes: list[tuple[str, dict[str, Any], bool]] = [("payload=raw", {"payload": "raw"}, True)]
+        if longest > 1.2 * side:
+            recipes.append((f"max_side={side} quality=90", {"max_side": (side,), "quality": 90}, False))
+        for words, recipe, exact in recipes:
+            path = Path(local_name(root) if is_remote(root) else root)
+            tail = words.replace("max_side=", "").replace("quality=", "q").replace("payload=", "").replace(" ", "-")
+            then = f"data.root={path.with_name(f'{path.name}-{tail}.effloop')}"
+            yield Proposal(f"convert {words}", "less to decode", exact, few=True, recipe=recipe, then=then)
+    if config.decode.name in ("pillow", "opencv"):
+        yield Proposal("decode=auto", "decodes faster")
+    if not config.decode.region:
+        yield Proposal("decode.region=true", "decodes what the crop needs")
+    if not config.decode.dct_scaling:
+        yield Proposal("decode.dct_scaling=true", "decodes at a smaller size", exact=False)
+
+
+def _less_augmenting(found: Measured, seconds: float) -> Iterator[Proposal]:
+    """The recipe without its most expensive operation, by a faster library, with a faster resize, or on the GPU."""
+    config, cost = found.config.augment, found.loading.augment
+    if cost.wall_s > _WAITS * cost.cpu_s:
+        return  # it waits: more workers do that at the same time
+    if isinstance(config, RecipeConfig) and seconds:
+        plan, left = found.loader.plan, []
+        sizes = np.array(_sizes(found))
+        for label in config.order or list(config.ops):
+            with suppress(EffLoopError, ValueError):  # the images aren't of one size without it
+                changed = found.with_overrides(f"augment.ops.{label}=null")
+                less = augments.build_for(changed.data.channels, changed.augment, size=changed.size, train=True)
+                less.check(sizes)
+                costs = loading_costs(replace(plan, augment=less), seconds, most=found.loading.images)
+                left.append((costs.augment.wall_s, label))
+        if left and min(left)[0] < _LIGHTER * cost.wall_s:
+            rest, label = min(left)
+            why = f"the operation '{label}' takes {1 - rest / cost.wall_s:.0%} of augmenting"
+            yield Proposal(f"augment.ops.{label}=null", why, exact=False)
+    if not config.name.startswith("native"):
+        yield Proposal("augment=native", "operations that are faster", exact=False)
+    if hasattr(config, "resize"):
+        yield Proposal("augment.resize=fast", "not antialiased", exact=False)
+    if found.device.type == "cuda":
+        yield Proposal("augment.device=gpu", "whole batches at once, on the GPU", exact=False)
+
+
+def _fewer_threads(found: Measured) -> Iterator[Proposal]:
+    """Of torch, where they take cores from those that load: an operation waits for the slowest of its own threads."""
+    cores = available_cores()
+    waits = found.loading.total.wall_s > _WAITS * found.loading.total.cpu_s
+    crowded = found.workers and not waits and torch.get_num_threads() >= cores > 1
+    if found.device.type == "cpu" and crowded:
+        yield Proposal(f"threads={max(1, cores // 2)}", "leaves cores to those that load")
+
+
+def _faster_steps(found: Measured) -> Iterator[Proposal]:
+    """Other ways to do the step."""
+    config = found.config
+    assert config.precision is not None
+    if config.model.checkpointing:
+        yield Proposal("model.checkpointing=false", "keeps what it computes")
+    if not config.precision.mixed:
+        yield Proposal("precision=bf16", "a faster step", exact=False)
+    if min(config.size) >= _MIN_PROGRESSIVE and config.epochs > 1:
+        half = ImageSize(*(max(1, side // 2) for side in config.size)).word
+        progressive, words = f"progressive=[{half},{config.size.word}]", (f"image_size={half}",)
+        why = "half of the epochs at half the size"
+        yield Proposal(progressive, why, exact=False, words=words, share=0.5)
+    if not config.channels_last:
+        yield Proposal("channels_last=true", "a faster step")
+    if config.deterministic:
+        yield Proposal("deterministic=false", "a faster step")
+    if config.optim.ema:
+        yield Proposal("optim.ema=0", "no average of the weights", exact=False)
+    yield from _fewer_threads(found)
+
+
+def tried(
+    found: Measured,
+    offered: Sequence[Proposal],
+    command: Sequence[str],
+    rounds: int,
+    seconds: float,
+    progress: Progress,
+) -> list[Override]:
+    """What helps, the best first: each trains in turns with the run as it is, in this process.
+
+    Args:
+        found: the run, measured.
+        offered: what is tried; what can't be is left out.
+        command: overrides of the run.
+        rounds: turns of each, after one to warm up.
+        seconds: of a turn.
+        progress: called with what is tried next.
+    """
+    rows = []
+    with scratch_folder("") as scratch, process_state_restored(), ExitStack() as stack:
+        usual: dict[int | None, Loop] = {}
+        images = max(_IMAGES, 4 * found.config.batch_size)
+        for each in offered:
+            rate, gain = None, each.gain
+            if gain is None:
+                progress(f"trying {each.override}")
+                few = images if each.few else None
+                try:
+                    if few not in usual:
+                        usual[few] = stack.enter_context(closing(Loop(found.config, scratch, images=few)))
+                    ratio = _ratio(found, each, usual[few], few, scratch, rounds, seconds)
+                except InterruptedRunError:
+                    raise
+                except EffLoopError:  # a package is missing, a size is too small
+                    continue
+                ratio = 1 / (1 - each.share + each.share / ratio)
+                rate = found.images_per_s * ratio
+                gain = (found.epoch_s + found.evaluation_s) / (found.epoch_s / ratio + found.evaluation_s)
+            if gain >= _HELPS:
+                rows.append(Override(each.override, each.why, each.exact, rate, gain, commands(each, command)))
+    return sorted(rows, key=lambda row: -(row.gain or 0.0))
+
+
+def _ratio(
+    found: Measured, each: Proposal, usual: Loop, few: int | None, scratch: Path, rounds: int, seconds: float
+) -> float:
+    """Images/s with a proposal over images/s without."""
+    words = [*(each.words or shlex.split(each.override)), "data.check=0"]
+    if each.recipe:
+        copy = scratch / "converted.effloop"
+        _convert(found.config, each.recipe, usual, copy, few or _IMAGES)
+        words = ["data=auto", f"data.root={copy}", "data.val_split=val"]
+        words += [f"data.{key}=null" for key in ("val", "folds", "fold", "group")]  # it has both splits
+        few = None
+    with closing(Loop(found.with_overrides(*words), scratch, images=few)) as changed:
+        sides = {"as it is": partial(usual.turn, seconds), "changed": partial(changed.turn, seconds)}
+        turns = in_turns(sides, rounds, warm_up=1)
+    return ratio_of(per_s(turns["changed"]), per_s(turns["as it is"]))[0]
+
+
+def _convert(config: Config, recipe: Mapping[str, Any], usual: Loop, out: Path, images: int) -> None:
+    """Write the first images of both splits, re-encoded; what `convert` prints is left out."""
+    from effloop.convert.convert import convert
+    from effloop.convert.options import ConvertOptions
+
+    opened = {split: open_split(config.data, split) for split in ("train", "val")}
+    splits = {split: View(source, np.arange(min(images, len(source)))) for split, source in opened.items()}
+    options = ConvertOptions("memmap", out, **recipe)
+    decoder = usual.loader.plan.decoder
+    with redirect_stdout(StringIO()):
+        convert(options, splits, decoder, available_cores(), effloop_version())
+
+
+def commands(proposal: Proposal, words: Sequence[str]) -> list[str]:
+    """What to type for a proposal.
+
+    Args:
+        proposal: the proposal.
+        words: overrides of the run; those of the same keys are left out.
+    """
+    new = ["data=auto", proposal.then] if proposal.then else shlex.split(proposal.override)
+    keys = {key_of(word) for word in new}
+    kept = [word for word in words if key_of(word) not in keys and not (proposal.then and _of_the_original(word))]
+    before = []
+    if proposal.then:
+        data = [word for word in words if key_of(word).partition(".")[0] in ("data", "decode")]
+        where = proposal.then.partition("=")[2]
+        convert = shlex.join(["convert", *data, *plugin_words(), "to=memmap", f"out={where}"])
+        before = [f"{PROGRAM} {convert} {proposal.override.removeprefix('convert ')}"]
+    return [*before, f"{PROGRAM} {shlex.join([*kept, *new, *plugin_words()])}"]
+
+
+_OF_ANY = {field.name for field in fields(DataConfig)}
+_OF_THE_ORIGINAL = {"root", "train_split", "val_split", "val", "folds", "fold", "group"}
+
+
+def _of_the_original(word: str) -> bool:
+    """Whether an override doesn't hold for converted data: it says how the original is read."""
+    part, _, key = key_of(word).partition(".")
+    return part == "data" and (key in _OF_THE_ORIGINAL or key not in _OF_ANY)

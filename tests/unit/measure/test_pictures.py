@@ -1,0 +1,223 @@
+"""A diagnosis in the terminal, as JSON, as a plot and as a page; and what a report shows of a run's stages."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from diagnoses import DECODE, EVALUATION, efficiency
+from folders import HOSTILE, make_run
+from PIL import Image
+
+from effloop.errors import ConfigError
+from effloop.measure.diagnose import Diagnosis
+from effloop.measure.pictures import facts_of, pipeline_of, print_diagnosis, render_diagnosis, write_diagnosis
+from effloop.record.efficiency import Override, Stage, Verdict
+from effloop.report.files import write_report
+from effloop.report.pipeline import Pipeline, format_gain, format_rate, format_share
+from effloop.runs.reader import find_runs, read_run
+
+_VOID = {"meta"}
+TEXT = f"{HOSTILE}\x1b[31m\n[red]\"'$"
+STRANGE = replace(
+    DECODE,
+    data=TEXT,
+    verdict=Verdict("decode", TEXT),
+    findings=[TEXT],
+    stages=[Stage(stage.name, stage.images_per_s, TEXT) for stage in DECODE.stages],
+    overrides=[Override(HOSTILE, HOSTILE, False, 1.0, 1.0, [HOSTILE])],
+)
+
+
+class _Page(HTMLParser):
+    """Text and tags; a tag that isn't closed, or closed without being open, fails."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.texts: list[str] = []
+        self._open: list[str] = []
+        self.feed(page)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in _VOID:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not self._open or self._open[-1] not in ("style", "script"):
+            self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+
+def printed(found: Diagnosis, width: int, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", str(width))
+        print_diagnosis(found)
+    return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+
+
+def test_stages() -> None:
+    pipeline = pipeline_of(DECODE)
+    assert [stage.name for stage in pipeline.loading] == ["storage", "decode", "augment", "batch"]
+    assert [stage.name for stage in pipeline.training] == ["transfer", "step", "log"]
+    assert [stage.name for stage in pipeline.stages if stage.marked] == ["decode"] == [pipeline.marked]
+    sizes = {stage.name: stage.size for stage in pipeline.rows}
+    assert sizes["loop"] == min(sizes.values())
+    assert sizes["batch"] == 1.0  # more than a hundred times the slowest
+    assert sizes["decode"] < sizes["step"] < sizes["augment"] < sizes["storage"] < 1
+    assert pipeline_of(EVALUATION).evaluation_marked
+
+
+@pytest.mark.parametrize(("bound", "marked"), [("compute", "step"), ("sync", "step"), ("logging", "log")])
+def test_marks_what_the_verdict_names(bound: str, marked: str) -> None:
+    assert pipeline_of(replace(DECODE, verdict=Verdict(bound, ""))).marked == marked
+
+
+def test_reads_a_runs_efficiency() -> None:
+    found = efficiency(DECODE)
+    pipeline = Pipeline.from_json(found)
+    assert pipeline is not None
+    assert (pipeline.rate, pipeline.wait, pipeline.evaluation) == pytest.approx((1040.4, 0.41, 0.08))
+    assert [each.override for each in pipeline.overrides] == ["data.cache=pixels"]
+    suggested: Any = {"override": "num_workers=2", "why": "", "exact": True, "images_per_s": None, "gain": None}
+    assert Pipeline.from_json({**found, "override": suggested}) is not None
+    for key in found:
+        for value in (None, "text", {}, [None, 3], -1, math.nan):
+            if key != "override" or value:
+                Pipeline.from_json({**found, key: value})  # no error
+    for damaged in ({}, {**found, "verdict": None}, {**found, "stages": [{"name": "step", "images_per_s": 0}]}):
+        assert Pipeline.from_json(damaged) is None
+
+
+def test_formats_numbers() -> None:
+    assert [*map(format_rate, (41000.4, 12.6, 0.26, math.nan, None))] == ["41,000", "13", "0.3", "-", "-"]
+    assert [*map(format_gain, (1.584, 16.6, None))] == ["1.58x", "17x", "-"]
+    assert [*map(format_share, (0.0, 0.004, 0.412, 1.0, math.nan))] == ["0 %", "0.4 %", "41 %", "100 %", "-"]
+
+
+def test_facts() -> None:
+    assert facts_of(DECODE) == [
+        ("data", "1,515 images in 10 classes, /data/pets/train"),
+        ("model", "small_resnet, 64 px, batch_size=32, fp32"),
+        ("loader", "threads, num_workers=2"),
+        ("machine", "NVIDIA H200, 2 cores"),
+        ("date", "2026-11-22 18:40"),
+    ]
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_prints_stages_in_order_with_the_wait_between(width: int, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(DECODE, width, capsys)
+    assert all(len(line) <= width for line in lines)
+    names = [found[1] for line in lines if (found := re.match(r" (?:= )?([a-z]+)(?: ◀)? +[\d,]+", line))]
+    assert " ".join(names) == "storage decode augment batch loader wait transfer step log loop evaluation"
+    text = "\n".join(lines)
+    assert "\x1b" not in text  # no colours in a pipe
+    assert next(line.split()[:3] for line in lines if "◀ " in line) == ["decode", "◀", "1,210"]
+    assert re.search(r"wait +41 % +░", text)
+    assert " ".join(DECODE.verdict.line.split()) in " ".join(text.split())
+    assert re.search(r"1 +data.cache=pixels +1,890 +1.82x", text)
+    assert re.search(r"3\* +decode.dct_scaling=true +1,102 ", text)
+    assert "* changes what is trained" in text
+
+
+def test_prints_hostile_text_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "".join("".join(printed(STRANGE, 100, capsys)).split())
+    assert "\x1b" not in text
+    assert "[red]" in text
+
+
+def test_writes_three_files(tmp_path: Path) -> None:
+    folder = tmp_path / "new/folder"
+    write_diagnosis(replace(DECODE, evaluation=math.nan), folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["diagnosis.html", "diagnosis.json", "diagnosis.png"]
+    plain = json.loads((folder / "diagnosis.json").read_text())
+    assert plain == {**json.loads(json.dumps(DECODE.to_json())), "evaluation": None}
+    with Image.open(folder / "diagnosis.png") as image:
+        assert image.size[0] == 1500
+        assert len(image.convert("RGB").getcolors(1 << 20) or ()) > 10  # something is drawn
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="file"):
+        write_diagnosis(DECODE, tmp_path / "file")
+    write_diagnosis(STRANGE, tmp_path / "strange")
+    write_diagnosis(EVALUATION, tmp_path / "evaluation")
+
+
+def test_page_has_everything() -> None:
+    page = _Page(render_diagnosis(DECODE))
+    wanted = [DECODE.verdict.line, *DECODE.findings, "41 % of the loop", "8 % of an epoch", "1,890", "1.82x"]
+    wanted += [text for each in DECODE.overrides for text in (each.override, each.why)]
+    wanted += [stage.detail for stage in DECODE.stages]
+    wanted += ["changes what is trained", "effloop data.root=/data/pets num_workers=2"]
+    wanted += ["activations", "71.0 GB of 69.0 GB free too little"]
+    assert [text for text in wanted if text not in page.text] == []
+
+
+@pytest.mark.parametrize("found", [DECODE, STRANGE, EVALUATION])
+def test_page_loads_nothing_runs_nothing_and_escapes(found: Diagnosis) -> None:
+    text = render_diagnosis(found)
+    page = _Page(text)
+    assert not {"script", "img", "link", "iframe", "object", "a"} & set(page.tags)
+    assert not {"src", "href", "action", "srcset"} & {name for name, _ in page.attributes}
+    assert not any(name.startswith("on") for name, _ in page.attributes)
+    assert ("content", "default-src 'none'; style-src 'unsafe-inline'") in page.attributes
+    assert not re.search(r"url\(|@import|https?://", text)
+    assert "\x1b" not in text
+    assert (found is STRANGE) == (page.text.count(HOSTILE) > 10)
+
+
+def test_report_of_a_run_shows_the_pipeline(tmp_path: Path) -> None:
+    write_efficiency(make_run(tmp_path / "a"), DECODE)
+    page = report(tmp_path, "a")
+    assert "Where the pipeline is held back" in page.text
+    assert DECODE.verdict.line in page.text
+    assert "data.cache=pixels → 1,890 images/s (1.82x)" in page.text
+    assert page.text.count("storage") == 1
+
+
+@pytest.mark.slow
+def test_report_of_several_runs_has_a_row_for_each_up_to_eight(tmp_path: Path) -> None:
+    names = [*"abcdefghij"]
+    for number, name in enumerate(names):
+        folder = make_run(tmp_path / name, f"lr=0.{number + 1}")
+        write_efficiency(folder, replace(DECODE, verdict=Verdict("decode", f"verdict {name} {HOSTILE}")))
+        (folder / "metrics.jsonl").unlink()
+        (folder / "perf.jsonl").unlink()
+    (tmp_path / "j/efficiency.json").write_text('{"stages": [')  # as a full disk leaves it
+    page = report(tmp_path, *names)
+    assert len(re.findall(r"verdict \w ", page.text)) == 8
+    assert "… and 1 more" in page.text
+    assert "img" not in page.tags
+    assert read_run(tmp_path / "j").efficiency == {}
+
+
+def test_report_of_runs_without_a_verdict_has_no_such_section(tmp_path: Path) -> None:
+    make_run(tmp_path / "a")
+    (make_run(tmp_path / "b") / "efficiency.json").write_text('{"images_per_s": 900.0, "wait": 0.1}')
+    assert "held back" not in report(tmp_path, "a", "b").text
+
+
+def write_efficiency(folder: Path, found: Diagnosis) -> None:
+    (folder / "efficiency.json").write_text(json.dumps(efficiency(found)))
+
+
+def report(folder: Path, *names: str) -> _Page:
+    write_report(find_runs([folder / name for name in names]), folder / "out", "val/top1", "title")
+    return _Page(re.sub(r"<!DOCTYPE html>|<(path|use|rect)[^>]*/>", "", (folder / "out/report.html").read_text()))
