@@ -9,24 +9,23 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from effloop.assemble.compiling import wait_for_gpu
 from effloop.assemble.resolve import num_workers
 from effloop.assemble.trainer import build_trainer
 from effloop.batch import Batch
 from effloop.config import Config
-from effloop.data.engine import engines
 from effloop.data.loader import Loader
 from effloop.data.source.splits import open_split
 from effloop.errors import ConfigError
-from effloop.measure.loops import alone
+from effloop.measure.loops import alone, per_s, reloaded, train_turn
 from effloop.measure.memory import expected_memory, host_batch
-from effloop.measure.turns import print_table
+from effloop.measure.turns import Turn, in_turns, print_table, ratio_of
 from effloop.model import Probe
 from effloop.parallel import Parallel
 from effloop.precision import Precision
@@ -35,8 +34,6 @@ from effloop.runs.findings import TUNED, Findings, pipeline_key
 from effloop.system.files import write_text
 from effloop.system.hardware import available_memory
 from effloop.train.trainer import Trainer
-
-# The search for the fastest setting of the loader: which settings are measured, how often, and which is taken.
 
 MARGIN = 0.03
 """Share of the speed below which the smaller setting is taken."""
@@ -63,19 +60,6 @@ class Setting:
     accumulate: int
     num_workers: int
     prefetch: int
-
-
-@dataclass(frozen=True)
-class Turn:
-    """What a turn of training has shown.
-
-    Attributes:
-        images_per_s: of the loop as a whole.
-        wait: share of its time in which it waited for data.
-    """
-
-    images_per_s: float
-    wait: float
 
 
 class OutOfTimeError(Exception):
@@ -181,16 +165,19 @@ class Search:
 
     def faster(self, new: Setting, old: Setting) -> bool:
         """Whether a setting is faster by more than the noise, in turns with the other one."""
-        ratios: list[float] = []
-        for number in range(_MOST_ROUNDS):
-            order = (old, new) if number % 2 == 0 else (new, old)
-            turn = {setting: self._turn(setting) for setting in order}
-            ratios.append(turn[new].images_per_s / max(turn[old].images_per_s, 1e-9))  # 0 where memory was too small
-            gain = statistics.median(ratios) - 1
-            spread = statistics.median(abs(ratio - 1 - gain) for ratio in ratios)
-            if gain < -_CLEAR or (gain > _CLEAR < turn[old].wait) or (number and abs(gain - MARGIN) > spread):
-                break
-        return gain > MARGIN
+
+        def compare(turns: Mapping[Setting, list[Turn]]) -> tuple[float, float]:
+            ratio, spread = ratio_of(per_s(turns[new]), per_s(turns[old]))
+            return ratio - 1, spread
+
+        def clear(turns: Mapping[Setting, list[Turn]]) -> bool:
+            gain, spread = compare(turns)
+            rounds, waited = len(turns[old]), turns[old][-1].wait
+            if rounds == _MOST_ROUNDS or gain < -_CLEAR or gain > _CLEAR < waited:
+                return True
+            return rounds > 1 and abs(gain - MARGIN) > spread
+
+        return compare(in_turns({old: partial(self._turn, old), new: partial(self._turn, new)}, clear))[0] > MARGIN
 
     def _turn(self, setting: Setting) -> Turn:
         if self.clock() > self._until:
@@ -277,79 +264,41 @@ class TunedLoop:
         return min(_MOST_PREFETCH, available_memory() // (4 * batch) - 2)
 
     def turn(self, setting: Setting) -> Turn:
-        """Train for `TURN_S` with a setting; 0 images/s where the GPU has too little memory for it."""
-        trainer, loader = self.trainer(setting.batch_size, setting.accumulate)
-        engine = engines.build(
-            replace(self.config.engine, prefetch=setting.prefetch),
-            loader.plan,
-            num_workers=setting.num_workers,
-            pin_memory=trainer.parallel.device.type == "cuda",
-        )
-        tried = Loader(loader.plan, engine, loader.transfer)
-        tried.windows = loader.windows
-        measured = _Measured(trainer, tried, setting)
-        try:
-            trainer.progress.samples_seen = 0
-            trainer.train_epoch(measured.batches(self._position))
-            return measured.turn()
-        except torch.OutOfMemoryError:
-            return Turn(0.0, 0.0)
-        finally:
-            self._position += measured.taken * setting.batch_size
-            engine.close()
+        """Train for a turn with a setting; 0 images/s where the GPU has too little memory for it.
 
-
-class _Measured:
-    """The batches of a turn, and how long they took.
-
-    Attributes:
-        taken: batches that were trained on.
-    """
-
-    def __init__(self, trainer: Trainer, loader: Loader, setting: Setting) -> None:
-        self.trainer, self.loader, self.setting = trainer, loader, setting
-        self.taken = 0
-        self._images, self._seconds, self._waited = 0, 0.0, 0.0
-
-    def batches(self, position: int) -> Iterator[Batch]:
-        """From a position in the training on, over as many epochs as it takes.
-
-        Timed are whole updates, each with the wait for its data, after the first ones. The loader starts with nothing
-        loaded, so many batches ahead are no advantage.
+        The loader starts with nothing loaded, so many batches ahead are no advantage.
         """
-        group = self.setting.accumulate
-        filling = -(-_FIRST // group) * group
-        least, started = filling + _LEAST_UPDATES * group, 0.0
-        stream = self._stream(position)
-        asked = time.perf_counter()
-        for batch in stream:
-            arrived = time.perf_counter()
-            yield batch
-            count = len(batch)
-            del batch  # frees its memory for the next one
-            self.taken += 1
-            if self.taken == filling:
-                wait_for_gpu()
-                started = time.perf_counter()
-            elif self.taken > filling:
-                self._waited += arrived - asked
-                self._images += count
-            if self.taken >= least and self.taken % group == 0 and time.perf_counter() - started > TURN_S:
-                break
-            asked = time.perf_counter()
-        wait_for_gpu()
-        self._seconds = time.perf_counter() - started
+        trainer, _ = self.trainer(setting.batch_size, setting.accumulate)
+        engine = replace(self.config.engine, prefetch=setting.prefetch)
+        loader = reloaded(trainer, replace(self.config, engine=engine), setting.num_workers)
+        counted = _Counted(self._from(loader))
+        try:
+            return train_turn(trainer, counted, seconds=TURN_S)
+        except torch.OutOfMemoryError:
+            return Turn(0.0)
+        finally:
+            self._position += counted.batches * setting.batch_size
+            loader.engine.close()
 
-    def _stream(self, position: int) -> Iterator[Batch]:
-        size = len(self.loader) * self.loader.global_batch
-        epoch, seen = divmod(position, size)
+    def _from(self, loader: Loader) -> Iterator[Batch]:
+        """Batches from where the last turn ended, over as many epochs as it takes."""
+        epoch, seen = divmod(self._position, len(loader) * loader.global_batch)
         while True:
-            yield from self.loader.epoch(epoch, seen - seen % self.loader.global_batch)
+            yield from loader.epoch(epoch, seen - seen % loader.global_batch)
             epoch, seen = epoch + 1, 0
 
-    def turn(self) -> Turn:
-        """What they have shown."""
-        return Turn(self._images / self._seconds, self._waited / self._seconds)
+
+class _Counted:
+    """Counts batches that are taken."""
+
+    def __init__(self, stream: Iterator[Batch]) -> None:
+        self.stream, self.batches = stream, 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self.stream:
+            self.batches += 1
+            yield batch
+            del batch  # frees its memory for the next one
 
 
 _OTHER_BATCHES = 3  # sizes that are tried beside the one that is asked for

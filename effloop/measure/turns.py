@@ -70,7 +70,7 @@ def in_turns(
 
 def ratio_of(new: Sequence[float], old: Sequence[float]) -> tuple[float, float]:
     """Turns of two sides -> the median of their ratios, round by round, and its median absolute deviation."""
-    ratios = [one / other if other else 0.0 for one, other in zip(new, old, strict=True)]
+    ratios = [one / max(other, 1e-9) for one, other in zip(new, old, strict=True)]  # 0: out of memory
     middle = statistics.median(ratios)
     return middle, statistics.median(abs(ratio - middle) for ratio in ratios)
 
