@@ -27,8 +27,8 @@ from effloop.data.source.splits import open_split
 from effloop.data.source.view import View
 from effloop.errors import PROGRAM, EffLoopError, InterruptedRunError
 from effloop.measure.costs import loading_costs, sample_ids
-from effloop.measure.diagnose import LOADING, Measured, Progress, slowest
 from effloop.measure.loops import Loop, per_s, process_state_restored
+from effloop.measure.measured import LOADING, Measured, Progress, slowest
 from effloop.measure.turns import in_turns, ratio_of, scratch_folder
 from effloop.record.efficiency import Override
 from effloop.registry import plugin_words

@@ -147,7 +147,7 @@ def _advise(*parts: Any) -> list[str]:
 def _review(config: Config, trainer: Trainer, efficiency: Efficiency) -> Mapping[str, Any]:
     if efficiency.seconds["step"] + efficiency.seconds["wait"] < _LEAST_TRAINED_S:
         return {}
-    from effloop.measure.review import review
+    from effloop.measure.diagnose import review
 
     return review(config, trainer, efficiency)
 

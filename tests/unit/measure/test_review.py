@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from runs import train
 
-from effloop.measure import review
+from effloop.measure import diagnose
 from effloop.run import training
 
 
@@ -38,7 +38,7 @@ def test_whatever_happens_the_run_is_done(
     def fails(*_: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(review, "_measured", fails)
+    monkeypatch.setattr(diagnose, "_measured_at_end", fails)
     assert train(photos, "run=run", "epochs=1") == 0
     assert (here / "outputs/run/summary.json").is_file()
     assert efficiency(here)["verdict"] is None

@@ -1,0 +1,280 @@
+"""A run's parts, measured one by one and together, and which of them holds it back."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from effloop import config as configs
+from effloop.assemble.resolve import num_workers
+from effloop.assemble.trainer import build_trainer
+from effloop.config import Config
+from effloop.data.cache.cached import CachedSource
+from effloop.data.loader import Loader
+from effloop.errors import ConfigError
+from effloop.measure.costs import (
+    Cost,
+    LoadingCosts,
+    OtherPrograms,
+    StorageCosts,
+    evaluation_rate,
+    loader_rate,
+    loading_costs,
+    loop_costs,
+    step_costs,
+    storage_costs,
+    transfer_cost,
+)
+from effloop.measure.loops import alone
+from effloop.measure.memory import measured_memory
+from effloop.record.efficiency import Stage, Verdict
+from effloop.system.hardware import available_cores
+
+LOADING = ("storage", "decode", "augment", "batch")
+"""Stages of loading."""
+
+_SHARES = {"storage": 0.1, "loading": 0.1, "loader": 0.12, "transfer": 0.03, "step": 0.15, "loop": 0.25, "val": 0.1}
+"""Of the time for measuring."""
+
+_OVERHEAD = 0.25
+"""Share of the time that evaluation or logging may take before they are the verdict: neither trains anything."""
+
+_DOES = {
+    "storage": "reading",
+    "decode": "decoding",
+    "augment": "augmenting",
+    "batch": "putting batches together",
+    "transfer": "moving batches to the device and normalising them",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A run, measured; figures are of one rank.
+
+    Attributes:
+        config: of the run, on one rank, with what was `auto` as it is by default.
+        loader: of its training split.
+        device: where it is trained.
+        ranks: of the run, each with a loop of its own.
+        cores: that this rank may use.
+        workers: threads or processes that load; 0 is the training thread itself.
+        samples, val_samples: of an epoch, and of an evaluation.
+        storage: None where it wasn't measured apart from loading.
+        loading: of an image in one thread, of what most epochs read.
+        loader_per_s: images/s of the workers alone.
+        transfer_s, step_s, log_s: seconds per image of the training thread.
+        parts: seconds of forward, backward and update; empty where they weren't measured.
+        images_per_s, wait: of the training loop, and the share of its time that waits for data.
+        starved: whether loading is slower than the training thread.
+        evaluation_per_s: images/s of an evaluation; 0 if there is nothing to evaluate.
+        syncs: (file, line, function, what) that reads a tensor's value -> how often in an update.
+        memory: what it takes, as `Memory.to_plain` has it.
+        other_cores: that other programs used meanwhile.
+    """
+
+    config: Config
+    loader: Loader
+    device: torch.device
+    ranks: int
+    cores: int
+    workers: int
+    samples: int
+    val_samples: int
+    storage: StorageCosts | None
+    loading: LoadingCosts
+    loader_per_s: float
+    transfer_s: float
+    step_s: float
+    log_s: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+    images_per_s: float
+    wait: float
+    starved: bool
+    evaluation_per_s: float
+    syncs: Mapping[tuple[str, int, str, str], int] = field(default_factory=dict)
+    memory: Mapping[str, Any] = field(default_factory=dict)
+    other_cores: float = 0.0
+
+    def with_overrides(self, *overrides: str) -> Config:
+        """The config with overrides.
+
+        Raises:
+            ConfigError: one can't be taken.
+        """
+        return configs.from_dict(configs.to_dict(self.config), overrides, "the config")
+
+    @property
+    def epoch_s(self) -> float:
+        """Seconds to train on the whole split once."""
+        return self.samples / self.images_per_s
+
+    @property
+    def evaluation_s(self) -> float:
+        """Seconds of evaluation for each epoch, on average."""
+        each = self.val_samples / self.evaluation_per_s if self.evaluation_per_s else 0.0
+        return each / min(self.config.eval_every, self.config.epochs)
+
+    @property
+    def evaluation(self) -> float:
+        """Share of the run's time that evaluation takes."""
+        return self.evaluation_s / (self.epoch_s + self.evaluation_s)
+
+
+Progress = Callable[[str], None]
+"""Called with what is measured next."""
+
+
+@contextmanager
+def measured(config: Config, seconds: float, progress: Progress = lambda what: None) -> Iterator[Measured]:
+    """Measure a run on its own data; inside the block its loaders are there for more.
+
+    Args:
+        config: of the run, from `compose`. It is measured in this process alone, without checkpoints, without servers
+            that are logged to, and at `image_size` throughout.
+        seconds: that the measurements may take, about.
+        progress: called with what is measured next.
+
+    Raises:
+        ConfigError, DataError: the run can't be built.
+    """
+    if config.probe:
+        raise ConfigError(
+            "probe: a probe trains one layer on features in memory; set probe=0 to diagnose the whole model"
+        )
+    single = alone(config, "progressive=[]")
+    with tempfile.TemporaryDirectory(prefix="effloop-diagnose-", ignore_cleanup_errors=True) as folder:
+        progress("data and model")
+        trainer = build_trainer(single, run_dir=Path(folder) / "run")
+        loader, val, device = trainer.train, trainer.val, trainer.parallel.device
+        assert isinstance(loader, Loader)
+        assert isinstance(val, Loader)
+        spans = {name: share * seconds for name, share in _SHARES.items()}
+        with closing(loader), closing(val), trainer.recorder:
+            with OtherPrograms() as others:
+                progress("memory")
+                memory = measured_memory(single, trainer, (loader, val)).to_plain()
+                progress("storage")
+                storage = storage_costs(loader.plan, spans["storage"])
+                progress("decoding, augmentation")
+                cached = isinstance(loader.plan.source, CachedSource)
+                if cached:
+                    loading_costs(loader.plan, spans["loading"])  # fills it
+                loading = loading_costs(loader.plan, spans["loading"])
+                progress("the loader as a whole")
+                loader_per_s = loader_rate(loader, spans["loader"], single.engine.prefetch)
+                progress("transfer")
+                transfer_s = transfer_cost(loader, spans["transfer"])
+                progress("the training step")
+                step = step_costs(trainer, spans["step"])
+                progress("the training loop")
+                turn, log = loop_costs(trainer, spans["loop"])
+                progress("evaluation")
+                evaluation_per_s = evaluation_rate(trainer, spans["val"])
+            workers = workers_of(single, loader)
+            if not loader.engine.exact:  # it has decoders of its own
+                rest = Cost(max(1, workers) / loader_per_s) - loading.storage
+                loading = replace(loading, decode=rest, augment=Cost(), batch=Cost())
+            if not cached:  # what most epochs read may be on the disk
+                loading = replace(loading, storage=max(storage.usual, loading.storage, key=lambda cost: cost.wall_s))
+            # On a CPU batches are moved while the loop asks for one.
+            wait = max(0.0, turn.wait - transfer_s * turn.images_per_s) if device.type == "cpu" else turn.wait
+            loader_per_s = max(loader_per_s, turn.images_per_s)  # it isn't slower alone
+            step_s, log_s = step.whole_s / step.images, log / turn.images_per_s
+            yield Measured(
+                config=single,
+                loader=loader,
+                device=device,
+                ranks=1,
+                cores=available_cores(),
+                workers=workers,
+                samples=len(loader) * loader.plan.order.batch_per_rank,
+                val_samples=len(val.plan.source),
+                storage=storage,
+                loading=loading,
+                loader_per_s=loader_per_s,
+                transfer_s=transfer_s,
+                step_s=step_s,
+                log_s=log_s,
+                parts={"forward": step.forward, "backward": step.backward, "update": step.update},
+                images_per_s=turn.images_per_s,
+                wait=wait,
+                starved=1 / loader_per_s > transfer_s + step_s + log_s,
+                evaluation_per_s=evaluation_per_s,
+                syncs=step.syncs,
+                memory=memory,
+                other_cores=others.cores,
+            )
+
+
+def workers_of(config: Config, loader: Loader) -> int:
+    """Threads or processes that load; 0 is the training thread itself. `tune` may have found another number."""
+    if not config.engine.host_batches("cpu"):
+        return 0
+    return int(getattr(loader.engine, "num_workers", num_workers(config)))
+
+
+def stages(found: Measured) -> list[Stage]:
+    """Each stage's rate if it were the only one, with the run's workers."""
+    workers = max(1, found.workers)
+
+    def loading(name: str) -> Stage:
+        cost: Cost = getattr(found.loading, name)
+        detail = f"{1e3 * cost.wall_s:.3g} ms an image and worker"
+        if name == "storage" and found.storage:
+            detail = found.storage.describe()
+        return Stage(name, 1 / max(cost.wall_s / workers, cost.cpu_s / found.cores, 1e-9), detail)
+
+    whole = sum(found.parts.values())
+    shares = ", ".join(f"{name} {seconds / whole:.0%}" for name, seconds in found.parts.items())
+    moved = "to float32, normalised" if found.config.data.mean else "uint8"
+    rows = [
+        *map(loading, LOADING),
+        Stage("loader", found.loader_per_s, f"together, {_by(found.workers)}"),
+        Stage("transfer", 1 / max(found.transfer_s, 1e-9), moved),
+        Stage("step", 1 / max(found.step_s, 1e-9), shares),
+        Stage("log", 1 / max(found.log_s, 1e-9), f"{found.log_s * found.images_per_s:.1%} of the loop"),
+        Stage("loop", found.images_per_s, f"all of it; {found.wait:.0%} waits for data"),
+    ]
+    return [replace(row, images_per_s=found.ranks * row.images_per_s) for row in rows]
+
+
+def verdict(found: Measured) -> Verdict:
+    """What holds the run back: of loading and the training thread what is slower alone, and the most of that."""
+    if found.evaluation > _OVERHEAD:
+        return Verdict("evaluation", f"evaluation-bound: evaluation takes {found.evaluation:.0%} of the run's time")
+    if (log := found.log_s * found.images_per_s) > _OVERHEAD:
+        return Verdict("logging", f"logging-bound: the recorder takes {log:.0%} of the loop's time")
+    trained = 1 / (found.transfer_s + found.step_s + found.log_s)
+    rates = [found.ranks * rate for rate in (found.loader_per_s, trained, found.images_per_s)]
+    load, train, both = (f"{rate:,.0f}" for rate in rates)
+    if not found.starved:
+        bound = "transfer" if found.transfer_s > found.step_s else "compute"
+        if bound == "compute" and found.device.type == "cuda" and found.syncs:
+            bound, count = "sync", sum(found.syncs.values())
+            return Verdict(bound, f"sync-bound: the host waits for the GPU {count} times in each update")
+        line = f"the training step alone could take {train} images/s, loading yields {load}; together {both}"
+        return Verdict(bound, f"{bound}-bound: {line}")
+    bound = slowest(found)
+    share = getattr(found.loading, bound).wall_s / found.loading.total.wall_s
+    line = f"{bound}-bound: loading yields {load} images/s, {share:.0%} of it is {_DOES[bound]}; the step alone could "
+    line += f"take {train}; {found.wait:.0%} of the loop's time waits for data"
+    if found.workers < found.cores:
+        line += f"; images are loaded {_by(found.workers)}, on {found.cores} cores"
+    return Verdict(bound, line)
+
+
+def slowest(found: Measured) -> str:
+    """The stage of loading that takes most."""
+    return max(LOADING, key=lambda name: getattr(found.loading, name).wall_s)
+
+
+def _by(workers: int) -> str:
+    """By whom images are loaded."""
+    return f"by {workers} worker{'s' * (workers > 1)}" if workers else "in the training thread"
