@@ -7,7 +7,8 @@ the images; and a table of all allocations in them, which has the sizes of JPEGs
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,9 @@ from numpy.typing import NDArray
 
 from effloop.data.image.header import pnm_header
 from effloop.data.source.base import sources
-from effloop.data.source.formats.array_names import ArrayNames, ArraysConfig, named_after_splits
-from effloop.data.source.formats.array_records import contents_of
-from effloop.data.source.formats.stored_array import HeldArray, StoredArray
-from effloop.data.source.root import expand_root
-from effloop.data.source.storage.imported import ORIGINAL, RAW, Contents, ImportedSource
-from effloop.errors import ConfigError, DataError
+from effloop.data.source.formats.arrays import ArraysConfig, ArraysSource, HeldArray, StoredArray
+from effloop.data.source.storage.imported import ORIGINAL, RAW
+from effloop.errors import DataError
 
 _VERSION = 2
 _HEADER = np.dtype(
@@ -42,37 +40,22 @@ _TYPES = {
 }
 """What a row has of a field, by its type: float, integer, image, bytes, array, JSON, tensor."""
 _JPEG = 0
-_ENDINGS = (".beton", ".ffcv")
 _MOST_FIELDS = 64
 
 
 @sources.register("beton", ArraysConfig)
-class BetonSource(ImportedSource):
+class BetonSource(ArraysSource):
     """FFCV's files: one, to be divided, or a folder of train.beton and val.beton."""
 
-    config: ArraysConfig
-
-    def originals(self) -> Sequence[Path]:
-        root = expand_root(self.config)
-        if files := [root] if root.is_file() else _files(root):
-            return files
-        raise ConfigError(f"data.root: '{self.config.root}' has no .beton files; set data.root=PATH")
-
-    def contents(self, files: Sequence[Path]) -> Contents:
-        fields: dict[str, StoredArray] = {}
-        for path in files:
-            before = "" if len(files) == 1 else f"{path.name}/"
-            fields |= {before + name: field for name, field in _read(path).items()}
-        names = ArrayNames([*fields], str(self.config.root), self.config)
-        return contents_of(names, self.split, self.config, fields.__getitem__)
+    endings = (".beton", ".ffcv")
+    wanted = ".beton files"
 
     @classmethod
-    def claims(cls, root: Path) -> bool:
-        return named_after_splits(root, _files(root)) if root.is_dir() else root.suffix in _ENDINGS
+    def is_one(cls, path: Path) -> bool:
+        return path.suffix in cls.endings and path.is_file()
 
-
-def _files(root: Path) -> list[Path]:
-    return sorted(file for file in root.iterdir() if file.suffix in _ENDINGS and file.is_file())
+    def arrays_of(self, path: Path) -> Mapping[str, Callable[[], StoredArray]]:
+        return _read(path)
 
 
 class _Images(StoredArray):
@@ -112,7 +95,7 @@ class _Images(StoredArray):
         return data if row["mode"] == _JPEG else pnm_header(int(row["height"]), int(row["width"]), 3) + data
 
 
-def _read(path: Path) -> dict[str, StoredArray]:
+def _read(path: Path) -> dict[str, Callable[[], StoredArray]]:
     """The fields of images and numbers in a file.
 
     Raises:
@@ -140,10 +123,10 @@ def _read(path: Path) -> dict[str, StoredArray]:
     count, start = int(header["samples"]), _HEADER.itemsize + fields.nbytes
     rows, at = take(row, count, start), int(header["table"])
     table = take(_ALLOCATION, max(0, size - at) // _ALLOCATION.itemsize, at)
-    found: dict[str, StoredArray] = {}
+    found: dict[str, Callable[[], StoredArray]] = {}
     for place, (name, kind) in enumerate(zip(names, types, strict=True)):
         if kind == 2:
-            found[name] = _Images(f"{path}:{name}", path, rows[f"f{place}"], table)
+            found[name] = partial(_Images, f"{path}:{name}", path, rows[f"f{place}"], table)
         elif kind < 2:
-            found[name] = HeldArray(f"{path}:{name}", rows[f"f{place}"])
+            found[name] = partial(HeldArray, f"{path}:{name}", rows[f"f{place}"])
     return found

@@ -1,5 +1,5 @@
 """HDF5: one file with a group per split. h5py locates the arrays, then the file is mapped. Of other programs' files
-the arrays are copied (`hdf5_arrays`).
+the arrays are copied once.
 
 h5py serves one thread at a time and must not be open across a fork (pytorch#11929, h5py#2584); here it is closed
 again before the first image is read.
@@ -10,18 +10,21 @@ from __future__ import annotations
 import ctypes
 import errno
 import json
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import sources
-from effloop.data.source.formats.array_names import ArraysConfig, named_after_splits
-from effloop.data.source.formats.hdf5_arrays import arrays_in, reading
+from effloop.data.source.formats.arrays import ArraysConfig, ArraysSource, StoredArray
 from effloop.data.source.root import begins_with, expand_root
 from effloop.data.source.storage.arrays import (
     DIMENSIONS,
@@ -33,11 +36,87 @@ from effloop.data.source.storage.arrays import (
     pack,
     write_payload,
 )
-from effloop.data.source.storage.imported import Contents, ImportedSource
 from effloop.data.source.storage.mapped import MappedFiles
 from effloop.data.source.storage.packed import Split
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Records, SplitColumns, register_writer
-from effloop.errors import ConfigError, DataError, optional_package
+from effloop.errors import DataError, optional_package
+
+# HDF5 files of other programs: their datasets, read by h5py.
+
+_MOST_NAMES = 4096
+_FIX = "get it again"
+
+
+@contextmanager
+def reading(path: Path, fix: str) -> Iterator[Any]:
+    """The file opened by h5py, whose errors about a damaged one become a `DataError` that says how to fix it."""
+    h5py = optional_package("h5py", "data=hdf5", "effloop[hdf5]")
+    try:
+        with h5py.File(path, "r", locking=False) as file:  # never written to, and NFS may have no locks
+            yield file
+    except (OSError, KeyError, RuntimeError, ValueError, TypeError, OverflowError) as error:
+        text = " ".join(str(error.args[0] if isinstance(error, KeyError) else error).split())
+        raise DataError(f"{path} is damaged, or no HDF5 file: {text}; {fix}") from None
+
+
+class _Dataset(StoredArray):
+    """A dataset of a file, which is open only while it is read."""
+
+    def __init__(self, path: Path, member: str) -> None:
+        h5py = optional_package("h5py", "data=hdf5", "effloop[hdf5]")
+        self.name, self._path, self._member = f"{path}:{member}", path, member
+        with reading(path, _FIX) as file:
+            found = file[member]
+            self.shape, self.dtype = tuple(found.shape or ()), found.dtype
+            self.chunk_rows = found.chunks[0] if found.chunks else 1
+            self._written = _written(found)
+            elsewhere = found.external or found.is_virtual
+            inner = h5py.check_vlen_dtype(found.dtype)
+            plain = not found.dtype.hasobject or h5py.check_string_dtype(found.dtype) or inner == np.uint8
+        if elsewhere:
+            raise DataError(f"{self.name} has its values in another file; copy them into this one")
+        if not plain:
+            raise DataError(f"{self.name} holds {inner or 'references'}; images and labels can't be read from these")
+
+    def check_written(self) -> None:
+        there, needed = self._written
+        if there < needed:
+            raise DataError(
+                f"{self.name} was written in part: {there:,} of its {needed:,} chunks are there, the others are zeros; "
+                "write them, or leave them out"
+            )
+
+    def blocks(self, rows: int) -> Iterator[NDArray[Any]]:
+        with reading(self._path, _FIX) as file:
+            found = file[self._member]
+            for start in range(0, len(self), rows):
+                yield found[start : start + rows]
+
+
+def _written(found: Any) -> tuple[int, int]:
+    """How many chunks of a dataset are in the file, and of how many."""
+    if not found.size:
+        return 0, 0
+    if found.chunks:
+        needed = math.prod(-(-size // chunk) for size, chunk in zip(found.shape, found.chunks, strict=True))
+        return found.id.get_num_chunks(), needed
+    return int(found.id.get_storage_size() > 0), 1
+
+
+def _members(path: Path) -> list[str]:
+    """The paths of a file's datasets, in groups, too; links to other files aren't followed."""
+    h5py = optional_package("h5py", "data=hdf5", "effloop[hdf5]")
+    found: list[str] = []
+
+    def visit(name: str, node: Any) -> bool | None:
+        if isinstance(node, h5py.Dataset):
+            found.append(name)
+        return True if len(found) >= _MOST_NAMES else None
+
+    with reading(path, _FIX) as file:
+        file.visititems(visit)
+    return found
+
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 HEADER, CHECKSUM = "effloop", "effloop_crc32c"
@@ -48,16 +127,16 @@ _LIBVER = ("v108", "v108")
 
 _BLOCK = 1 << 22  # 4 MiB: 1,856 images of 24 KB took 0.06 s, given to h5py one by one 0.44
 _LISTED = 64
-_ENDINGS = (".h5", ".hdf5", ".hdf", ".he5")
 _SLACK = 1 << 16  # bytes for what HDF5 itself writes about a group
 _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
 
 
 @sources.register("hdf5", ArraysConfig)
-class Hdf5Source(ImportedSource):
+class Hdf5Source(ArraysSource):
     """HDF5: EffLoop's file with a group per split is mapped, arrays of other programs are copied once."""
 
-    config: ArraysConfig
+    endings = (".h5", ".hdf5", ".hdf", ".he5")
+    wanted = "HDF5 files, such as train.h5"
 
     def open_split(self) -> Split:
         path = expand_root(self.config)
@@ -73,22 +152,12 @@ class Hdf5Source(ImportedSource):
             return super().open_split()
         return pack(header, where, MappedFiles([path]), arrays)
 
-    def originals(self) -> Sequence[Path]:
-        root = expand_root(self.config)
-        if files := [root] if root.is_file() else _files(root):
-            return files
-        raise ConfigError(f"data.root: '{self.config.root}' has no HDF5 files, such as train.h5; set data.root=PATH")
-
-    def contents(self, files: Sequence[Path]) -> Contents:
-        return arrays_in(files, self.split, self.config)
-
     @classmethod
-    def claims(cls, root: Path) -> bool:
-        return named_after_splits(root, _files(root)) if root.is_dir() else begins_with(root, MAGIC)
+    def is_one(cls, path: Path) -> bool:
+        return begins_with(path, MAGIC)
 
-
-def _files(root: Path) -> list[Path]:
-    return sorted(file for file in root.iterdir() if file.suffix in _ENDINGS and begins_with(file, MAGIC))
+    def arrays_of(self, path: Path) -> Mapping[str, Callable[[], StoredArray]]:
+        return {member: partial(_Dataset, path, member) for member in _members(path)}
 
 
 def _group(file: Any, split: str, path: Path) -> Any:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
 
 from effloop.data.source.base import sources
-from effloop.data.source.formats.array_names import ArrayNames, ArraysConfig
-from effloop.data.source.formats.array_records import contents_of
-from effloop.data.source.formats.array_streams import StreamedArray, idx_header, plain_or_gzip
+from effloop.data.source.formats.arrays import ArrayNames, ArraysConfig, contents_of
+from effloop.data.source.formats.npz import StreamedArray
 from effloop.data.source.root import root_folder
 from effloop.data.source.storage.imported import Contents, ImportedSource
 from effloop.errors import ConfigError
 
+_IDX_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _PLACES = (".", "raw", "*/raw", "gzip")
 """Where torchvision and EMNIST's archive have them."""
 
@@ -60,3 +64,25 @@ def _files(folder: Path) -> list[Path]:
     found = sorted(file for file in folder.glob("*[-.]idx[1-9]-*") if file.is_file())
     plain = {file.name for file in found}
     return [file for file in found if file.suffix != ".gz" or file.stem not in plain]
+
+
+def idx_header(stream: BinaryIO) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
+    """Shape and dtype of an IDX file.
+
+    Raises:
+        ValueError: it isn't one.
+    """
+    start = stream.read(4)
+    if len(start) < 4 or start[:2] != b"\0\0" or start[2] not in _IDX_DTYPES or not start[3]:
+        raise ValueError(f"it begins with {start!r}, which no IDX file does; get it again")
+    sizes = stream.read(4 * start[3])
+    if len(sizes) < 4 * start[3]:
+        raise ValueError("it ends within its header; get it again")
+    return tuple(np.frombuffer(sizes, ">u4").tolist()), np.dtype(_IDX_DTYPES[start[2]])
+
+
+def plain_or_gzip(path: Path) -> BinaryIO:
+    """A file, decompressed if its content is gzip."""
+    with path.open("rb") as file:
+        compressed = file.read(2) == b"\x1f\x8b"
+    return gzip.open(path) if compressed else path.open("rb")  # type: ignore[return-value]

@@ -1,6 +1,6 @@
 """A file of `torch.save`: `{"header": JSON, "splits": {split: {column: tensor}}}`.
 
-Of other people's files the tensors are copied (`pth_arrays`).
+Of other people's files the tensors are copied once.
 
 Such a file is a zip archive of a pickle, `data.pkl`, and the values of every tensor, uncompressed. It is loaded with
 `weights_only`, which allows tensors, numbers and text and executes nothing, and onto the device "meta", which leaves
@@ -11,10 +11,12 @@ files larger than memory.
 from __future__ import annotations
 
 import json
+import pickle
 import sys
 import warnings
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +25,79 @@ import torch
 from numpy.typing import NDArray
 
 from effloop.data.source.base import sources
-from effloop.data.source.formats.array_names import ArraysConfig, named_after_splits
-from effloop.data.source.formats.pth_arrays import LEGACY, arrays_in, load
+from effloop.data.source.formats.arrays import ArraysConfig, ArraysSource, HeldArray, StoredArray, named_after_splits
 from effloop.data.source.root import begins_with, expand_root
 from effloop.data.source.storage.arrays import DIMENSIONS, DTYPES, Array, no_split, pack, write_payload
 from effloop.data.source.storage.columns import Spool
-from effloop.data.source.storage.imported import Contents, ImportedSource
 from effloop.data.source.storage.mapped import MappedFiles
 from effloop.data.source.storage.packed import Split, check_header
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, SplitColumns, register_writer
 from effloop.errors import ConfigError, DataError
 
+# Tensors of images and labels as other people save them by `torch.save`: (images, labels), or a dict with names.
+#
+# A file is loaded with `weights_only`, which runs nothing in it. What torch 1.6 and later wrote is mapped, not read.
+
+LEGACY = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
+"""How files of torch up to 1.5 begin: a pickle of a number."""
+
+_PAIR = ("images", "labels")
+_DEEPEST = 4  # dicts in dicts
+_MOST_NAMES = 4096
+
+
+def load(path: Path, device: str = "cpu", *, mapped: bool = False) -> Any:
+    """What a file of `torch.save` holds: tensors, numbers, text, and lists and dicts of these.
+
+    Raises:
+        DataError: it holds anything else, or is damaged.
+    """
+    try:
+        with warnings.catch_warnings(), path.open("rb") as file:
+            warnings.simplefilter("ignore")  # the DataError is the only line to print
+            return torch.load(path if mapped else file, device, weights_only=True, mmap=mapped)
+    except pickle.UnpicklingError:
+        raise DataError(
+            f"{path} holds more than tensors, numbers and text, and is not run; save tensors of images and labels "
+            "alone, or convert the images again"
+        ) from None
+    except Exception as error:  # a damaged or crafted pickle can raise anything
+        text = " ".join(str(error).split())[:200]
+        raise DataError(f"{path} is damaged: torch.load says: {text}; convert the images again") from None
+
+
+def _named(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
+    """(name, value) of all that a file holds; of a pair, the first are the images."""
+    before = f"{name}/" if name else ""
+    pair = isinstance(value, tuple | list) and len(value) == len(_PAIR) and isinstance(value[0], torch.Tensor)
+    items = zip(_PAIR, value, strict=True) if pair else value.items() if isinstance(value, Mapping) else None
+    if items is None and name:
+        yield name, value
+    elif items is not None and depth < _DEEPEST:
+        for key, each in items:
+            if isinstance(key, str):
+                yield from _named(each, before + key, depth + 1)
+
+
+def _values(value: Any) -> NDArray[Any] | None:
+    """A dense tensor, or a list of numbers or of text; None for anything else."""
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_quantized and value.dim():
+        try:
+            return value.detach().numpy()
+        except (TypeError, RuntimeError):  # of a dtype that numpy hasn't
+            return None
+    if isinstance(value, tuple | list) and value and (kind := type(value[0])) in (int, float, bool, str):
+        same = all(type(each) is kind for each in value)
+        try:
+            return np.array(value, object if kind is str else None) if same else None
+        except OverflowError:
+            return None
+    return None
+
+
 MAGIC = b"PK\x03\x04"
 _PICKLE = "/data.pkl"
 _LOCAL_HEADER, _LENGTHS_AT = 30, 26
-_ENDINGS = (".pt", ".pth")
 _UNREADABLE = (zipfile.BadZipFile, ValueError, EOFError, OverflowError, NotImplementedError)
 
 _DTYPES: dict[int, dict[torch.dtype, type]] = {
@@ -53,10 +113,11 @@ _DTYPES: dict[int, dict[torch.dtype, type]] = {
 
 
 @sources.register("pth", ArraysConfig)
-class PthSource(ImportedSource):
+class PthSource(ArraysSource):
     """torch.save without a pickle that could run code: EffLoop's file is mapped, tensors of others are copied once."""
 
-    config: ArraysConfig
+    endings = (".pt", ".pth")
+    wanted = "files of torch.save"
 
     def open_split(self) -> Split:
         path = expand_root(self.config)
@@ -80,46 +141,47 @@ class PthSource(ImportedSource):
             return [root]
         found = _folders(root)
         if len(found) == 1:
-            return _files(found[0])
+            return self.files_of(found[0])
         there = f"several datasets, {', '.join(map(str, found))}" if found else "no .pt or .pth files"
         raise ConfigError(f"data.root: '{self.config.root}' has {there}; set data.root=PATH")
 
-    def contents(self, files: Sequence[Path]) -> Contents:
-        for path in files:
-            if not begins_with(path, LEGACY):
-                _records(path)
-        return arrays_in(files, self.split, self.config)
+    @classmethod
+    def is_one(cls, path: Path) -> bool:
+        """Whether `torch.save` wrote a file."""
+        if begins_with(path, LEGACY):
+            return True
+        if not begins_with(path, MAGIC):
+            return False
+        try:
+            with zipfile.ZipFile(path) as archive:
+                return any(name.endswith(_PICKLE) for name in archive.namelist())
+        except (*_UNREADABLE, OSError):
+            return False
+
+    def arrays_of(self, path: Path) -> Mapping[str, Callable[[], StoredArray]]:
+        legacy = begins_with(path, LEGACY)
+        if not legacy:
+            _records(path)
+        found: dict[str, Callable[[], StoredArray]] = {}
+        for name, value in _named(load(path, mapped=not legacy), "", 0):
+            array = _values(value)
+            if array is not None and len(found) < _MOST_NAMES:
+                found[name] = partial(HeldArray, f"{path}:{name}", array)
+        return found
 
     @classmethod
     def claims(cls, root: Path) -> bool:
         if root.is_dir():
-            return any(named_after_splits(root, _files(folder)) for folder in _folders(root))
-        return _is_saved(root)
+            return any(named_after_splits(root, cls.files_of(folder)) for folder in _folders(root))
+        return cls.is_one(root)
 
 
 def _folders(root: Path) -> list[Path]:
     """The folder itself, or those in it that torchvision once kept its datasets in, which have files."""
-    if _files(root):
+    if PthSource.files_of(root):
         return [root]
     places = [*root.glob("processed"), *sorted(root.glob("*/processed"))]
-    return [place for place in places if place.is_dir() and _files(place)]
-
-
-def _files(folder: Path) -> list[Path]:
-    return [file for file in sorted(folder.iterdir()) if file.suffix in _ENDINGS and _is_saved(file)]
-
-
-def _is_saved(path: Path) -> bool:
-    """Whether `torch.save` wrote a file."""
-    if begins_with(path, LEGACY):
-        return True
-    if not begins_with(path, MAGIC):
-        return False
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return any(name.endswith(_PICKLE) for name in archive.namelist())
-    except (*_UNREADABLE, OSError):
-        return False
+    return [place for place in places if place.is_dir() and PthSource.files_of(place)]
 
 
 def _records(path: Path) -> dict[int, int]:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import sources
-from effloop.data.source.formats.array_names import ArraysConfig
+from effloop.data.source.formats.arrays import ArraysConfig
 from effloop.data.source.formats.zarr_foreign import arrays_in, nodes_in, read_json, write_json
 from effloop.data.source.root import expand_root, files_in, root_folder
 from effloop.data.source.storage.arrays import (

@@ -18,9 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from effloop.data.source.formats.array_names import ArrayNames, ArraysConfig, has_split
-from effloop.data.source.formats.array_records import contents_of
-from effloop.data.source.formats.stored_array import StoredArray
+from effloop.data.source.formats.arrays import ArrayNames, ArraysConfig, StoredArray, contents_of, has_split
 from effloop.data.source.root import begins_with
 from effloop.data.source.storage.imported import Contents
 from effloop.errors import DataError, optional_package, warn

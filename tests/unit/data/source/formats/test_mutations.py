@@ -14,7 +14,7 @@ import torch
 from plans import open_source, read_bytes
 from stores import make_splits, write_beton, write_cifar10, write_idx, write_npy
 
-from effloop.data.source.formats.array_streams import npy_header
+from effloop.data.source.formats.npz import npy_header
 from effloop.errors import DataError, EffLoopError
 
 SPLITS = make_splits(train=6)

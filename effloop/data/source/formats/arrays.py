@@ -1,0 +1,518 @@
+"""Arrays of images and labels in files of other programs, copied once: which they are, what labels mean, and how they
+are read, from their beginning to their end.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from effloop.data.source.base import WHOLE, Kind, NoSplitError
+from effloop.data.source.root import expand_root
+from effloop.data.source.storage.imported import ORIGINAL, RAW, Contents, ImportedConfig, ImportedSource, raw_image
+from effloop.data.source.storage.targets import CLASSES, Targets
+from effloop.data.source.storage.writing import Record
+from effloop.data.source.vocabulary import (
+    IMAGE_WORDS,
+    LABEL_WORDS,
+    NAMES_WORDS,
+    OTHER_WORDS,
+    SEVERAL_WORDS,
+    SPLIT_WORDS,
+    is_of_split,
+    split_of,
+    words,
+)
+from effloop.errors import ConfigError, DataError
+from effloop.system.hardware import available_memory
+
+_LISTED = 16
+
+
+@dataclass
+class ArraysConfig(ImportedConfig):
+    """Fields of every source of named arrays.
+
+    Attributes:
+        image: name of the arrays of images, such as images; null: images, x, data and the like.
+        label: name of the arrays of labels, such as labels; null: labels, y, targets and the like.
+        classes: names of the classes, in the order of their labels; null: numbers, or the labels themselves.
+    """
+
+    image: str | None = None
+    label: str | None = None
+    classes: list[str] | None = None
+
+
+class StoredArray(ABC):
+    """An array in a file, read from its beginning to its end.
+
+    Attributes:
+        name: file and name, for messages.
+        shape: its shape.
+        dtype: its dtype; of objects, where rows are encoded images or text.
+        chunk_rows: how many rows are stored together.
+        num_bytes: of encoded images together, if that is known.
+        about: how encoded images are encoded, as of `Contents`.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    chunk_rows: int = 1
+    num_bytes: int | None = None
+    about: Mapping[str, Any] = ORIGINAL
+
+    @abstractmethod
+    def blocks(self, rows: int) -> Iterator[NDArray[Any]]:
+        """All rows, so many at a time.
+
+        Raises:
+            DataError: they can't be read; the message has the file.
+        """
+
+    def check_written(self) -> None:  # noqa: B027  (most formats can't leave anything out)
+        """Refuse, or warn about, what was never written, and is read as zeros.
+
+        Raises:
+            DataError: part of it certainly wasn't.
+        """
+
+    def load(self) -> NDArray[Any]:
+        """All of it."""
+        blocks = [*self.blocks(max(1, len(self) and -(-len(self) // self.chunk_rows) * self.chunk_rows))]
+        return np.concatenate(blocks) if blocks else np.empty(self.shape, self.dtype)
+
+    def __len__(self) -> int:
+        return self.shape[0] if self.shape else 0
+
+
+class HeldArray(StoredArray):
+    """An array in memory, or mapped.
+
+    Args:
+        name: for messages.
+        values: it.
+    """
+
+    def __init__(self, name: str, values: NDArray[Any]) -> None:
+        self.name, self.shape, self.dtype, self._values = name, values.shape, values.dtype, values
+
+    def blocks(self, rows: int) -> Iterator[NDArray[Any]]:
+        for start in range(0, len(self), rows):
+            yield self._values[start : start + rows]
+
+
+# Which of several named arrays are the images and the labels of a split.
+
+
+class ArrayNames:
+    """The names of all arrays in a dataset; `train/images`, `x_train` or `train.h5/images` say what they are.
+
+    Args:
+        names: of the arrays; what is in front of the last `/` names no role.
+        where: the dataset, for messages.
+        config: may name the arrays.
+    """
+
+    def __init__(self, names: Sequence[str], where: str, config: ArraysConfig) -> None:
+        self.names, self.where, self.config = names, where, config
+
+    def pair(self, split: str) -> tuple[str, str]:
+        """The arrays of images and of labels of a split.
+
+        Raises:
+            NoSplitError: there is no such split.
+            DataError: it isn't known which arrays these are.
+        """
+        found = [name for name in self.names if is_of_split(name, split)]
+        images = _chosen(found, self.config.image, IMAGE_WORDS)
+        if not images and (splits := self.splits()):
+            there = ", ".join(each for each in splits if each != WHOLE) or "none"
+            raise NoSplitError(
+                f"{self.where} has no split '{split}'; it has {there}: set data.train_split or data.val_split"
+            )
+        labels = self._labels(found)
+        return self._one(images, "images", "image"), self._one(labels, "labels", "label")
+
+    def splits(self) -> list[str]:
+        """The splits that there are images of; `.` is one without a name."""
+        images = _chosen(self.names, self.config.image, IMAGE_WORDS)
+        return [*dict.fromkeys("_".join(dict.fromkeys(split_of(name))) or WHOLE for name in images)]
+
+    def labels(self) -> list[str]:
+        """The arrays of labels of all splits."""
+        return self._labels(self.names)
+
+    def class_names(self) -> list[str]:
+        """Arrays that may hold the names of the classes."""
+        own = {name: {*words(name.rpartition("/")[2])} for name in self.names}
+        found = [name for name, has in own.items() if has <= NAMES_WORDS and has & SEVERAL_WORDS]
+        return [name for name in found if name not in self.labels()]
+
+    def _labels(self, names: Sequence[str]) -> list[str]:
+        """Those of these arrays that have labels: what is called `classes` only where nothing else is."""
+        found = _chosen(names, self.config.label, LABEL_WORDS)
+        return [name for name in found if {*words(name.rpartition("/")[2])} != {"classes"}] or found
+
+    def _one(self, found: Sequence[str], what: str, key: str) -> str:
+        if len(found) == 1:
+            return found[0]
+        named = getattr(self.config, key)
+        wanted = f"no array '{named}'" if named else f"no array that looks like {what}"
+        got = (
+            f"several arrays that may be {what}, {_listed(found)}"
+            if found
+            else f"{wanted}; it has {_listed(self.names)}"
+        )
+        raise DataError(f"{self.where} has {got}: set data.{key}=NAME")
+
+
+def _chosen(names: Sequence[str], wanted: str | None, role: frozenset[str]) -> list[str]:
+    """The arrays with a given name, or else of a role."""
+    own = {name: {*words(name.rpartition("/")[2])} for name in names}
+    whole = {name: {*words(name)} for name in names}
+    if wanted is None:
+        of_role = [name for name, has in own.items() if has & role and not has & OTHER_WORDS]
+        return of_role or [name for name in names if whole[name] & role and own[name] <= SPLIT_WORDS]
+    asked = {*words(wanted)} - SPLIT_WORDS
+    tiers = (
+        [name for name in names if name == wanted],
+        [name for name in names if own[name] - SPLIT_WORDS == asked],
+        [name for name in names if asked and asked <= whole[name]],
+    )
+    return next(filter(None, tiers), [])
+
+
+def _listed(names: Sequence[str]) -> str:
+    return (", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED:,} more" * (len(names) > _LISTED))) or "none"
+
+
+def has_split(name: str) -> bool:
+    """Whether a file or folder has the name of a usual split in its own."""
+    return bool({*words(name)} & SPLIT_WORDS)
+
+
+def named_after_splits(root: Path, files: Sequence[Path]) -> bool:
+    """Whether files in a folder are its dataset: one has the name of a usual split in its own, and no folder has."""
+    named = any(has_split(file.stem) for file in files)
+    return named and not any((root / split).is_dir() for split in SPLIT_WORDS)
+
+
+# What arrays of labels mean: classes, several labels a sample, or numbers; and what the classes are called.
+
+_MOST_LABEL_BYTES = 1 << 34  # 2 * 10^9 integers; a header may claim any number of them
+_ROW_BYTES = 16  # of memory for what a label becomes
+_MOST_CLASSES = 1 << 20  # without names; see `indexed`
+_MOST_NAME_BYTES = 1 << 28  # of texts of a fixed length
+
+
+def flat(labels: StoredArray) -> NDArray[Any]:
+    """(N,) or (N, K) values.
+
+    Raises:
+        DataError: they are no labels.
+    """
+    if math.prod(labels.shape[2:]) != 1 or not labels.shape or labels.dtype.names is not None:
+        raise DataError(
+            f"{labels.name} is {labels.dtype.name}, {labels.shape}; labels are read of shape (N,) or (N, K): "
+            "set data.label=NAME"
+        )
+    if (size := math.prod(labels.shape) * labels.dtype.itemsize) > _MOST_LABEL_BYTES:
+        raise DataError(
+            f"{labels.name} is {labels.dtype.name}, {labels.shape}, {size / 1e9:,.0f} GB of labels, more than the "
+            f"{_MOST_LABEL_BYTES / 1e9:.0f} that are read: set data.label=NAME"
+        )
+    needed, free = 2 * size + len(labels) * _ROW_BYTES, available_memory()
+    if needed > free:
+        raise DataError(
+            f"{labels.name} is {labels.dtype.name}, {labels.shape}, which takes {needed / 1e9:,.1f} GB of memory, "
+            f"{free / 1e9:,.1f} are free: set data.label=NAME, or make room"
+        )
+    values = labels.load()
+    values = values.reshape(len(values), math.prod(labels.shape[1:]))
+    values = values[:, 0] if values.shape[1] == 1 else values
+    if values.dtype.kind in "SUO" and all(isinstance(value, str | bytes) for value in values.reshape(-1)):
+        return np.array([_text(value) for value in values.reshape(-1)], object).reshape(values.shape)
+    if values.dtype.kind not in "biuf":
+        raise DataError(f"{labels.name} is {values.dtype.name}; labels are read as integers, numbers or text")
+    return values
+
+
+def stored_names(names: ArrayNames, open_array: Callable[[str], StoredArray]) -> list[list[str]]:
+    """What may be the names of the classes: different texts beside the labels, such as `class_names`."""
+    found: list[list[str]] = []
+    for name in names.class_names():
+        with suppress(DataError):  # of another kind, which isn't needed
+            array = open_array(name)
+            small = len(array) <= _MOST_CLASSES and len(array) * array.dtype.itemsize <= _MOST_NAME_BYTES
+            values = flat(array) if len(array.shape) == 1 and small else np.empty(0)
+            if values.dtype.kind == "O" and len({*values}) == len(values):
+                found.append([*values])
+    return found
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What labels mean.
+
+    Attributes:
+        classes: names, in order.
+        targets: what the targets are, where they aren't classes.
+        places: the class of each text.
+        name: of the array, for messages.
+    """
+
+    classes: Sequence[str]
+    name: str
+    targets: Targets = CLASSES
+    places: dict[str, int] | None = None
+
+    def take(self, values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any] | None]:
+        """(N,) labels, and (N, K) targets that aren't classes.
+
+        Raises:
+            DataError: a label isn't one of the classes.
+        """
+        if self.targets:
+            return np.zeros(len(values), np.int64), values.reshape(len(values), -1).astype(self.targets.dtype)
+        if self.places is not None:
+            wrong = next((value for value in values if value not in self.places), None)
+            if wrong is not None:
+                raise DataError(f"{self.name} has the label '{wrong}', which data.classes doesn't name; add it")
+            return np.array([self.places[value] for value in values], np.int64), None
+        labels = (values.argmax(1) if values.ndim == 2 else values).astype(np.int64)
+        if len(labels) and labels.min() < 0:
+            raise DataError(f"{self.name} has the label {labels.min()}; allowed are 0 to {len(self.classes) - 1}")
+        return labels, None
+
+
+def infer_targets(
+    labels: Sequence[NDArray[Any]], config: ArraysConfig, name: str, stored: Sequence[Sequence[str]] = ()
+) -> Learned:
+    """What the labels of all splits mean.
+
+    Args:
+        labels: as `flat` gives them.
+        config: of the source.
+        name: of the array, for messages.
+        stored: what may be the names of the classes, as of `stored_names`.
+
+    Raises:
+        DataError: they can't be told.
+    """
+    columns = {values.shape[1] if values.ndim == 2 else 1 for values in labels}
+    text = {values.dtype.kind == "O" for values in labels}
+    if len(columns) > 1 or len(text) > 1:
+        raise DataError(f"{name} and the labels of other splits have different shapes or types; give them the same")
+    width = columns.pop()
+    names: Sequence[str]
+    if text.pop():
+        if width > 1:
+            raise DataError(f"{name} has {width} texts a sample; one class each is read: set data.label=NAME")
+        found = {value for values in labels for value in values}
+        names = config.classes or next((each for each in stored if found <= {*each}), sorted(found))
+        return Learned(names, name, places={each: place for place, each in enumerate(names)})
+    if width == 1:
+        if any(
+            not np.isfinite(values).all() or (values != np.floor(values)).any()
+            for values in labels
+            if values.dtype.kind == "f"
+        ):
+            return Learned((), name, Targets(Kind.numbers, (name.rpartition("/")[2].rpartition(":")[2],)))
+        largest = max((int(values.max()) for values in labels if len(values)), default=0)
+        if largest >= _MOST_CLASSES:
+            raise DataError(f"{name} has the label {largest:,}; {_MOST_CLASSES - 1:,} is the largest of a class")
+        together = sum(map(len, labels))
+        of_samples = {*map(len, labels), together} - {largest + 1}  # as many texts are names of files
+        stored = [each for each in stored if len(each) not in of_samples]
+        return Learned(_class_names(config, largest + 1, name, stored), name)
+    if all(((values == 0) | (values == 1)).all() for values in labels):
+        names = _class_names(config, width, name, [each for each in stored if len(each) == width])
+        one_hot = all((values.sum(1, dtype=np.int64) == 1).all() for values in labels)
+        if one_hot:
+            return Learned(names, name)
+        if len(names) > width:
+            raise DataError(f"{name} has {width} columns, but data.classes names {len(names)}; name as many")
+        return Learned(names, name, Targets(Kind.flags, tuple(names)))
+    return Learned((), name, Targets(Kind.numbers, tuple(str(number) for number in range(width))))
+
+
+def _class_names(config: ArraysConfig, count: int, name: str, stored: Sequence[Sequence[str]]) -> Sequence[str]:
+    """The names of so many classes or more: of several in the data, the shortest list that has enough."""
+    if config.classes is None:
+        enough = [each for each in stored if len(each) >= count]
+        return min(enough, key=len, default=[str(number) for number in range(count)])
+    if len(config.classes) < count:
+        raise DataError(
+            f"{name} has the label {count - 1}, but data.classes names {len(config.classes)}; add the missing names"
+        )
+    return config.classes
+
+
+# Samples from an array of images and one of labels.
+
+_BLOCK_BYTES = 16 << 20  # of images in memory at a time, or one chunk
+_ENCODED_BYTES = 1 << 15  # of an encoded image, where only reading it tells
+_ENCODED_ROWS = 256
+
+
+def contents_of(
+    names: ArrayNames, split: str, config: ArraysConfig, open_array: Callable[[str], StoredArray]
+) -> Contents:
+    """What is to be copied of a split.
+
+    Args:
+        names: of all arrays.
+        split: the split.
+        config: of the source.
+        open_array: an array by its name.
+
+    Raises:
+        DataError: images or labels of a dtype or shape that can't be taken.
+        NoSplitError: there is no such split.
+    """
+    image, label = names.pair(split)
+    images, labels = open_array(image), open_array(label)
+    read = _reader(images)
+    if len(images) != len(labels):
+        raise DataError(
+            f"{images.name} has {len(images):,} images, {labels.name} {len(labels):,} labels; correct either"
+        )
+    own = flat(labels)
+    of_all = [(own if name == label else flat(open_array(name))) for name in names.labels()]
+    images.check_written()
+    labels.check_written()
+    form = infer_targets(of_all, config, labels.name, stored_names(names, open_array))
+    learned = form.take(own)
+    return Contents(
+        _records(read, learned, len(images)), len(images), read.num_bytes, form.classes, form.targets, read.about
+    )
+
+
+def _records(read: _Reader, learned: tuple[NDArray[Any], NDArray[Any] | None], count: int) -> Iterator[Record]:
+    labels, targets = learned
+    number = 0
+    for data in read():
+        target = b"" if targets is None else targets[number].tobytes()
+        yield Record(b"%08d" % number, int(labels[number]), data, target)
+        number += 1
+    assert number == count
+
+
+class _Reader:
+    """Reads an array of images: `num_bytes` are those of all images, `about` is how they are encoded."""
+
+    def __init__(self, images: StoredArray, encode: Callable[[Any], bytes], num_bytes: int, rows: int) -> None:
+        self.images, self.encode, self.num_bytes, self.rows = images, encode, num_bytes, rows
+        self.about = RAW if images.dtype == np.uint8 else images.about
+
+    def __call__(self) -> Iterator[bytes]:
+        for block in self.images.blocks(self.rows):
+            yield from map(self.encode, block)
+
+
+def _reader(images: StoredArray) -> _Reader:
+    """How an array of images is read, by its dtype and shape.
+
+    Raises:
+        DataError: they are no images; the message says what is read.
+    """
+    shape, dtype = images.shape, images.dtype
+    if dtype.kind in "OSV" and len(shape) == 1 and dtype.names is None:
+        size = dtype.itemsize if dtype.kind in "SV" else _ENCODED_BYTES
+        total = len(images) * size if images.num_bytes is None else images.num_bytes
+        return _Reader(images, _encoded, total, _rows(images, _ENCODED_ROWS))
+    sizes = f"{images.name} is {dtype.name}, {shape}"
+    if dtype != np.uint8:
+        fix = "write them anew as uint8, e.g. (255 * images).round().astype('uint8') if they are from 0 to 1"
+        raise DataError(f"{sizes}; images are read as uint8 from 0 to 255: {fix}")
+    if len(shape) == 4 and shape[3] not in (1, 3) and shape[1] in (1, 3):
+        first = True
+    elif len(shape) == 3 or (len(shape) == 4 and shape[3] in (1, 3)):
+        first = False
+    else:
+        raise DataError(f"{sizes}; images are read of shape (N, H, W), (N, H, W, 3) or (N, 3, H, W): reshape them")
+    if 0 in shape[1:]:
+        raise DataError(f"{sizes}: its images have no pixels; leave it out")
+    row = math.prod(shape[1:])
+    encode = _channels_first if first else raw_image
+    return _Reader(images, encode, len(images) * (row + 16), _rows(images, max(1, _BLOCK_BYTES // row)))
+
+
+def _rows(images: StoredArray, wanted: int) -> int:
+    """Rows to read at a time: of whole chunks."""
+    return max(1, wanted // images.chunk_rows) * images.chunk_rows
+
+
+def _channels_first(image: NDArray[np.uint8]) -> bytes:
+    return raw_image(np.ascontiguousarray(np.moveaxis(image, 0, 2)))
+
+
+def _encoded(image: Any) -> bytes:
+    if isinstance(image, np.ndarray):
+        return image.astype(np.uint8, copy=False).tobytes()
+    if isinstance(image, np.void):
+        return image.tobytes().rstrip(b"\0")
+    return image.encode("latin-1", "replace") if isinstance(image, str) else bytes(image)
+
+
+class ArraysSource(ImportedSource):
+    """Arrays in a file, or in the files of a folder; a format lists those of one file.
+
+    Attributes:
+        endings: of the names of its files, in a folder.
+        wanted: what such a folder has, for messages.
+    """
+
+    config: ArraysConfig
+    endings: ClassVar[tuple[str, ...]]
+    wanted: ClassVar[str]
+
+    @classmethod
+    @abstractmethod
+    def is_one(cls, path: Path) -> bool:
+        """Whether a file is in this format."""
+
+    @abstractmethod
+    def arrays_of(self, path: Path) -> Mapping[str, Callable[[], StoredArray]]:
+        """The arrays of a file by their names, empty for one that has no other than the file's: what opens them.
+
+        Raises:
+            DataError: it can't be read; the message has the file.
+        """
+
+    @classmethod
+    def files_of(cls, folder: Path) -> list[Path]:
+        """The files of this format in a folder, sorted."""
+        return sorted(file for file in folder.iterdir() if file.suffix in cls.endings and cls.is_one(file))
+
+    @classmethod
+    def claims(cls, root: Path) -> bool:
+        return named_after_splits(root, cls.files_of(root)) if root.is_dir() else cls.is_one(root)
+
+    def originals(self) -> Sequence[Path]:
+        root = expand_root(self.config)
+        if found := [root] if root.is_file() else self.files_of(root):
+            return found
+        raise ConfigError(f"data.root: '{self.config.root}' has no {self.wanted}; set data.root=PATH")
+
+    def contents(self, files: Sequence[Path]) -> Contents:
+        arrays: dict[str, Callable[[], StoredArray]] = {}
+        for path in files:
+            before = "" if len(files) == 1 else f"{path.name}/"
+            arrays |= {(before + name if name else path.stem): each for name, each in self.arrays_of(path).items()}
+        names = ArrayNames([*arrays], str(self.config.root), self.config)
+        return contents_of(names, self.split, self.config, lambda name: arrays[name]())
