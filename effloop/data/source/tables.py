@@ -18,10 +18,6 @@ from effloop.errors import DataError, optional_package
 ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet")
 """Of files that `data=auto` takes for tables."""
 
-IMAGE = ("file_name", "path", "image", "filename", "id")
-LABEL = ("label", "labels", "class", "target")
-"""Names of columns, in any case; of several the first here is taken."""
-
 Row = tuple[int, Sequence[str]]
 """Number of a row, and its values in some columns."""
 

@@ -6,8 +6,14 @@ import re
 
 from effloop.data.source.base import USUAL, WHOLE
 
+IMAGE_PATH = ("file_name", "path", "image", "filename", "id")
+"""Columns of paths of images, in any case; of several, the first of these."""
+
 LABEL = ("label", "labels", "class", "target")
 """Columns of labels; of several, the first of these."""
+
+MASK_PATH = ("mask", "masks", "mask_path", "segmentation")
+"""Columns of paths of masks."""
 
 MASK = ("mask", "masks", "annotation", "annotations", "segmentation")
 """Columns of masks, as images."""

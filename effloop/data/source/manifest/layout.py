@@ -15,7 +15,8 @@ from effloop.data.source.base import USUAL, WHOLE, Kind, ScanError
 from effloop.data.source.config import DataConfig
 from effloop.data.source.folder import ENDINGS, EXTENSIONS
 from effloop.data.source.root import expand_root, fetched_path
-from effloop.data.source.tables import IMAGE, LABEL, Row, Table, shown
+from effloop.data.source.tables import Row, Table, shown
+from effloop.data.source.vocabulary import IMAGE_PATH, LABEL, MASK_PATH
 from effloop.errors import ConfigError, DataError
 from effloop.registry import choices
 
@@ -81,7 +82,6 @@ class CsvConfig(DataConfig):
         return None if self.label is None else [*map(str, self.label if isinstance(self.label, list) else [self.label])]
 
 
-MASK = ("mask", "masks", "mask_path", "segmentation")
 IS_VALID = "is_valid"
 SPLIT = ("split", IS_VALID)
 """Names of columns, in any case; of several the first here is taken."""
@@ -235,9 +235,9 @@ def _mask(config: CsvConfig, columns: Columns) -> int | None:
         return columns.named("mask", config.mask)
     if config.labels() is not None or config.targets not in (None, Kind.masks.value):
         return None
-    found = columns.first(MASK)
+    found = columns.first(MASK_PATH)
     if found is None and config.targets is not None:
-        raise lacking(columns.table, "paths of masks", "mask", MASK)
+        raise lacking(columns.table, "paths of masks", "mask", MASK_PATH)
     return found
 
 
@@ -251,7 +251,7 @@ def open_paths(config: CsvConfig, path: Path) -> tuple[Table, Columns, bytes, in
     if not folder.is_dir():
         raise ConfigError(f"data.images: '{config.images}' is no folder that is there; set data.images=FOLDER")
     base = os.fsencode(folder)
-    known = {name.casefold() for name in (*IMAGE, *([config.image] if config.image else []))}
+    known = {name.casefold() for name in (*IMAGE_PATH, *([config.image] if config.image else []))}
 
     def is_data(first: Sequence[str]) -> bool:
         names = [field.strip().casefold() for field in first]
@@ -259,10 +259,10 @@ def open_paths(config: CsvConfig, path: Path) -> tuple[Table, Columns, bytes, in
 
     table = tables.open_table(path, is_data)
     columns = Columns(table)
-    image = columns.named("image", config.image) if config.image else columns.first(IMAGE)
+    image = columns.named("image", config.image) if config.image else columns.first(IMAGE_PATH)
     if image is None:
         if table.has_names:
-            raise lacking(table, "paths of images", "image", IMAGE)
+            raise lacking(table, "paths of images", "image", IMAGE_PATH)
         image = 0
     return table, columns, base, image
 

@@ -19,7 +19,6 @@ from effloop.data.source.config import DataConfig
 from effloop.data.source.files import ImageFiles
 from effloop.data.source.formats.parquet import holds_images
 from effloop.data.source.manifest.layout import (
-    MASK,
     SPLIT,
     CsvConfig,
     NoTargetsError,
@@ -46,7 +45,8 @@ from effloop.data.source.storage.kept import file_state, folder_times, folders_u
 from effloop.data.source.storage.loose import Facts, Listed, Looked, LooseSource, write_listing
 from effloop.data.source.storage.targets import NAME as TARGETS
 from effloop.data.source.storage.targets import read_targets
-from effloop.data.source.tables import LABEL, Row, encoded, shown
+from effloop.data.source.tables import Row, encoded, shown
+from effloop.data.source.vocabulary import LABEL, MASK_PATH
 from effloop.errors import DataError
 
 
@@ -180,7 +180,7 @@ class IndexWriter:
         form, _ = format_of(self.config)
         for part in parts:
             if not part.masked:
-                raise lacking(part.table, "paths of masks", "mask", MASK)
+                raise lacking(part.table, "paths of masks", "mask", MASK_PATH)
             self.masks = self.parser = MaskParser(part, form)
             self._read(part, self.masks.rows(self._places(part)))
         if not self._count:

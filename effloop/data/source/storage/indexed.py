@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +10,13 @@ from numpy.typing import NDArray
 
 from effloop.data.source.base import Kind
 from effloop.data.source.ranges import Ranges
-from effloop.data.source.storage.columns import Blobs, ColumnFile
+from effloop.data.source.storage.columns import ColumnFile
 from effloop.data.source.storage.index import (
     open_index,
     verify_files,
 )
 from effloop.data.source.storage.mapped import MappedFiles, Payload, ScatteredPayload, WindowedFiles
-from effloop.data.source.storage.packed import Split, targets_in
+from effloop.data.source.storage.packed import Split, open_columns, targets_in
 from effloop.data.source.storage.scanned import ScannedSource
 from effloop.data.source.storage.targets import Targets
 from effloop.errors import DataError
@@ -95,27 +94,10 @@ class IndexedSource(ScannedSource):
             masks = Targets(Kind.masks, tuple(names)).header() if "targets" in header else None
             header = {**header, "classes": names, **({"targets": masks} if masks else {})}
         self._index, self._files, self._file_of = index, files, index.unsigned("file")
-        return Split(
-            header=header,
-            targets=index["target"] if targets_in(header) else index.unsigned("label"),
-            keys=Blobs(index.blob("key"), index.unsigned("key_end")),
-            payload=self.payload(self._mapped(), index),
-            checksums=None if index.get("crc32c") is None else index.unsigned("crc32c"),
-            indexes=index.blobs("entropy") if "entropy" in index else None,
-            **self._masks_in(index, header),
-        )
-
-    def _masks_in(self, index: ColumnFile, header: Mapping[str, Any]) -> dict[str, Any]:
-        """Where the masks are, for `Split`: in the files beside their images, or in the index."""
-        if targets_in(header).kind is not Kind.masks:
-            return {}
-        masks: Blobs | Payload
-        if "mask_offset" in index:
-            places = [index.unsigned(name) for name in ("file", "mask_offset", "mask_size")]
-            masks = ScatteredPayload(self._mapped(), *places)
-        else:
-            masks = index.blobs("mask")
-        return {"masks": masks, "mask_checksums": index.unsigned("mask_crc32c")}
+        masks = None
+        if targets_in(header).kind is Kind.masks and "mask_offset" in index:  # in the files, beside their images
+            masks = ScatteredPayload(self._mapped(), *map(index.unsigned, ("file", "mask_offset", "mask_size")))
+        return open_columns(index, header, self.payload(self._mapped(), index), masks=masks)
 
     def verify_index(self) -> None:
         for file in self._files if self.in_windows else ():

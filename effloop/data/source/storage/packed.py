@@ -19,7 +19,7 @@ from effloop.data.source.base import Kind, Source, fingerprint_of
 from effloop.data.source.config import DataConfig
 from effloop.data.source.root import expand_root, file_states, files_in
 from effloop.data.source.storage.checksum import crc32c, differs
-from effloop.data.source.storage.columns import Blobs, Comparing, comparing
+from effloop.data.source.storage.columns import Blobs, ColumnFile, Comparing, comparing
 from effloop.data.source.storage.mapped import DiskWaits, Payload
 from effloop.data.source.storage.targets import CLASSES, Targets, parse_targets
 from effloop.data.source.storage.writing import FORMAT_VERSION
@@ -248,6 +248,40 @@ class PackedSource(Source):
         with comparing(Comparing.none):
             self._open()
         self.check_unchanged(state["fingerprint"])
+
+
+def open_columns(
+    file: ColumnFile, header: Mapping[str, Any], payload: Payload, prefix: str = "", masks: Payload | None = None
+) -> Split:
+    """A split whose columns, but for the images, are in a file.
+
+    Args:
+        file: what holds them.
+        header: validated.
+        payload: the images.
+        prefix: of the columns' names.
+        masks: that aren't in a column.
+
+    Raises:
+        DataError: a column is missing, or of other values.
+    """
+
+    def blobs(field: str) -> Blobs | None:
+        return file.blobs(prefix + field) if prefix + field in file else None
+
+    def checksums(field: str) -> NDArray[Any] | None:
+        return file.unsigned(prefix + field) if prefix + field in file else None
+
+    return Split(
+        header=header,
+        targets=file[f"{prefix}target"] if targets_in(header) else file.unsigned(f"{prefix}label"),
+        keys=Blobs(file.blob(f"{prefix}key"), file.unsigned(f"{prefix}key_end")),
+        payload=payload,
+        checksums=checksums("crc32c"),
+        indexes=blobs("entropy"),
+        masks=masks or blobs("mask"),
+        mask_checksums=checksums("mask_crc32c"),
+    )
 
 
 def check_header(header: Any, where: str) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from effloop.data.source.storage.arrays import no_split
-from effloop.data.source.storage.columns import Blobs, ColumnFile, ColumnWriter
+from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
 from effloop.data.source.storage.mapped import ContiguousPayload, Extent, MappedFiles
-from effloop.data.source.storage.packed import Split, check_header, targets_in
+from effloop.data.source.storage.packed import Split, check_header, open_columns
 from effloop.data.source.storage.writing import Record, SplitColumns
 
 
@@ -27,16 +27,8 @@ def open_stored(file: ColumnFile, split: str) -> Split:
     _, length, offset = file.place(column("payload"))
     payload = ContiguousPayload(MappedFiles([file.path]), [Extent(0, offset, length)], file.unsigned(column("end")))
     header = check_header(splits[split], f"{file.path}:{split}")
-    return Split(
-        header=header,
-        targets=file[column("target")] if targets_in(header) else file.unsigned(column("label")),
-        keys=Blobs(file.blob(column("key")), file.unsigned(column("key_end"))),
-        payload=payload,
-        checksums=file.unsigned(column("crc32c")),
-        indexes=file.blobs(column("entropy")) if column("entropy") in file else None,
-        masks=file.blobs(column("mask")) if column("mask") in file else None,
-        mask_checksums=file.unsigned(column("mask_crc32c")) if column("mask") in file else None,
-    )
+    file.place(column("crc32c"))  # all samples have one
+    return open_columns(file, header, payload, f"{split}/")
 
 
 def write_images(writer: ColumnWriter, split: str, records: Iterable[Record], columns: SplitColumns) -> None:
