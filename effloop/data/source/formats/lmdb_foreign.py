@@ -22,8 +22,8 @@ from effloop.data.source.storage.columns import BlobSpool, Spool
 from effloop.data.source.storage.imported import ORIGINAL, RAW, raw_image
 from effloop.data.source.storage.targets import Targets, row_of
 from effloop.data.source.storage.writing import Record
-from effloop.data.source.tables import IMAGE, LABEL, encoded, open_table, shown
-from effloop.data.source.vocabulary import IMAGE_KEYS, LABEL_KEYS
+from effloop.data.source.tables import encoded, open_table, shown
+from effloop.data.source.vocabulary import IMAGE_KEYS, IMAGE_PATH, LABEL, LABEL_KEYS
 from effloop.errors import ConfigError, DataError
 
 _NOT_SAMPLES = frozenset({b"length", b"num-samples", b"num_samples", b"classes"})
@@ -209,7 +209,7 @@ class LabelFile:
 
         table = open_table(path, lambda fields: is_data([*fields]))
         lower = [name.lower() for name in table.columns]
-        name = next((lower.index(usual) for usual in IMAGE if usual in lower), 0)
+        name = next((lower.index(usual) for usual in IMAGE_PATH if usual in lower), 0)
         label = next((lower.index(usual) for usual in LABEL if usual in lower and lower.index(usual) != name), None)
         if label is None:
             label = 1 if name == 0 else 0
