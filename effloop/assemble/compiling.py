@@ -119,7 +119,7 @@ def compile_now(
             precision.backward(train_step.train()(*random_batch(config, size, task, num_outputs, precision.device))[0])
         images, _, _ = random_batch(config, config.size, task, num_outputs, precision.device)
         with torch.no_grad(), precision.autocast():
-            task.finished(averaged).eval()(images)
+            task.with_output_transform(averaged).eval()(images)
 
     try:
         with state_preserved(train_step):

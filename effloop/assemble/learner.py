@@ -123,7 +123,7 @@ def _teacher(state: Mapping[str, Any], path: Path, environment: Environment, num
         model.load_state_dict(state["model"])
         task.load_state_dict(state.get("task", {}))
     own, given = ((each.data.mean or (), each.data.std or ()) for each in (theirs, ours))  # null is refused for a run
-    return Teacher(task.finished(model), own, given, theirs.size)
+    return Teacher(task.with_output_transform(model), own, given, theirs.size)
 
 
 _SHOWN = 8

@@ -34,6 +34,7 @@ from effloop.inference.formats.program import trace
 from effloop.inference.parity import Parity, compare
 from effloop.inference.trained import FixedBatch, Trained
 from effloop.system.hardware import has_vnni
+from effloop.task.base import OutputTransform, unwrap
 
 _SAME = 1e-4
 """Difference of a file's outputs from its own in another reading, as a share of the largest."""
@@ -150,7 +151,7 @@ def export(trained: Trained, options: ExportOptions) -> Exported:
 
 def _program(trained: Trained, form: Format, options: ExportOptions) -> tuple[Any, tuple[str, ...]]:
     """The model as the format has it, and what was done to it."""
-    model = copy.deepcopy(trained.task.bare(trained.model)).requires_grad_(False)
+    model = copy.deepcopy(unwrap(trained.model)).requires_grad_(False)
     model.to(device="cpu", memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     shape = options.fixed or 2, trained.config.data.channels, *trained.config.size
     example = torch.randn(shape, generator=torch.Generator().manual_seed(0))
@@ -159,13 +160,14 @@ def _program(trained: Trained, form: Format, options: ExportOptions) -> tuple[An
         used = str(trained.precision.dtype).removeprefix("torch.")
         notes.append(f"scores before are of float32; eval of the run computes in {used}, as it was trained")
     if form.fuses:
-        height, width = trained.task.bare_size(trained.config.size)
+        size, transformed = trained.config.size, trained.model
+        height, width = transformed.input_size(size) if isinstance(transformed, OutputTransform) else size
         simple = simplify(model, example[:, :, :height, :width], dynamic=form.dynamic)
         model = simple.model
         if simple.reparameterized:
             notes.append(f"re-parameterised: {simple.reparameterized:,} parameters fewer")
         notes += [f"BatchNorms fused: {simple.fused}"] * bool(simple.fused) + [simple.note] * bool(simple.note)
-    model = trained.task.to(torch.device("cpu")).finished(model)
+    model = trained.task.to(torch.device("cpu")).with_output_transform(model)
     with one_line_errors(f"to={options.to} can't take this model"):
         program = form.convert(model, example)
     if options.int8:

@@ -127,9 +127,10 @@ class Trained:
     Attributes:
         path: the file that the model is from.
         config: of the run, changed by overrides, for a single process.
-        facts: what the file says beside the weights: `config`, `classes`, `num_outputs`, `progress`, `data`.
+        facts: contents of the file besides the weights: `config`, `classes`, `num_outputs`, `progress`, `data`.
         task: with the meters that suit the model, and what it was fitted to.
-        model: in eval mode, as `Task.finished`; (N, 3, H, W) float32, normalised, on `device` -> (N, K) outputs there.
+        model: in eval mode, with the task's output transform: (N, 3, H, W) float32, normalised, on `device` -> (N, K)
+            outputs there.
         precision: autocast of the forward pass.
         device: of the model.
     """
@@ -178,7 +179,7 @@ class Trained:
             task.load_state_dict(state.get("task", {}))
         facts = {key: state.get(key) for key in ("config", "classes", "target_names", "progress", "data")}
         facts["num_outputs"] = num_outputs
-        return cls(path, config, facts, task.to(device), task.finished(model).eval(), precision, device)
+        return cls(path, config, facts, task.to(device), task.with_output_transform(model).eval(), precision, device)
 
     @classmethod
     def from_exported(cls, path: Path, overrides: Sequence[str] = (), *, whole_process: bool = True) -> Self:
@@ -208,7 +209,9 @@ class Trained:
             task.load_state_dict(found.get("task_state", {}))
         device, precision = _place(config, whole_process=whole_process)
         with one_line_errors(f"{path} can't be opened"):
-            model = kind().open(path, device, lambda: task.finished(_network(config, count, device))).eval()
+            model = (
+                kind().open(path, device, lambda: task.with_output_transform(_network(config, count, device))).eval()
+            )
         batch = found["input"]["shape"][0]
         facts = {**found, "progress": {"epoch": found["provenance"]["epoch"] + 1}, "data": found["provenance"]["data"]}
         model = FixedBatch(model, batch) if isinstance(batch, int) else model
@@ -231,7 +234,7 @@ class Trained:
 
     def network(self) -> nn.Module:
         """The same model before training, on the device."""
-        return self.task.finished(_network(self.config, self.num_outputs, self.device))
+        return self.task.with_output_transform(_network(self.config, self.num_outputs, self.device))
 
     def describe(self) -> str:
         """The file, and the epoch that its weights are of."""

@@ -1,8 +1,9 @@
-"""What every task is: targets, a loss, and scores."""
+"""Interface of tasks: targets, a loss, and scores."""
 
 from __future__ import annotations
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -127,8 +128,8 @@ def check_kind(source: Labelled, kind: str) -> None:
     if found == "classes" and not source.classes:  # a source of its own that only has targets
         found = "numbers"
     if found != kind:
-        (has, fix), (learns, task) = _KINDS[found], _KINDS[kind]
-        raise DataError(f"{source.where} has {has}, and task={task} learns {learns}; set task={fix}")
+        (has, fix), (learns, _) = _KINDS[found], _KINDS[kind]
+        raise DataError(f"{source.where} has {has}, and the task learns {learns}; set task={fix}")
 
 
 @dataclass
@@ -137,7 +138,7 @@ class TaskConfig(PartConfig):
 
 
 class Task(ABC):
-    """What is learned, and how it is scored. It knows neither the data nor the model.
+    """A kind of target with its loss and its scores. It knows neither the data nor the model.
 
     Sums are additive: over batches, ranks and restarts. Scores are computed from them.
 
@@ -189,7 +190,7 @@ class Task(ABC):
         return self
 
     def fitted(self, source: Labelled, counts: Callable[[], NDArray[np.int64]]) -> Self:
-        """This task with what it has to know of the data; called on all ranks, when a run begins.
+        """This task fitted to the training split; called on all ranks, when a run begins.
 
         Args:
             source: the training split.
@@ -209,9 +210,12 @@ class Task(ABC):
                 setattr(task, name, value.to(device))
         return task
 
-    def heads(self, outputs: Any) -> list[Tensor]:
-        """What a model gives in training -> its outputs, and those of its auxiliary heads, if it has any."""
-        return [outputs]
+    def scored_outputs(self, outputs: Any) -> Tensor:
+        """What the model that is trained gives -> (N, K) outputs as all but `loss` take them: in the targets' units,
+        without those of auxiliary heads.
+        """
+        found: Tensor = outputs
+        return found
 
     @abstractmethod
     def loss(self, outputs: Any, targets: Tensor) -> Tensor:
@@ -222,7 +226,7 @@ class Task(ABC):
 
         Args:
             outputs: (N, K) of the model that is trained.
-            taught: (N, K) of the teacher as `finished`, without gradients.
+            taught: (N, K) of the teacher, in the targets' units, without gradients.
             temperature: softens both.
 
         Returns:
@@ -232,7 +236,7 @@ class Task(ABC):
 
     @abstractmethod
     def sums(self, outputs: Tensor, targets: Tensor, valid: Tensor, loss: Tensor | None = None) -> Tensor:
-        """What the scores are computed from, summed over a batch; nothing here waits for the device.
+        """The sums over a batch that the scores are computed from; nothing here waits for the device.
 
         Args:
             outputs: (N, K).
@@ -263,35 +267,25 @@ class Task(ABC):
         raise NotImplementedError
 
     def tune(self, outputs: NDArray[np.float32], targets: NDArray[Any]) -> None:  # noqa: B027  few have to
-        """Choose what it chooses by the validation split, such as thresholds; of tasks with `collects`.
+        """Choose parameters, such as thresholds, by the validation split; only of tasks with `collects`.
 
         Args:
             outputs: (N, K) of all samples, as `scores_of` has them.
             targets: (N, ...).
         """
 
-    def finish(self, outputs: Tensor) -> Tensor:
-        """(N, K) outputs as `loss` takes them -> (N, K) as all else does: in the targets' units."""
-        return outputs
-
-    def finished(self, model: nn.Module) -> nn.Module:
-        """The model as it is evaluated, used and exported: with outputs as `finish` gives them."""
+    def with_output_transform(self, model: nn.Module) -> nn.Module:
+        """The model as it is evaluated, used and exported: an `OutputTransform` where it gives other outputs than in
+        training, else itself.
+        """
         return model
 
-    def bare(self, finished: nn.Module) -> nn.Module:
-        """The model that `finished` was given."""
-        return finished
-
-    def bare_size(self, size: ImageSize) -> ImageSize:
-        """Height and width of what the bare model sees of images of a size."""
-        return size
-
     def state_dict(self) -> dict[str, list[float]]:
-        """What was fitted or tuned and a trained model is used with: kept in checkpoints and in exported files."""
+        """Fitted or tuned values that a trained model needs: kept in checkpoints and in exported files."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Sequence[float]]) -> None:  # noqa: B027  few have one
-        """Go on with a `state_dict`.
+        """Continue from a `state_dict`.
 
         Raises:
             KeyError, ValueError: it doesn't fit this task.
@@ -300,7 +294,7 @@ class Task(ABC):
     def predictions(
         self, outputs: Tensor, classes: Sequence[str], top: int = 1, *, every: bool = False
     ) -> dict[str, NDArray[np.float32] | list[str]]:
-        """What the model says of each image, in words and numbers.
+        """The predictions for each image, in words and numbers.
 
         Args:
             outputs: (N, K), on any device.
@@ -337,7 +331,7 @@ class Task(ABC):
         return differences <= 0.01 * expected.abs().amax()
 
     def facts(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """What `details` needs to know of each sample of a batch; nothing here waits for the device.
+        """The values of each sample of a batch that `details` needs; nothing here waits for the device.
 
         Args:
             outputs: (N, K).
@@ -353,7 +347,7 @@ class Task(ABC):
     def details(
         self, facts: NDArray[np.float32], targets: NDArray[Any], names: Sequence[str], sums: Sequence[float] = ()
     ) -> Details | None:
-        """Where an evaluation's scores come from; by default nothing is known.
+        """An evaluation in detail, by class and by sample; None where the task has no details.
 
         Args:
             facts: (N, F), by `facts`.
@@ -367,6 +361,54 @@ class Task(ABC):
     @abstractmethod
     def example_targets(self, batch_size: int, num_outputs: int, device: torch.device) -> Tensor:
         """Random targets for a batch, (N, ...) as they come from a loader; for probing, compiling and benchmarks."""
+
+
+class OutputTransform(nn.Module):
+    """A model with other outputs than the one that is trained, which is `model`."""
+
+    model: nn.Module
+
+    def input_size(self, size: ImageSize) -> ImageSize:
+        """Height and width of the inputs of `model`, for images of a size."""
+        return size
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model that is trained, without its `OutputTransform`."""
+    return model.model if isinstance(model, OutputTransform) else model
+
+
+def sum_samples(loss: Tensor, columns: Sequence[Tensor], valid: Tensor) -> Tensor:
+    """Loss, number of samples and other columns, summed over the valid samples of a batch.
+
+    Args:
+        loss: (N,) of each sample, or () the mean.
+        columns: (N, k) each.
+        valid: (N,) bool.
+
+    Returns:
+        (2 + all k,) float64, on the device.
+    """
+    losses = loss.double().expand(len(valid))
+    rows = torch.cat([losses[:, None], torch.ones_like(losses)[:, None], *columns], dim=1)
+    return rows.masked_fill(~valid[:, None], 0).sum(dim=0)
+
+
+def mean_of_views(outputs: Sequence[Tensor]) -> Tensor:
+    """Logits of several views -> logarithms of the mean probabilities, whose softmax they are again.
+
+    Probabilities are averaged, as by Krizhevsky et al. 2012 ("ImageNet classification with deep convolutional neural
+    networks"), and not logits, which have no common scale: one sure view would outvote the others. The loss is then
+    never above the mean of the views' losses.
+
+    Args:
+        outputs: (N, K, ...) logits each.
+
+    Returns:
+        (N, K, ...) float32.
+    """
+    views = torch.stack([each.float().log_softmax(dim=1) for each in outputs])
+    return views.logsumexp(dim=0) - math.log(len(outputs))
 
 
 tasks: Registry[Task] = Registry(

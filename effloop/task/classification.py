@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -15,9 +14,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from effloop.errors import ConfigError, DataError
-from effloop.task.base import LOSS, Labelled, Meter, TargetSpec, Task, TaskConfig, check_kind, score_names, tasks
+from effloop.task.base import (
+    LOSS,
+    Labelled,
+    Meter,
+    TargetSpec,
+    Task,
+    TaskConfig,
+    check_kind,
+    mean_of_views,
+    score_names,
+    sum_samples,
+    tasks,
+)
 from effloop.task.details import Details, of_classes
-from effloop.task.weights import Counts, check_weights, class_weights, weights_of
+from effloop.task.weights import Counts, check_weights, fitted_class_weights
 
 _RANKS = 5
 
@@ -73,11 +84,8 @@ class Classification(Task):
         return len(source.classes)
 
     def fitted(self, source: Labelled, counts: Counts) -> Self:
-        if self.class_weights is None:
-            return self
         task = copy.copy(self)
-        key, balanced = "task.class_weights", lambda: class_weights(counts())
-        task.weight = weights_of(key, self.class_weights, source.classes, balanced)
+        task.weight = fitted_class_weights(self.class_weights, source, counts)
         return task
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -114,9 +122,7 @@ class Classification(Task):
         losses = F.cross_entropy(outputs.float(), targets, reduction="none") if loss is None else loss
         ranked = _ranked(outputs)
         hits = ranked == targets[:, None] if targets.ndim == 1 else targets.gather(1, ranked)
-        losses = losses.double().expand(len(valid))
-        rows = torch.cat([losses[:, None], torch.ones_like(losses)[:, None], hits], dim=1)
-        sums = rows.masked_fill(~valid[:, None], 0).sum(dim=0)
+        sums = sum_samples(losses, [hits], valid)
         return F.pad(sums, (0, self.num_sums - len(sums)))  # fewer classes than ranks
 
     def scores(self, sums: Sequence[float], since: Sequence[float] | None = None) -> dict[str, float]:
@@ -161,20 +167,8 @@ class Classification(Task):
         return of_classes(losses, targets, predicted, probabilities, names)
 
     def ensemble(self, outputs: Sequence[Tensor]) -> Tensor:
-        """Logits of several views -> logarithms of the mean probabilities, whose softmax they are again.
-
-        Probabilities are averaged, as by Krizhevsky et al. 2012 ("ImageNet classification with deep convolutional
-        neural networks"), and not logits, which have no common scale: one sure view would outvote the others. The
-        loss is then never above the mean of the views' losses.
-
-        Args:
-            outputs: (N, K) logits each.
-
-        Returns:
-            (N, K) float32.
-        """
-        views = torch.stack([each.float().log_softmax(dim=1) for each in outputs])
-        return views.logsumexp(dim=0) - math.log(len(outputs))
+        """The logarithms of the mean probabilities, (N, K) float32."""
+        return mean_of_views(outputs)
 
     def agreement(self, outputs: Tensor, expected: Tensor) -> Tensor:
         """(N, K) logits twice -> (N,) bool, whether the best class is the same."""

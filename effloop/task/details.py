@@ -118,9 +118,9 @@ def of_flags(
             "class": name,
             "samples": samples,
             "ap": average if average == average else None,
-            "f1": _share(2 * hits, samples + predicted),
-            "precision": _share(hits, predicted),
-            "recall": _share(hits, samples),
+            "f1": share(2 * hits, samples + predicted),
+            "precision": share(hits, predicted),
+            "recall": share(hits, samples),
         }
         for name, samples, predicted, hits, average in zip(names, *counts, average_precisions(scores, has), strict=True)
     ]
@@ -133,7 +133,7 @@ def of_flags(
         }
         for sample in largest(losses)
     ]
-    return Details(_sorted(rows, "ap"), worst)
+    return Details(worst_first(rows, "ap"), worst)
 
 
 def of_numbers(predicted: NDArray[Any], targets: NDArray[Any], names: Sequence[str]) -> Details:
@@ -171,7 +171,7 @@ def of_numbers(predicted: NDArray[Any], targets: NDArray[Any], names: Sequence[s
     ]
     some = np.unique(np.linspace(0, len(targets) - 1, NUM_POINTS).astype(np.int64))
     points = np.stack([targets[some, :NUM_PLOTTED], predicted[some, :NUM_PLOTTED]], axis=2)
-    return Details(_sorted(rows, "r2"), worst, percent=False, points=points)
+    return Details(worst_first(rows, "r2"), worst, percent=False, points=points)
 
 
 def class_rows(confusion: NDArray[np.int64], names: Sequence[str]) -> list[Row]:
@@ -199,14 +199,14 @@ def class_rows(confusion: NDArray[np.int64], names: Sequence[str]) -> list[Row]:
             {
                 "class": name,
                 "samples": int(samples[label]),
-                "recall": _share(hits[label], samples[label]),
-                "precision": _share(hits[label], predicted[label]),
-                "f1": _share(2 * hits[label], samples[label] + predicted[label]),
+                "recall": share(hits[label], samples[label]),
+                "precision": share(hits[label], predicted[label]),
+                "f1": share(2 * hits[label], samples[label] + predicted[label]),
                 "taken_for": None if other is None else names[other],
-                "share": _share(number, samples[label]),
+                "share": share(number, samples[label]),
             }
         )
-    return _sorted(rows, "f1")
+    return worst_first(rows, "f1")
 
 
 def calibration_bins(probabilities: NDArray[np.float32], right: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -234,7 +234,7 @@ def _mistakes(confusion: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.asarray(wrong[order])
 
 
-def _sorted(rows: list[Row], by: str) -> list[Row]:
+def worst_first(rows: list[Row], by: str) -> list[Row]:
     """The rows with the smallest values first, those without one last."""
     return sorted(rows, key=lambda row: (row[by] is None, row[by] or 0.0))
 
@@ -243,5 +243,6 @@ def _listed(names: Sequence[str], flags: NDArray[np.bool_]) -> str:
     return ", ".join(names[place] for place in np.flatnonzero(flags).tolist()) or "none"
 
 
-def _share(part: float, whole: float) -> float | None:
+def share(part: float, whole: float) -> float | None:
+    """A part as a fraction; None of nothing."""
     return float(part / whole) if whole else None

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from effloop.errors import ConfigError
-from effloop.task.base import LOSS, Labelled, Meter, TargetSpec, Task, TaskConfig, check_kind, tasks
+from effloop.task.base import LOSS, Labelled, Meter, TargetSpec, Task, TaskConfig, check_kind, sum_samples, tasks
 from effloop.task.details import Details, of_flags
 from effloop.task.ranking import Ranking, best_thresholds, f1_macro, mean_average_precision
 from effloop.task.weights import Counts, check_weights, is_weight, positive_weights, weights_of
@@ -139,11 +139,9 @@ class Multilabel(Task):
         negatives, summed: (2 + 3 K,) float64, on the device. Of mixed images a label counts by its share.
         """
         losses = self._losses(outputs.float(), targets).mean(dim=1) if loss is None else loss
-        losses = losses.double().expand(len(valid))
         said, flags = outputs > 0, targets.double()
         columns = [said * flags, said * (1 - flags), ~said * flags]
-        rows = torch.cat([losses[:, None], torch.ones_like(losses)[:, None], *columns], dim=1)
-        return rows.masked_fill(~valid[:, None], 0).sum(dim=0)
+        return sum_samples(losses, columns, valid)
 
     def scores(self, sums: Sequence[float], since: Sequence[float] | None = None) -> dict[str, float]:
         """The loss, `f1` and `f1_micro`; the other scores aren't of sums, and `scores_of` has all."""

@@ -16,7 +16,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from effloop.errors import ConfigError, DataError
-from effloop.task.base import LOSS, Labelled, Meter, TargetSpec, Task, TaskConfig, check_kind, tasks
+from effloop.task.base import (
+    LOSS,
+    Labelled,
+    Meter,
+    OutputTransform,
+    TargetSpec,
+    Task,
+    TaskConfig,
+    check_kind,
+    sum_samples,
+    tasks,
+)
 from effloop.task.details import Details, of_numbers
 from effloop.task.weights import Counts
 
@@ -118,16 +129,13 @@ class Regression(Task):
         del temperature
         return self.loss(outputs, taught)
 
-    def finish(self, outputs: Tensor) -> Tensor:
+    def scored_outputs(self, outputs: Tensor) -> Tensor:
         if not self.config.standardise:
             return outputs
         return _in_units(outputs, self.mean.to(outputs.device), self.deviation.to(outputs.device))
 
-    def finished(self, model: nn.Module) -> nn.Module:
+    def with_output_transform(self, model: nn.Module) -> nn.Module:
         return InUnits(model, self) if self.config.standardise else model
-
-    def bare(self, finished: nn.Module) -> nn.Module:
-        return finished.model if isinstance(finished, InUnits) else finished
 
     @torch.no_grad()
     def sums(self, outputs: Tensor, targets: Tensor, valid: Tensor, loss: Tensor | None = None) -> Tensor:
@@ -142,11 +150,9 @@ class Regression(Task):
         """
         if loss is None:
             loss = self._losses(self._standardised(outputs.float()), self._standardised(targets)).mean(dim=1)
-        losses = loss.double().expand(len(valid))
         errors, centred = outputs.double() - targets, targets.double() - self.mean.to(targets.device)
         columns = [centred, centred.square(), errors.square(), errors.abs()]
-        rows = torch.cat([losses[:, None], torch.ones_like(losses)[:, None], *columns], dim=1)
-        return rows.masked_fill(~valid[:, None], 0).sum(dim=0)
+        return sum_samples(loss, columns, valid)
 
     def scores(self, sums: Sequence[float], since: Sequence[float] | None = None) -> dict[str, float]:
         """`r2`, `mae` and `rmse` are those of each output, averaged. R² is that of the outputs whose targets differ;
@@ -211,7 +217,7 @@ class Regression(Task):
         return mean + deviation * torch.randn(batch_size, num_outputs, device=device)
 
 
-class InUnits(nn.Module):
+class InUnits(OutputTransform):
     """A model of standardised numbers with outputs in the targets' units; its weights have the model's own names.
 
     Args:

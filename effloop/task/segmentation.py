@@ -19,9 +19,20 @@ from torch import Tensor, nn
 from effloop.batch import ImageSize
 from effloop.errors import ConfigError, DataError
 from effloop.registry import choices
-from effloop.task.base import LOSS, Labelled, Meter, TargetSpec, Task, TaskConfig, check_kind, tasks
-from effloop.task.details import Details, Row, largest
-from effloop.task.weights import Counts, check_weights, class_weights, is_weight, weights_of
+from effloop.task.base import (
+    LOSS,
+    Labelled,
+    Meter,
+    OutputTransform,
+    TargetSpec,
+    Task,
+    TaskConfig,
+    check_kind,
+    mean_of_views,
+    tasks,
+)
+from effloop.task.details import Details, Row, largest, share, worst_first
+from effloop.task.weights import Counts, check_weights, fitted_class_weights, is_weight
 
 _SAME = 0.99
 """Share of an image's pixels that two forms of a model have to give the same class."""
@@ -143,29 +154,26 @@ class Segmentation(Task):
         return task
 
     def fitted(self, source: Labelled, counts: Counts) -> Self:
-        if self.config.class_weights is None:
-            return self
         task = copy.copy(self)
-        key, balanced = "task.class_weights", lambda: class_weights(counts())
-        task.weight = weights_of(key, self.config.class_weights, source.classes, balanced)
+        task.weight = fitted_class_weights(self.config.class_weights, source, counts)
         return task
 
-    def heads(self, outputs: Tensor | Mapping[str, Tensor]) -> list[Tensor]:
-        """Logits, or `out` and those of auxiliary heads by their names, as torchvision's networks give them."""
-        if isinstance(outputs, Tensor):
-            return [outputs]
-        return [outputs["out"], *(each for name, each in outputs.items() if name != "out")]
+    def scored_outputs(self, outputs: Tensor | Mapping[str, Tensor]) -> Tensor:
+        """Logits, or the `out` of torchvision's networks, which give a dict with those of auxiliary heads."""
+        return outputs if isinstance(outputs, Tensor) else outputs["out"]
 
     def loss(self, outputs: Tensor | Mapping[str, Tensor], targets: Tensor) -> Tensor:
-        """(N, K, H, W) logits, or those of several `heads`; (N, H, W) uint8 -> () loss of a training batch.
+        """(N, K, H, W) logits, or a dict of them; (N, H, W) uint8 -> () loss of a training batch.
 
         It is that of the model's own outputs, and `aux_weight` times those of its auxiliary heads. A batch in which no
         pixel counts has 0.
         """
         weight = None if self.weight is None else self.weight.to(targets.device)  # of replicas on several devices
-        heads = self.heads(outputs)
-        losses = [self._losses(head, targets, weight, batch=True)[0] for head in heads]
-        return losses[0] + self.config.aux_weight * sum(losses[1:]) if len(losses) > 1 else losses[0]
+        own = self._losses(self.scored_outputs(outputs), targets, weight, batch=True)[0]
+        if isinstance(outputs, Tensor):
+            return own
+        others = (logits for name, logits in outputs.items() if name != "out")
+        return own + self.config.aux_weight * sum(self._losses(each, targets, weight, batch=True)[0] for each in others)
 
     def _losses(self, logits: Tensor, masks: Tensor, weight: Tensor | None = None, *, batch: bool) -> Tensor:
         """(1,) of a batch, or (N,) of each image."""
@@ -212,15 +220,9 @@ class Segmentation(Task):
     ) -> Details:
         return of_masks(as_matrix(sums[2:]).astype(np.int64) if len(sums) else None, facts, names)
 
-    def finished(self, model: nn.Module) -> nn.Module:
+    def with_output_transform(self, model: nn.Module) -> nn.Module:
         size = self.config.window_size
         return SlidingWindow(model, size, self.config.stride) if size else model
-
-    def bare(self, finished: nn.Module) -> nn.Module:
-        return finished.model if isinstance(finished, SlidingWindow) else finished
-
-    def bare_size(self, size: ImageSize) -> ImageSize:
-        return ImageSize(*map(min, size, self.config.window_size or size))
 
     def predictions(
         self, outputs: Tensor, classes: Sequence[str], top: int = 1, *, every: bool = False
@@ -233,9 +235,8 @@ class Segmentation(Task):
         return {f"share_{name}": shares[:, label] for label, name in enumerate(classes)}
 
     def ensemble(self, outputs: Sequence[Tensor]) -> Tensor:
-        """Logits of several views -> logarithms of the mean probabilities of each pixel, (N, K, H, W) float32."""
-        views = torch.stack([each.float().log_softmax(dim=1) for each in outputs])
-        return views.logsumexp(dim=0) - math.log(len(outputs))
+        """The logarithms of the mean probabilities of each pixel, (N, K, H, W) float32."""
+        return mean_of_views(outputs)
 
     def agreement(self, outputs: Tensor, expected: Tensor) -> Tensor:
         """(N, K, H, W) logits twice -> (N,) bool, whether 99 % of an image's pixels have the same class."""
@@ -450,7 +451,7 @@ def _mean_of_present(losses: Tensor, targets: Tensor) -> Tensor:
     return (losses * present).sum(1) / present.sum(1).clamp(min=1)
 
 
-class SlidingWindow(nn.Module):
+class SlidingWindow(OutputTransform):
     """A model of pixels that sees an image through windows of one size; where they overlap, logits are averaged.
 
     All images of a batch are seen through the same windows. They begin at multiples of the stride; the last one of a
@@ -467,6 +468,9 @@ class SlidingWindow(nn.Module):
         self.model = model
         self.window = window
         self.strides = tuple(max(1, math.ceil(stride * side)) for side in window)
+
+    def input_size(self, size: ImageSize) -> ImageSize:
+        return ImageSize(*map(min, size, self.window))
 
     def forward(self, images: Tensor) -> Tensor:
         """(N, C, H, W) -> (N, K, H, W) logits."""
@@ -533,19 +537,15 @@ def _rows(
     rows: list[Row] = [
         {
             "class": name,
-            "iou": _share(hits[label], targets[label] + predicted[label] - hits[label]),
-            "accuracy": _share(hits[label], targets[label]),
-            "precision": _share(hits[label], predicted[label]),
+            "iou": share(hits[label], targets[label] + predicted[label] - hits[label]),
+            "accuracy": share(hits[label], targets[label]),
+            "precision": share(hits[label], predicted[label]),
             "pixels": int(targets[label]),
-            "share": _share(targets[label], total),
+            "share": share(targets[label], total),
         }
         for label, name in enumerate(names)
     ]
-    return sorted(rows, key=lambda row: (row["iou"] is None, row["iou"] or 0.0))
-
-
-def _share(part: float, whole: float) -> float | None:
-    return float(part / whole) if whole else None
+    return worst_first(rows, "iou")
 
 
 def _shares(pixels: NDArray[np.float64], names: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from effloop.errors import ConfigError
+from effloop.task.base import Labelled
 
 Counts = Callable[[], NDArray[np.int64]]
 """(K,) how many samples have each class or flag; counted when it is called."""
@@ -20,7 +21,7 @@ BALANCED = "balanced"
 
 
 def check_weights(key: str, value: Any) -> None:
-    """Refuse what are no weights.
+    """Check the config's weights.
 
     Raises:
         ConfigError: neither null nor balanced, nor a list of finite numbers above 0: of a batch whose weights are all
@@ -64,6 +65,13 @@ def weights_of(
             f"{', '.join(names[:8])}{', …' * (len(names) > 8)}"
         )
     return torch.tensor(list(map(float, value)))
+
+
+def fitted_class_weights(value: Any, source: Labelled, counts: Counts) -> Tensor | None:
+    """(K,) float32 weights of the classes by `task.class_weights`, or None."""
+    if value is None:
+        return None
+    return weights_of("task.class_weights", value, source.classes, lambda: class_weights(counts()))
 
 
 def class_weights(counts: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -126,7 +126,7 @@ class Step(nn.Module):
     strategy runs copies of it on several devices.
 
     Args:
-        model: (N, 3, H, W) -> (N, K) outputs, or what the task's `heads` takes.
+        model: (N, 3, H, W) -> (N, K) outputs, or what the task's `scored_outputs` takes.
         task: its sums are returned.
         precision: autocast of the forward pass.
         loss: what is minimised; None is the task's loss.
@@ -153,5 +153,6 @@ class Step(nn.Module):
         with self.precision.autocast():
             outputs = self.model(images)
             loss = self.loss(outputs, targets, images)
-        own = self.task.heads(outputs)[0].detach()
-        return loss, self.task.sums(self.task.finish(own), targets, valid, loss.detach())
+        with torch.no_grad():
+            own = self.task.scored_outputs(outputs).detach()
+        return loss, self.task.sums(own, targets, valid, loss.detach())

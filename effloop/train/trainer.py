@@ -242,7 +242,9 @@ class Trainer:
         with self.recorder.span("evaluation", position):
             scores = self.evaluate(self.saving.evaluating(self.recorder.validation(self.val.epoch(0))))
             if self.compare:
-                self.recorder.predictions(position, partial(self.compare, self.task.finished(self.average.model)))
+                self.recorder.predictions(
+                    position, partial(self.compare, self.task.with_output_transform(self.average.model))
+                )
         return scores
 
     def forward_backward(self, batch: Batch, *, sync: bool) -> None:
@@ -268,7 +270,7 @@ class Trainer:
         """Validation scores of the averaged weights, as `evaluate` gives them."""
         self.average_buffers()
         scorer = Scorer(self.task, self.metrics, self.parallel.gather)
-        model, batches = self.task.finished(self.average.model), self.parallel.monitored(batches)
+        model, batches = self.task.with_output_transform(self.average.model), self.parallel.monitored(batches)
         return evaluate(model, batches, scorer, self.precision, tune=True)
 
     def average_buffers(self) -> None:

@@ -71,21 +71,23 @@ def test_the_model_learns_what_is_standardised() -> None:
     wanted = (z.square().mean() + 0) / 2  # the second number is its mean
     assert task.loss(torch.zeros(4, 2), targets).item() == pytest.approx(wanted.item())
     model = nn.Linear(3, 2)
-    finished, images = task.finished(model), torch.randn(5, 3)
-    torch.testing.assert_close(finished(images), task.finish(model(images)))
-    torch.testing.assert_close(task.loss(model(images), task.finish(model(images))).item(), 0.0, atol=1e-6, rtol=0)
+    finished, images = task.with_output_transform(model), torch.randn(5, 3)
+    torch.testing.assert_close(finished(images), task.scored_outputs(model(images)))
+    torch.testing.assert_close(
+        task.loss(model(images), task.scored_outputs(model(images))).item(), 0.0, atol=1e-6, rtol=0
+    )
     assert finished.state_dict().keys() == model.state_dict().keys()
     finished.load_state_dict(nn.Linear(3, 2).state_dict())
     plain = build(YEARS, standardise=False)
-    assert plain.finished(model) is model
-    assert torch.equal(plain.finish(images[:, :2]), images[:, :2])
+    assert plain.with_output_transform(model) is model
+    assert torch.equal(plain.scored_outputs(images[:, :2]), images[:, :2])
 
 
 def test_the_scale_is_kept() -> None:
     task, again = build(YEARS), Regression(RegressionConfig("regression")).for_outputs(2)
     again.load_state_dict(task.state_dict())
     outputs = torch.randn(4, 2)
-    assert torch.equal(again.finish(outputs), task.finish(outputs))
+    assert torch.equal(again.scored_outputs(outputs), task.scored_outputs(outputs))
     with pytest.raises(ValueError, match=r"trained with task\.standardise=true; keep"):
         build(YEARS, standardise=False).load_state_dict(task.state_dict())
 

@@ -15,6 +15,7 @@ from torchmetrics.functional.classification import multiclass_confusion_matrix, 
 from effloop.batch import ImageSize
 from effloop.errors import ConfigError
 from effloop.task import Segmentation, SegmentationConfig
+from effloop.task.base import unwrap
 from effloop.task.segmentation import (
     IGNORED,
     LOSSES,
@@ -178,7 +179,7 @@ def test_several_losses_and_heads_add_up() -> None:
     heads = {"out": logits, "aux": logits.flip(0)}
     expected = task.loss(logits, masks) + 0.25 * task.loss(logits.flip(0), masks)
     torch.testing.assert_close(task.loss(heads, masks), expected)
-    assert task.heads(heads)[0] is task.heads(logits)[0]
+    assert task.scored_outputs(heads) is task.scored_outputs(logits)
 
 
 def test_confusion_and_scores_are_those_of_others() -> None:
@@ -268,9 +269,9 @@ def test_windows_cover_an_image() -> None:
     assert starts(11, 6, 4) == [0, 4, 5]
     assert starts(6, 6, 4) == starts(3, 6, 4) == [0]
     task = made(2, window=[6, 6])
-    model = task.finished(_Position())
+    model = task.with_output_transform(_Position())
     assert isinstance(model, SlidingWindow)
-    assert isinstance(task.bare(model), _Position)
+    assert isinstance(unwrap(model), _Position)
     images = torch.randn(2, 3, 9, 11)
     outputs = model(images)
     torch.testing.assert_close(outputs[:, 0], images[:, 0])
