@@ -6,7 +6,7 @@ import copy
 import importlib.util
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from effloop.data.augment.base import Evaluation, RecipeConfig
 from effloop.data.augment.native.augment import Resize
 from effloop.data.augment.native.crops import PADDING
 from effloop.data.source import Source
-from effloop.errors import ConfigError, ParityError
+from effloop.errors import ConfigError, ParityError, reason
 from effloop.inference.formats import INPUT, OUTPUT, Format, formats, one_line_errors
 from effloop.inference.formats.base import VERSION, write
 from effloop.inference.formats.program import trace
@@ -42,7 +42,7 @@ _SAME = 1e-4
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """How a model is exported.
+    """Options of `export`.
 
     Attributes:
         to: the format.
@@ -85,7 +85,7 @@ class ExportOptions:
 
     @property
     def fixed(self) -> int | None:
-        """How many images the file takes at once; None is any number."""
+        """Batch size of the file; None is any number."""
         return self.batch if isinstance(self.batch, int) else None
 
     def path(self, run: Path) -> Path:
@@ -129,13 +129,17 @@ def export(trained: Trained, options: ExportOptions) -> Exported:
     form = formats[options.to](dynamic=options.fixed is None, half=options.half)
     path = options.path(run_folder(trained.path))
     program, notes = _program(trained, form, options)
-    calibrated = _calibrated(trained, options.calibrate) if options.int8 else None
+    calibrated: dict[str, int] | None = None
+    if options.int8:
+        images = len(_chosen(trained.source("train"), trained, options.calibrate))
+        calibrated = {"images": images, "weights_bits": 8 if has_vnni() else 7}
     facts = describe(trained, to=options.to, batch=options.fixed, int8=calibrated, half=options.half)
     with _in_place(form, path) as temporary, closing(trained.loader("val")) as loader:
         _save(form, program, temporary, write(facts))
         model = _open(form, temporary, trained, options.fixed)
-        images = None if options.parity == "all" else options.parity
-        parity = compare(trained.model, model, loader, trained.task, images)
+        parity = compare(
+            trained.model, model, loader, trained.task, None if options.parity == "all" else options.parity
+        )
         parity.check(trained.task.meters[0], int8=options.int8)
         some = loader.samples(range(min(len(loader.plan.source), loader.global_batch))).images
         outputs = _outputs(model, some)
@@ -175,11 +179,6 @@ def _program(trained: Trained, form: Format, options: ExportOptions) -> tuple[An
         with one_line_errors(f"int8: to={options.to} can't quantize this model"):
             program = form.quantize(program, images)
     return program, tuple(notes)
-
-
-def _calibrated(trained: Trained, count: int) -> dict[str, int]:
-    """How int8 was made, for the metadata."""
-    return {"images": len(_chosen(trained.source("train"), trained, count)), "weights_bits": 8 if has_vnni() else 7}
 
 
 def _chosen(source: Source, trained: Trained, count: int) -> NDArray[np.int64]:
@@ -234,32 +233,14 @@ def _in_place(form: Format, path: Path) -> Iterator[Path]:
         with TemporaryDirectory(prefix=f".{path.stem}-", dir=path.parent, ignore_cleanup_errors=True) as folder:
             temporary = Path(folder) / path.name
             yield temporary
-            _move(form.files(temporary), form.files(path), Path(folder))
+            pairs = list(zip(form.files(temporary), form.files(path), strict=True))
+            for source, target in reversed(pairs):  # the one that the model is opened by comes last
+                os.replace(source, target)
     except OSError as error:
         raise ConfigError(f"out: {path} can't be written: {error.strerror or error}; set out=FILE") from error
 
 
-def _move(sources: Sequence[Path], targets: Sequence[Path], folder: Path) -> None:
-    """Rename files, the first of them last; if one can't be, the others are as they were before."""
-    moved: list[tuple[Path, Path]] = []
-    try:
-        for source, target in zip(sources[1:], targets[1:], strict=True):
-            kept = folder / f"before-{target.name}"
-            if target.exists():
-                os.replace(target, kept)
-            moved.append((kept, target))
-            os.replace(source, target)
-        os.replace(sources[0], targets[0])
-    except OSError:
-        for kept, target in moved:
-            if kept.exists():
-                os.replace(kept, target)
-            else:
-                target.unlink(missing_ok=True)
-        raise
-
-
-# What an exported file says about itself: all that another program needs to use it, and EffLoop to score it.
+# Metadata of an exported file: all that another program needs to use it, and EffLoop to score it.
 
 
 def describe(
@@ -438,8 +419,8 @@ def simplify(model: nn.Module, example: Tensor, *, dynamic: bool) -> Simplified:
             assert isinstance(graph, fx.GraphModule)
             count = fold_batch_norm(graph)
             same = _close(graph(example), expected)
-        except Exception as error:  # tracing fails in many ways, of which the export itself will tell
-            return Simplified(merged, saved, note=f"BatchNorm isn't fused: {str(error).partition(chr(10))[0]}")
+        except Exception as error:  # tracing fails in many ways, which the export itself reports
+            return Simplified(merged, saved, note=f"BatchNorm isn't fused: {reason(error)}")
     if not same:
         return Simplified(merged, saved, note="fusing BatchNorm changes its outputs, and was left out")
     return Simplified(graph if count else merged, saved, count)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from effloop.batch import Batch
 from effloop.data.loader import Loader
@@ -23,7 +23,7 @@ FEW_AGREE = 0.95
 """Share below which int8 is kept with a warning: its score can be as good by chance."""
 
 MOST_LOST = 0.01
-"""How much of the task's first score int8 may cost: a percentage point, 0.01 of R², or 1 % of a score in units."""
+"""Loss of the task's first score that int8 may cause: a percentage point, 0.01 of R², or 1 % of a score in units."""
 
 
 _AT_ONCE = 1 << 22
@@ -101,7 +101,11 @@ def compare(expected: nn.Module, exported: nn.Module, loader: Loader, task: Task
     with torch.inference_mode():
         for batch in batches:
             pair = [model(batch.images).float() for model in (expected, exported)]
-            _check_shapes(*pair)
+            if pair[0].shape != pair[1].shape:
+                raise ParityError(
+                    f"the exported model gives {tuple(pair[1].shape)} outputs where the trained one gives "
+                    f"{tuple(pair[0].shape)}; no file was written; try another format"
+                )
             for outputs, scorer in zip(pair, scorers, strict=True):
                 scorer.add(outputs, batch)
             ours, others = (outputs[batch.valid] for outputs in pair)
@@ -126,11 +130,3 @@ def _spread(loader: Loader, count: int) -> Iterator[Batch]:
     ids = np.linspace(0, size - 1, min(count, size)).round().astype(np.int64).tolist()
     for start in range(0, len(ids), loader.global_batch):
         yield loader.samples(ids[start : start + loader.global_batch])
-
-
-def _check_shapes(expected: Tensor, exported: Tensor) -> None:
-    if exported.shape != expected.shape:
-        raise ParityError(
-            f"the exported model gives {tuple(exported.shape)} outputs where the trained one gives "
-            f"{tuple(expected.shape)}; no file was written; try another format"
-        )

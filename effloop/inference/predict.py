@@ -1,4 +1,4 @@
-"""A model applied to images that may be anything: what can't be read is noted, and the rest goes on."""
+"""Prediction: of a data source, tolerating bad images; of masks at their images' sizes; from Python."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class TolerantPlan(Plan):
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model says of the samples of a source, batch by batch.
+    """Predictions for the samples of a source, batch by batch.
 
     Attributes:
         trained: the model.
@@ -99,7 +99,7 @@ class Predictions:
     def of(
         cls, trained: Trained, source: Source, views: Views = ONE_VIEW, plan: type[TolerantPlan] = TolerantPlan
     ) -> Predictions:
-        """Of all samples of a source; `plan` is the class of the loader's.
+        """Predictions for all samples of a source; `plan` is the class of the loader's.
 
         Raises:
             ConfigError: the task or the images don't allow the views.
@@ -180,7 +180,7 @@ def showing_all(config: Config) -> Config:
 
 @dataclass(frozen=True)
 class Frame:
-    """Where an image lies in the model's input, in pixels.
+    """Position of an image in the model's input, in pixels.
 
     Attributes:
         top, left: of its first pixel.
@@ -194,7 +194,7 @@ class Frame:
 
     @classmethod
     def of(cls, how: Evaluation, image: ImageSize, size: ImageSize) -> Frame:
-        """That of an image of some size in an input of another one, `letterbox` or `squash`."""
+        """The frame of an image in an input of another size, by `letterbox` or `squash`."""
         if how is Evaluation.squash:
             return cls(0, 0, *size)
         scale = min(size.height / image.height, size.width / image.width)
@@ -269,7 +269,7 @@ class PredictedMasks:
 
     @classmethod
     def of(cls, trained: Trained, source: Source, views: Views = ONE_VIEW) -> PredictedMasks:
-        """Of all samples of a source.
+        """Masks for all samples of a source.
 
         Raises:
             ConfigError: the augmentation can't be undone, or the task doesn't allow the views.
@@ -369,7 +369,7 @@ class Predictor(nn.Module):
     def predict(
         self, images: Iterable[ImageLike] | ImageLike, top: int = 1, *, every: bool = False
     ) -> list[dict[str, Any]]:
-        """What the model says of each image.
+        """Predict each image.
 
         Args:
             images: paths, encoded images, Pillow's images or (H, W, C) uint8 arrays, in any mixture; or one of these.
@@ -415,25 +415,19 @@ class Predictor(nn.Module):
                 left -= len(batch)
 
     def _given(self, images: Iterable[ImageLike] | ImageLike) -> tuple[ImagesInMemory, Config]:
-        """What images are loaded from, and by which config."""
+        """The images as a source, and the config to load them by."""
         given: Any = images
         single = isinstance(given, _SINGLE) or (isinstance(given, np.ndarray) and given.ndim == 3)
         each: list[Any] = [given] if single else list(given)
         if not each:
             raise ConfigError("images: there are none; give a list of paths, encoded images, or arrays")
-        config, names = self._trained.config, _names(each)
+        config = self._trained.config
+        names = [os.fspath(it) if isinstance(it, str | os.PathLike) else f"image {n}" for n, it in enumerate(each)]
         source = ImagesInMemory([_encoded(image, name, config) for image, name in zip(each, names, strict=True)], names)
         config = replace(config, device=str(self.device))
         if len(each) == 1:
             config.num_workers = 0  # threads take longer to start than an image to load
         return source, config
-
-
-def _names(images: Sequence[ImageLike]) -> list[str]:
-    return [
-        os.fspath(image) if isinstance(image, str | os.PathLike) else f"image {number}"
-        for number, image in enumerate(images)
-    ]
 
 
 def _encoded(image: ImageLike, name: str, config: Config) -> Encoded:

@@ -150,7 +150,7 @@ class Trained:
         Args:
             path: one of them.
             overrides: change the run's config, e.g. `data.root` or `device`.
-            whole_process: also set what the config says of the process: `threads`, `deterministic`, `cudnn_benchmark`.
+            whole_process: apply also `threads`, `deterministic`, `cudnn_benchmark`.
             command: that was typed, to be named with another checkpoint where this one is damaged.
 
         Raises:
@@ -273,7 +273,7 @@ class Trained:
         data = self.config.data
         if root is None:
             if split == "val" and data.divides:
-                with suppress(EffLoopError):  # opening the split says what is wrong
+                with suppress(EffLoopError):  # opening the split reports what is wrong
                     check_divided_alike(self.config, self.facts, open_split(data, split, self.classes))
             return self._or_whole(partial(open_part, data), split)
         data = AutoConfig("auto", str(root), data.train_split, data.val_split or "val", allow_missing_classes=True)
@@ -315,7 +315,7 @@ class Trained:
     def evaluate_views(
         self, loader: Loader, views: Views, collector: Collector | None = None
     ) -> list[dict[str, float]]:
-        """As `evaluate`: of each image as it is and, second, of several views together.
+        """Like `evaluate`: scores of each image as it is and, second, of several views together.
 
         Args:
             loader: from `loader`, with the same views.
@@ -328,18 +328,18 @@ class Trained:
             return evaluate_views(self.model, loader.epoch(0), self.task, self.precision, views, collector)
 
     def compare(self, loader: Loader, samples: Sequence[int]) -> Preview:
-        """Samples of a loader, with their masks and those that the model predicts; see `train.pictures.compare`."""
+        """Samples of a loader, with their masks and those that the model predicts; see `train.evaluation.compare`."""
         return compare(self.model, loader, self.precision, samples)
 
 
 def prepare_process(config: Config) -> None:
-    """Set what a config says of the whole process: threads, determinism."""
+    """Apply a config's settings of the whole process: threads, determinism."""
     set_threads(config.threads)
     set_reproducible(deterministic=config.deterministic, cudnn_benchmark=not config.deterministic)
 
 
 def _place(config: Config, *, whole_process: bool) -> tuple[torch.device, Precision]:
-    """Where and in which precision a config says to compute."""
+    """Device and precision of a config."""
     if whole_process:
         prepare_process(config)
     device = find_device(config.device)
@@ -369,6 +369,6 @@ def _check_same_input(config: Config, found: Mapping[str, Any]) -> None:
 
 
 def _num_outputs(state: Mapping[str, Any], config: Config, task: Task) -> int:
-    """How many outputs a checkpoint's model has; of one that doesn't say so and has no classes, the data tells."""
+    """Number of outputs of a checkpoint's model; from the data where the checkpoint has neither it nor classes."""
     known = state.get("num_outputs") or len(state["classes"])
     return known or task.num_outputs(open_part(config.data, "val"))

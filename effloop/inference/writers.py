@@ -140,7 +140,7 @@ def _rows(columns: Columns, digits: int | None) -> Iterator[tuple[Any, ...]]:
 def _values(column: NDArray[np.float32] | Sequence[str], digits: int | None) -> Sequence[Any]:
     if not isinstance(column, np.ndarray):
         return column
-    if digits is None:  # the fewest that tell a float32 from all others
+    if digits is None:  # the fewest that identify a float32
         return [None if np.isnan(value) else float(str(value)) for value in column.astype(np.float32)]
     return [None if math.isnan(value) else float(f"{value:.{digits}g}") for value in column.tolist()]
 

@@ -1,4 +1,4 @@
-"""A model's last layer, and training it alone on what the layers below give."""
+"""A model's last layer, and training it alone on the features below it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def find_head(model: nn.Module, size: ImageSize, channels: int = 3) -> str:
 
 
 class Features:
-    """What a model gives its head: (N, C, H, W) images -> (N, D).
+    """The features below the head: (N, C, H, W) images -> (N, D).
 
     Args:
         model: in evaluation mode.

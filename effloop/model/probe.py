@@ -123,7 +123,7 @@ def norms_of_one_value(model: nn.Module, size: ImageSize, channels: int = 3) -> 
 
 
 class _Calls:
-    """What forward hooks record for one image."""
+    """Records of forward hooks for one image."""
 
     def __init__(self) -> None:
         self.biases_before_norm: list[str] = []

@@ -11,7 +11,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from effloop.errors import ConfigError, optional_package
+from effloop.errors import ConfigError, optional_package, reason
 from effloop.model.base import Zoo, models
 from effloop.model.zoo import BackboneConfig
 from effloop.registry import choices
@@ -68,14 +68,13 @@ class EncoderZoo(Zoo):
         try:
             yield
         except Exception as error:  # of several packages for downloading
-            reason = str(error).partition("\n")[0] or type(error).__name__
             raise ConfigError(
-                f"model.backbone_weights: {name} of {self.arch} could not be downloaded from huggingface.co: {reason}; "
-                "download it where there is a network, or set model.backbone_weights=FILE"
+                f"model.backbone_weights: {name} of {self.arch} could not be downloaded from huggingface.co: "
+                f"{reason(error)}; download it where there is a network, or set model.backbone_weights=FILE"
             ) from None
 
     def _weights(self, name: str) -> Any:
-        """What the package calls these; of timm's encoders, their names have the tag."""
+        """The package's name of these weights; True for timm's encoders, whose names have the tag."""
         if self.arch.startswith(_OF_TIMM):
             return True
         known = self.names()
@@ -105,9 +104,9 @@ def smp_model(config: SmpConfig, *, num_classes: int, channels: int) -> nn.Modul
             encoder_name=config.encoder, encoder_weights=None, in_channels=channels, classes=num_classes, **options
         )
     except Exception as error:  # of each encoder's own
-        reason = str(error).partition("\n")[0] or type(error).__name__
         raise ConfigError(
-            f"model.encoder: {config.arch} can't be built on {config.encoder}: {reason}; set another encoder or arch"
+            f"model.encoder: {config.arch} can't be built on {config.encoder}: {reason(error)}; "
+            "set another encoder or arch"
         ) from error
     kind: Any = type(model)
     model.__class__ = _of_any_size(kind)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from effloop.errors import ConfigError, optional_package
+from effloop.errors import ConfigError, optional_package, reason
 from effloop.model.base import Zoo
 from effloop.registry import choices
 from effloop.system.archive import Archive, ForeignFileError, opened
@@ -111,28 +111,19 @@ def _found(weights: str, zoo: Zoo | None, image_size: Any, normalisation: Normal
         known = f"; or a name that {zoo.package} has for {zoo.arch}: {choices(weights, names)}" if zoo and names else ""
         raise ConfigError(f"{_KEY}: '{weights}' is not there; name a run folder or a file{known}")
     if len(normalisation[0]) == 1:
-        expected = _averaged(expected)
-    return FoundWeights(found, where, "" if expected == normalisation else f"; they expect {_as_typed(expected)}")
+        expected = tuple((round(sum(values) / len(values), 6),) for values in expected)  # of grey, as `data.mean` is
+    mean, std = (f"[{','.join(map(str, values))}]" for values in expected)
+    expects = "" if expected == normalisation else f"; they expect data.mean={mean} data.std={std}"
+    return FoundWeights(found, where, expects)
 
 
 def _normalisation(content: Any) -> Normalisation | None:
-    """The mean and std that a checkpoint of EffLoop's was trained with; None if the file doesn't say."""
+    """The mean and std that a checkpoint of EffLoop's was trained with; None if the file has none."""
     config = content.get("config") if isinstance(content, Mapping) else None
     data = config.get("data") if isinstance(config, Mapping) else None
     if not isinstance(data, Mapping) or not data.get("mean") or not data.get("std"):
         return None
     return tuple(data["mean"]), tuple(data["std"])
-
-
-def _averaged(normalisation: Normalisation) -> Normalisation:
-    """Of grey, as `data.mean` has it."""
-    mean, std = ((round(sum(values) / len(values), 6),) for values in normalisation)
-    return mean, std
-
-
-def _as_typed(normalisation: Normalisation) -> str:
-    mean, std = (f"[{','.join(map(str, values))}]" for values in normalisation)
-    return f"data.mean={mean} data.std={std}"
 
 
 def weights_file(weights: str) -> Path | None:
@@ -144,7 +135,13 @@ def weights_file(weights: str) -> Path | None:
     path = Path(weights).expanduser()
     if not path.exists():
         return None
-    return _checkpoint_of(path) if path.is_dir() else path
+    if not path.is_dir():
+        return path
+    for name in ("best", "last"):
+        checkpoint = path / "checkpoints" / f"{name}.ckpt"
+        if checkpoint.is_file():
+            return checkpoint
+    raise ConfigError(f"model.weights: '{path}' has no checkpoints/best.ckpt or last.ckpt; name a run folder or a file")
 
 
 def _load(model: nn.Module, found: dict[str, Tensor], where: str) -> list[str]:
@@ -162,16 +159,17 @@ def _load(model: nn.Module, found: dict[str, Tensor], where: str) -> list[str]:
     try:
         result = model.load_state_dict(found, strict=False)
     except (RuntimeError, ValueError) as error:  # from a module with its own loading code, such as MNASNet
-        raise ConfigError(f"model.weights: {where} can't be taken: {_reason(error)}; use another file") from None
+        raise ConfigError(f"model.weights: {where} can't be taken: {reason(error)}; use another file") from None
     wrong += [f"{name} is missing there" for name in result.missing_keys if name not in (*head, *sizes)]
     wrong += [f"{name} is unknown here" for name in result.unexpected_keys]
+    _refuse(wrong, _KEY, where, "choose the model that it was saved from")
+    return head
+
+
+def _refuse(wrong: Sequence[str], key: str, where: str, fix: str) -> None:
     if wrong:
         first = "; ".join(wrong[:5]) + ("; …" if len(wrong) > 5 else "")
-        raise ConfigError(
-            f"model.weights: tensors of {where} that don't match: {len(wrong)} ({first}); "
-            "choose the model that it was saved from"
-        )
-    return head
+        raise ConfigError(f"{key}: tensors of {where} that don't match: {len(wrong)} ({first}); {fix}")
 
 
 def sum_over_rgb(own: Mapping[str, Tensor], found: dict[str, Tensor]) -> list[str]:
@@ -220,14 +218,6 @@ def _renamed(found: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]
     return tensors
 
 
-def _checkpoint_of(run: Path) -> Path:
-    for name in ("best", "last"):
-        path = run / "checkpoints" / f"{name}.ckpt"
-        if path.is_file():
-            return path
-    raise ConfigError(f"model.weights: '{run}' has no checkpoints/best.ckpt or last.ckpt; name a run folder or a file")
-
-
 def _read(path: Path) -> Any:
     """A file's content, mapped on the CPU: a checkpoint's optimizer, twice the weights, is then never read.
 
@@ -243,8 +233,7 @@ def _read(path: Path) -> Any:
             archive.check() if archive.sealed else archive.check_plain()
         return torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"model.weights: {path} is refused: it holds more than tensors ({reason})") from None
+        raise ConfigError(f"model.weights: {path} is refused: it holds more than tensors ({reason(error)})") from None
     except ConfigError:
         raise
     except ForeignFileError:
@@ -253,7 +242,7 @@ def _read(path: Path) -> Any:
             "name such a file, of a state dict, or a run folder"
         ) from None
     except Exception as error:
-        raise ConfigError(f"model.weights: {path} can't be read: {_reason(error)}; use another file") from None
+        raise ConfigError(f"model.weights: {path} can't be read: {reason(error)}; use another file") from None
 
 
 def _tensors(content: Any, path: Path) -> Mapping[str, Tensor]:
@@ -276,10 +265,6 @@ def _tensors(content: Any, path: Path) -> Mapping[str, Tensor]:
     )
 
 
-def _reason(error: BaseException) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__
-
-
 _BEFORE = re.compile(r"^(?:module\.|_orig_mod\.|backbone\.|encoder\.|model\.|features\.)+")
 """Prefixes of what is the backbone in some networks; torchvision's MobileNets have `features`, encoders that are
 timm's `model`."""
@@ -287,7 +272,7 @@ timm's `model`."""
 _BACKBONE_KEY = "model.backbone_weights"
 
 _COUNTER = "num_batches_tracked"
-"""Of BatchNorm, which loads files without it, too: those of torch 0.4."""
+"""A buffer of BatchNorm that files of torch 0.4 lack."""
 
 
 def load_backbone(
@@ -325,11 +310,6 @@ def load_backbone(
         for name, tensor in tensors.items()
         if tensor.shape != own[name].shape
     ]
-    if wrong:
-        first = "; ".join(wrong[:5]) + "; …" * (len(wrong) > 5)
-        raise ConfigError(
-            f"{_BACKBONE_KEY}: tensors of {found.where} that don't match: {len(wrong)} ({first}); name weights of the "
-            "network that the model is built on"
-        )
+    _refuse(wrong, _BACKBONE_KEY, found.where, "name weights of the network that the model is built on")
     backbone.load_state_dict(tensors)
     return f"weights: {len(tensors)} tensors of the backbone from {found.where}{summed}{found.expects}"

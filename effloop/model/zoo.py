@@ -15,7 +15,7 @@ from omegaconf import MISSING
 from torch import Tensor, nn
 
 from effloop.batch import ImageSize
-from effloop.errors import ConfigError, optional_package
+from effloop.errors import ConfigError, optional_package, reason
 from effloop.model.base import ModelConfig, Zoo, models
 from effloop.registry import PartConfig, choices
 
@@ -23,7 +23,7 @@ _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
 """Auxiliary outputs of torchvision's GoogLeNet and Inception v3, which EffLoop builds without."""
 
 _BACKBONES = ("resnet50", "resnet101", "mobilenet_v3_large")
-"""What torchvision's models of pixels are built on, and named for."""
+"""Backbones of torchvision's models of pixels, which end with their names."""
 
 
 @dataclass
@@ -117,7 +117,7 @@ class TorchvisionZoo(Zoo):
         except (URLError, OSError, RuntimeError, EOFError, LookupError, ValueError, pickle.UnpicklingError) as error:
             place = os.path.join(torch.hub.get_dir(), "checkpoints")
             raise ConfigError(
-                f"model.weights: {name} of {self.arch} could not be downloaded from {weights.url}: {_reason(error)}; "
+                f"model.weights: {name} of {self.arch} could not be downloaded from {weights.url}: {reason(error)}; "
                 f"put that file into {place}, or set model.weights=FILE"
             ) from None
         return {key: value for key, value in found.items() if not key.startswith(_AUXILIARY)}
@@ -153,7 +153,7 @@ class TimmZoo(Zoo):
         except Exception as error:  # of several packages for downloading
             raise ConfigError(
                 f"model.weights: {arch} could not be downloaded from huggingface.co/{_timm_entry(arch).hf_hub_id}: "
-                f"{_reason(error)}; "
+                f"{reason(error)}; "
                 "download it where there is a network, or set model.weights=FILE"
             ) from None
         return model.state_dict()
@@ -179,14 +179,10 @@ def _timm_options(arch: str, image_size: Any) -> dict[str, Any]:
 
 
 def _timm_entry(arch: str) -> Any:
-    """What timm knows of a model's weights; None if there are none."""
+    """The entry of timm for a model's weights; None if there are none."""
     import timm
 
     return timm.get_pretrained_cfg(arch)
-
-
-def _reason(error: BaseException) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def torchvision_archs() -> list[str]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from effloop.errors import ConfigError
+from effloop.errors import ConfigError, reason
 from effloop.registry import PartConfig, Registry
 
 Parameters: TypeAlias = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
@@ -105,7 +105,7 @@ def _check_fused(make: Callable[..., torch.optim.Optimizer], device: torch.devic
     except RuntimeError as error:
         raise ConfigError(
             f"optim.fused: torch {torch.__version__} has no fused kernel for {dtype} on '{device}' "
-            f"({str(error).splitlines()[0]}); set optim.fused=null"
+            f"({reason(error)}); set optim.fused=null"
         ) from None
 
 

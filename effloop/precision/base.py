@@ -84,7 +84,7 @@ class Precision:
     def _scaled_step(self, optimizer: torch.optim.Optimizer) -> bool:
         """GradScaler's step; returns whether it updated the parameters.
 
-        GradScaler doesn't tell. If gradients overflowed it doesn't call the optimizer, or passes `found_inf` to a fused
+        GradScaler has no flag. If gradients overflowed it doesn't call the optimizer, or passes `found_inf` to a fused
         one, which then skips the update. Comparing the scale before and after, as is often done, would sync twice more,
         the second time for the whole update.
         """

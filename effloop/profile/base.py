@@ -43,15 +43,15 @@ class ProfileConfig(PartConfig):
         Args:
             updates: that are left of the run.
             device: of the model.
-            in_place: whether the run goes on in a folder that it has begun.
+            in_place: whether the run resumes in its own folder.
 
         Raises:
-            ConfigError: too few updates, a profiler for another device, or a run that would have to go on afterwards.
+            ConfigError: too few updates, a profiler for another device, or a run that is resumed in place.
         """
         del device
         if in_place:
             raise ConfigError(
-                f"profile: {self.name} ends the run, and this one is to be finished; begin one of its own: "
+                f"profile: {self.name} ends the run, and this one is to be finished; start a separate one: "
                 f"{PROGRAM} resume=RUN profile={self.name}"
             )
         needed = self.wait + self.steps + self.more

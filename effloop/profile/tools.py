@@ -56,7 +56,7 @@ class TorchProfiler(StepProfiler):
             self._looking.close()
 
     def start(self) -> None:
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it says on stderr that there is no GPU
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it prints on stderr that there is no GPU
         kinds = [torch.profiler.ProfilerActivity.CPU]
         if self.device.type == "cuda":
             kinds.append(torch.profiler.ProfilerActivity.CUDA)

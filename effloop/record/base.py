@@ -91,8 +91,8 @@ class Recorder:
     """Records nothing; the base class of recorders that do.
 
     Attributes:
-        review: is given a run's `Efficiency` at its end, and says its stages, verdict and override; None: nobody looks.
-        download: says for the summary what it took to have remote data here; empty for other data.
+        review: maps a run's `Efficiency`, at its end, to stages, verdict and override; None skips that.
+        download: gives the summary's entry about fetching remote data; empty for other data.
     """
 
     review: Callable[[Any], Mapping[str, Any]] | None = None
@@ -141,11 +141,11 @@ class Recorder:
         """The run has finished."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a run that is resumed within an epoch needs, as plain values; {} between epochs."""
+        """The state to resume from within an epoch, as plain values; {} between epochs."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state_dict`, before the recorder is entered."""
+        """Continue from a `state_dict`, before the recorder is entered."""
 
 
 recorders: Registry[Recorder] = Registry("record", {"run": "effloop.record.run"})

@@ -1,4 +1,4 @@
-"""Where a run's time and memory went: `efficiency.json`, and three lines at the end."""
+"""Time and memory of a run by part: `efficiency.json`, and three lines at the end."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Override:
 
 @dataclass(frozen=True)
 class Efficiency:
-    """Of a run, those of rank 0.
+    """Speed, time and memory of a run, measured on rank 0.
 
     Attributes:
         images_per_s: of all ranks, in training, the wait for data included.
@@ -98,7 +98,7 @@ class Efficiency:
     def of(
         cls, training: Span, intervals: Sequence[Span], seconds: Mapping[str, float], startup: Mapping[str, float]
     ) -> Efficiency:
-        """Of a run that has ended.
+        """The efficiency of a run that has ended.
 
         Args:
             training: all of it.

@@ -1,4 +1,4 @@
-"""A grid of samples as one picture."""
+"""Pictures of samples: grids, galleries, masks with their colours and legends."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ IGNORED = 255
 """The value of pixels that aren't counted."""
 
 MAX_COLOURED = 256
-"""Classes that a mask of uint8, and its palette, can tell apart."""
+"""Classes that a mask of uint8, and its palette, can distinguish."""
 
 _SHARE = 128
-"""Of 256, how much of an overlay's pixel is the class's colour."""
+"""Weight of the class's colour in an overlay, of 256."""
 
 
 def _voc() -> NDArray[np.uint8]:

@@ -20,12 +20,11 @@ from effloop.system.untrusted import MOST_ROWS, read_text
 
 @dataclass(frozen=True)
 class Resumed:
-    """Where a run goes on, which decides what its files keep.
+    """The position that a run resumes at, which decides which rows its files keep.
 
     Attributes:
         step: updates done; 0 is a run of its own.
-        within: whether the epoch of that update goes on: what comes after its last update, such as its evaluation, is
-            still to be done.
+        within: whether the epoch of that update is unfinished: its evaluation, for one, is still to be done.
         saved: whether the checkpoint has a row of its own in perf.jsonl.
     """
 
@@ -111,7 +110,7 @@ class PerfFile(_JsonLines):
         return resumed.saved if span == "checkpoint" else span == "train" or not resumed.within
 
     def _missing(self, kept: Sequence[str], resumed: Resumed) -> list[str]:
-        """That of the checkpoint: it is written once that is saved."""
+        """The row of the checkpoint, which is written once that is saved."""
         rows = [json.loads(line) for line in kept[-3:]]
         if not rows or not resumed.saved or any(r["span"] == "checkpoint" and r["step"] == resumed.step for r in rows):
             return []

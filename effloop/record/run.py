@@ -29,7 +29,7 @@ from effloop.task import Meter, Task, score_names
 
 @dataclass
 class EpochSoFar:
-    """What is known of the epoch that is trained, of the last line of its log.
+    """The state of the epoch that is trained, as of its last line in the log.
 
     Attributes:
         sums: the task's, of all ranks; None before the first line.
@@ -37,7 +37,7 @@ class EpochSoFar:
         span: times.
         position, lr: of the update.
         begun: whether there is one; False from its end until the next one begins.
-        resumed: whether it goes on from a checkpoint.
+        resumed: whether it continues from a checkpoint.
     """
 
     sums: list[float] | None = None
@@ -56,14 +56,14 @@ class EpochSoFar:
         return StepReport(self.position, self.lr, task.meters, now, mean, span, self.span)
 
     def state_dict(self, clock: Span) -> dict[str, Any]:
-        """As plain values; `clock` is what was measured until now, maybe after the last line."""
+        """As plain values; `clock` is the time until now, which may be after the last line."""
         spans = {"span": list(astuple(self.span)), "clock": list(astuple(clock))}
         position = asdict(self.position) if self.position else None
         return {"sums": self.sums, "before": self.before, "position": position, "lr": self.lr, **spans}
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> EpochSoFar:
-        """What `state_dict` gave."""
+        """The inverse of `state_dict`."""
         position = Position(**state["position"]) if state["position"] else None
         span = Span(*state["span"])
         return cls(state["sums"], state["before"], span, position, state["lr"], begun=True, resumed=True)
@@ -248,13 +248,13 @@ class RunRecorder(Recorder):
         self._training = Span()
         self._epoch = EpochSoFar()
         self._before = Span()
-        """Of the epoch that is trained, what was measured before the run was stopped."""
+        """Times of the current epoch from before the run was stopped."""
         self._startup = startup
         self._intervals: list[Span] = []
         self._other_s: dict[str, float] = defaultdict(float)
         self._evaluated = False
         self._pictured = -1
-        """Of `_PICTURES` parts of the run the one that the last picture of predictions is of."""
+        """Number of the part, of `_PICTURES`, that already has a picture of predictions."""
         self._sinks = Sinks()
         if self._writes:
             self._sinks.open(f"{run_dir / 'log.txt'}", lambda: LogFile(run_dir / "log.txt"))

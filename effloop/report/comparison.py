@@ -63,7 +63,7 @@ class Comparison:
 
     @property
     def over(self) -> str:
-        """What the runs of a series differ in: `seeds`, `folds`, `folds and seeds`."""
+        """The difference between runs of a series: `seeds`, `folds`, `folds and seeds`."""
         return " and ".join(words for key, words in REPEATED.items() if key in self.swept)
 
     @property
@@ -74,7 +74,7 @@ class Comparison:
         return self.repeated[0] if known and comparable else None
 
     def setting(self, runs: Sequence[int]) -> str:
-        """What the runs of a series have in common: `lr=0.1 weight_decay=0.05`."""
+        """The setting that the runs of a series share: `lr=0.1 weight_decay=0.05`."""
         keys = short_names(self.swept)
         pairs = {keys[key]: values[runs[0]] for key, values in self.swept.items() if key not in REPEATED}
         return " ".join(f"{key}={to_short_text(value)}" for key, value in pairs.items()) or "all"
@@ -90,7 +90,7 @@ class Comparison:
         return fmean(values) if values else math.nan, stdev(values) if len(values) > 1 else math.nan
 
     def counted(self, runs: Sequence[int]) -> str:
-        """How many runs a mean is of: `3`, or `2/3` where one has no value."""
+        """Number of runs in a mean: `3`, or `2/3` where one has no value."""
         known = sum(math.isfinite(self.values[index]) for index in runs)
         return str(known) if known == len(runs) else f"{known}/{len(runs)}"
 

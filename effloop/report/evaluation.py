@@ -36,8 +36,8 @@ EVALUATIONS = "eval"
 """Folder of a run with a folder for each split that was evaluated."""
 
 SCORES, WORST = "scores.json", "worst.png"
-TOLD = ("split", "tta", "model", "epoch", "data", "samples", "scores")
-"""What `Evaluation.told` has."""
+FACTS = ("split", "tta", "model", "epoch", "data", "samples", "scores")
+"""Keys of `Evaluation.facts`."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class Evaluation:
     """A model scored on a split, in detail.
 
     Attributes:
-        told: what was evaluated on what, and the scores: the keys of `TOLD`, and `skipped`, samples that were left out.
+        facts: the model, the data and the scores: the keys of `FACTS`, and `skipped`, samples that were left out.
         names: of the K outputs.
         details: where the scores come from.
     """
 
-    told: Mapping[str, Any]
+    facts: Mapping[str, Any]
     names: Sequence[str]
     details: Details
 
@@ -83,14 +83,10 @@ def write_evaluation(
             with replacing(folder / f"{name}.png") as file:
                 charts.save_png(figure, file)
     with replacing(folder / WORST) as file:
-        file.write(grid.png(_drawn(pictures, [_caption(row) for row in worst])))
+        draw = grid.rows_gallery if isinstance(pictures, Preview) else grid.gallery
+        file.write(grid.png(draw(pictures, [_caption(row) for row in worst])))  # type: ignore[operator]
     write_text(folder / SCORES, _to_json(found))  # the last: what it is read by is there
     return [SCORES, *(f"{name}.csv" for name in tables), *(f"{name}.png" for name in figures), WORST]
-
-
-def _drawn(pictures: NDArray[np.uint8] | Preview, captions: Sequence[str]) -> NDArray[np.uint8]:
-    """(H, W, 3) uint8 RGB, all in one picture."""
-    return grid.rows_gallery(pictures, captions) if isinstance(pictures, Preview) else grid.gallery(pictures, captions)
 
 
 def plots(found: Evaluation) -> dict[str, Any]:
@@ -177,7 +173,7 @@ def _to_json(found: Evaluation) -> str:
     points = None if details.points is None else np.vectorize(_six_digits)(details.points)
     arrays = {"confusion": details.confusion, "calibration": details.calibration, "points": points}
     tree = {
-        **found.told,
+        **found.facts,
         "calibration_error": details.calibration_error,
         "percent": details.percent,
         "unit": details.unit,
@@ -196,7 +192,7 @@ def find_evaluations(run: Path) -> list[Path]:
 
 
 def read_evaluation(folder: Path) -> Evaluation | None:
-    """What `write_evaluation` has written there; None if it is damaged."""
+    """The evaluation in a folder; None if it is damaged."""
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return _parse(read_json(folder / SCORES))
     return None
@@ -223,16 +219,16 @@ def _parse(tree: Mapping[str, Any]) -> Evaluation:
         points = np.array(tree["points"], np.float64).reshape(len(tree["points"]), -1, 2)
         if points.shape[1] > len(names):
             raise ValueError("an output without a name")
-    told = {key: tree[key] for key in TOLD}
-    told |= {
+    facts = {key: tree[key] for key in FACTS}
+    facts |= {
         "samples": int(tree["samples"]),
         "scores": dict(tree["scores"]),
         "tta": [str(name) for name in tree["tta"]],
     }
     if "skipped" in tree:  # older ones haven't it
-        told["skipped"] = int(tree["skipped"])
+        facts["skipped"] = int(tree["skipped"])
     unit = str(tree.get("unit", "samples"))  # older ones haven't it
-    return Evaluation(told, names, Details(rows, worst, bool(tree["percent"]), confusion, calibration, points, unit))
+    return Evaluation(facts, names, Details(rows, worst, bool(tree["percent"]), confusion, calibration, points, unit))
 
 
 MAX_CLASSES = 1_000

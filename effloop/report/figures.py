@@ -47,7 +47,7 @@ def in_cell(text: str) -> str:
 
 
 def path_in_cell(path: str) -> str:
-    """As `in_cell`, of a path, by which programs open a file: `./=1.jpg`."""
+    """Like `in_cell` for a path, by which programs open a file: `./=1.jpg`."""
     return f"./{path}" if _FORMULA.match(path) else path
 
 

@@ -37,7 +37,6 @@ from effloop.report.values import are_numbers, as_number, shorten, to_text
 from effloop.runs.compare import PER_RUN_KEYS, PLACE
 from effloop.runs.environment import effloop_version
 from effloop.runs.reader import RunRecord, flatten
-from effloop.task.details import Row
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -71,9 +70,9 @@ def stylesheet() -> str:
 
 def downloaded(run: RunRecord) -> dict[str, float]:
     """Bytes of the data, those fetched, the share that was there, 10^6 bytes fetched in a second; empty without."""
-    told = run.summary.get("download")
+    fetched = run.summary.get("download")
     names = ("bytes", "fetched_bytes", "hit_rate", "mb_per_s")
-    return {name: as_number(told.get(name)) for name in names} if isinstance(told, Mapping) else {}
+    return {name: as_number(fetched.get(name)) for name in names} if isinstance(fetched, Mapping) else {}
 
 
 def download_line(run: RunRecord) -> str:
@@ -151,27 +150,26 @@ def _shown(comparison: Comparison, index: int, folder: Path, found: Evaluation) 
         plots=[charts.to_svg(figure, name) for name, figure in plots(found).items()],
         columns=[name.replace("_", " ") for name in rows[0]],
         numeric=[not any(isinstance(row[name], str) for row in rows) for name in rows[0]],
-        rows=[_cells(row, percent=found.details.percent) for row in rows[:_MAX_ROWS]],
+        rows=[
+            [(value, cell_text(value, percent=found.details.percent)) for value in row.values()]
+            for row in rows[:_MAX_ROWS]
+        ],
         num_more=max(0, len(rows) - _MAX_ROWS),
         folder=str(folder),
         worst=_jpeg(folder / WORST),
     )
 
 
-def _cells(row: Row, *, percent: bool) -> list[tuple[Any, str]]:
-    return [(value, cell_text(value, percent=percent)) for value in row.values()]
-
-
 def _heading(comparison: Comparison, found: Evaluation) -> str:
     """`val, epoch 19, 341 samples, top1 76.54%, loss 0.8029`."""
-    told, known = found.told, comparison.measures
+    facts, known = found.facts, comparison.measures
     scores = [
         f"{name} {comparison.format(f'val/{name}', as_number(value))}"
-        for name, value in told["scores"].items()
+        for name, value in facts["scores"].items()
         if f"val/{name}" in known
     ]
-    views = [f"tta {','.join(told['tta'])}"] if told["tta"] else []
-    return ", ".join([f"{told['split']}", f"epoch {told['epoch']}", f"{told['samples']:,} samples", *views, *scores])
+    views = [f"tta {','.join(facts['tta'])}"] if facts["tta"] else []
+    return ", ".join([f"{facts['split']}", f"epoch {facts['epoch']}", f"{facts['samples']:,} samples", *views, *scores])
 
 
 def _jpeg(path: Path) -> str:
@@ -189,11 +187,11 @@ def _jpeg(path: Path) -> str:
 _MAX_VALUES = 12  # of a key, in the table of differences
 _MAX_PIPELINES = 8  # of several runs
 _MAX_SKIPPED = 20  # images of a run
-_MAX_LABELS = 16  # runs whose buttons say what was swept; more are shown by name
+_MAX_LABELS = 16  # runs whose buttons are labelled with the swept values; more are shown by name
 
 
 def render_page(comparison: Comparison, title: str) -> str:
-    """The report as HTML, everything that run folders say escaped; to be called in `charts.style`."""
+    """The report as HTML, all contents of run folders escaped; to be called in `charts.style`."""
     jinja = environment()
     jinja.filters |= {"sort_key": _sort_key, "are_numbers": _are_numbers}
     jinja.globals |= {"epochs_done": epochs_done, "metric_value": metric_value}
@@ -239,7 +237,7 @@ def render_page(comparison: Comparison, title: str) -> str:
 
 
 def _skipped(comparison: Comparison) -> list[tuple[int, str, list[tuple[str, str]], int]]:
-    """Of each run that skipped images: its index, how many of each split, some with the reason, and how many more."""
+    """For each run that skipped images: its index, counts by split, some images with the reason, and how many more."""
     found = []
     for index, run in enumerate(comparison.runs):
         rows = read_skipped(run.path)
@@ -251,7 +249,7 @@ def _skipped(comparison: Comparison) -> list[tuple[int, str, list[tuple[str, str
 
 
 def _sort_key(value: Any) -> str:
-    """What the page's script sorts a cell by; empty: not known."""
+    """The key by which the page's script sorts a cell; empty where unknown."""
     return "" if value is None or (isinstance(value, float) and not math.isfinite(value)) else to_text(value)
 
 
@@ -271,7 +269,7 @@ def _pictures(comparison: Comparison) -> dict[str, Any]:
 
 
 def _bars(comparison: Comparison) -> list[tuple[int, str, str, list[tuple[str, str, str, str]]]]:
-    """A bar for each run that says where its time went; the longest run's is as wide as the column.
+    """A bar for each run with the parts of its time; the longest run's is as wide as the column.
 
     Returns:
         Index of the run, total time, what is read aloud, and for each part its name, x, width and tooltip.
@@ -291,7 +289,7 @@ def _bars(comparison: Comparison) -> list[tuple[int, str, str, list[tuple[str, s
 
 
 def _pipelines(comparison: Comparison) -> dict[str, Any]:
-    """What is known of the runs' stages, by index, in the order of the table; and how many are left out."""
+    """The runs' stages, by index, in the order of the table; and how many are left out."""
     found = {index: Pipeline.from_json(comparison.runs[index].efficiency) for index in comparison.order}
     known = [(index, pipeline) for index, pipeline in found.items() if pipeline]
     return {"pipelines": known[:_MAX_PIPELINES], "more_pipelines": max(0, len(known) - _MAX_PIPELINES)}

@@ -28,7 +28,7 @@ _MIN_RATIO, _LOG_RATIO = 3, 30  # largest to smallest value: below, the axis is 
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where runs are drawn.
+    """Positions of runs in the plot.
 
     Attributes:
         label: of the axis.

@@ -31,7 +31,7 @@ def to_text(value: Any) -> str:
 
 
 def to_short_text(value: Any) -> str:
-    """As `to_text`, but with six digits of a float that a search has drawn."""
+    """Like `to_text`, with six digits of a float that a search has drawn."""
     return f"{value:.6g}" if isinstance(value, float) and len(str(value)) > 8 else to_text(value)
 
 

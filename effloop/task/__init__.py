@@ -1,4 +1,4 @@
-"""What is learned, and how it is scored."""
+"""Tasks: targets, losses and scores."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def score_names(meters: Sequence[Meter]) -> list[str]:
 
 @dataclass(frozen=True)
 class TargetSpec:
-    """What a sample's target is.
+    """Shape and dtype of a sample's target.
 
     Attributes:
         shape: of one sample's target: () for a class or a number, (K,) for several flags or numbers, (H, W) for a mask.
@@ -77,7 +77,7 @@ class TargetSpec:
 
 
 class Labelled(Protocol):
-    """What a task asks of a data source.
+    """The part of a data source that a task reads.
 
     Attributes:
         kind: an Enum: its value is classes, flags, numbers or masks.
@@ -111,7 +111,7 @@ _KINDS = {  # kind -> what it is, and the task that learns it
 }
 
 TASK_OF = {kind: task for kind, (_, task) in _KINDS.items()}
-"""What targets are: classes, flags, numbers or masks -> the task that learns them."""
+"""Kind of targets (classes, flags, numbers or masks) -> the task that learns them."""
 
 
 def check_kind(source: Labelled, kind: str) -> None:
@@ -197,7 +197,7 @@ class Task(ABC):
             counts: (K,) samples of each class or flag, counted when it is called.
 
         Raises:
-            ConfigError, DataError: the targets don't allow what the config says.
+            ConfigError, DataError: the config doesn't fit the targets.
         """
         del source, counts
         return self
@@ -211,7 +211,7 @@ class Task(ABC):
         return task
 
     def scored_outputs(self, outputs: Any) -> Tensor:
-        """What the model that is trained gives -> (N, K) outputs as all but `loss` take them: in the targets' units,
+        """Outputs of the model in training -> (N, K) outputs as all but `loss` take them: in the targets' units,
         without those of auxiliary heads.
         """
         found: Tensor = outputs
@@ -222,7 +222,7 @@ class Task(ABC):
         """(N, K) outputs of the model that is trained, (N, ...) targets -> () mean loss of a training batch."""
 
     def distillation_loss(self, outputs: Tensor, taught: Tensor, temperature: float) -> Tensor:
-        """How far a model's outputs are from a teacher's; only of tasks with `distils`.
+        """Distance of a model's outputs from a teacher's; only of tasks with `distils`.
 
         Args:
             outputs: (N, K) of the model that is trained.
@@ -443,7 +443,7 @@ _SPEED = {"images/s": True, "wait": False, "seconds": False}
 
 
 def objectives(meters: Sequence[Meter]) -> dict[str, bool]:
-    """What runs can be compared by -> whether more of it is better. Of validation scores the best epoch's counts."""
+    """{objective: whether higher is better}. Of validation scores the best epoch's counts."""
     return {f"val/{meter.name}": meter.higher_is_better for meter in meters} | _SPEED
 
 

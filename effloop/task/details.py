@@ -1,4 +1,4 @@
-"""What scores hide: which classes and which samples a model fails on, and whether it knows."""
+"""Evaluation in detail: scores by class, the worst samples, confusion and calibration."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from effloop.task.weights import Counts, check_weights, is_weight, positive_weig
 
 
 class MultilabelLoss(Enum):
-    """What is minimised."""
+    """The loss of each label."""
 
     bce = "bce"  # binary cross-entropy
     asl = "asl"  # asymmetric loss
@@ -139,8 +139,8 @@ class Multilabel(Task):
         negatives, summed: (2 + 3 K,) float64, on the device. Of mixed images a label counts by its share.
         """
         losses = self._losses(outputs.float(), targets).mean(dim=1) if loss is None else loss
-        said, flags = outputs > 0, targets.double()
-        columns = [said * flags, said * (1 - flags), ~said * flags]
+        predicted, flags = outputs > 0, targets.double()
+        columns = [predicted * flags, predicted * (1 - flags), ~predicted * flags]
         return sum_samples(losses, columns, valid)
 
     def scores(self, sums: Sequence[float], since: Sequence[float] | None = None) -> dict[str, float]:
@@ -156,7 +156,7 @@ class Multilabel(Task):
         logits, flags = torch.from_numpy(outputs).double(), torch.from_numpy(targets).double()
         loss = float(self._losses(logits, flags).mean())
         has = targets > 0
-        at_half, tuned = (_f1(*_counts(said, has)) for said in (outputs > 0, self._set(logits)))
+        at_half, tuned = (_f1(*_counts(predicted, has)) for predicted in (outputs > 0, self._set(logits)))
         return {
             "loss": loss,
             "map": mean_average_precision(outputs, has),
@@ -237,9 +237,9 @@ def asymmetric_losses(logits: Tensor, flags: Tensor, config: MultilabelConfig) -
     return -(flags * positive + (1 - flags) * negative)
 
 
-def _counts(said: NDArray[np.bool_], has: NDArray[np.bool_]) -> list[NDArray[np.int64]]:
+def _counts(predicted: NDArray[np.bool_], has: NDArray[np.bool_]) -> list[NDArray[np.int64]]:
     """(K,) true positives, false positives, false negatives."""
-    return [part.sum(axis=0) for part in (said & has, said & ~has, ~said & has)]
+    return [part.sum(axis=0) for part in (predicted & has, predicted & ~has, ~predicted & has)]
 
 
 def _f1(hits: NDArray[Any], extra: NDArray[Any], missed: NDArray[Any]) -> dict[str, float]:

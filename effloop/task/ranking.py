@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Ranking:
-    """What is found at each distinct score of M samples, from the highest.
+    """Counts at each distinct score of M samples, from the highest.
 
     Attributes:
         scores: (D,) float64.
@@ -85,7 +85,7 @@ def best_thresholds(scores: NDArray[Any], flags: NDArray[Any]) -> list[float]:
 
 
 def f1_macro(hits: NDArray[Any], extra: NDArray[Any], missed: NDArray[Any]) -> float:
-    """The mean F1 of the classes that some sample has or is said to have; NaN if none.
+    """The mean F1 of the classes that some sample has or is predicted to have; NaN if none.
 
     Args:
         hits: (K,) true positives.

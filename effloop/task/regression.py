@@ -39,7 +39,7 @@ _ROWS = 1 << 20
 
 
 class RegressionLoss(Enum):
-    """What is minimised, of each error."""
+    """The loss of each error."""
 
     mse = "mse"
     l1 = "l1"
@@ -208,7 +208,7 @@ class Regression(Task):
         return torch.stack([each.float() for each in outputs]).mean(dim=0)
 
     def agreement(self, outputs: Tensor, expected: Tensor) -> Tensor:
-        """As of all tasks, in standardised numbers."""
+        """The default comparison, of standardised numbers."""
         return super().agreement(self._standardised(outputs), self._standardised(expected))
 
     def example_targets(self, batch_size: int, num_outputs: int, device: torch.device) -> Tensor:

@@ -279,7 +279,7 @@ def confusion_matrices(predicted: Tensor, masks: Tensor, num_classes: int) -> Te
 
 
 def _histogram(places: Tensor, ignored: Tensor, bins: int) -> Tensor:
-    """How often each of 0 to bins - 1 occurs, (bins,) int64.
+    """Counts of 0 to bins - 1, (bins,) int64.
 
     CUDA's `bincount` asks the device how large the result is, and `histc` doesn't; on a CPU only `bincount` takes
     integers. There is one for each image, so that few threads add to the same number at once.
@@ -489,7 +489,7 @@ class SlidingWindow(OutputTransform):
 
 
 def starts(length: int, window: int, stride: int) -> list[int]:
-    """Where windows begin that cover a length, the last one at its end."""
+    """Starts of windows that cover a length, the last one at its end."""
     last = max(length - window, 0)
     return [*range(0, last, stride), last]
 
@@ -503,7 +503,7 @@ def of_masks(confusion: NDArray[np.int64] | None, facts: NDArray[np.float32], na
 
     Args:
         confusion: (K, K) pixels of each class, in rows, by what they are taken for, in columns; None is not known, and
-            the table then has no more than `facts` tells.
+            the table then has only what `facts` has.
         facts: (N, 3 K) of each image the pixels of each class that are right, that there are, and that are predicted.
         names: of the K classes.
     """

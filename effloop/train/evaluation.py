@@ -26,13 +26,13 @@ _ON_DEVICE = 1 << 26  # numbers: 256 MiB, then they move to the host, which wait
 
 
 def alone(value: Any) -> list[Any]:
-    """What `gather` gives to a single process."""
+    """`gather` of a single process."""
     return [value]
 
 
 @dataclass(frozen=True)
 class Collected:
-    """What a model gave for the samples of a split, each once, in ascending order of their ids, for any ranks.
+    """Outputs for the samples of a split, each once, in ascending order of their ids, for any ranks.
 
     Attributes:
         outputs: (N, K) float32.
@@ -199,7 +199,7 @@ class Views:
 
     @property
     def num_crops(self) -> int:
-        """How many batches in a row are of the same samples."""
+        """Number of consecutive batches of the same samples."""
         return 5 if self.fivecrop else 1
 
     def check(self, task: Task, name: str) -> None:

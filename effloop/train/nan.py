@@ -276,7 +276,7 @@ class Stop(NanPolicy):
 
 
 def _describe(entry: Mapping[str, Any]) -> str:
-    """What wasn't finite, in words."""
+    """The cause, in words."""
     if entry["what"] == "weights":
         return "the weights are not finite after it"
     if entry["what"] == "gradient":

@@ -40,7 +40,7 @@ class StopConfig:
 
 
 class EarlyStop:
-    """Keeps what `StopConfig` asks for.
+    """Early stopping by a `StopConfig`.
 
     Args:
         config: when to end.
@@ -51,7 +51,7 @@ class EarlyStop:
         epoch: that it is of, counted from 0; -1 before any, so that epochs without a score are counted, too.
         seconds: of training until the last epoch ended, those before a resume included.
         epoch_seconds: of the last epoch, with what came between it and the one before.
-        timed: the last epoch, counted from 0; -1 before any. A run that was stopped in its evaluation goes on there.
+        timed: the last epoch, counted from 0; -1 before any. A run that is stopped in its evaluation resumes there.
     """
 
     def __init__(self, config: StopConfig, meter: Meter) -> None:
@@ -63,7 +63,7 @@ class EarlyStop:
         self._since = time.monotonic()
 
     def begin(self) -> None:
-        """Training begins, or goes on."""
+        """Training begins or resumes."""
         self._since = time.monotonic() - self._begun_s
 
     def trained(self, epoch: int) -> None:
@@ -100,7 +100,7 @@ class EarlyStop:
         return f"stop.patience={patience}: no {self.meter.label} better{by} than the {best} since"
 
     def state_dict(self, *, within: bool = False) -> dict[str, Any]:
-        """Nothing for what isn't asked for: a checkpoint has no times otherwise.
+        """Only the state of limits that are set: a checkpoint has no times otherwise.
 
         Args:
             within: whether an epoch has begun.
@@ -113,7 +113,7 @@ class EarlyStop:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], best: Mapping[str, float]) -> None:
-        """Go on from a `state_dict`, or without patience so far from the scores and `epoch` of the best epoch."""
+        """Continue from a `state_dict`, or without patience so far from the scores and `epoch` of the best epoch."""
         self.score = state.get("score", best.get(self.meter.name, math.nan))
         self.epoch = state.get("epoch", int(best.get("epoch", -1)))
         self.seconds, self.epoch_seconds = state.get("seconds", 0.0), state.get("epoch_seconds", 0.0)

@@ -28,7 +28,7 @@ from effloop.train.stopping import EarlyStop
 
 
 class BatchStream(Protocol):
-    """What the loop asks of a loader."""
+    """The interface of loaders that the loop uses."""
 
     @property
     def global_batch(self) -> int:
@@ -38,7 +38,7 @@ class BatchStream(Protocol):
         """Batches in an epoch."""
 
     def describe(self) -> str:
-        """One line that says what is loaded."""
+        """One line that describes the data."""
 
     def epoch(self, epoch: int, samples_seen: int = 0) -> Iterable[Batch]:
         """The batches of one epoch, from a position on."""
@@ -145,14 +145,14 @@ class Trainer:
             PreemptedRunError: such a signal came, or `request.ask()`; the run is saved, to be resumed.
         """
         if self.request.is_taken:
-            raise ConfigError("fit: this trainer was stopped; build one with resume=RUN to go on")
+            raise ConfigError("fit: this trainer was stopped; build one with resume=RUN to continue")
         if self.progress.epoch >= self.loop.epochs:
             raise ConfigError(f"epochs: {self.loop.epochs} are done; build a trainer with resume=RUN and more epochs")
         scores: dict[str, float] = {}
         summary: dict[str, Any] = {}
         self.saving = saving = Saving(self, self.request)
         with (
-            saving.caught(),
+            self.request.caught(),  # signals are requests to stop
             self.recorded(),
             self.recorder,
             self.profiler,
@@ -187,7 +187,7 @@ class Trainer:
                 saving.save(position, is_best=is_best)
                 summary = self.early_end(ends) if scores else {}
             with self.request.busy():
-                self.checkpoints.close()  # a summary says that all is saved
+                self.checkpoints.close()  # a summary means that all is saved
             summary |= {"best": self.checkpoints.best, "last": self.last, "step": self.progress.step}
             self.recorder.finish(summary)
         return scores
@@ -202,7 +202,7 @@ class Trainer:
             update = number % self.loop.accumulate == 0
             self.forward_backward(batch, sync=update)
             self.progress.samples_seen += self.train.global_batch
-            self.saving.trained()
+            self.request.progress()
             if update:
                 lr = self.update()
                 self.recorder.step(self.position(), self.metrics, lr)
@@ -221,7 +221,7 @@ class Trainer:
         return self.parallel.on_rank0(self.stop.out_of_time) if self.stop.config.minutes else ""
 
     def early_end(self, reason: str) -> dict[str, Any]:
-        """After an epoch was evaluated and saved: what the summary says of a run that ends early; {} to go on."""
+        """After an epoch was evaluated and saved: the summary's entry for a run that ends early; {} to continue."""
         done, epochs = self.progress.epoch, self.loop.epochs
         if done >= epochs:
             return {}
@@ -304,14 +304,12 @@ class Trainer:
         load(self, state)
 
 
-# When a run is saved besides at the end of each epoch, and how it ends where it is asked to.
-
 _SAVE = 1 << len(STOPPING)
-"""The bit of a wish to save, after those of the signals."""
+"""The bit of a request to save, after those of the signals."""
 
 
 class Saving:
-    """Saves at the end of an update, on all ranks at the same one.
+    """Checkpoints within an epoch, and on preemption: all ranks save after the same update.
 
     Args:
         trainer: whose state is saved.
@@ -324,23 +322,14 @@ class Saving:
         self._every_steps, self._every_minutes = config.every_steps, config.every_minutes
         request.patience_s = config.patience_s
         self._saved_at = time.monotonic()
-        self._wished = False
-        """Whether the wish to save is on its way to all ranks."""
-
-    def caught(self) -> AbstractContextManager[None]:
-        """Signals inside the block are requests to stop."""
-        return self._request.caught()
-
-    def trained(self) -> None:
-        """After each batch."""
-        self._request.progress()
+        self._requested = False  # a save, of all ranks
 
     def updated(self) -> None:
         """After each update: save where it is time.
 
         Raises:
             CheckpointError: an earlier checkpoint could not be written.
-            PreemptedRunError: this run was asked to stop; it is saved.
+            PreemptedRunError: a signal or `request.ask()` stops this run; it is saved.
         """
         self._trainer.checkpoints.check()
         agreed, position = self._agreed(), self._trainer.position()
@@ -353,10 +342,10 @@ class Saving:
         return bool(within and self._every_steps and position.step % self._every_steps == 0)
 
     def evaluating(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The same batches; a run that is asked to stop is saved as before the evaluation, which is done again.
+        """The same batches; a run that is stopped is saved as before the evaluation, which is then repeated.
 
         Raises:
-            PreemptedRunError: this run was asked to stop.
+            PreemptedRunError: this run is stopped.
         """
         for batch in batches:
             yield batch
@@ -367,25 +356,25 @@ class Saving:
         """Save the state as it is between two updates; `position` is for the times that are recorded."""
         with self._request.busy(), self._trainer.recorder.span("checkpoint", position):
             self._trainer.checkpoints.save(self._trainer.state_dict(), is_best=is_best)
-        self._saved_at, self._wished = time.monotonic(), False
+        self._saved_at, self._requested = time.monotonic(), False
 
     def _agreed(self) -> int:
-        """What all ranks know of each other's wishes."""
-        agreed = self._trainer.parallel.agree(self._request.wish | self._wish_to_save())
+        """Requests of all ranks, as far as they have been exchanged; saves and ends the run if one is to stop."""
+        agreed = self._trainer.parallel.agree(self._request.wish | self._save_bit())
         if asked := agreed & (_SAVE - 1):
             self._request.taken()
             self._stop(names(asked))
         return agreed
 
-    def _wish_to_save(self) -> int:
-        """Rank 0's clock counts, once until it is saved."""
-        if self._every_minutes is None or self._trainer.parallel.rank or self._wished:
+    def _save_bit(self) -> int:
+        """The bit of a time-based save, requested once by rank 0, whose clock counts."""
+        if self._every_minutes is None or self._trainer.parallel.rank or self._requested:
             return 0
-        self._wished = time.monotonic() - self._saved_at >= 60 * self._every_minutes
-        return _SAVE * self._wished
+        self._requested = time.monotonic() - self._saved_at >= 60 * self._every_minutes
+        return _SAVE * self._requested
 
     def _stop(self, asked_by: str) -> None:
-        """Save until the checkpoint is on the disk."""
+        """Save, wait until the checkpoint is on the disk, and end the run."""
         position = self._trainer.position()
         if self._due(position):
             self.save(position, is_best=False)
@@ -396,8 +385,6 @@ class Saving:
         self._trainer.checkpoints.close()
         raise PreemptedRunError(f"stopped by {asked_by} after update {self._trainer.progress.step:,}")
 
-
-# Everything that a run continues from, as tensors and plain values.
 
 _PARTS = ("precision", "checkpoints", "task", "nan")
 """Parts whose state is saved and loaded as it is."""
@@ -458,7 +445,7 @@ def load(trainer: Trainer, state: Mapping[str, Any]) -> None:
 
 
 def _load_ranks(trainer: Trainer, state: Mapping[str, Any]) -> None:
-    """What each rank has for itself; with another number of ranks the sums are rank 0's, and the buffers the mean."""
+    """The state of each rank; with another number of ranks rank 0 gets all sums, and the buffers are the mean."""
     rank, count = trainer.parallel.rank, trainer.parallel.world_size
     sums: list[Tensor] = state["metrics"]
     if isinstance(sums, Tensor):  # format 3 has those of all ranks together
@@ -479,7 +466,7 @@ def _load_ranks(trainer: Trainer, state: Mapping[str, Any]) -> None:
 
 
 def _models(trainer: Trainer) -> list[nn.Module]:
-    """What is trained, and what is evaluated; one where nothing is averaged."""
+    """The trained and the evaluated model; one where nothing is averaged."""
     return list(dict.fromkeys((trainer.model, trainer.average.model)))
 
 

@@ -1,4 +1,4 @@
-"""What every format of exported models does."""
+"""Interface of export formats, and the metadata that they keep."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from effloop.errors import CheckpointError, ConfigError, EffLoopError
 
 VERSION = 1
-"""Of the layout."""
+"""Version of the metadata."""
 
 
 def write(metadata: Mapping[str, Any]) -> str:
@@ -83,7 +83,7 @@ class Format(ABC):
         """The model as what `save` writes; `model` is on the CPU, and may be changed."""
 
     def quantize(self, program: Any, batches: Iterable[Tensor]) -> Any:
-        """What `convert` gave with int8 weights and activations, whose ranges are those that some batches have."""
+        """A converted model with int8 weights and activations, calibrated on some batches."""
         raise NotImplementedError
 
     @abstractmethod
@@ -133,10 +133,10 @@ def format_of(path: Path) -> type[Format] | None:
 
 @contextmanager
 def one_line_errors(doing: str) -> Iterator[None]:
-    """Around what exporters and runtimes do: they say nothing, and what they raise is one line.
+    """Silences exporters and runtimes, and makes their errors one line.
 
     Raises:
-        ConfigError: something went wrong there; the line says what.
+        ConfigError: with the reason that the package gives.
     """
     disabled = logging.root.manager.disable
     try:

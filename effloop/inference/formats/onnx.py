@@ -16,7 +16,7 @@ from effloop.inference.formats.program import Half, trace
 from effloop.system.hardware import has_vnni
 
 _MOST_BYTES = 2**31
-"""Of a file without others beside it, as protobuf has it."""
+"""Largest size of a single file: a limit of protobuf."""
 
 _LAYERS = ("Conv", "Gemm", "MatMul")
 
@@ -110,7 +110,7 @@ def _session(path: Path, device: torch.device) -> Any:
 
 
 def _reader(batches: Iterable[Tensor]) -> Any:
-    """What ONNX Runtime asks for the images that it calibrates by."""
+    """Calibration images for ONNX Runtime."""
 
     class Reader(_package("onnxruntime.quantization").CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:

@@ -81,7 +81,7 @@ class _Contiguous(nn.Module):
         self.graph = graph
 
     def train(self, mode: bool = True) -> _Contiguous:
-        return self  # the graph is that of eval mode, and refuses to be told
+        return self  # the graph is that of eval mode, and raises
 
     def forward(self, images: Tensor) -> Tensor:
         outputs: Tensor = self.graph(images.contiguous())
@@ -132,7 +132,7 @@ def load(path: Path) -> ExportedProgram:
     Raises:
         CheckpointError: the file holds something else than what `torch.export.save` writes for a model of images.
     """
-    # torch.export.load would go on to older layouts if this fails.
+    # torch.export.load would try older layouts if this fails.
     from torch.export.pt2_archive._package import load_pt2
 
     reason = next(_reasons(_reader(path)), None)
