@@ -128,8 +128,8 @@ def check_kind(source: Labelled, kind: str) -> None:
     if found == "classes" and not source.classes:  # a source of its own that only has targets
         found = "numbers"
     if found != kind:
-        (has, fix), (learns, _) = _KINDS[found], _KINDS[kind]
-        raise DataError(f"{source.where} has {has}, and the task learns {learns}; set task={fix}")
+        (has, fix), (learns, task) = _KINDS[found], _KINDS[kind]
+        raise DataError(f"{source.where} has {has}, and task={task} learns {learns}; set task={fix}")
 
 
 @dataclass
