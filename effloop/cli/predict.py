@@ -28,7 +28,7 @@ from effloop.data.source.files import Unlabelled, find_images
 from effloop.data.source.manifest.layout import NoTargetsError
 from effloop.data.source.manifest.source import listed_images
 from effloop.errors import ConfigError, DataError
-from effloop.inference.predict import Mask, PredictedMasks, Predictions, share_columns, shares
+from effloop.inference.predict import Mask, Predictions, share_columns, shares
 from effloop.inference.trained import Trained
 from effloop.inference.writers import Columns, MaskFiles, check_writable, overlay_jpeg, rows_of, writing
 from effloop.record.grid import encode
@@ -63,7 +63,7 @@ def check_options(trained: Trained, masks: Path | None, overlays: Path | None, *
 
 
 def mask_columns(
-    found: PredictedMasks, masks: Path | None, overlays: Path | None, *, on_screen: bool
+    found: Predictions, masks: Path | None, overlays: Path | None, *, on_screen: bool
 ) -> Iterator[tuple[NDArray[np.int64], Columns]]:
     """The ids of each batch, and the columns of the table; its files are written meanwhile.
 
@@ -76,18 +76,18 @@ def mask_columns(
     Raises:
         ConfigError: a folder can't be written to.
     """
-    source = found.plan.source
+    source = found.loader.plan.source
     mask_files = MaskFiles("masks", masks, ".png", source) if masks else None
     overlay_files = MaskFiles("overlays", overlays, ".jpg", source) if overlays else None
     return _written(found, mask_files, overlay_files, on_screen=on_screen)
 
 
 def _written(
-    found: PredictedMasks, masks: MaskFiles | None, overlays: MaskFiles | None, *, on_screen: bool
+    found: Predictions, masks: MaskFiles | None, overlays: MaskFiles | None, *, on_screen: bool
 ) -> Iterator[tuple[NDArray[np.int64], Columns]]:
     """`mask_columns`, with the folders made."""
-    names = found.predictions.trained.target_names
-    for ids, batch in found.batches():
+    names = found.trained.target_names
+    for ids, batch in found.masks():
         for sample, mask in zip(ids.tolist(), batch, strict=True):
             if masks and mask is not None:
                 masks.write(sample, encode(mask))
@@ -163,12 +163,10 @@ def predict(options: PredictOptions, overrides: list[str]) -> int:
 
 def _predicted(options: PredictOptions, trained: Trained, source: Source) -> tuple[Predictions, Batches]:
     """What is predicted, and the columns of the table, batch by batch; they take what is wrong with samples along."""
-    views = Views.of(options.tta)
+    predictions = Predictions(trained, source, Views.of(options.tta))
     if trained.task.spatial:
-        found = PredictedMasks.of(trained, source, views)
         on_screen = options.out is None
-        return found.predictions, mask_columns(found, options.masks, options.overlays, on_screen=on_screen)
-    predictions = Predictions.of(trained, source, views)
+        return predictions, mask_columns(predictions, options.masks, options.overlays, on_screen=on_screen)
     return predictions, predictions.columns(options.top, every=options.scores)
 
 

@@ -24,7 +24,6 @@ from effloop.data.decode.base import ImageInfo
 from effloop.data.decode.common import to_pixels
 from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded, pnm_header
-from effloop.data.loader import Loader
 from effloop.data.plan import Plan
 from effloop.data.prepared import Prepared, Read, sizes_of
 from effloop.data.source import Source
@@ -79,35 +78,29 @@ class TolerantPlan(Plan):
         return pnm_header(*size, 3) + bytes(3 * size.pixels)
 
 
-@dataclass(frozen=True)
 class Predictions:
-    """Predictions for the samples of a source, batch by batch.
+    """Predictions for the samples of a source, batch by batch; masks of tasks of pixels.
+
+    Args:
+        trained: the model.
+        source: its samples are predicted in order.
+        views: of each image.
 
     Attributes:
-        trained: the model.
-        loader: of the samples, in order.
-        problems: {sample: what is wrong with it}; complete when the batches are through.
-        views: of each image.
+        problems: {sample: why it can't be used}; complete after the last batch.
+
+    Raises:
+        ConfigError: the task or the images don't allow the views, or masks can't be put into the images' frames.
     """
 
-    trained: Trained
-    loader: Loader
-    problems: dict[int, str]
-    views: Views = ONE_VIEW
-
-    @classmethod
-    def of(
-        cls, trained: Trained, source: Source, views: Views = ONE_VIEW, plan: type[TolerantPlan] = TolerantPlan
-    ) -> Predictions:
-        """Predictions for all samples of a source; `plan` is the class of the loader's.
-
-        Raises:
-            ConfigError: the task or the images don't allow the views.
-        """
+    def __init__(self, trained: Trained, source: Source, views: Views = ONE_VIEW) -> None:
         views.check(trained.task, trained.config.task.name)
-        loader = loader_of(trained.config, source, plan, views)
-        assert isinstance(loader.plan, TolerantPlan)
-        return cls(trained, loader, loader.plan.problems, views)
+        config = showing_all(trained.config) if trained.task.spatial else trained.config
+        self.trained, self.views = trained, views
+        self.loader = loader_of(config, source, SizedPlan if trained.task.spatial else TolerantPlan, views)
+        assert isinstance(self.loader.plan, TolerantPlan)
+        self.problems = self.loader.plan.problems
+        self._how = config.augment.eval if isinstance(config.augment, RecipeConfig) else Evaluation.crop
 
     def __len__(self) -> int:
         return len(self.loader.plan.source)
@@ -134,6 +127,27 @@ class Predictions:
                 yield from before
                 before = [(batch.ids[:filled].numpy(), outputs[:filled])]
             yield from before
+
+    def masks(self) -> Iterator[tuple[NDArray[np.int64], list[Mask | None]]]:
+        """The ids of some samples, in order, and their masks; None for an image that can't be used."""
+        for ids, outputs in self.outputs():
+            yield ids, [self._mask(*each) for each in zip(ids.tolist(), outputs, strict=True)]
+
+    def _mask(self, sample: int, outputs: Tensor) -> Mask | None:
+        plan = self.loader.plan
+        assert isinstance(plan, SizedPlan)
+        image = plan.sizes.pop(sample)
+        if sample in self.problems:
+            return None
+        frame = Frame.of(self._how, image, ImageSize(*outputs.shape[1:]))
+        mask: Mask = mask_of(outputs, frame, image).cpu().numpy()
+        return mask
+
+    def image(self, sample: int) -> NDArray[np.uint8]:
+        """(height, width, 3) uint8 RGB, the image of a mask."""
+        plan = self.loader.plan
+        pixels = plan.decoder.decode(plan.source.read(sample))
+        return np.broadcast_to(pixels, (*pixels.shape[:2], 3))
 
     def _forward(self, images: Tensor) -> Tensor:
         with self.trained.precision.autocast():
@@ -253,53 +267,6 @@ class SizedPlan(TolerantPlan):
         return found
 
 
-@dataclass(frozen=True)
-class PredictedMasks:
-    """The masks that a model predicts for the samples of a source.
-
-    Attributes:
-        predictions: the model, and what is wrong with samples; its images are whole, see `showing_all`.
-        plan: of its loader.
-        how: the images' place in the model's input.
-    """
-
-    predictions: Predictions
-    plan: SizedPlan
-    how: Evaluation
-
-    @classmethod
-    def of(cls, trained: Trained, source: Source, views: Views = ONE_VIEW) -> PredictedMasks:
-        """Masks for all samples of a source.
-
-        Raises:
-            ConfigError: the augmentation can't be undone, or the task doesn't allow the views.
-        """
-        config = showing_all(trained.config)
-        assert isinstance(config.augment, RecipeConfig)
-        predictions = Predictions.of(replace(trained, config=config), source, views, SizedPlan)
-        plan = predictions.loader.plan
-        assert isinstance(plan, SizedPlan)
-        return cls(predictions, plan, config.augment.eval)
-
-    def batches(self) -> Iterator[tuple[NDArray[np.int64], list[Mask | None]]]:
-        """The ids of some samples, in order, and their masks; None for an image that can't be used."""
-        for ids, outputs in self.predictions.outputs():
-            yield ids, [self._mask(*each) for each in zip(ids.tolist(), outputs, strict=True)]
-
-    def _mask(self, sample: int, outputs: Tensor) -> Mask | None:
-        image = self.plan.sizes.pop(sample)
-        if sample in self.predictions.problems:
-            return None
-        frame = Frame.of(self.how, image, ImageSize(*outputs.shape[1:]))
-        mask: Mask = mask_of(outputs, frame, image).cpu().numpy()
-        return mask
-
-    def image(self, sample: int) -> NDArray[np.uint8]:
-        """(height, width, 3) uint8 RGB, the image of a mask."""
-        pixels = self.plan.decoder.decode(self.plan.source.read(sample))
-        return np.broadcast_to(pixels, (*pixels.shape[:2], 3))
-
-
 def shares(masks: Sequence[Mask | None], num_classes: int) -> NDArray[np.float32]:
     """(N, num_classes) float32, each class's share of each image's pixels; NaN where there is no mask."""
     found = np.full((len(masks), num_classes), np.nan, np.float32)
@@ -396,12 +363,12 @@ class Predictor(nn.Module):
     def _masks(self, images: Iterable[ImageLike] | ImageLike) -> list[dict[str, Any]]:
         """`predict` where each pixel has a class; images are whole, see `showing_all`."""
         source, config = self._given(images)
-        found = PredictedMasks.of(replace(self._trained, config=config), source)
+        found = Predictions(replace(self._trained, config=config), source)
         rows: list[dict[str, Any]] = []
-        for _, masks in found.batches():
+        for _, masks in found.masks():
             columns = rows_of(share_columns(masks, self._trained.target_names))
             rows += [{"mask": mask, **row} for mask, row in zip(masks, columns, strict=True)]
-        for sample, problem in found.predictions.problems.items():
+        for sample, problem in found.problems.items():
             raise DataError(f"{source.name(sample)} {problem}")
         return rows
 
