@@ -83,8 +83,12 @@ def write_evaluation(
             with replacing(folder / f"{name}.png") as file:
                 charts.save_png(figure, file)
     with replacing(folder / WORST) as file:
-        draw = grid.rows_gallery if isinstance(pictures, Preview) else grid.gallery
-        file.write(grid.png(draw(pictures, [_caption(row) for row in worst])))  # type: ignore[operator]
+        captions = [_caption(row) for row in worst]
+        if isinstance(pictures, Preview):
+            picture = grid.rows_gallery(pictures, captions)
+        else:
+            picture = grid.gallery(pictures, captions)
+        file.write(grid.png(picture))
     write_text(folder / SCORES, _to_json(found))  # the last: what it is read by is there
     return [SCORES, *(f"{name}.csv" for name in tables), *(f"{name}.png" for name in figures), WORST]
 

@@ -229,7 +229,7 @@ class Stop(NanPolicy):
         own = {"loss": [losses[each] for each in bad], "ids": [all_ids[each] for each in bad], "all": all_ids}
         ranks: list[dict[str, Any]] = self.context.parallel.gather(own)
         by_loss = any(rank["ids"] for rank in ranks)
-        entry = {
+        entry: dict[str, Any] = {
             "epoch": update.epoch,
             "step": update.step,
             "lr": update.lr,
