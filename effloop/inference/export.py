@@ -233,11 +233,29 @@ def _in_place(form: Format, path: Path) -> Iterator[Path]:
         with TemporaryDirectory(prefix=f".{path.stem}-", dir=path.parent, ignore_cleanup_errors=True) as folder:
             temporary = Path(folder) / path.name
             yield temporary
-            pairs = list(zip(form.files(temporary), form.files(path), strict=True))
-            for source, target in reversed(pairs):  # the one that the model is opened by comes last
-                os.replace(source, target)
+            _move(form.files(temporary), form.files(path), Path(folder))
     except OSError as error:
         raise ConfigError(f"out: {path} can't be written: {error.strerror or error}; set out=FILE") from error
+
+
+def _move(sources: Sequence[Path], targets: Sequence[Path], folder: Path) -> None:
+    """Rename files, the first of them last; if one can't be, the others are as they were before."""
+    moved: list[tuple[Path, Path]] = []
+    try:
+        for source, target in zip(sources[1:], targets[1:], strict=True):
+            kept = folder / f"before-{target.name}"
+            if target.exists():
+                os.replace(target, kept)
+            moved.append((kept, target))
+            os.replace(source, target)
+        os.replace(sources[0], targets[0])
+    except OSError:
+        for kept, target in moved:
+            if kept.exists():
+                os.replace(kept, target)
+            else:
+                target.unlink(missing_ok=True)
+        raise
 
 
 # Metadata of an exported file: all that another program needs to use it, and EffLoop to score it.

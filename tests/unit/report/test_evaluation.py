@@ -50,7 +50,7 @@ def test_what_is_written_is_read_again(tmp_path: Path, count: int) -> None:
     written = write(folder, found)
     assert sorted(written) == sorted(path.name for path in folder.iterdir())
     (read,) = read_all(tmp_path).values()
-    assert (read.told, [*read.names]) == (found.told, names)
+    assert (read.facts, [*read.names]) == (found.facts, names)
     assert (read.details.rows, read.details.worst) == (found.details.rows, found.details.worst)
     assert np.array_equal(read.details.confusion, found.details.confusion)
     assert np.array_equal(read.details.calibration, found.details.calibration)
@@ -59,7 +59,7 @@ def test_what_is_written_is_read_again(tmp_path: Path, count: int) -> None:
     assert (head, [row[0] for row in rows]) == (["class", *names], names)
     matrix = np.array([row[1:] for row in rows], int)
     assert matrix.sum() == 500
-    assert matrix.trace() / 500 == found.told["scores"]["top1"]
+    assert matrix.trace() / 500 == found.facts["scores"]["top1"]
     assert [row[0] for row in table(folder / "per_class.csv")[1:]] == [row["class"] for row in found.details.rows]
     assert len(table(folder / "worst.csv")) == 33
     for name in ("confusion", "calibration", "worst"):
