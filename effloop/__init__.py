@@ -30,7 +30,7 @@ _MODULES = {
     "build_loader": "assemble.loader",
     "build_trainer": "assemble.trainer",
     "compose": "config",
-    "load": "inference.predictor",
+    "load": "inference.predict",
 }
 """Name -> its module, imported when it is used: torch takes a second, and a mistyped command doesn't need it."""
 
