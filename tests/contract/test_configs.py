@@ -34,6 +34,7 @@ NEEDS = {
     "data/folder": ["data.root=."],
     "data/idx": ["data.root=."],
     "data/npz": ["data.root=."],
+    "data/zip": ["data.root=."],
     "data/csv": ["data.root=."],
     "data/dali": ["data.root=."],
     "data/lmdb": ["data.root=."],

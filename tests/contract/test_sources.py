@@ -59,7 +59,7 @@ def root_of(uneven: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
     return cache(lambda name: SAMPLES[name](uneven, tmp_path_factory.mktemp(name)))
 
 
-READ_AS_OTHERS = {"hf": "what it is", "idx": "npz", "beton": "npz"}
+READ_AS_OTHERS = {"hf": "what it is", "idx": "npz", "beton": "npz", "zip": "npz"}
 
 
 @pytest.fixture(params=[name for name in sources.names() if name not in READ_AS_OTHERS])

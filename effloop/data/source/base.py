@@ -293,6 +293,7 @@ sources: Registry[Source] = Registry(
         "tar": "effloop.data.source.formats.tar",
         "tfrecord": "effloop.data.source.formats.tfrecord",
         "zarr": "effloop.data.source.formats.zarr",
+        "zip": "effloop.data.source.formats.zip",
     },
 )
 

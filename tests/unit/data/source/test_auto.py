@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from plans import line, open_source, write_as
 
+from effloop.data.source import sources
 from effloop.data.source.folder import FolderSource
 from effloop.data.source.formats.memmap import PATH, EmbeddedSource, MemmapSource
 from effloop.errors import ConfigError, DataError
@@ -33,7 +34,7 @@ def test_a_file_of_effloops(photos: Path, tmp_path: Path, embedded: bool) -> Non
 def test_an_unknown_file(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("text")
-    have = "beton, cifar, csv, folder, hdf5, idx, lmdb, masks, memmap, npz, parquet, pth, recordio, tar, tfrecord, zarr"
+    have = ", ".join(name for name in sources.names() if name not in ("auto", "embedded", "hf"))
     wanted = f"data.root: '{file}' is in no format that EffLoop knows; have {have}: set data=FORMAT"
     with pytest.raises(ConfigError, match=line(wanted)):
         open_source("auto", file)
