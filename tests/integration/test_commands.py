@@ -19,13 +19,12 @@ from runs import TINY, call, rows, train
 
 import effloop
 from effloop import config as configs
-from effloop.cli.bench import BenchOptions
+from effloop.cli.bench import BENCHMARKS, BenchOptions
 from effloop.cli.main import MODULES, command_named, main
 from effloop.cli.options import options_of, parse
 from effloop.config import Config
 from effloop.errors import PROGRAM
 from effloop.inference.trained import Trained
-from effloop.measure.bench import BENCHMARKS
 from effloop.optim import optimizers, schedules
 from effloop.parallel import parallels
 from effloop.precision import precisions

@@ -31,13 +31,13 @@ from runs import TINY, once
 from stores import make_splits, write_npz
 
 import effloop
+from effloop.cli.bench import BENCHMARKS
 from effloop.cli.main import MODULES, command_named, main
 from effloop.config import Config
 from effloop.config.keys import keys_of
 from effloop.data.source.storage.writing import writers
 from effloop.errors import ConfigError
 from effloop.measure import tune
-from effloop.measure.bench import BENCHMARKS
 from effloop.registry import groups, use_plugin_files
 
 registered = {name: command_named(name) for name in MODULES}
