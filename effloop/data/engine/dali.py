@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -45,29 +45,18 @@ class DaliConfig(EngineConfig):
         return 0 if device == "cuda" else super().host_batches(device)  # it keeps them on the GPU
 
 
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """The N rows of a batch that DALI decodes, and the batch's prepared samples."""
-
-    rows: NDArray[np.int64]
-    prepared: Prepared
+class _Given(NamedTuple):
+    rows: NDArray[np.int64]  # of a batch, those that DALI decodes
+    prepared: Prepared  # all of the batch
 
 
-@dataclass(slots=True)
-class _Begun:
-    """A batch being loaded.
-
-    Attributes:
-        request: its samples.
-        given: what DALI decodes; None if nothing, or a sample can't be read.
-        batch: with its own memory, if DALI doesn't fill every row.
-        fills: the rows that DALI doesn't get; the whole batch if a sample can't be read.
-    """
+class _Begun(NamedTuple):
+    """A batch being loaded."""
 
     request: BatchRequest
-    given: _Given | None
-    batch: Batch | None
-    fills: list[Future[list[Skipped]]]
+    given: _Given | None  # None if DALI decodes nothing, or a sample can't be read
+    batch: Batch | None  # with its own memory, if DALI doesn't fill every row
+    fills: list[Future[list[Skipped]]]  # rows that DALI doesn't get; the whole batch if a sample can't be read
 
 
 @engines.register("dali", DaliConfig)
@@ -98,7 +87,11 @@ class DaliEngine(Engine):
         requests = self.plan.requests(epoch, samples_seen)
         begun: deque[_Begun] = deque()
         reading: deque[tuple[BatchRequest, Future[_Given | None]]] = deque()
-        pipeline = self._spare.pop() if self._spare else self._pipeline()
+        if self._spare:
+            pipeline = self._spare.pop()
+        else:
+            device = torch.cuda.current_device() if self.on_gpu else None
+            pipeline = _Pipeline(self.plan.order.batch_per_rank, self.plan.shape_of_image, self.num_threads, device)
         pool = DaemonThreads(self.num_threads, "effloop-read")
         try:
             for request in requests:
@@ -118,10 +111,6 @@ class DaliEngine(Engine):
     def close(self) -> None:
         self._spare.clear()
         self.ring = Ring(pin_memory=self.on_gpu)
-
-    def _pipeline(self) -> _Pipeline:
-        device = torch.cuda.current_device() if self.on_gpu else None
-        return _Pipeline(self.plan.order.batch_per_rank, self.plan.shape_of_image, self.num_threads, device)
 
     def _read(self, request: BatchRequest) -> _Given | None:
         """Read a batch's samples, and find those that DALI decodes like EffLoop's decoders."""
@@ -147,8 +136,12 @@ class DaliEngine(Engine):
                 return _Begun(request, given, None, [])
         batch = self.plan.empty_batch(request, self.ring.take(self.plan.shape(request)))
         left = set(range(int(request.valid.sum()))).difference(given.rows.tolist() if given else ())
-        fills = [pool.submit(self.plan.fill, request, batch.images, row, row + 1) for row in sorted(left)]
-        return _Begun(request, given, batch, fills)
+        return _Begun(request, given, batch, self._fills(pool, request, batch, sorted(left)))
+
+    def _fills(
+        self, pool: DaemonThreads, request: BatchRequest, batch: Batch, rows: list[int]
+    ) -> list[Future[list[Skipped]]]:
+        return [pool.submit(self.plan.fill, request, batch.images, row, row + 1) for row in rows]
 
     def _finished(self, pipeline: _Pipeline, pool: DaemonThreads, begun: _Begun) -> Batch:
         """Wait for a batch that `_begin` started.
@@ -156,14 +149,14 @@ class DaliEngine(Engine):
         Raises:
             DataError: a sample can't be read or decoded; the message names it.
         """
-        request, given, batch, fills = begun.request, begun.given, begun.batch, begun.fills
+        request, given, batch, fills = begun
         pixels = None if given is None else pipeline.take()
         if batch is None and pixels is not None:
             return self.plan.empty_batch(request, pixels)
         if batch is None:
             batch = self.plan.empty_batch(request, self.ring.take(self.plan.shape(request)))
         if given is not None and pixels is None:  # `decode` decides, and names the sample
-            fills += [pool.submit(self.plan.fill, request, batch.images, row, row + 1) for row in given.rows.tolist()]
+            fills += self._fills(pool, request, batch, given.rows.tolist())
         for fill in fills:
             pool.wait(fill, self.config.timeout_s, self.plan.source)
         skipped = [each for fill in fills for each in fill.result()]
@@ -242,8 +235,7 @@ class _Pipeline:
             pixels = from_dlpack(found.as_tensor())
             self._pipeline.release_outputs()
         except RuntimeError as error:  # DALI doesn't name the sample, and the pipeline can't be used any more
-            message = str(error).rpartition("encountered:")[2].partition("Current pipeline")[0]
-            self.refusal = " ".join(message.split())
+            self.refusal = " ".join(str(error).rpartition("encountered:")[2].partition("Current pipeline")[0].split())
             self._pipeline, begun = self._built(), list(self._given)
             self._given.clear()
             for given in begun:
