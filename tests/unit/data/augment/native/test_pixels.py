@@ -221,41 +221,6 @@ def test_functions_of_one_image_are_those_that_batches_have() -> None:
     np.testing.assert_array_equal(image, F.adjust_contrast(tensor, float(np.float32(0.7))).permute(1, 2, 0))
 
 
-@pytest.mark.parametrize(
-    ("name", "given", "start"),
-    [
-        ("ColorJitter", {"brightness": -0.1}, "brightness: -0.1 is not allowed; set a number from 0 to 10000, or ["),
-        ("ColorJitter", {"contrast": [1.2, 0.8]}, "contrast: [1.2, 0.8] is not allowed; set a number"),
-        ("ColorJitter", {"saturation": [-1, 1]}, "saturation: [-1, 1] is not"),
-        ("ColorJitter", {"saturation": "much"}, "saturation: much is not"),
-        ("ColorJitter", {"brightness": True}, "brightness: True is not"),
-        ("ColorJitter", {"brightness": float("nan")}, "brightness: nan is not"),
-        ("ColorJitter", {"hue": 0.6}, "hue: 0.6 is not allowed; set a number from 0 to 0.5, or ["),
-        (
-            "ColorJitter",
-            {"contrast": 1e39},
-            "contrast: 1e+39 is not allowed; set a number from 0 to 10000, or [",
-        ),
-        ("ColorJitter", {"contrast": [1e39, 1e39]}, "contrast: [1e+39, 1e+39] is not"),
-        ("ColorJitter", {"hue": [-0.7, 0.1]}, "hue: [-0.7, 0.1] is not"),
-        ("ColorJitter", {"p": 2}, "p: 2 is not allowed; set a probability"),
-        ("RandomGrayscale", {"p": -1}, "p: -1 is not"),
-        ("RandomSolarize", {"threshold": 256}, "threshold: 256 is not allowed; set a number from 0 to 255"),
-        ("RandomPosterize", {"bits": 9}, "bits: 9 is not allowed; set a number from 0 to 8"),
-        ("RandomPosterize", {"bits": 3.5}, "bits: 3.5 is not allowed; set a whole number"),
-        ("RandomAdjustSharpness", {"sharpness_factor": -1}, "sharpness_factor: -1 is not allowed; set a number from"),
-        ("RandomAdjustSharpness", {"sharpness_factor": 1e39}, "sharpness_factor: 1e+39 is not"),
-        ("RandomVerticalFlip", {"p": "half"}, "p: half is not"),
-        ("RandomVerticalFlip", {"p": 10**320}, "p: 1000"),
-    ],
-)
-def test_bad_parameters(name: str, given: dict[str, Any], start: str) -> None:
-    with pytest.raises(BadParameterError) as error:
-        operations[name](**given)
-    assert str(error.value).startswith(start)
-    assert "\n" not in str(error.value)
-
-
 @pytest.mark.parametrize("size", [(64, 48), (37, 51), (13, 12)])
 @pytest.mark.parametrize("kernel", [1, 3, 9, 23, [5, 3]])
 @pytest.mark.parametrize("way", ["batch", "one", "one without OpenCV"])
@@ -305,29 +270,6 @@ def test_images_may_be_as_small_as_the_kernel_reaches() -> None:
     assert GaussianBlur(7).out_sizes(np.array([[4, 4], [9, 5]])).tolist() == [[4, 4], [9, 5]]
     with pytest.raises(BadParameterError, match=r"^kernel_size: \[7, 7\] is not allowed where images are 4x3; set at"):
         GaussianBlur(7).out_sizes(np.array([[4, 4], [9, 3]]))
-
-
-@pytest.mark.parametrize(
-    ("given", "start"),
-    [
-        ({"kernel_size": 4}, "kernel_size: 4 is not allowed; set an odd number"),
-        ({"kernel_size": [3, 5, 7]}, "kernel_size: [3, 5, 7] is not"),
-        ({"kernel_size": -1}, "kernel_size: -1 is not"),
-        ({"kernel_size": 3.5}, "kernel_size: 3.5 is not"),
-        ({"kernel_size": "large"}, "kernel_size: large is not"),
-        ({"kernel_size": 3, "sigma": 0}, "sigma: "),
-        ({"kernel_size": 3, "sigma": [2, 1]}, "sigma: [2, 1] is not"),
-        (
-            {"kernel_size": 3, "sigma": 1e-300},
-            "sigma: [1e-300, 1e-300] is not allowed; set [smallest, largest], at least 0.001 and",
-        ),
-        ({"kernel_size": 3, "sigma": [1, 1e5]}, "sigma: [1, 100000.0] is not"),
-    ],
-)
-def test_bad_parameters_blur(given: dict[str, Any], start: str) -> None:
-    with pytest.raises(BadParameterError) as error:
-        GaussianBlur(**given)
-    assert str(error.value).startswith(start)
 
 
 def torchvisions_erasing(size: tuple[int, int], **given: Any) -> np.ndarray:
@@ -420,30 +362,3 @@ def test_words_are_the_same_on_the_device() -> None:
     wanted = words(keys(7), 23, 50)
     got = words_on_device(torch.from_numpy(keys(7).view(np.int64)), 23, 50)
     np.testing.assert_array_equal(got.numpy().view(np.uint64), wanted)
-
-
-@pytest.mark.parametrize(
-    ("given", "start"),
-    [
-        ({"p": 1.5}, "p: 1.5 is not"),
-        ({"scale": [0.5, 0.1]}, "scale: [0.5, 0.1] is not"),
-        ({"scale": [0.1, 1.1]}, "scale: [0.1, 1.1] is not"),
-        ({"ratio": [0, 1]}, "ratio: [0, 1] is not"),
-        (
-            {"ratio": [1e-320, 1]},
-            "ratio: [1e-320, 1] is not allowed; set [smallest, largest], at least 0.001",
-        ),
-        ({"value": 256}, "value: 256 is not allowed; set a whole number from 0 to 255, three of them, or random"),
-        ({"value": 127.9}, "value: 127.9 is not"),
-        ({"value": [0, 0, 0.5]}, "value: [0, 0, 0.5] is not"),
-        ({"value": True}, "value: True is not"),
-        ({"value": 10**320}, "value: 1000"),
-        ({"value": [1, 2]}, "value: [1, 2] is not"),
-        ({"value": "noise"}, "value: noise is not"),
-        ({"value": None}, "value: None is not"),
-    ],
-)
-def test_bad_parameters_erasing(given: dict[str, Any], start: str) -> None:
-    with pytest.raises(BadParameterError) as error:
-        RandomErasing(**given)
-    assert str(error.value).startswith(start)
