@@ -14,8 +14,12 @@ from effloop.config.keys import keys_of
 
 HEAD = """# Keys
 
-Every key, what it takes and its default, by config group; `effloop list optim.lr` shows one of them. Where the parts of
-a group have different defaults, they are named. This page is written by `docs/keys.py`.
+```sh
+effloop list optim.lr
+```
+
+Every key, what it takes and its default, by config group. Where the parts of a group have different defaults, they are named.
+This page is written by `docs/keys.py`.
 """
 
 
