@@ -18,8 +18,8 @@ HEAD = """# Keys
 effloop list optim.lr
 ```
 
-Every key, what it takes and its default, by config group. Where the parts of a group have different defaults, they are named.
-This page is written by `docs/keys.py`.
+Every key, what it takes and its default, by config group. Where the parts of a group have different defaults, they are
+named. This page is written by `docs/keys.py`.
 """
 
 
