@@ -115,10 +115,11 @@ class _LazyNode(ConfigNode):
     """A config that is made of a part's dataclass when Hydra loads it: only then is the part's module imported."""
 
     def __init__(self, group: str, key: str, part: str) -> None:
-        self.part, self.made = part, None
+        self.part = part
+        self.made: DictConfig | None = None
         super().__init__(f"{key}.yaml", None, group, None, None)  # type: ignore[arg-type]
 
-    @property  # type: ignore[override]
+    @property
     def node(self) -> DictConfig:
         if self.made is None:
             assert self.group
