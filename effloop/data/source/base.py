@@ -29,11 +29,11 @@ USUAL = {"train": ("training",), "val": ("valid", "validation", "dev", "eval")}
 
 
 class NoSplitError(DataError):
-    """Data that is in order, but has no split of that name."""
+    """The data has no split of that name."""
 
 
 class ScanError(DataError):
-    """Data that was read through in vain: none of its splits can be opened."""
+    """A full scan found no split that can be opened."""
 
 
 class Kind(Enum):
@@ -86,7 +86,7 @@ class Source(ABC):
 
     @property
     def targets(self) -> NDArray[Any]:
-        """What a model learns about each sample: `targets[ids]` is what a batch holds, (len(ids), ...).
+        """(len, ...) what a model learns: `targets[ids]` is what a batch holds.
 
         By default the class indices: `labels`, (len,). A source that overrides it keeps the samples on the first
         axis, in the dtype that batches hold, e.g. (len, K) uint8 flags or (len, K) float32.
@@ -95,12 +95,11 @@ class Source(ABC):
 
     @property
     def target_rows(self) -> NDArray[Any]:
-        """What tells targets apart, (len, ...): `targets`; of masks their `mask.mask_digest`, (len, 12) uint8."""
+        """(len, ...) what distinguishes targets: `targets`, or for masks (len, 12) uint8 `mask.mask_digest`s."""
         return self._mask_digests if self.kind is Kind.masks else self.targets
 
     @cached_property
     def _mask_digests(self) -> NDArray[Any]:
-        """Of all masks, decoded one by one: sources that keep an index know them without that."""
         masks = (decode_mask(self.read_mask(index), self.mask_format) for index in range(len(self)))
         return np.frombuffer(b"".join(map(mask_digest, masks)), np.uint8).reshape(len(self), -1)
 
@@ -110,7 +109,7 @@ class Source(ABC):
         return self.classes
 
     def target_name(self, index: int) -> str:
-        """The target of sample `index` in words: its class, all that it has, or its numbers."""
+        """The target of sample `index` as text: its class, its classes, or its numbers."""
         if self.kind is Kind.masks:
             return self.mask_name(index)
         target = self.targets[index]

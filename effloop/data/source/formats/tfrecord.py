@@ -8,6 +8,7 @@ little-endian (tensorflow/core/lib/io/record_writer.h). A checksum is a masked C
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import struct
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,6 @@ import numpy as np
 
 from effloop.data.image.header import Encoded, read_header
 from effloop.data.source.base import Kind, printable, sources
-from effloop.data.source.formats.protobuf import BrokenMessageError, fields, varint
 from effloop.data.source.root import begins_with
 from effloop.data.source.storage.checksum import crc32c
 from effloop.data.source.storage.index import Entry, IndexWriter, write_index, write_names
@@ -31,6 +31,62 @@ from effloop.data.source.storage.shards import any_shard, check_complete
 from effloop.data.source.storage.targets import CLASSES, Targets, flags_of, row_of
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, register_writer
 from effloop.errors import DataError
+
+_64_BITS = (1 << 64) - 1
+
+# The wire format of protobuf: the fields of a message, each a varint of its number and kind (its tag), then its value.
+#
+# Kind 2 is "length, then bytes", 0 a varint, 1 and 5 are 8 and 4 bytes.
+
+Message = bytes | mmap.mmap
+"""What holds a message."""
+
+
+class BrokenMessageError(DataError):
+    """What holds no message of protobuf's."""
+
+    def __init__(self) -> None:
+        super().__init__("holds a protobuf message that can't be parsed")
+
+
+def fields(data: Message, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Tag, first byte and end of every field of the message `data[at:end]`.
+
+    Raises:
+        BrokenMessageError: it is none.
+    """
+    while at < end:
+        tag, at = varint(data, at, end) if data[at] > 127 else (data[at], at + 1)
+        kind = tag & 7
+        if kind == 2:
+            # Most have one byte: not calling varint for these makes a scan 1.2 times as fast.
+            size, at = (data[at], at + 1) if at < end and data[at] < 128 else varint(data, at, end)
+            stop = at + size
+        elif kind == 0:
+            _, stop = varint(data, at, end)
+        else:
+            stop = at + {1: 8, 5: 4}.get(kind, len(data))  # 3 and 4, groups, are in no message that is read
+        if stop > end or tag < 8:
+            raise BrokenMessageError
+        yield tag, at, stop
+        at = stop
+
+
+def varint(data: Message, at: int, end: int) -> tuple[int, int]:
+    """The unsigned 64-bit integer at `at`, and where it ends.
+
+    Raises:
+        BrokenMessageError: it doesn't end.
+    """
+    value = shift = 0
+    while at < end and shift < 70:
+        byte = data[at]
+        value |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 128:
+            return value & _64_BITS, at
+    raise BrokenMessageError
+
 
 # What TensorFlow Datasets writes beside its TFRecord files: `features.json`, which describes their features, and
 # `FEATURE.labels.txt`, the names of the classes.
@@ -122,7 +178,6 @@ _BYTES, _FLOATS, _INTEGERS = 1 << 3 | 2, 2 << 3 | 2, 3 << 3 | 2
 _FLOAT_FIELDS = (_FIRST, 1 << 3 | 5)  # packed or not
 _KINDS = {_BYTES: "bytes", _FLOATS: "floats", _INTEGERS: "integers"}
 _LONGEST = (1 << 31) - 1  # of a message
-_64_BITS = (1 << 64) - 1
 
 
 class Example:

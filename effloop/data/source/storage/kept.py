@@ -33,7 +33,7 @@ _opened: ContextVar[dict[Any, Any] | None] = ContextVar("_opened", default=None)
 
 @contextmanager
 def opening_once() -> Iterator[None]:
-    """Within it each split of a dataset is opened once, and each index compared with its dataset once.
+    """Context in which each split is opened once, and each index compared with its dataset once.
 
     Composing, starting ranks and building all open the data, and a comparison asks for the times of all folders.
     """
@@ -59,7 +59,7 @@ def once(key: Any, make: Callable[[], T]) -> T:
 
 
 def open_kept_for(name: str, index_dir: str | None, of: Any, write: Callable[[Path], None]) -> ColumnFile:
-    """What was made of a dataset: kept from an earlier run, otherwise written now.
+    """A file derived from a dataset: kept from an earlier run, otherwise written now.
 
     Args:
         name: of what it is.
