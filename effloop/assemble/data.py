@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +28,7 @@ class Data:
         val: the validation split.
         fingerprints: {split: its fingerprint}; of the files behind a URL `remote`, too, or `remote-KEY`.
         notes: lines for users.
-        download: says what it took, until then, to have the files behind a URL here.
+        download: what it took to have the files behind a URL here; empty for other data.
     """
 
     train: Loader
@@ -36,8 +36,8 @@ class Data:
     largest: Loader
     val: Loader
     fingerprints: dict[str, Any]
-    notes: Sequence[str] = ()
-    download: Callable[[], Mapping[str, float]] = dict
+    notes: Sequence[str]
+    download: Mapping[str, float]
 
     @property
     def classes(self) -> list[str]:
@@ -76,11 +76,7 @@ def build_data(environment: Environment) -> Data:
             "images; set data.val_split to a split of images that aren't trained on"
         )
         parallel.on_rank0(lambda: warn(notes[-1]))
-
-    def downloaded() -> Mapping[str, float]:
-        return {**download, **(train.windows.facts() if train.windows else {})}
-
-    return Data(train, batches, largest, val, fingerprints, notes, downloaded)
+    return Data(train, batches, largest, val, fingerprints, notes, download)
 
 
 def _stages(environment: Environment, train: Loader) -> tuple[BatchStream, Loader]:

@@ -134,10 +134,6 @@ def loader_for(config: Resolved, task: Task, source: Source, parallel: Slice, us
         plan = five_crops(plan)
     loader = _loader_of(config, task, plan, device, train=train)
     loader.ledger = ledger
-    if train and config.data.window is not None:
-        from effloop.assemble.window import windows_of
-
-        loader.windows = windows_of(config, plan.order, source, parallel)
     return loader
 
 
@@ -204,10 +200,6 @@ def _plan(config: Resolved, source: Source, parallel: Slice, *, train: bool, kin
 
         folder = getattr(config.data, "index_dir", None)
         order = BalancedOrder(**vars(order), draw=ClassDraw(source, config.data.balance, config.seed, folder))
-    if train and config.data.window is not None:
-        from effloop.assemble.window import window_order
-
-        order = window_order(config, source, order)
     if not len(order):
         raise ConfigError(
             f"batch_size: {order.global_batch} is more than the {len(source)} samples of {source.where}; "
@@ -216,7 +208,7 @@ def _plan(config: Resolved, source: Source, parallel: Slice, *, train: bool, kin
     decoder = decoders.build_for(config.data.channels, config.decode)
     limit = None if config.data.cache_gb is None else config.data.cache_gb * 1e9
     exact = engine_class(config.engine).exact  # DALI decodes by itself
-    kept = config.data.cache is not Cache.pixels and config.data.window is None
+    kept = config.data.cache is not Cache.pixels
     if exact and decoder.uses_indexes and kept:
         from effloop.data.source.entropy import with_indexes
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import effloop
 from effloop import config as configs
 from effloop.assemble.resolve import num_workers
@@ -26,7 +24,7 @@ def convert_data(options: ConvertOptions, overrides: list[str]) -> int:
     complete.
     """
     config = configs.compose(overrides)
-    uploads = uploads_of(options, download_folder(replace(config.data, window=None)))
+    uploads = uploads_of(options, download_folder(config.data))
     opened = open_splits(config, options.splits)
     if options.shuffle:
         opened["train"] = shuffled(opened["train"], config.seed)

@@ -71,8 +71,7 @@ def _draw(options: ShowOptions, config: Config, overrides: Sequence[str], run_di
         ConfigError, DataError: as `build_loader` does; or the picture would be too large.
     """
     epochs = options.epochs or (8 if options.split == "train" else 1)
-    tail = Tail.wrap if config.data.window is None else config.data.tail
-    few = replace(config, data=replace(config.data, tail=tail))  # there may be fewer than a batch has
+    few = replace(config, data=replace(config.data, tail=Tail.wrap))  # there may be fewer than a batch has
     with closing(build_loader(few, options.split)) as loader:
         source = loader.plan.source
         samples = min(options.samples, len(source))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from effloop.config import Config
 from effloop.data.source import Source
 from effloop.data.source.splits import open_part, open_split
-from effloop.errors import ConfigError, DataError, warn
+from effloop.errors import DataError, warn
 
 
 def open_splits(
@@ -22,11 +22,8 @@ def open_splits(
         refused: gets the line for a split that only `data.allow_missing_classes` makes possible to open; None raises.
 
     Raises:
-        ConfigError: the training split is never here as a whole.
         DataError: one can't be; where the other can, the line says how to take it alone.
     """
-    if config.data.window is not None and "train" in splits:
-        raise ConfigError("data.window: only training fetches a window after another; drop data.window to fetch all")
     opened: dict[str, Source] = {}
     failed: list[DataError] = []
     told: set[str] = set()  # of a division both splits may have the same problem

@@ -16,6 +16,7 @@ from effloop.config import guard, messages, typed
 from effloop.config.hydra_setup import compose_tree
 from effloop.config.plain import as_plain, holds_interpolation, plain_yaml
 from effloop.config.schema import Config, word
+from effloop.config.spelling import REMOVED
 from effloop.config.task_of_data import follow_data, with_task
 from effloop.data.remote.location import is_remote
 from effloop.errors import ConfigError
@@ -160,7 +161,7 @@ def from_dict(plain: Any, overrides: Sequence[str], where: str) -> Config:
     """
     registry.load_plugins()  # which may have one of the parts
     if isinstance(plain, dict):
-        plain = {"profile": {"name": "none"}, **plain}  # runs of earlier versions have no such part
+        plain = _without_removed({"profile": {"name": "none"}, **plain})  # runs of earlier versions have no profile
     parts = [plain.get(group) for group in Config.GROUPS] if isinstance(plain, dict) else [None]
     if not all(isinstance(part, dict) and "name" in part for part in parts):
         raise ConfigError(f"{where} is not a config that EffLoop wrote")
@@ -189,6 +190,17 @@ def from_dict(plain: Any, overrides: Sequence[str], where: str) -> Config:
                 OmegaConf.update(tree, override.key_or_group, override.value(), merge=True)
     assert isinstance(tree, DictConfig)
     return finish(tree, overrides)
+
+
+def _without_removed(plain: Mapping[Any, Any]) -> dict[Any, Any]:
+    """A saved config without keys that were removed since, where they are null."""
+
+    def kept(group: str, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        return {key: value for key, value in values.items() if value is not None or f"{group}.{key}" not in REMOVED}
+
+    return {group: kept(group, values) for group, values in plain.items()}
 
 
 def _unset_others(tree: Any, chosen: Mapping[str, Any], saved: Mapping[str, Any]) -> None:

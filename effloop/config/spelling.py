@@ -141,11 +141,19 @@ _OTHER_NAMES = {
 OTHER_NAMES = {name: key for key, names in _OTHER_NAMES.items() for name in names.split()}
 """Name in another framework -> key, or override."""
 
+REMOVED = {
+    "data.window": "all files behind a URL are fetched before training: set data.download_gb high enough for them, or "
+    "read shards as a stream, by MosaicML's streaming or WebDataset, in a loop of your own"
+}
+"""Key that EffLoop had -> what to do instead. In a config of that time it may still be null."""
+
 
 def unknown_key(
     key: str, keys: Mapping[str, Collection[str]], groups: Collection[str], chosen: Mapping[str, str]
 ) -> str:
     """The line for a key that the config doesn't have; arguments as of `suggestion`."""
+    if key in REMOVED:
+        return f"'{key}' was removed; {REMOVED[key]}"
     hint = suggestion(key, keys, groups, chosen) or f"see {PROGRAM} list keys"
     return f"'{key}' is not a key of the config; {hint}"
 

@@ -38,12 +38,9 @@ def check_samples(
         DataError: more samples can't be used; the message names the first 20, and says how many there are.
         ConfigError: an image is too small for the augmentation recipe.
     """
-    among = plan.source.present()
-    count = len(plan.source) if among is None else len(among)
+    count = len(plan.source)
     ids = np.unique(np.linspace(0, count - 1, min(limit, count)).astype(np.int64))
     bad_ones = plan.source.bad_samples()
-    if among is not None:
-        ids, bad_ones = among[ids], among.holding(bad_ones)
     if limit:
         ids = np.union1d(ids, bad_ones)
     known_bad = frozenset(bad_ones.tolist())

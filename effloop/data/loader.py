@@ -6,7 +6,6 @@ import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,16 +15,10 @@ from effloop.data.engine import Engine
 from effloop.data.ledger import Ledger
 from effloop.data.order import BatchRequest
 from effloop.data.plan import Plan
-from effloop.data.source import Kind, Source
+from effloop.data.source import Kind
 from effloop.data.source.counts import targets_of
 from effloop.data.transfer import Transfer
 from effloop.errors import ConfigError
-
-if TYPE_CHECKING:
-    from effloop.data.windows import Windows
-
-_NAMED = 8
-"""Samples in a message."""
 
 
 class Loader:
@@ -41,7 +34,6 @@ class Loader:
         engine: the workers that load it.
         transfer: copies it to the device and normalises it there.
         ledger: lists what `on_error=skip` did without; None where a bad sample is an error.
-        windows: has shards fetched as they are needed; None where all are here.
     """
 
     def __init__(self, plan: Plan, engine: Engine, transfer: Transfer, ledger: Ledger | None = None) -> None:
@@ -49,7 +41,6 @@ class Loader:
         self.engine = engine
         self.transfer = transfer
         self.ledger = ledger
-        self.windows: Windows | None = None
         self._epochs = itertools.count()
 
     def __iter__(self) -> Iterator[Batch]:
@@ -102,8 +93,7 @@ class Loader:
 
     def host_batches(self, epoch: int, samples_seen: int = 0) -> Iterator[Batch]:
         """What the engine loads for `epoch`, on the host; same arguments, same errors."""
-        batches = self.engine.stream(epoch, samples_seen)
-        return batches if self.windows is None else self.windows.following(epoch, samples_seen, batches)
+        return self.engine.stream(epoch, samples_seen)
 
     def samples(self, ids: Sequence[int], epoch: int = 0) -> Batch:
         """Some samples as the model sees them in an epoch, loaded by the calling thread.
@@ -116,23 +106,13 @@ class Loader:
             epoch: counted from 0.
 
         Raises:
-            ConfigError: no ids, or no such sample; or, with `data.window`, some are in no shard that is on this machine
-                or is being fetched.
+            ConfigError: no ids, or no such sample.
             DataError: a sample can't be read or decoded; the message names it.
         """
         numbers = _checked_ids(ids, len(self.plan.source))
         request = BatchRequest(epoch, numbers, np.ones(len(numbers), np.bool_))
         batch = self.plan.empty_batch(request)
-        if self.windows is None:
-            self.plan.amend(batch, self.plan.fill(request, batch.images, 0, len(batch)))
-        else:
-            from effloop.data.remote.window import NotHereError, without_waiting
-
-            try:
-                with without_waiting():
-                    self.plan.amend(batch, self.plan.fill(request, batch.images, 0, len(batch)))
-            except NotHereError as error:
-                raise ConfigError(f"{error}{_absent(self.plan.source, numbers)}") from None
+        self.plan.amend(batch, self.plan.fill(request, batch.images, 0, len(batch)))
         (moved,) = self.transfer.stream([batch], partial(self.plan.keys, epoch))
         return moved
 
@@ -160,15 +140,11 @@ class Loader:
             DataError: a sample can't be read or decoded; the message names it.
         """
         source = self.plan.source
-        here = source.present()
-        size = len(source) if here is None else len(here)
-        count = min(num_samples, size)
-        ends = np.array([0, size - 1])
-        first, last = (ends if here is None else here[ends]).tolist()
+        last = len(source) - 1
+        count = min(num_samples, len(source))
         if most is not None:  # the recipe decides the images' size, so one is loaded to see
-            count = min(count, most(ImageSize(*self.samples([first]).images.shape[-2:])))
-        places = np.unique(np.linspace(0, size - 1, count).astype(np.int64))
-        ids = (places if here is None else here[places]).tolist()
+            count = min(count, most(ImageSize(*self.samples([0]).images.shape[-2:])))
+        ids = np.unique(np.linspace(0, last, count).astype(np.int64)).tolist()
         mix = self.transfer.mix
         others = [last] * (len(ids) == 1 and mix is not None and mix.on)  # the one shown is 0
         columns, masks = [], []
@@ -187,17 +163,6 @@ class Loader:
     def close(self) -> None:
         """End workers that outlive an epoch, once the loader is no longer needed."""
         self.engine.close()
-        if self.windows is not None:
-            self.windows.close()
-
-
-def _absent(source: Source, ids: NDArray[np.int64]) -> str:
-    """The absent samples, for an error message."""
-    here = source.present()
-    assert here is not None
-    absent = np.setdiff1d(ids, here.holding(ids))
-    some = ", ".join(map(str, absent[:_NAMED].tolist())) + ", …" * (len(absent) > _NAMED)
-    return f"; of the {len(ids):,} samples {len(absent):,} are not here: {some}" if len(absent) else ""
 
 
 def _checked_ids(ids: Sequence[int], count: int) -> NDArray[np.int64]:

@@ -182,10 +182,8 @@ def _program(trained: Trained, form: Format, options: ExportOptions) -> tuple[An
 
 
 def _chosen(source: Source, trained: Trained, count: int) -> NDArray[np.int64]:
-    """Which samples int8 is calibrated by: of those that are on this machine."""
-    here, random = source.present(), np.random.default_rng(trained.config.seed)
-    places = random.permutation(len(source) if here is None else len(here))[:count]
-    return places if here is None else here[places]
+    """Which samples int8 is calibrated by."""
+    return np.random.default_rng(trained.config.seed).permutation(len(source))[:count]
 
 
 def calibration_images(trained: Trained, count: int, batch: int | None = None) -> list[Tensor]:
@@ -193,7 +191,7 @@ def calibration_images(trained: Trained, count: int, batch: int | None = None) -
 
     Args:
         trained: whose data is loaded.
-        count: how many, or all there are on this machine.
+        count: how many, or all there are.
         batch: how many each batch has to have; None is any number.
     """
     with closing(trained.loader("train")) as loader:

@@ -24,7 +24,6 @@ from effloop.checkpoint import files
 from effloop.config import Config
 from effloop.config.typed import key_of
 from effloop.data.loader import Loader
-from effloop.data.remote.location import is_remote
 from effloop.data.source import Source, sources
 from effloop.data.source.auto import AutoConfig
 from effloop.data.source.base import WHOLE, NoSplitError
@@ -43,18 +42,15 @@ from effloop.train.evaluation import ONE_VIEW, Collector, Scorer, Views, compare
 def config_of(facts: Mapping[str, Any], overrides: Sequence[str], path: Path) -> Config:
     """The config that a model was trained by, with overrides, for a single process that doesn't compile.
 
-    Other data than the run's isn't divided as the run's is, unless an override says so, nor read in windows if it is
-    on this machine.
+    Other data than the run's isn't divided as the run's is, unless an override says so.
 
     Raises:
         ConfigError: it is none, or an override is invalid.
     """
     alone = {**facts["config"], "parallel": {"name": "none"}, "compile": False, "resume": None}
     keys = {key_of(override) for override in overrides}
-    if alone["data"].get("window") and "data.root" in keys and "data.window" not in keys:
-        whole = {**alone, "data": {**alone["data"], "window": None}}
-        if not is_remote(configs.from_dict(whole, overrides, f"the config in {path}").data.root or ""):
-            alone = whole
+    # A run of an earlier version may have set the removed `data.window`, which a trained model doesn't depend on.
+    alone["data"] = {key: value for key, value in alone["data"].items() if key != "window"}
     config = configs.from_dict(alone, overrides, f"the config in {path}")
     if not config.data.divides or "data.root" not in keys or keys & {"data.val", "data.folds", "data.fold"}:
         return config

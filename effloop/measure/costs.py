@@ -134,8 +134,6 @@ def _busy_seconds() -> float:
 
 _RUN = 16  # samples that are prepared at a time, as engines do
 _PAGE = 4096
-_PLACES = 4096
-"""Samples that are looked at, at most, where only some are here."""
 _CACHES = 128 << 20  # bytes, more than most processors' caches
 
 
@@ -208,11 +206,8 @@ def loading_costs(plan: Plan, seconds: float, *, most: int = 512, at_once: int =
 
 
 def short_requests(plan: Plan, most: int, at_once: int = _RUN) -> Iterator[BatchRequest]:
-    """Up to `most` samples of the first epoch in its order, a few at a time; where only some are here, any of these."""
+    """Up to `most` samples of the first epoch in its order, a few at a time."""
     ids: Iterator[np.int64] = itertools.chain.from_iterable(request.ids[request.valid] for request in plan.requests(0))
-    if (here := plan.source.present()) is not None:
-        places = np.unique(np.linspace(0, len(here) - 1, min(len(here), _PLACES)).astype(np.int64))
-        ids = iter(here[np.random.default_rng(plan.seed).permutation(places)])
     while run := list(itertools.islice(ids, min(at_once, most))):
         most -= len(run)
         yield BatchRequest(0, np.array(run, np.int64), np.ones(len(run), np.bool_))

@@ -480,10 +480,8 @@ def _cache(split: str, source: Source, decoded: Sequence[int]) -> Part:
 def _image_bytes(loader: Loader) -> list[tuple[int, int]]:
     """What each of a few images, with its mask, takes: encoded, which is 0 where files are mapped, and decoded."""
     source, decoder = loader.plan.source, loader.plan.decoder
-    found, here = [], source.present()
-    count = len(source) if here is None else len(here)
-    places = np.unique(np.linspace(0, count - 1, min(count, _SAMPLES)).astype(np.int64))
-    for sample in (places if here is None else here[places]).tolist():
+    found, count = [], len(source)
+    for sample in np.unique(np.linspace(0, count - 1, min(count, _SAMPLES)).astype(np.int64)).tolist():
         with suppress(DataError):  # loading it will say so
             data = source.read(sample)
             height, width = decoder.size(data)

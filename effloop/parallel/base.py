@@ -126,9 +126,6 @@ class Parallel(ABC):
     def monitored(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the same batches, counted for the watchdog, which finds ranks that hang."""
 
-    def fetches(self) -> None:  # noqa: B027  only ranks have a watchdog
-        """Called several times a second while this rank waits for data that is being fetched."""
-
     @abstractmethod
     def close(self) -> None:
         """Leave the group of ranks."""

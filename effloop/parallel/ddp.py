@@ -334,9 +334,6 @@ class Ddp(Parallel):
     def monitored(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         return self._watchdog.batches(batches)
 
-    def fetches(self) -> None:
-        self._watchdog.fetches()
-
     def close(self) -> None:
         """Wait for the other ranks, which may still need this one, stop the watchdog, and leave the group."""
         if not dist.is_initialized():

@@ -28,8 +28,6 @@ class Slice(Protocol):
     def sharing(self) -> int: ...
     @property
     def device(self) -> torch.device: ...
-    def fetches(self) -> None:
-        """Called several times a second while it waits for data that is being fetched."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +38,6 @@ class OwnSlice:
     world_size: int
     sharing: int
     device: torch.device
-
-    def fetches(self) -> None:
-        """Nobody has to know."""
 
 
 def own_slice(device: torch.device) -> OwnSlice:

@@ -223,7 +223,7 @@ class Watchdog:
         self._phase, self._collective, self._idle = "", "", "before the first batch"
         self._number, self._loop, self._closed = 0, threading.get_ident(), threading.Event()
         self._trained, self._own_s, self._all_s = 0, 0.0, 0.0
-        self._stragglers, self._fetched = Stragglers(warn), 0.0
+        self._stragglers = Stragglers(warn)
         self._thread = threading.Thread(target=self._run, daemon=True, name="effloop-watch")
 
     def start(self) -> None:
@@ -269,10 +269,6 @@ class Watchdog:
             self._collective = ""
             self._steps += 1
 
-    def fetches(self) -> None:
-        """This rank waits for data that is being fetched, and doesn't hang; for those that wait for it, it may."""
-        self._fetched = time.monotonic()
-
     def close(self) -> None:
         """Stop watching; other ranks may have ended by now."""
         atexit.unregister(self.close)
@@ -307,7 +303,7 @@ class Watchdog:
         before = compared = since
         while not self._sampled():
             now = time.monotonic()
-            watched = (bool(self._phase) or self._waits()) and now - self._fetched > self._every_s + 1
+            watched = bool(self._phase) or self._waits()
             if self._steps != steps or not watched or now - before > 3 * self._every_s + 1:
                 steps, since = self._steps, now  # progress; or the whole process, or machine, was suspended
             before = now
@@ -318,7 +314,7 @@ class Watchdog:
                     self._compare(store)
             if now - since >= self._timeout_s:
                 stall = self._find_stall(store)
-                if self._steps == steps and self._fetched < now and not self._closed.is_set():
+                if self._steps == steps and not self._closed.is_set():
                     self._end(stall)
                     return
                 before = time.monotonic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -92,11 +93,11 @@ class Recorder:
 
     Attributes:
         review: maps a run's `Efficiency`, at its end, to stages, verdict and override; None skips that.
-        download: gives the summary's entry about fetching remote data; empty for other data.
+        download: what it took to have remote data here, for the summary; empty for other data.
     """
 
     review: Callable[[Any], Mapping[str, Any]] | None = None
-    download: Callable[[], Mapping[str, float]] = dict
+    download: Mapping[str, float] = MappingProxyType({})
 
     def __enter__(self) -> Recorder:
         return self

@@ -413,8 +413,8 @@ class RunRecorder(Recorder):
             "time": times,
             "efficiency": efficiency,
         }
-        if download := self.download():
-            full["download"] = download
+        if self.download:
+            full["download"] = dict(self.download)
         if skipped := counted(self._skipped.read()):
             full["skipped"] = skipped
         for line in efficiency.lines():

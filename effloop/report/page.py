@@ -82,15 +82,7 @@ def download_line(run: RunRecord) -> str:
     speed = f", {found['mb_per_s']:,.1f} MB/s" if found["fetched_bytes"] else ""
     line = f"{found['fetched_bytes'] / 1e6:,.1f} of {found['bytes'] / 1e6:,.1f} MB fetched{speed}"
     line += f"; {found['hit_rate']:.1%} of the bytes were there already"
-    return line + _in_windows(run.summary["download"])
-
-
-def _in_windows(told: Mapping[str, object]) -> str:
-    """What `data.window` has fetched while the run trained; empty without."""
-    if "window_bytes" not in told:
-        return ""
-    count, speed, wait = (as_number(told.get(f"window_{name}")) for name in ("bytes", "mb_per_s", "wait_s"))
-    return f"; then {count / 1e6:,.1f} MB by data.window, {speed:,.1f} MB/s, of which batches waited {wait:,.1f} s"
+    return line
 
 
 # Evaluations of runs for the report's page.

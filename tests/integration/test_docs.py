@@ -283,7 +283,6 @@ NEEDS = {
     "data=cifar": "data.root=.",
     "data=hf": "data.root=.",
     "data=parquet": "data.root=.",
-    "data.window": "data=folder data.root=https://host/set",
     "data.val_split=null": "data.val=0.2",
     "checkpoint.best_by=mae": "task=regression",
     "data.targets": "data=csv data.root=.",

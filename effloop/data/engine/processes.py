@@ -280,11 +280,6 @@ class Pool:
         """Whether this process started the workers; a fork of it must not talk to them."""
         return os.getpid() == self._pid
 
-    @property
-    def busy(self) -> bool:
-        """Whether batches were submitted, perhaps cancelled, that aren't known to be loaded."""
-        return bool(self._pending)
-
     def submit(self, request: BatchRequest, number: int) -> PendingBatch:
         """Start loading a batch.
 
@@ -552,8 +547,6 @@ class ProcessEngine(Engine):
             pool.cancel(pending)
 
     def _get_pool(self) -> Pool:
-        if self.pool is not None and self.pool.busy and self.plan.source.present() is not None:
-            self.pool.stop(0)  # workers may wait for shards that only an epoch that was left has asked for
         if self.pool is None or self.pool.ended or not self.pool.owned:
             self.close()
             config, plan = self.config, self.plan

@@ -58,7 +58,7 @@ class ThreadEngine(Engine):
         started: deque[tuple[Batch, _PendingBatch]] = deque()
         run_length = self.config.resolve_run_length(self.plan.order.batch_per_rank, self.num_workers)
         pool = DaemonThreads(self.num_workers, "effloop-load")
-        queue = _Queue(in_turn=self.plan.source.present() is not None)
+        queue = _Queue()
         result = partial(self._result, pool)
         try:
             for request in self.plan.requests(epoch, samples_seen):
@@ -87,30 +87,18 @@ class ThreadEngine(Engine):
 
 
 class _Queue:
-    """Lets two batches load at a time, so that the encoded images of at most two are in memory.
+    """Lets two batches load at a time, so that the encoded images of at most two are in memory."""
 
-    Args:
-        in_turn: begin to read one only once decoding of the one before it is submitted. Where reading waits
-            for shards that come when a batch was trained on, those that read would else keep that one from being
-            decoded.
-    """
-
-    def __init__(self, *, in_turn: bool) -> None:
+    def __init__(self) -> None:
         self._waiting: deque[_PendingBatch] = deque()
-        self._free, self._in_turn, self._reading = 2, in_turn, False
+        self._free = 2
         self._lock = threading.Lock()
 
     def add(self, pending: _PendingBatch) -> None:
         """Start a batch when it is its turn."""
         pending.done.add_done_callback(self._ended)
-        pending.drawn = self._drawn
         with self._lock:
             self._waiting.append(pending)
-        self._next()
-
-    def _drawn(self) -> None:
-        with self._lock:
-            self._reading = False
         self._next()
 
     def _ended(self, _: Future[None]) -> None:
@@ -120,10 +108,10 @@ class _Queue:
 
     def _next(self) -> None:
         with self._lock:
-            if not (self._waiting and self._free) or self._reading:
+            if not (self._waiting and self._free):
                 return
             self._free -= 1
-            pending, self._reading = self._waiting.popleft(), self._in_turn
+            pending = self._waiting.popleft()
         pending.start()
 
 
@@ -139,7 +127,6 @@ class _PendingBatch:
         self.runs = [slice(start, start + run_length) for start in range(0, len(self.ids), run_length)]
         self.skipped: list[Skipped] = []
         self.done: Future[None] = Future()
-        self.drawn: Callable[[], None] = lambda: None  # called once all is read and decoding is submitted
         self._read_runs: dict[int, Read] = {}
         self._failed: tuple[int, BaseException] | None = None  # the first run that failed, not the first in time
         self._left = 0
@@ -151,7 +138,6 @@ class _PendingBatch:
             self._map_runs(self._read, self._draw)
         else:  # a rank's part of a last batch may be all padding
             self.done.set_result(None)
-            self.drawn()
 
     def clear(self) -> None:
         """Drop the exception, whose traceback refers to this object."""
@@ -206,7 +192,6 @@ class _PendingBatch:
             at = accumulate((len(self.ids[run]) for run in read), initial=0)
             places = {run.start: place for run, place in zip(read, at, strict=False)} if prepared else {}
             self._map_runs(partial(self._decode, prepared, places), self._finish)
-            self.drawn()
 
     def _decode(self, prepared: Prepared | None, places: Mapping[int, int], run: slice) -> None:
         place, count = places.get(run.start), len(self.ids[run])

@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -98,11 +98,6 @@ class Cache:
     def _manifest_path(self, name: str) -> Path:
         return self.folder / "data" / f"{name}.json"
 
-    def room(self, limit: float | None) -> float:
-        """Bytes that the folder may have, by a limit or the free disk."""
-        held = sum(_bytes_on_disk(path) for path in (self.folder / "objects").iterdir())
-        return limit if limit is not None else held + _SHARE * shutil.disk_usage(self.folder).free
-
     def make_room(self, manifest: Manifest, limit: float | None) -> None:
         """Remove datasets that no process uses, those first whose last use is longest ago, until this one fits.
 
@@ -127,16 +122,6 @@ class Cache:
                     raise ConfigError(self._too_large(manifest, needed, room, limit))
                 path.unlink(missing_ok=True)
                 total -= held.get(path, 0)
-
-    def remove(self, manifest: Manifest) -> None:
-        """Remove the files of a dataset, and what isn't whole of them."""
-        for path in self._contents(manifest):
-            path.unlink(missing_ok=True)
-
-    def held(self, manifest: Manifest, files: Iterable[RemoteFile]) -> set[RemoteFile]:
-        """Those of some files that are here, or a part of them."""
-        names = {path.name.partition(".")[0] for path in (self.folder / "objects").iterdir()}
-        return {file for file in files if file.identity(manifest.place) in names}
 
     def _contents(self, manifest: Manifest) -> set[Path]:
         """The contents of a dataset, and what isn't whole of them."""

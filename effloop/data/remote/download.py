@@ -1,20 +1,17 @@
 """The process that lists and fetches: `python -m effloop.data.remote.download`, started by `fetch`.
 
 It reads a line of JSON, writes the path of a manifest, waits for a line, and fetches. What it says is a line of JSON:
-{"manifest": PATH}, {"linked": true} where it waits for the names of the shards, {"total": N} bytes to come,
+{"manifest": PATH}, {"total": N} bytes to come,
 {"bytes": N} of what has come since, {"done": true, "files": N, "size": BYTES} or {"error": LINE, "kind": NAME}.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +22,11 @@ from effloop.data.remote.location import Location
 from effloop.data.remote.manifest import Manifest
 from effloop.data.remote.part import Part
 from effloop.data.remote.store import Attempts, ChangedError, FetchError, Store, retried, steady
-from effloop.data.remote.window import TAKEN, WindowState
-from effloop.data.remote.window_room import before_training
 from effloop.errors import ConfigError
 from effloop.system.files import describe_failure
 
 CHUNK_BYTES = 16 << 20
 """What a thread asks for at once, and what a killed process begins again."""
-_POLL_S = 0.1
 
 
 class Download:
@@ -138,40 +132,12 @@ def _run(asked: dict[str, Any]) -> None:
         used = cache.use(manifest)  # and so does the process that has asked, before this one goes on
         say(manifest=str(cache.view(manifest).with_suffix(".json")))
         sys.stdin.readline()
-        part = _but_shards(asked, store, manifest, cache) if asked["window"] else manifest
-        if missing := cache.missing(part):
+        if missing := cache.missing(manifest):
             say(total=sum(file.size for file in missing))
-            _fetch(store, part, cache, asked)
+            _fetch(store, manifest, cache, asked)
         cache.link(manifest)
         used.close()
-    say(done=True, files=len(part.files), size=part.bytes)
-
-
-def _but_shards(asked: dict[str, Any], store: Store, manifest: Manifest, cache: Cache) -> Manifest:
-    """The files that are fetched now where shards are fetched later: by names, and files that say which are shards."""
-    first = replace(manifest, files=tuple(file for file in manifest.files if manifest.name(file) in asked["first"]))
-    if cache.missing(first):
-        _fetch(store, first, cache, asked)
-    cache.link(manifest)
-    say(linked=True)
-    names = frozenset(json.loads(sys.stdin.readline()))
-    shards = replace(manifest, files=tuple(file for file in manifest.files if manifest.name(file) in names))
-    state = WindowState(cache.view(manifest))
-
-    def planned() -> Manifest:
-        there = len(shards.files) - len(cache.missing(shards))
-        return before_training(manifest, names, asked["window"], cache.room(asked["limit"]), there)
-
-    part = planned()
-    while {*cache.missing(part)} & {*shards.files} and state.is_fetched() and not state.is_silent():
-        time.sleep(_POLL_S)  # a rank that has begun earlier goes through the shards, to find what is in them
-        part = planned()
-    if cache.missing(part) and state.is_fetched():
-        raise ConfigError(f"data.window: {TAKEN}")
-    if cache.missing(part):  # shards of an earlier run may be in its way
-        cache.remove(shards)
-        part = planned()
-    return part
+    say(done=True, files=len(manifest.files), size=manifest.bytes)
 
 
 def _fetch(store: Store, manifest: Manifest, cache: Cache, asked: dict[str, Any]) -> None:

@@ -18,7 +18,6 @@ from effloop.data.remote.fetched import Fetched
 from effloop.data.remote.location import Location, this_process
 from effloop.data.remote.manifest import Manifest
 from effloop.data.remote.progress import ByteMeter
-from effloop.data.remote.window_room import Window
 from effloop.errors import ConfigError, DataError, EffLoopError, warn
 from effloop.system.files import describe_failure
 
@@ -46,7 +45,7 @@ _opened: dict[tuple[str, str], _Opened] = {}
 _failed: dict[tuple[str, str], tuple[float, EffLoopError]] = {}
 
 
-def local_root(root: str, folder: Path, limit_gb: float | None = None, window: Window | None = None) -> Path:
+def local_root(root: str, folder: Path, limit_gb: float | None = None) -> Path:
     """Where the files of a remote `data.root` are on this machine: listed, and fetched where they are missing.
 
     That is done once by a process, and by none that another one has started which did.
@@ -55,7 +54,6 @@ def local_root(root: str, folder: Path, limit_gb: float | None = None, window: W
         root: a URL.
         folder: for what is fetched.
         limit_gb: 10^9 bytes that it may have; None is 80 % of the free disk.
-        window: of shards that are fetched later; None fetches all.
 
     Raises:
         ConfigError, DataError: they can't be listed or fetched, or don't fit.
@@ -65,7 +63,7 @@ def local_root(root: str, folder: Path, limit_gb: float | None = None, window: W
         raise _failed[key][1]
     if key not in _opened:
         try:
-            _opened[key] = _inherited(root, folder, whole=window is None) or _open(root, folder, limit_gb, window)
+            _opened[key] = _inherited(root, folder) or _open(root, folder, limit_gb)
         except OSError as error:
             path = Path(os.fsdecode(error.filename)) if error.filename else folder
             raise ConfigError(f"data.download_dir: {describe_failure(path, error)}; set another folder") from None
@@ -124,27 +122,26 @@ def _passed_on() -> list[Any]:
         return []
 
 
-def _inherited(root: str, folder: Path, *, whole: bool) -> _Opened | None:
+def _inherited(root: str, folder: Path) -> _Opened | None:
     """What a process has found that this one was started from, which may have ended since."""
     for known, kept, path, name, facts in _passed_on():
         if (known, kept) == (root, str(folder)) and os.path.exists(path):
-            return _there(Cache(folder), name, facts, whole=whole)
+            return _there(Cache(folder), name, facts)
     return None
 
 
-def _open(root: str, folder: Path, limit_gb: float | None, window: Window | None) -> _Opened:
+def _open(root: str, folder: Path, limit_gb: float | None) -> _Opened:
     location, cache = Location.of(root), Cache(folder)
     began = time.monotonic()
     with cache.fetching(location.place, warn, lambda: this_process.told()) as (lock, before):
-        if found := _just_listed(before, root, cache, whole=window is None):
+        if found := _just_listed(before, root, cache):
             return found
         limit = None if limit_gb is None else limit_gb * 1e9
         asked: dict[str, Any] = {"root": root, "folder": str(folder), "limit": limit, "chunk_bytes": CHUNK_BYTES}
-        asked |= {"first": [*window.first], "window": window.count} if window else {"window": None}
         with ByteMeter(root) as meter:  # of all starts
             for start in range(1, _STARTS + 1):
                 try:
-                    manifest, used, there = _fetch(asked, cache, lock, window, meter)
+                    manifest, used, there = _fetch(asked, cache, lock, meter)
                     break
                 except EndedError as error:
                     if start == _STARTS:
@@ -161,7 +158,7 @@ def _recent(roots: Mapping[str, Any]) -> dict[str, Any]:
     return dict(sorted(roots.items(), key=lambda each: each[1]["listed"])[-_KNOWN:])
 
 
-def _just_listed(before: Mapping[str, Any], root: str, cache: Cache, *, whole: bool) -> _Opened | None:
+def _just_listed(before: Mapping[str, Any], root: str, cache: Cache) -> _Opened | None:
     """What another rank of this machine, or another run, has fetched while this one has waited."""
     found = before.get("roots", {}).get(root)
     if found is None or found["listed"] < this_process.began:
@@ -169,30 +166,29 @@ def _just_listed(before: Mapping[str, Any], root: str, cache: Cache, *, whole: b
     facts = found["fetched"]
     if not (this_process.run and this_process.run == found.get("by")):  # it is in the figures of another run
         facts = {**facts, "fetched_bytes": 0}
-    return _there(cache, found["name"], facts, whole=whole)
+    return _there(cache, found["name"], facts)
 
 
-def _there(cache: Cache, name: str, facts: Mapping[str, Any], *, whole: bool) -> _Opened | None:
+def _there(cache: Cache, name: str, facts: Mapping[str, Any]) -> _Opened | None:
     """A dataset that another process has listed, kept from being removed; None if it is gone, or not whole.
 
     Args:
         cache: where it is.
         name: of its folder.
         facts: what it took to have it here.
-        whole: whether all of its files have to be here.
     """
     manifest = Manifest.read(cache.folder / "data" / f"{name}.json")
     if manifest is None:
         return None
     used = cache.use(manifest)
-    if whole and cache.missing(manifest):
+    if cache.missing(manifest):
         used.close()
         return None
     return _Opened(cache.root(manifest), manifest, Fetched(**facts), cache.folder, used)
 
 
 def _fetch(
-    asked: Mapping[str, Any], cache: Cache, lock: IO[str], window: Window | None, meter: ByteMeter
+    asked: Mapping[str, Any], cache: Cache, lock: IO[str], meter: ByteMeter
 ) -> tuple[Manifest, IO[str], tuple[int, int]]:
     """Have a process list and fetch; the meter gets the bytes that come.
 
@@ -214,10 +210,6 @@ def _fetch(
                 assert manifest is not None
                 used = kept.enter_context(cache.use(manifest))
                 child.write("go")
-            if "linked" in message:
-                assert window is not None
-                assert manifest is not None
-                child.write(json.dumps(window.shards_of(cache.root(manifest))))
             meter.total = meter.total or message.get("total", 0)
             if "bytes" in message:
                 meter.advance(message["bytes"])

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
-from pathlib import Path
 from urllib.parse import quote, unquote
 
 from effloop.errors import ConfigError, printable
@@ -26,9 +25,6 @@ _NO_TEXT = re.compile("[\ud800-\udfff]")
 _HTTP = ("http", "https")
 _PLAIN = "/:[]!$&'()*+,;=@~"
 """What may stand as it is in the path of a URL; a `%` in a name may not."""
-
-_CONTENT = re.compile(r"/objects/[0-9a-f]{64}$")
-"""What a link to a fetched file points to."""
 
 
 @dataclass
@@ -49,11 +45,6 @@ class ThisProcess:
 
 
 this_process = ThisProcess(time.time(), lambda: None)
-
-
-def is_file(path: Path) -> bool:
-    """Whether a path is a file, or a link of a dataset to one that isn't here yet."""
-    return path.is_file() or (path.is_symlink() and _CONTENT.search(os.readlink(path)) is not None)
 
 
 def is_remote(root: str | None) -> bool:

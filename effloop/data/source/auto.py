@@ -53,29 +53,10 @@ class AutoConfig(DataConfig):
         super().__post_init__()
         if found := _HUB.fullmatch(self.root or ""):
             revision = f" data.revision={found[2]}" if found[2] else ""
-            if self.window is not None:
-                raise ConfigError(
-                    f"data.root: '{self.root}' is a dataset of Hugging Face's hub; with data.window set its format, "
-                    "data=parquet or tar"
-                )
             raise ConfigError(
                 f"data.root: '{self.root}' is a dataset of Hugging Face's hub; set data=hf data.root={found[1]}"
                 f"{revision}"
             )
-
-    def shards_in(self, root: Path) -> list[str]:
-        from effloop.data.source.storage.scanned import IndexedConfig
-
-        shared = {field.name: getattr(self, field.name) for field in fields(DataConfig)}
-        for name in _formats():
-            of = sources[name].config
-            if issubclass(of, IndexedConfig) and (found := of(**{**shared, "name": name}).named_shards(root)):
-                return found
-        raise ConfigError(
-            f"data.window: '{self.root}' has no shards of the split '{self.train_split}', by the names of its files: "
-            "tar, TFRecord, RecordIO or parquet; set data.train_split=NAME, data.root=URL of their folder, or drop "
-            "data.window"
-        )
 
     def found(self) -> DataConfig:
         name = "embedded" if self.root is None else _format_of(self)

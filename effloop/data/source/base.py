@@ -16,7 +16,6 @@ from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded
 from effloop.data.image.mask import PLAIN, MaskFormat, decode_mask, mask_digest
 from effloop.data.in_progress import in_progress
-from effloop.data.source.ranges import Ranges
 from effloop.errors import DataError
 from effloop.registry import Registry
 from effloop.system.cached import cached_property
@@ -119,10 +118,6 @@ class Source(ABC):
 
     def __len__(self) -> int:
         return len(self.targets)
-
-    def present(self) -> Ranges | None:
-        """The samples that are on this machine; None where all are."""
-        return None
 
     @abstractmethod
     def read(self, index: int) -> Encoded:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
 from typing import Any, ClassVar
 
 from omegaconf import MISSING
@@ -75,10 +74,6 @@ class DataConfig(PartConfig):
             one; null is $XDG_CACHE_HOME/effloop/remote or ~/.cache/effloop/remote.
         download_gb: GB (10^9 bytes) that this folder may have; data that no run uses is removed for it. null is 80 % of
             the free disk.
-        window: how many shards of a URL's training split are here at a time, where they don't all fit: tar, TFRecord,
-            RecordIO or uncompressed parquet. An epoch takes one window of shards after the other, in shuffled order,
-            and shuffles the samples of each; the next window is fetched meanwhile. Shards without the index that
-            `effloop convert` writes are fetched once more, before the first run. null: all shards are here.
         channels: 3 is RGB. 1 is grey, from the decoder to the model, in a third of the memory: of a colour JPEG its
             luminance as it is stored, of other colours Pillow's formula (0.299 R + 0.587 G + 0.114 B).
         mean, std: (R, G, B) in units of 0-1, used to normalize on the device. If both are null, images stay uint8. With
@@ -108,7 +103,6 @@ class DataConfig(PartConfig):
     cache_gb: float | None = None
     download_dir: str | None = None
     download_gb: float | None = None
-    window: int | None = None
     channels: int = 3
     mean: list[float] | None = field(default_factory=lambda: [0.485, 0.456, 0.406])  # ImageNet's
     std: list[float] | None = field(default_factory=lambda: [0.229, 0.224, 0.225])
@@ -133,51 +127,6 @@ class DataConfig(PartConfig):
         if not 0 <= self.balance <= 1:
             raise ConfigError(f"data.balance: {self.balance} is not allowed; set a number from 0 to 1")
         self._check_division()
-        if self.window is not None:
-            self._check_window(self.window)
-
-    def _check_window(self, window: int) -> None:
-        if window < 1:
-            raise ConfigError(f"data.window: {window} is not allowed; set a number of shards above 0, or null")
-        if not self.root_is_path:
-            raise ConfigError(
-                f"data.window: {window} is for data behind a URL; set data=parquet or tar, and "
-                f"data.root=hf://datasets/{self.root} instead of data={self.name}"
-            )
-        if not is_remote(self.root or "") and self.root != MISSING:
-            raise ConfigError(
-                f"data.window: {window} is for data behind a URL, and data.root='{self.root}' is on this machine; drop "
-                "data.window"
-            )
-        others = {"balance": self.balance, "val": self.val, "fold": self.fold, "group": self.group}
-        for key, value in others.items():
-            if value:
-                raise ConfigError(f"data.{key}: {value} needs all samples, data.window={window} has some; drop one")
-        for key, value, fix in (("tail", self.tail.value, "drop"), ("cache", self.cache.value, "none")):
-            if value != fix:
-                raise ConfigError(f"data.{key}: {value} is not allowed with data.window={window}; set data.{key}={fix}")
-        if self.allow_missing_classes or self.val_split == self.train_split:
-            key = "allow_missing_classes" if self.allow_missing_classes else "val_split"
-            raise ConfigError(
-                f"data.{key}: {getattr(self, key)} is not allowed with data.window={window}, whose validation split is "
-                f"another one of the same classes; drop data.{key}"
-            )
-
-    def shards_in(self, root: Path) -> list[str]:
-        """The names of the training split's shards, of which only some may be here.
-
-        Args:
-            root: `data.root`, with an index of the shards or README.md, if there are any, and links to where all other
-                files will be.
-
-        Raises:
-            ConfigError: this format has no shards.
-            DataError: they can't be told from other files, or what lists them is damaged.
-        """
-        raise ConfigError(
-            f"data.window: data={self.name} can't read some shards of '{self.root}' only; use data=tar, tfrecord, "
-            "recordio or parquet, or drop data.window"
-        )
 
     def _check_normalisation(self) -> None:
         finite, positive = "one finite number", "a number above 0"

@@ -30,11 +30,8 @@ def expand_root(config: DataConfig) -> Path:
         raise ConfigError(f"data.root is missing; data={config.name} needs it: set data.root=PATH")
     if is_remote(config.root):
         from effloop.data.remote.fetch import local_root
-        from effloop.data.remote.window_room import Window
 
-        first = (f"{config.train_split}.index", CARD)
-        window = None if config.window is None else Window(config.window, first, config.shards_in)
-        return local_root(config.root, download_folder(config), config.download_gb, window)
+        return local_root(config.root, download_folder(config), config.download_gb)
     root = Path(os.path.expanduser(config.root))
     try:
         mode = os.stat(root).st_mode
@@ -81,14 +78,10 @@ def fetch_all(config: DataConfig) -> bool:
 
 
 def download_folder(config: DataConfig) -> Path:
-    """`data.download_dir`, or a folder in the user's cache folder where that is None; with `data.window` a folder in
-    it, as what is there comes and goes.
-    """
+    """`data.download_dir`, or a folder in the user's cache folder where that is None."""
     if config.download_dir:
-        folder = Path(config.download_dir).expanduser().absolute()
-    else:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "effloop" / "remote"
-    return folder if config.window is None else folder / "window"
+        return Path(config.download_dir).expanduser().absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "effloop" / "remote"
 
 
 def remote_files(config: DataConfig) -> dict[str, Manifest]:

@@ -12,7 +12,6 @@ from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded
 from effloop.data.random import Permutation
 from effloop.data.source.base import Kind, Source, at_most, fingerprint_of
-from effloop.data.source.ranges import Ranges
 from effloop.system.cached import cached_property
 
 _FACTS = ("kind", "note", "columns", "stores_indexes", "mask_format", "about", "targets_note", "has_checksums")
@@ -95,12 +94,6 @@ class View(Source):
     @property
     def _reads_stored(self) -> bool:
         return type(self).read is View.read
-
-    def present(self) -> Ranges | None:
-        here = self.source.present()
-        if here is None or self.ids is None:
-            return here
-        return Ranges.of_each(np.flatnonzero(np.isin(self.ids, here.holding(self.ids))))
 
     def read(self, index: int) -> Encoded:
         return self.source.read(self._at(index))

@@ -153,24 +153,6 @@ def test_what_goes_on_is_left_alone():
     assert not found
 
 
-def test_who_waits_for_data_that_is_being_fetched_is_left_alone():
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    found: list[Stall] = []
-    watch = Watchdog(store, 0, 1, 0.5, found.append)
-    watch.start()
-
-    def batches():
-        until = time.monotonic() + 2
-        while time.monotonic() < until:
-            watch.fetches()
-            time.sleep(0.02)
-        yield "a"
-
-    assert list(watch.batches(batches())) == ["a"]
-    watch.close()
-    assert not found
-
-
 # A rank that is much slower than the others.
 
 

@@ -111,11 +111,6 @@ class ParquetSource(IndexedSource, ImportedSource):
     def open_split(self) -> Split:
         if index_path(self.base(), self.split).is_file() or not self.shards(self.base()):
             return super().open_split()
-        if self.in_windows:
-            raise DataError(
-                f"data.window: {self.config.root} has no {self.split}.index, which `convert to=parquet` writes, so its "
-                "files are copied once, all of them; convert it where there is room, or drop data.window"
-            )
         return self.open_copy()
 
     def scan_file(self, files: Sequence[Path], number: int, targets: Targets) -> Iterator[Entry]:

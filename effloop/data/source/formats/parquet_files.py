@@ -7,7 +7,6 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from effloop.data.remote.location import is_file
 from effloop.data.source.base import WHOLE
 from effloop.data.source.root import CARD
 from effloop.data.source.storage.shards import check_complete, find_shards
@@ -171,4 +170,4 @@ def _matching(root: Path, pattern: str) -> list[Path]:
         raise DataError(f"{root / CARD} names files outside of its folder, '{pattern}'; correct its data_files")
     parts = [part if part == "**" else part.replace("**", "*") for part in path.parts]
     last = ["*"] if parts[-1] == "**" else []  # which Python takes for folders only
-    return sorted(file for file in root.glob("/".join([*parts, *last])) if file.suffix == ENDING and is_file(file))
+    return sorted(file for file in root.glob("/".join([*parts, *last])) if file.suffix == ENDING and file.is_file())

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded
-from effloop.data.remote.location import is_file
 from effloop.data.source.base import Kind, printable, sources
 from effloop.data.source.root import begins_with
 from effloop.data.source.storage.checksum import crc32c
@@ -141,7 +140,7 @@ class RecordIOSource(IndexedSource):
 
     def shards(self, root: Path) -> list[Path]:
         file = root / f"{self.split}.rec"
-        return [file] if is_file(file) else self.find(root, ["*.rec"])
+        return [file] if file.is_file() else self.find(root, ["*.rec"])
 
     def sidecars(self, files: Sequence[Path]) -> list[Path]:
         return [other for file in files for other in list_files(file) if other.is_file()]

@@ -130,22 +130,12 @@ def write_index(root: Path, split: str, dataset: Dataset, files: Sequence[Path],
     index.write(index_path(root, split), {"header": header, "files": states})
 
 
-def shard_names(path: Path) -> list[str]:
-    """The names of the files that an index lists, below the folder that it is in.
-
-    Raises:
-        DataError: it is damaged.
-    """
-    return [state["name"] for state in _file_states(ColumnFile(path))]
-
-
-def open_index(root: Path, split: str, *, whole: bool = True) -> tuple[ColumnFile, list[Path]] | None:
+def open_index(root: Path, split: str) -> tuple[ColumnFile, list[Path]] | None:
     """The index beside the files of a split, and these files; None if there is no index.
 
     Args:
         root: the dataset's folder.
         split: whose index it is.
-        whole: whether all files have to be there.
 
     Raises:
         DataError: it is damaged, or the files aren't those it was written for.
@@ -158,8 +148,6 @@ def open_index(root: Path, split: str, *, whole: bool = True) -> tuple[ColumnFil
     states = _file_states(index)
     files = [root / state["name"] for state in states]
     for number, (file, state) in enumerate(zip(files, states, strict=True)):
-        if not whole and not file.exists():
-            continue
         ends = _check_size(file, state["size"], path)
         if ends != state["ends"] and not _any_sample_matches(index, number, file):
             raise DataError(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -18,9 +18,6 @@ from effloop.data.source.storage.checksum import crc32c_of_ends
 from effloop.data.source.storage.columns import ColumnFile, DamagedFileError
 from effloop.data.source.storage.targets import NAME
 from effloop.errors import ConfigError, DataError, warn
-
-if TYPE_CHECKING:
-    from effloop.data.remote.manifest import RemoteFile
 
 # A folder that changed less than this before it was scanned may change again without a newer timestamp (the kernel's
 # clock ticks every 1-10 ms, that of some file systems every 2 s).
@@ -188,11 +185,6 @@ def file_state(file: Path) -> dict[str, Any]:
         "inode": status.st_ino,
         "ends": crc32c_of_ends(file),
     }
-
-
-def remote_state(file: RemoteFile) -> dict[str, Any]:
-    """What shows that a file behind a URL is the one that was scanned."""
-    return {"name": file.key, "size": file.size, "version": file.version}
 
 
 def listing(root: Path) -> str:

@@ -8,10 +8,9 @@ import sys
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +20,6 @@ from effloop.data.image.header import Encoded
 from effloop.data.source.storage.columns import span, spans
 from effloop.errors import DataError
 from effloop.system.hardware import allow_open_files
-
-if TYPE_CHECKING:
-    from effloop.data.remote.window import WindowState
 
 _KEEP_NO_FILE: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
@@ -65,32 +61,6 @@ class MappedFiles:
     def _map(self, path: Path) -> mmap.mmap:
         with open(path, "rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, **_KEEP_NO_FILE)
-
-
-class WindowedFiles(MappedFiles):
-    """Files that come and go: a process waits for those it reads, and lets go of removed ones at the next that it maps.
-
-    Args:
-        paths: of all files.
-        state: says whether they still come.
-    """
-
-    def __init__(self, paths: Sequence[Path], state: WindowState) -> None:
-        super().__init__(paths)
-        self._state = state
-
-    def _open(self, number: int) -> mmap.mmap:
-        for held in [*self._maps]:
-            if not self.paths[held].exists():
-                self._views.pop(held, None)
-                self._maps.pop(held, None)
-        return super()._open(number)
-
-    def _map(self, path: Path) -> mmap.mmap:
-        while True:
-            self._state.wait_for(path)
-            with suppress(FileNotFoundError):  # removed just now: a worker reads ahead of what its rank has told
-                return super()._map(path)
 
 
 class Payload(ABC):

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from tempfile import gettempdir
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
-from effloop.data.source.base import USUAL, Kind, NoSplitError, printable, sources
-from effloop.data.source.root import remote_files, root_folder
+from effloop.data.source.base import Kind, NoSplitError, printable
+from effloop.data.source.root import root_folder
 from effloop.data.source.storage.columns import ColumnFile
-from effloop.data.source.storage.index import NAMES, Entry, IndexWriter, index_path, read_names, shard_names
-from effloop.data.source.storage.kept import file_state, kept_folder, listing, open_kept, remote_state, said
+from effloop.data.source.storage.index import NAMES, Entry, IndexWriter, read_names
+from effloop.data.source.storage.kept import file_state, listing, open_kept, said
 from effloop.data.source.storage.packed import PackedConfig, PackedSource, targets_in
-from effloop.data.source.storage.parts import write_part
 from effloop.data.source.storage.shards import counted, find_shards
 from effloop.data.source.storage.targets import CLASSES, Targets, read_targets, unnamed
-from effloop.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from effloop.data.remote.manifest import Manifest
-    from effloop.data.source.storage.coming import ComingShards
+from effloop.errors import DataError
 
 
 @dataclass
@@ -36,25 +30,6 @@ class IndexedConfig(PackedConfig):
     """
 
     index_dir: str | None = None
-
-    def shards_in(self, root: Path) -> list[str]:
-        if found := self.named_shards(root):
-            return found
-        raise ConfigError(
-            f"data.window: '{self.root}' has no shards of the split '{self.train_split}', by the names of its files; "
-            "set data.train_split=NAME, or data.root=URL of their folder"
-        )
-
-    def named_shards(self, root: Path) -> list[str]:
-        """As `shards_in`; empty if there are none."""
-        index, factory = index_path(root, self.train_split), sources[self.name].factory
-        if index.is_file():
-            return shard_names(index)
-        if not root.is_dir() or not (isinstance(factory, type) and issubclass(factory, ScannedSource)):
-            return []
-        names = [self.train_split, *(USUAL["train"] if self.train_split == "train" else ())]
-        found = (factory.unopened(self, split).shards(root) for split in names)
-        return [str(file.relative_to(root)) for file in next(filter(None, found), [])]
 
 
 class ScannedSource(PackedSource):
@@ -89,10 +64,6 @@ class ScannedSource(PackedSource):
     def sidecars(self, files: Sequence[Path]) -> list[Path]:
         """Other files that a scan reads: if one of them changes, the kept index is not used."""
         return []
-
-    def scan_sidecars(self, files: Sequence[Path]) -> list[Path]:
-        """Those of `sidecars` that the scan of a single file reads."""
-        return self.sidecars(files)
 
     def base(self) -> Path:
         """Where the dataset is: its folder, or its only file."""
@@ -142,11 +113,6 @@ class ScannedSource(PackedSource):
         except NoSplitError:
             return False
 
-    @property
-    def in_windows(self) -> bool:
-        """Whether only some files are here at a time."""
-        return self.config.window is not None and self.split == self.config.train_split
-
     def _kept_index(self, root: Path) -> tuple[ColumnFile, list[Path]]:
         """The index of files that have none beside them: kept from an earlier scan, or from a new one."""
         files = self.shards(root)
@@ -154,67 +120,18 @@ class ScannedSource(PackedSource):
             raise NoSplitError(
                 f"data.root: '{self.config.root}' has no files of the split '{self.split}'; {listing(root)}"
             )
-        states = self._states([*files, *self.sidecars(files), *said(root)])
+        states = [file_state(file) for file in (*files, *self.sidecars(files), *said(root))]
 
         def is_current(index: ColumnFile) -> bool:
             return index.meta.get("files") == states and isinstance(index.meta.get("header"), dict)
 
         def write(path: Path) -> None:
-            if self.in_windows:
-                self.coming(files).scan(lambda number, part: self.keep_part(files, number, part))
-            self._write_scan(path, files, states, read_targets(root) or self.targets_of(files))
+            self._write_scan(path, files, states, read_targets(root) or self.learned_in(files))
 
-        identity = self._scan_identity(self.split)
-        return open_kept(self.config.name, self.config.index_dir, identity, is_current, write), files
-
-    def _scan_identity(self, *more: Any) -> bytes:
-        """What distinguishes a scan from others of this format, without what shows that it is current."""
         # A format's own fields choose what is read from the files: another choice is another index.
         own = [getattr(self.config, field.name) for field in fields(self.config)[len(fields(IndexedConfig)) :]]
-        manifest = self._manifest
-        where = f"{manifest.place}/{manifest.base}\0{manifest.root}" if manifest else self.base().resolve()
-        rest = "\0".join(map(str, more))
-        return f"{self.config.name}\0{where}\0{rest}\0{own}".encode(errors="surrogateescape")
-
-    @property
-    def _manifest(self) -> Manifest | None:
-        """The files behind a URL of which some come and go: local ones are no sign of change."""
-        return remote_files(self.config).get("remote") if self.config.window is not None else None
-
-    def _states(self, files: Sequence[Path]) -> list[dict[str, Any]]:
-        manifest, root = self._manifest, self.base()
-        known = {root / manifest.name(file): file for file in manifest.files} if manifest else {}
-        return [remote_state(known[file]) if file in known else file_state(file) for file in files]
-
-    def coming(self, files: Sequence[Path]) -> ComingShards:
-        """Of a split whose files come and go: what a scan has found in each of them."""
-        manifest, root = self._manifest, self.base()
-        assert manifest is not None
-        read = self._states([*self.scan_sidecars(files), *said(root)])
-        digest = hashlib.sha256(self._scan_identity("parts", self.split, read)).hexdigest()[:16]
-        kept = kept_folder(self.config.index_dir) / f"{self.config.name}-{digest}.shards"
-        from effloop.data.source.storage.coming import ComingShards
-
-        return ComingShards(self.config, manifest, [str(file.relative_to(root)) for file in files], kept)
-
-    def keep_part(self, files: Sequence[Path], number: int, path: Path) -> None:
-        """Scan one of the files that come and go, and write what is found in it; raises as `scan_file`."""
-        targets = read_targets(self.base()) or self.learned_in([files[number]])
-        self._check_masks(targets)
-        write_part(path, files[number], self._reading(self.scan_file(files, number, targets)), targets)
-
-    def joined(self, files: Sequence[Path], targets: Targets) -> Iterator[Entry]:
-        """Every sample in files that come and go, by what a scan has found in each of them."""
-        shards = self.coming(files)
-        for number, file in enumerate(files):
-            part = shards.part(number)
-            if part.targets != targets:
-                raise DataError(f"{file} has other targets than {files[0]}; give all the same")
-            yield from part.entries(number)
-
-    def targets_of(self, files: Sequence[Path]) -> Targets:
-        """As `learned_in`, whether the files are here or not."""
-        return self.coming(files).part(0).targets if self.in_windows else self.learned_in(files)
+        identity = f"{self.config.name}\0{self.base().resolve()}\0{self.split}\0{own}".encode(errors="surrogateescape")
+        return open_kept(self.config.name, self.config.index_dir, identity, is_current, write), files
 
     def _reading(self, entries: Iterator[Entry]) -> Iterator[Entry]:
         """What a scan yields; its OSErrors aren't those of writing the index."""
@@ -239,7 +156,7 @@ class ScannedSource(PackedSource):
         self._check_masks(targets)
         names = own["classes"] if own else self.class_names(files, targets)
         writer = IndexWriter(None if names is None else len(names), path.parent, self.key_identity, targets)
-        for entry in self._reading((self.joined if self.in_windows else self.scan)(files, targets)):
+        for entry in self._reading(self.scan(files, targets)):
             try:
                 writer.add_entry(entry)
             except DataError as error:  # a label that can't be one

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from effloop.data.remote.location import is_file
 from effloop.data.source.base import USUAL, WHOLE
 from effloop.data.source.config import DataConfig
 from effloop.errors import DataError
@@ -104,4 +103,4 @@ def _word(split: str) -> re.Pattern[str]:
 
 
 def _files(folder: Path, endings: Iterable[str]) -> list[Path]:
-    return sorted({file for ending in endings for file in folder.glob(ending) if is_file(file)})
+    return sorted({file for ending in endings for file in folder.glob(ending) if file.is_file()})
