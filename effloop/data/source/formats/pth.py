@@ -255,7 +255,8 @@ def write_pth(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> N
         columns, payload = SplitColumns.of(dataset, path.parent), Spool("B", path.parent)
         write_payload(records, columns, payload.extend)
         arrays = {**columns.columns(), "payload": payload.array()}
-        splits[split] = {name: _tensor(values) for name, values in arrays.items()}
+        # Interned, as pickle writes equal texts once only where they are one object: else the file's bytes would vary.
+        splits[split] = {sys.intern(name): _tensor(values) for name, values in arrays.items()}
         headers[split] = dataset.header(columns.fingerprint(), columns.checksums())
         spools.append((columns, payload))  # keeps their files until they are saved
     with path.open("xb") as file:  # given a path, torch.save would name the archive after it
