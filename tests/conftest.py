@@ -80,4 +80,4 @@ def forked_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
         return Forked(command[2:], **options)
 
     patched = SimpleNamespace(**{**vars(subprocess), "Popen": begin})
-    monkeypatch.setattr("effloop.run.jobs.subprocess", patched)
+    monkeypatch.setattr("effloop.system.children.subprocess", patched)

@@ -11,7 +11,6 @@ from torch import nn
 from effloop import config as configs
 from effloop.config import Config
 from effloop.errors import PROGRAM, ConfigError, DataError
-from effloop.optim import OptimConfig
 from effloop.runs import compare
 from effloop.task import Labelled
 
@@ -43,7 +42,7 @@ def check_trained_on(state: Mapping[str, Any], source: Labelled) -> None:
 
 
 def check_resumable(config: Config, state: Mapping[str, Any], *, world_size: int, in_place: bool) -> None:
-    """Refuse to continue in another way than a run began.
+    """Refuse to resume with what the optimizer's state, or the schedule's position, doesn't fit.
 
     Args:
         config: of the run to continue.
@@ -55,45 +54,33 @@ def check_resumable(config: Config, state: Mapping[str, Any], *, world_size: int
         ConfigError: another model, optimizer or size of an update; or nothing is left to do.
     """
     check_same_model(config, state)
-    if state["config"]["accumulate"] != config.accumulate:  # the schedule's position counts updates
-        was, now = state["config"]["accumulate"], config.accumulate
-        raise ConfigError(f"accumulate: the checkpoint was trained with {was}, not {now}; keep accumulate={was}")
+    now, then = configs.to_dict(config), state["config"]
+    _check_same("accumulate", then["accumulate"], now["accumulate"])  # the schedule's position counts updates
     _check_same_batch(config, state, world_size)
-    probed = state["config"].get("probe", 0)
-    if probed != config.probe:  # it decides what is trained, and how many updates an epoch has
-        raise ConfigError(
-            f"probe: the checkpoint was trained with {probed}, not {config.probe}; keep it, or begin a run of its own "
-            "from the weights alone: model.weights=RUN"
-        )
-    frozen, freeze = state["config"]["model"]["freeze"], config.model.freeze
-    if frozen != freeze:  # the optimizer's state goes by the place among what is trained
-        raise ConfigError(
-            f"model.freeze: the checkpoint was trained with {frozen}, not {freeze}; keep it, or begin a run of its own "
-            "from the weights alone: model.weights=RUN"
-        )
-    _check_same_groups(config.optim, state["config"]["optim"])
-    optim, epoch = state["config"]["optim"]["name"], state["progress"]["epoch"]
-    if optim != config.optim.name:
-        raise ConfigError(f"optim: the checkpoint was trained by optim={optim}, not {config.optim.name}; keep it")
+    _check_same("probe", then.get("probe", 0), now["probe"])  # it decides what is trained, and the updates of an epoch
+    # The optimizer's state goes by the place among what is trained, and by groups, whose rates may differ.
+    _check_same("model.freeze", then["model"]["freeze"], now["model"]["freeze"])
+    _check_same("optim", then["optim"]["name"], now["optim"]["name"])
+    key = "decay_norm_and_bias"
+    _check_same(f"optim.{key}", then["optim"][key], now["optim"][key])
+    for key in ("layer_decay", "head_lr"):
+        was, new = then["optim"].get(key), now["optim"][key]  # older checkpoints have none
+        if (was is None) != (new is None):
+            _check_same(f"optim.{key}", was, new)
+    epoch = state["progress"]["epoch"]
     if epoch >= config.epochs and not in_place:
         raise ConfigError(
             f"epochs: {config.epochs}, but {config.resume} has done {epoch}; set epochs={epoch + 1} or more"
         )
 
 
-def _check_same_groups(optim: OptimConfig, trained: Mapping[str, Any]) -> None:
-    """Refuse other groups of the optimizer's parameters; their rates may differ."""
-    decayed, decay = trained["decay_norm_and_bias"], optim.decay_norm_and_bias
-    if decayed != decay:
-        words = (str(decayed).lower(), str(decay).lower())
+def _check_same(key: str, was: Any, now: Any) -> None:
+    if was != now:
+        was, now = compare.format_value(was), compare.format_value(now)
         raise ConfigError(
-            f"optim.decay_norm_and_bias: the checkpoint was trained with {words[0]}, not {words[1]}; keep it"
+            f"{key}: the checkpoint was trained with {was}, not {now}; keep {key}={was}, or start a run of its own "
+            "from the weights alone: model.weights=RUN"
         )
-    for key in ("layer_decay", "head_lr"):
-        was, now = trained.get(key), getattr(optim, key)  # older checkpoints have none
-        if (was is None) != (now is None):
-            words = ("null" if was is None else f"{was:g}", "null" if now is None else f"{now:g}")
-            raise ConfigError(f"optim.{key}: the checkpoint was trained with {words[0]}, not {words[1]}; keep it")
 
 
 def _check_same_batch(config: Config, state: Mapping[str, Any], world_size: int) -> None:

@@ -101,7 +101,7 @@ def check_limits(config: Config, ranks: Slice, *, on_host: bool) -> None:
     check_batch_memory(config.batch_size, pixels * config.data.channels * (5 if on_host else 1))
 
 
-def what_to_lower(config: Config) -> str:
+def memory_hint(config: Config) -> str:
     """What a run that needs less memory is started with, for messages."""
     half = f"batch_size={max(1, config.batch_size // 2)} (it is {config.batch_size})"
     more = f" with accumulate={2 * config.accumulate}" if config.batch_size > 1 else ""

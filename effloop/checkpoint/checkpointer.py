@@ -207,8 +207,8 @@ class Checkpoints:
         """
         return True
 
-    def doubt(self) -> str:
-        """What users should know of how the best epoch is chosen; empty where its score is a number, or none is."""
+    def best_score_warning(self) -> str:
+        """A warning that the score that chooses the best epoch is NaN while others are numbers; else empty."""
         known = [name for name, value in self.best.items() if name != "epoch" and not math.isnan(value)]
         if not known or self.meter.name in known:
             return ""

@@ -125,18 +125,18 @@ def convert_sync_batchnorm(module: nn.Module) -> nn.Module:
     return module
 
 
-# What ranks wish, exchanged while they compute.
+# Flags of all ranks, exchanged while they compute.
 
 _BITS = 8
-"""Wishes that there can be."""
+"""Flags that there can be."""
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """Wishes on their way: a bit for each kind.
+class AsyncFlags:
+    """A non-blocking bitwise-or over ranks of stop and save requests.
 
     gloo adds and takes maxima but has no bitwise-or, so each bit is a number of its own. They are on the host, whatever
-    the device: gloo's threads exchange them, without the GPU, while the loop goes on.
+    the device: gloo's threads exchange them, without the GPU, while the loop runs.
 
     Attributes:
         bits: (8,) uint8, of this rank, and once they have arrived of all ranks.
@@ -147,8 +147,8 @@ class Wishes:
     work: dist.Work | None = None
 
     @classmethod
-    def sent(cls, wish: int) -> Wishes:
-        """Send this rank's wish to all ranks, and return at once."""
+    def sent(cls, wish: int) -> AsyncFlags:
+        """Send this rank's flags to all ranks, and return at once."""
         bits = torch.tensor([wish >> number & 1 for number in range(_BITS)], dtype=torch.uint8)
         return cls(bits, dist.all_reduce(bits, dist.ReduceOp.MAX, async_op=True))
 
@@ -237,7 +237,7 @@ class Ddp(Parallel):
         self._watchdog.start()  # before the group is opened, as a rank may hang there, too
         with self._watchdog.waiting("to open their group"):
             _open_group(env, store, self.device, config.timeout_s)
-        self._wishes = Wishes()
+        self._wishes = AsyncFlags()
 
     def wrap(self, model: nn.Module) -> nn.Module:
         if not self._sync_batchnorm:
@@ -328,7 +328,7 @@ class Ddp(Parallel):
 
     def agree(self, wish: int) -> int:
         agreed = self._wishes.settle()
-        self._wishes = Wishes.sent(wish)
+        self._wishes = AsyncFlags.sent(wish)
         return agreed
 
     def monitored(self, batches: Iterable[Batch]) -> Iterator[Batch]:

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from effloop.errors import BUG, EffLoopError, InterruptedRunError, PreemptedRunError
+from effloop.errors import BUG, EffLoopError, InterruptedRunError, PreemptedRunError, reason
 from effloop.run.execute import run
 from effloop.run.spec import RunSpec
 from effloop.runs.reader import JOB
+from effloop.system import children
 from effloop.system.command import command_timed, escaped_output
 from effloop.system.files import write_text
-from effloop.system.processes import discard_output, end_with_parent
+from effloop.system.processes import discard_output
 from effloop.system.signals import unblock_interrupts
 
 # The state of a sweep's job, in its folder.
@@ -43,8 +44,7 @@ class JobState:
 
 def main() -> int:
     """Carry out the run that comes as JSON on the standard input; returns the exit code."""
-    job = json.load(sys.stdin)
-    end_with_parent(job["parent"])
+    job = children.receive()
     state = JobState(**job["state"])
     sys.argv = ["effloop", *job["spec"]["overrides"]]  # what the run folder says it was started by
     try:
@@ -68,7 +68,7 @@ def main() -> int:
         return error.exit_code
     except Exception as error:
         traceback.print_exc()
-        state.write("failed", f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+        state.write("failed", f"{type(error).__name__}: {reason(error)}")
         return BUG
     state.write("done")
     return 0

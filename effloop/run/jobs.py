@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -24,10 +23,11 @@ from effloop.config.task_of_data import follow_data
 from effloop.data.remote.fetch import fetched_before
 from effloop.errors import EffLoopError, PreemptedRunError
 from effloop.run.job import JobState
-from effloop.run.spec import RunSpec, going_on
+from effloop.run.spec import RunSpec, from_newest_checkpoint
 from effloop.runs.folder import TakenError, check_free, has_checkpoints
 from effloop.runs.reader import CONFIG, JOB, RunRecord, read_job_files, read_run
-from effloop.system.files import numbered, remove_if_empty, try_lock
+from effloop.system import children
+from effloop.system.files import locked, numbered, remove_if_empty
 from effloop.system.openmp import with_limit
 from effloop.system.processes import (
     describe_process,
@@ -40,14 +40,14 @@ from effloop.system.processes import (
 )
 from effloop.system.signals import AGAIN_S, handled, interrupts_blocked
 
-# Signals that a sweep gets: passed on to its jobs, which save; none is begun any more.
+# Signals to a sweep are forwarded to its jobs, which save; no other job is started.
 
 _MARK = ".stopping"
 """A file in a sweep's folder that tells the processes of its launcher to begin no job any more."""
 
 
 class Stops:
-    """Passes signals on to all jobs that run.
+    """Forwards signals to all running jobs.
 
     Args:
         folder: of the sweep.
@@ -171,8 +171,9 @@ class JobRunner:
             return None
         _say(f"\n{name}{f', {number + 1} of {self.count}' if self.count else ''}")
         state = self._claim(number, own, Path(hydra.runtime.output_dir), earlier)
-        with _locked(Path(state.folder)) as locked:
-            if not locked:
+        # Another process may be at it: a launcher's, which goes on when its sweep was killed, or `resume` of this job.
+        with locked(Path(state.folder)) as ours:
+            if not ours or not _is_free(Path(state.folder)):
                 print(f"effloop: {name}: a process of an earlier start is still at it", file=sys.stderr, flush=True)
                 return None
             found = self._run(tree, task, state)
@@ -219,7 +220,7 @@ class JobRunner:
     def _spec(self, tree: DictConfig, task: list[str], folder: Path) -> RunSpec:
         """The run of a job's folder: a new one, or what is left of one."""
         if has_checkpoints(folder):
-            return going_on(RunSpec(configs.load(folder / CONFIG), [], folder))
+            return from_newest_checkpoint(RunSpec(configs.load(folder / CONFIG), [], folder))
         task = [*task, *follow_data(tree, task)]
         config = finish(tree, task)
         outputs = Path(config.out).expanduser().absolute()
@@ -229,24 +230,23 @@ class JobRunner:
 
     def _run_process(self, spec: RunSpec, state: JobState) -> None:
         """Carry out a run in a process of its own."""
-        job = {"spec": spec.to_plain(), "state": asdict(state), "debug": self.debug, "parent": os.getpid()}
+        job = {"spec": spec.to_plain(), "state": asdict(state), "debug": self.debug}
         streams = subprocess.PIPE if self.parallel else None
-        command = [sys.executable, "-m", "effloop.run.job"]
         env = {**self.environment(), **(fetched_before() if state.number else {})}  # the first job's figures have it
-        with interrupts_blocked():
-            process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=streams, stderr=streams, text=True, env=env
+        with interrupts_blocked():  # until job.json says which process it is
+            process = children.start(
+                "effloop.run.job",
+                job,
+                env=env,
+                stdout=streams,
+                stderr=streams,
+                begun=lambda pid: state.write("running", **describe_process(pid)),
             )
-            state.write("running", **describe_process(process.pid))
-        with process:
-            assert process.stdin is not None
-            with suppress(BrokenPipeError):  # it has ended already
-                process.stdin.write(json.dumps(job))
-                process.stdin.close()
-            with output_prefixed(process, f"[job {state.number}] "), ended_on_error(process), passed_on(process):
-                if is_stopping(Path(self.folder)):
-                    process.terminate()
-                code = process.wait()
+        prefixed = output_prefixed(process, f"[job {state.number}] ")
+        with process, prefixed, ended_on_error(process), passed_on(process):
+            if is_stopping(Path(self.folder)):
+                process.terminate()
+            code = process.wait()
         if read_run(Path(state.folder)).job["state"] == "running":  # it couldn't say itself how it ended
             if code == PreemptedRunError.exit_code:
                 state.write("preempted", "stopped before training began")
@@ -267,16 +267,6 @@ def _say(line: str) -> None:
         print(line, flush=True)
     except BrokenPipeError:
         raise KeyboardInterrupt from None
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
-    """Whether no other process runs a job: a launcher's may continue when its sweep has been killed."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        yield _is_free(folder) and try_lock(fd)
-    finally:
-        os.close(fd)
 
 
 def _is_free(folder: Path) -> bool:

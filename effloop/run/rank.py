@@ -1,4 +1,4 @@
-"""A rank's life: what a process that is one of several does from its start to its end."""
+"""Entry point of one rank, and its session with the others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import torch
 
 from effloop.checkpoint import files
 from effloop.data.remote.location import this_process
-from effloop.errors import BUG, EffLoopError, InterruptedRunError, PreemptedRunError
+from effloop.errors import BUG, EffLoopError, InterruptedRunError, PreemptedRunError, reason
 from effloop.parallel.failures import (
     FolderRestartState,
     RestartState,
@@ -32,8 +32,8 @@ from effloop.parallel.failures import (
 )
 from effloop.parallel.rank_env import RankEnv, detect_launcher
 from effloop.parallel.rendezvous import START_TIMEOUT_S, RankGroup, join
-from effloop.run.spec import RunSpec, going_on
-from effloop.run.training import fetched, say, train
+from effloop.run.spec import RunSpec, from_newest_checkpoint
+from effloop.run.training import announce_end, fetched, train
 from effloop.runs.environment import effloop_version
 from effloop.system.command import bus_errors_explained, command_timed, escaped_output
 from effloop.system.hardware import available_cores
@@ -51,7 +51,7 @@ _KEY = "start_timeout_s"  # of `parallel`
 
 
 def run_rank(scratch: str, spec: dict[str, Any]) -> None:
-    """What a rank runs that `ranks.launch` has started; it ends the process if anything fails.
+    """Run a rank that `ranks.launch` has started; ends the process if anything fails.
 
     Args:
         scratch: the folder for messages to the launcher.
@@ -166,7 +166,7 @@ def rank_session(env: RankEnv, scratch: Path | None = None, timeout_s: float = 0
         prefix_output(f"[rank {env.rank}] ")
     session = None
     try:
-        with interrupted_once(), ending_at_once(BEFORE, say):
+        with interrupted_once(), ending_at_once(BEFORE, announce_end):
             group = join(env, None if scratch else _facts(), timeout_s or _typed_timeout_s())
             if failed_for_good(group):  # an earlier start of the ranks
                 raise EffLoopError
@@ -199,13 +199,13 @@ def _report(env: RankEnv, error: Exception, session: RankSession | None) -> None
 
 def _report_bug(env: RankEnv, error: Exception, kind: str) -> None:
     time.sleep(_PATIENCE_S.get(kind, 0))
-    reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+    what = f"{type(error).__name__}: {reason(error)[:200]}"
     if kind == "lost":
         others = RankGroup.current.others if RankGroup.current else "that one"
-        reporter.report(env.rank, f"lost the connection to another rank ({reason}); look at {others}", kind)
+        reporter.report(env.rank, f"lost the connection to another rank ({what}); look at {others}", kind)
         return
     traceback.print_exception(error)
-    reporter.report(env.rank, f"bug: {reason}; please report it with the lines above", kind)
+    reporter.report(env.rank, f"bug: {what}; please report it with the lines above", kind)
 
 
 def _end(env: RankEnv, code: int) -> None:
@@ -221,7 +221,7 @@ def _restarted(spec: dict[str, Any], state: RestartState) -> dict[str, Any]:
     run_dir = state.run_dir()
     if run_dir is None:
         return spec
-    found = going_on(replace(RunSpec.from_plain(spec), folder=run_dir))
+    found = from_newest_checkpoint(replace(RunSpec.from_plain(spec), folder=run_dir))
     where = f"epoch {files.position(found.checkpoint)['epoch']}" if found.checkpoint else "the beginning"
     return replace(found, note=f"again from {where}: {state.reason()}").to_plain()
 

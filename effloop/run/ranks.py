@@ -27,7 +27,7 @@ from effloop.errors import ConfigError, InterruptedRunError, PreemptedRunError, 
 from effloop.parallel.failures import FolderRestartState, RankFailure, read, root_cause, write
 from effloop.run.rank import run_rank
 from effloop.run.spec import RunSpec
-from effloop.run.training import how_to_go_on, interrupted
+from effloop.run.training import interrupted, resume_hint
 from effloop.runs.folder import record_end
 from effloop.system.files import try_lock
 from effloop.system.hardware import find_device
@@ -52,9 +52,9 @@ def launch(spec: RunSpec) -> Path:
     processes = _processes(spec.config.device, parallel.processes)
     limit_spinning()
     with scratch() as folder, _quiet(), signals_restored(), interrupts_blocked_in_children():
-        passing_on = PassingOn(folder)
+        forwarder = SignalForwarder(folder)
         try:
-            with passing_on.caught():
+            with forwarder.caught():
                 result = Agent(folder, processes, parallel.max_restarts, spec).run()
         except KeyboardInterrupt:
             raise InterruptedRunError(interrupted(_run_dir(folder, spec))) from None
@@ -67,7 +67,7 @@ def launch(spec: RunSpec) -> Path:
             raise PreemptedRunError(interrupted(_run_dir(folder, spec), how)) from None
         if not result.is_failed():
             return _run_dir(folder, spec) or spec.folder
-        if line := passing_on.how_ended(interrupted(_run_dir(folder, spec), passing_on.how)):
+        if line := forwarder.how_ended(interrupted(_run_dir(folder, spec), forwarder.how)):
             raise PreemptedRunError(line)
         explained = _explained(folder, result, spec)
         if begun := FolderRestartState(folder).run_dir():
@@ -139,7 +139,7 @@ def _explained(folder: Path, result: RunResult, spec: RunSpec) -> RankError | Co
         return RankError(f"{line}; what it said is above")
     if found.kind == "common":
         return ConfigError(found.line)
-    advice = "" if found.final else how_to_go_on(_run_dir(folder, spec))
+    advice = "" if found.final else resume_hint(_run_dir(folder, spec))
     kind = RankBugError if found.kind == "crash" else RankError
     return kind(f"{found.sentence}; {advice}" if advice else found.sentence)
 
@@ -164,11 +164,8 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-# Signals that the process gets which has started the ranks: passed on to them, so that they save.
-
-
-class PassingOn:
-    """Passes the first signal on to the ranks; a second one ends them, as does the first where there is none yet.
+class SignalForwarder:
+    """Forwards the first signal to the ranks, which save; a second one ends them, as does the first before they run.
 
     Args:
         folder: where the ranks write their process IDs and why they ended.
@@ -203,7 +200,7 @@ class PassingOn:
         return [int(path.read_text()) for path, start in zip(files, starts, strict=True) if start == max(starts)]
 
     def how_ended(self, line: str) -> str:
-        """What the ranks say of their end, or `line` where a signal came before they could; empty for another cause."""
+        """The ranks' line for being stopped, or `line` where they have none; empty if something else ended them."""
         found = root_cause(read(self._folder))
         if found and found.kind == "preempted":
             return found.line

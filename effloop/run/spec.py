@@ -1,4 +1,4 @@
-"""What a run is: all that another process needs to carry it out."""
+"""What a run is: all that another process needs to carry it out; and how a run is resumed."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ class RunSpec:
 # What goes on in a run folder: by `resume RUN`, by `resume=auto`, or in another start of a sweep's job.
 
 AUTO = "auto"
-"""What `resume=` takes to begin a run, or to go on with it where that has been done."""
+"""What `resume=` takes to start a run, or to resume it where it has been started."""
 _MOST_KEYS = 5
 _MEASURED = ("compile", "channels_last", "cudnn_benchmark")
-"""Keys that a run folder has with the value that was found for `auto`."""
+"""Keys that a run folder has with the value that `auto` became."""
 
 
 def resumed(place: Path, overrides: Sequence[str]) -> RunSpec:
@@ -141,10 +141,10 @@ def planned(spec: RunSpec) -> RunSpec:
         return spec
     config = configs.load(spec.folder / CONFIG)
     _check_same(config, spec.config, spec.folder)
-    return going_on(replace(spec, config=config))
+    return from_newest_checkpoint(replace(spec, config=config))
 
 
-def going_on(spec: RunSpec) -> RunSpec:
+def from_newest_checkpoint(spec: RunSpec) -> RunSpec:
     """What is left of a run that was begun: from its newest whole checkpoint, or from its beginning.
 
     Raises:

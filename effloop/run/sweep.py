@@ -21,7 +21,7 @@ from effloop.config.hydra_setup import run_folder
 from effloop.config.task_of_data import follow_data, with_task
 from effloop.config.typed import quoted
 from effloop.data.source import ScanError
-from effloop.errors import PROGRAM, ConfigError, EffLoopError, InterruptedRunError, PreemptedRunError
+from effloop.errors import PROGRAM, ConfigError, EffLoopError, InterruptedRunError, PreemptedRunError, reason
 from effloop.registry import plugin_words
 from effloop.report.files import print_tables, write_report
 from effloop.run.jobs import THREAD_VARIABLES, JobRunner, Stops
@@ -215,7 +215,7 @@ def sweep(flags: list[str], overrides: list[str], *, debug: bool = False) -> Non
         )
         maximize = objectives(meters_of(config.task.name))[config.objective]
         added = _added(choices, shared, maximize=maximize, folder=folder)
-        go_on = _how_to_go_on(flags, overrides, folder, config.out)
+        go_on = _resume_hint(flags, overrides, folder, config.out)
         stops = Stops(folder, elsewhere=choices["hydra/launcher"] == "submitit_slurm")
         with closing(stops), stops.caught():
             problem = _launch(job, flags, [*overrides, *added], go_on)
@@ -266,8 +266,7 @@ def _launch(job: JobRunner, flags: list[str], overrides: list[str], go_on: str) 
     except Exception as error:  # of a launcher
         if job.debug or not read_jobs(Path(job.folder)):
             raise
-        reason = (str(error).splitlines() or [""])[0]
-        return ConfigError(f"hydra/launcher: it ended with {type(error).__name__}: {reason}")
+        return ConfigError(f"hydra/launcher: it ended with {type(error).__name__}: {reason(error)}")
     return None
 
 
@@ -308,7 +307,7 @@ def _raise_for(found: Sequence[RunRecord], count: int, problem: EffLoopError | N
     )
 
 
-def _how_to_go_on(flags: Sequence[str], overrides: Sequence[str], folder: Path, out: str) -> str:
+def _resume_hint(flags: Sequence[str], overrides: Sequence[str], folder: Path, out: str) -> str:
     """The command that continues a sweep."""
     kept = [each for each in overrides if each.partition("=")[0] not in ("run", "sweep.resume")]
     outputs = Path(run_folder(out, "multirun")).absolute()

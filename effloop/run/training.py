@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from effloop.assemble.resolve import num_workers, what_to_lower
+from effloop.assemble.resolve import memory_hint, num_workers
 from effloop.assemble.trainer import build_trainer
 from effloop.checkpoint import files
 from effloop.config import Config
@@ -111,8 +111,8 @@ def train(spec: RunSpec, state: RestartState | None = None) -> Path:
     checkpoint = start if start and start.is_file() else None
     if checkpoint and is_done(checkpoint, spec.config):
         return spec.folder
-    lower = what_to_lower(spec.config)
-    with ending_at_once(BEFORE, say), memory_explained(lower):
+    lower = memory_hint(spec.config)
+    with ending_at_once(BEFORE, announce_end), memory_explained(lower):
         trainer = build_trainer(
             spec.config,
             run_dir=spec.folder,
@@ -162,7 +162,7 @@ def fetched(config: Config) -> bool:
 
 
 def _fit(trainer: Trainer, run_dir: Path, lower: str) -> None:
-    """Train; says of a run that ends early how it is gone on with, or what may be set lower."""
+    """Train; on an early exit the line has the resume command, or which settings to reduce."""
     try:
         with determinism_explained(), memory_explained(lower, partial(record_end, run_dir)):
             trainer.fit()
@@ -173,8 +173,8 @@ def _fit(trainer: Trainer, run_dir: Path, lower: str) -> None:
         raise PreemptedRunError(interrupted(run_dir, str(error))) from None
 
 
-def say(line: str) -> None:
-    """Say why this process ends: itself, or as one of several ranks once for all of them."""
+def announce_end(line: str) -> None:
+    """Print why this process ends; of several ranks that do so, one line."""
     env = detect_launcher()
     if env is None:
         ends(line)
@@ -185,15 +185,15 @@ def say(line: str) -> None:
 
 
 def _end_at_once(trainer: Trainer, run_dir: Path, name: str, again: bool) -> None:
-    """The last words of a process that can't save any more."""
+    """Record and print the end of a process that can't save any more."""
     why = f"stopped by {name} again, before it was saved" if again else f"stopped by {name} while no update came"
     if not trainer.parallel.rank:
         record_end(run_dir, why, "preempted")
-    say(interrupted(run_dir, why))
+    announce_end(interrupted(run_dir, why))
 
 
 def _origin(trainer: Trainer, spec: RunSpec, checkpoint: Path | None) -> list[str]:
-    """What the run comes from, where it doesn't begin with the first step."""
+    """A line for a run that doesn't begin with the first step."""
     if spec.note:
         return [spec.note]
     place = checkpoint or (files.find(Path(spec.config.resume), "last") if spec.config.resume else None)
@@ -202,7 +202,7 @@ def _origin(trainer: Trainer, spec: RunSpec, checkpoint: Path | None) -> list[st
 
 
 def is_done(checkpoint: Path, config: Config) -> bool:
-    """Whether nothing is left to train; then it is said."""
+    """Whether nothing is left to train; prints so."""
     state = files.peek(checkpoint)
     done = int(state["progress"]["epoch"])
     if done >= config.epochs:
@@ -236,13 +236,13 @@ def _complete(run_dir: Path, state: Mapping[str, Any], **why: str) -> None:
 
 def interrupted(run_dir: Path | None, how: str = "interrupted") -> str:
     """The line for a run that Ctrl-C, or another signal, has ended."""
-    if on := how_to_go_on(run_dir):
+    if on := resume_hint(run_dir):
         return f"{how}; {on}"
     begun = run_dir is not None and holds_run(run_dir)
     return f"{how}; before there was a checkpoint" + f"; begin it again with: {_resume(run_dir)}" * begun
 
 
-def how_to_go_on(run_dir: Path | None) -> str:
+def resume_hint(run_dir: Path | None) -> str:
     """The command that continues a run; empty where it has no checkpoint."""
     if run_dir is None or not (run_dir / "checkpoints" / "last.ckpt").is_file():
         return ""

@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 import stat
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -39,7 +38,6 @@ which gives it up when the process ends, however that is."""
 
 _PATIENCE_S = 0.5
 """Another process may hold the lock for a moment, to see whether it is free, or as it ends."""
-_POLL_S = 0.05
 
 _held: dict[tuple[int, int], int] = {}
 """{device and inode of a folder: the open file} of the locks that this process holds."""
@@ -130,15 +128,10 @@ def _refuse_owner(folder: Path, locked: bool | None = True) -> None:
 
 def _try(fd: int) -> bool | None:
     """Whether this process could lock an open file; None if its file system has no locks."""
-    until = time.monotonic() + _PATIENCE_S
     try:
-        while not try_lock(fd):
-            if time.monotonic() > until:
-                return False
-            time.sleep(_POLL_S)
+        return try_lock(fd, _PATIENCE_S)
     except OSError:
         return None
-    return True
 
 
 def _open(folder: Path, flags: int) -> int:

@@ -9,11 +9,14 @@ import os
 import pwd
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
+
+_POLL_S = 0.05
 
 
 @contextmanager
@@ -149,14 +152,33 @@ def remove_if_empty(folder: Path) -> None:
             return
 
 
-def try_lock(fd: int) -> bool:
-    """Lock an open file or folder against other processes until it is closed; False if another one holds it.
+def try_lock(fd: int, wait_s: float = 0.0, *, shared: bool = False) -> bool:
+    """Lock an open file or folder until it is closed; False if another process holds it for longer than `wait_s`.
 
     Raises:
         OSError: its file system has no locks.
     """
+    until, kind = time.monotonic() + wait_s, fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    while True:
+        try:
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(_POLL_S)
+        else:
+            return True
+
+
+@contextmanager
+def locked(path: Path, wait_s: float = 0.0, *, shared: bool = False) -> Iterator[bool]:
+    """Lock a folder, or a file that is made where it isn't there, for the block; yields what `try_lock` returns.
+
+    Raises:
+        OSError: it can't be opened, or its file system has no locks.
+    """
+    fd = os.open(path, os.O_RDONLY | (0 if path.is_dir() else os.O_CREAT), 0o644)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        yield try_lock(fd, wait_s, shared=shared)
+    finally:
+        os.close(fd)

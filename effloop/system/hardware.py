@@ -163,16 +163,23 @@ def allow_open_files(count: int) -> None:
     Raises:
         ConfigError: the hard limit is lower; the line has both numbers.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = count + _OTHER_FILES
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return
-    if hard != resource.RLIM_INFINITY and hard < needed:
+    hard = _raise_open_files(needed)
+    if hard is not None:
         raise ConfigError(
             f"data.root: its {count:,} files need {needed:,} open files, this process may open {hard:,}; "
             f"raise the limit (ulimit -n {needed}) or convert to larger shards"
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def _raise_open_files(needed: int) -> int | None:
+    """Raise this process's limit of open files if it is lower; the hard limit where that is too low."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        if hard != resource.RLIM_INFINITY and hard < needed:
+            return hard
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    return None
 
 
 MOUNTS = Path("/proc/self/mountinfo")
@@ -278,11 +285,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 @contextmanager
-def memory_explained(what_to_lower: str, ended: Callable[[str], None] = lambda line: None) -> Iterator[None]:
+def memory_explained(memory_hint: str, ended: Callable[[str], None] = lambda line: None) -> Iterator[None]:
     """Context of what may need more memory than there is.
 
     Args:
-        what_to_lower: keys with their values, for the message.
+        memory_hint: keys with their values, for the message.
         ended: is given the line, too.
 
     Raises:
@@ -296,7 +303,7 @@ def memory_explained(what_to_lower: str, ended: Callable[[str], None] = lambda l
         reason = " ".join(str(error).split())[:160] or type(error).__name__
         where = "the GPU" if isinstance(error, torch.OutOfMemoryError) else "this machine"
         free = "" if isinstance(error, torch.OutOfMemoryError) else f"; {decimal(available_memory())} are free"
-        line = f"out of memory on {where} ({reason.rstrip('.')}){free}; {what_to_lower}"
+        line = f"out of memory on {where} ({reason.rstrip('.')}){free}; {memory_hint}"
         ended(line)
         raise OutOfMemoryError(line) from None
 
@@ -325,18 +332,15 @@ def check_open_files(processes: int) -> None:
     Raises:
         ConfigError: the hard limit is lower; the line has both numbers.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _FILES + _FILES_PER_WORKER * processes
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return
-    if hard != resource.RLIM_INFINITY and hard < needed:
+    hard = _raise_open_files(needed)
+    if hard is not None:
         workers = f" with {processes} worker processes" if processes else ""
         less = ", or set engine=threads" if processes else ""
         raise ConfigError(
             f"open files: a run{workers} needs {needed}, this process may open {hard}; raise the limit "
             f"(ulimit -n {max(1024, needed)}){less}"
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def check_batch_memory(batch_size: int, bytes_of_image: int, key: str = "batch_size") -> None:

@@ -176,7 +176,7 @@ class Trainer:
                 scores = self.end_epoch(position, last=bool(ends))
                 self.recorder.epoch(position, scores)
                 is_best = bool(scores) and self.checkpoints.note(self.progress.epoch, scores)
-                if is_best and (line := self.checkpoints.doubt()):
+                if is_best and (line := self.checkpoints.best_score_warning()):
                     self.recorder.note(line)
                 if scores:
                     self.last = {**scores, "epoch": self.progress.epoch}

@@ -457,7 +457,7 @@ def _(place: Place) -> str:
     return f"resume={place.finished} model.width=8 epochs=9"
 
 
-@row("43 other config", "optim: the checkpoint was trained by optim=adamw, not sgd; keep it")
+@row("43 other config", "optim: the checkpoint was trained with adamw, not sgd; keep optim=adamw, …")
 def _(place: Place) -> str:
     return f"resume={place.finished} optim=sgd epochs=9"
 

@@ -100,7 +100,7 @@ def test_resumed_to_the_bit(photos: Path, finished: Path, here: Path, cache: Pat
     assert train(photos, *words, "run=rest", "resume=outputs/half") == 0
     assert all(torch.equal(value, state("rest")[name]) for name, value in state("whole").items())
     for probe in (0, 3):
-        with pytest.raises(ConfigError, match=f"probe: the checkpoint was trained with 2, not {probe}; keep it"):
+        with pytest.raises(ConfigError, match=f"probe: the checkpoint was trained with 2, not {probe}; keep probe=2"):
             build(photos, "schedule=constant", f"probe={probe}", "resume=outputs/half")
 
 

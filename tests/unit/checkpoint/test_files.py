@@ -96,13 +96,15 @@ def test_which_epoch_was_the_best(tmp_path: Path, score: Meter, values: list[flo
     found = [checkpointer.note(epoch, {score.name: value}) for epoch, value in enumerate(values)]
     assert found == best
     assert checkpointer.best["epoch"] == max(epoch for epoch, is_best in enumerate(best) if is_best)
-    assert not checkpointer.doubt()
+    assert not checkpointer.best_score_warning()
 
 
 def test_a_score_that_is_no_number_decides_nothing(tmp_path: Path) -> None:
     checkpointer = checkpointers.build(CheckpointConfig(name="none"), Meter("r2", "R2"), tmp_path, {})
     checkpointer.note(0, {"loss": 1.0, "r2": math.nan, "mae": 2.0})
-    assert checkpointer.doubt().endswith("the first epoch counts as the best; set checkpoint.best_by=loss or mae")
+    assert checkpointer.best_score_warning().endswith(
+        "the first epoch counts as the best; set checkpoint.best_by=loss or mae"
+    )
 
 
 # Saving checkpoints: what is kept, by a thread, on disks that fail.

@@ -62,3 +62,13 @@ def test_rows_that_are_none_are_left_out(tmp_path: Path) -> None:
     path.write_text("\n".join([*kept, *odd, '{"step": 3}']))  # the last one was cut
     files.keep_rows(path, lambda row: int(row["step"]) < 5)
     assert path.read_text().splitlines() == kept
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_lock_is_held_for_the_block(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "lock" if kind == "file" else tmp_path
+    with files.locked(path) as first, files.locked(path) as second, files.locked(path, 0.1, shared=True) as third:
+        assert (first, second, third) == (True, False, False)
+    with files.locked(path, shared=True) as first, files.locked(path, shared=True) as second:
+        assert first
+        assert second

@@ -1,0 +1,62 @@
+"""Child processes: a module is run for one request, which it gets as JSON on its standard input."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from effloop.system import processes
+from effloop.system.signals import interrupts_blocked_in_children
+
+
+def start(
+    module: str,
+    request: Mapping[str, Any],
+    *,
+    env: Mapping[str, str] | None = None,
+    stdout: int | None = None,
+    stderr: int | None = None,
+    fds: Sequence[int] = (),
+    begun: Callable[[int], None] = lambda pid: None,
+) -> subprocess.Popen[str]:
+    """Start `python -m MODULE`, which takes the request by `receive`.
+
+    Ctrl-C is blocked in it until `unblock_interrupts`: while it imports torch, it would print a traceback.
+
+    Args:
+        module: to run.
+        request: plain values.
+        env: environment variables; None is this process's.
+        stdout: as `Popen` takes it.
+        stderr: likewise.
+        fds: open files that the child keeps open.
+        begun: called with its PID, before it gets the request.
+    """
+    with interrupts_blocked_in_children():
+        process = subprocess.Popen(
+            [sys.executable, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=stdout,
+            stderr=stderr,
+            text=True,
+            env=env,
+            pass_fds=fds,
+        )
+    begun(process.pid)
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):  # it has ended already: its exit code says how
+        process.stdin.write(json.dumps({**request, "parent": os.getpid()}))
+        process.stdin.close()
+    return process
+
+
+def receive() -> dict[str, Any]:
+    """In a child: its request. From now on it ends when its parent does."""
+    request: dict[str, Any] = json.load(sys.stdin)
+    processes.end_with_parent(request.pop("parent"))
+    return request
