@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
@@ -174,23 +173,22 @@ reporter = FailureReporter()
 """The reporter of this process."""
 
 
-# State that one start of the ranks leaves to the next: the run folder, and the reason of the restart.
-
-
-class RestartState(Protocol):
-    """State that outlives a start of the ranks."""
+class RestartState:
+    """What one start of the ranks leaves to the next: the run folder. Nothing, for a process that isn't restarted."""
 
     def remember(self, run_dir: Path) -> None:
         """Keep the run folder, as soon as this run owns it."""
 
     def run_dir(self) -> Path | None:
         """The run folder of an earlier start; None if there was none that got so far."""
+        return None
 
     def reason(self) -> str:
         """Why the ranks were restarted, for messages."""
+        return "a rank ended"
 
 
-class FolderRestartState:
+class FolderRestartState(RestartState):
     """State in a folder of the process that started the ranks on this machine."""
 
     def __init__(self, folder: Path) -> None:
@@ -206,10 +204,10 @@ class FolderRestartState:
 
     def reason(self) -> str:
         failure = root_cause(read(self._folder))
-        return failure.sentence if failure else "a rank ended"
+        return failure.sentence if failure else super().reason()
 
 
-class StoreRestartState:
+class StoreRestartState(RestartState):
     """State in torchrun's store."""
 
     def __init__(self, base: Store) -> None:
@@ -220,19 +218,3 @@ class StoreRestartState:
 
     def run_dir(self) -> Path | None:
         return Path(self._base.get("effloop/run_dir").decode()) if self._base.check(["effloop/run_dir"]) else None
-
-    def reason(self) -> str:
-        return "a rank ended"
-
-
-class NoRestartState:
-    """No state, for a process that isn't restarted."""
-
-    def remember(self, run_dir: Path) -> None:
-        pass
-
-    def run_dir(self) -> Path | None:
-        return None
-
-    def reason(self) -> str:
-        return ""

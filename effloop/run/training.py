@@ -18,7 +18,7 @@ from effloop.config import Config
 from effloop.data.source.root import fetch_all
 from effloop.errors import PROGRAM, InterruptedRunError, PreemptedRunError
 from effloop.parallel import Parallel
-from effloop.parallel.failures import NoRestartState, RestartState, reporter
+from effloop.parallel.failures import RestartState, reporter
 from effloop.parallel.rank_env import detect_launcher
 from effloop.record import complete_summary
 from effloop.record.efficiency import Efficiency
@@ -118,7 +118,7 @@ def train(spec: RunSpec, state: RestartState | None = None) -> Path:
             run_dir=spec.folder,
             overrides=spec.overrides,
             resume=start,
-            begun=(state or NoRestartState()).remember,
+            begun=(state or RestartState()).remember,
             advise=_advise,
         )
     run_dir = trainer.checkpoints.folder.parent
