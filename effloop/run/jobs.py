@@ -234,16 +234,11 @@ class JobRunner:
         streams = subprocess.PIPE if self.parallel else None
         env = {**self.environment(), **(fetched_before() if state.number else {})}  # the first job's figures have it
         with interrupts_blocked():  # until job.json says which process it is
-            process = children.start(
-                "effloop.run.job",
-                job,
-                env=env,
-                stdout=streams,
-                stderr=streams,
-                begun=lambda pid: state.write("running", **describe_process(pid)),
-            )
+            process = children.start("effloop.run.job", env=env, stdout=streams, stderr=streams)
+            state.write("running", **describe_process(process.pid))
         prefixed = output_prefixed(process, f"[job {state.number}] ")
         with process, prefixed, ended_on_error(process), passed_on(process):
+            children.send(process, job)
             if is_stopping(Path(self.folder)):
                 process.terminate()
             code = process.wait()

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -16,29 +16,25 @@ from effloop.system.signals import interrupts_blocked_in_children
 
 def start(
     module: str,
-    request: Mapping[str, Any],
     *,
     env: Mapping[str, str] | None = None,
     stdout: int | None = None,
     stderr: int | None = None,
     fds: Sequence[int] = (),
-    begun: Callable[[int], None] = lambda pid: None,
 ) -> subprocess.Popen[str]:
-    """Start `python -m MODULE`, which takes the request by `receive`.
+    """Start `python -m MODULE`, which waits for its request in `receive`; `send` it.
 
     Ctrl-C is blocked in it until `unblock_interrupts`: while it imports torch, it would print a traceback.
 
     Args:
         module: to run.
-        request: plain values.
         env: environment variables; None is this process's.
         stdout: as `Popen` takes it.
         stderr: likewise.
         fds: open files that the child keeps open.
-        begun: called with its PID, before it gets the request.
     """
     with interrupts_blocked_in_children():
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=stdout,
@@ -47,12 +43,14 @@ def start(
             env=env,
             pass_fds=fds,
         )
-    begun(process.pid)
+
+
+def send(process: subprocess.Popen[str], request: Mapping[str, Any]) -> None:
+    """Give a child its request, of plain values."""
     assert process.stdin is not None
     with suppress(BrokenPipeError):  # it has ended already: its exit code says how
         process.stdin.write(json.dumps({**request, "parent": os.getpid()}))
         process.stdin.close()
-    return process
 
 
 def receive() -> dict[str, Any]:
