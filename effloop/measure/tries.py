@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from io import StringIO
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -298,7 +299,7 @@ def _ratio(
     """Images/s with a proposal over images/s without."""
     words = [*(each.words or shlex.split(each.override)), "data.check=0"]
     if each.recipe:
-        copy = scratch / "converted.effloop"
+        copy = Path(mkdtemp(dir=scratch)) / "converted.effloop"
         _convert(found.config, each.recipe, usual, copy, few or _IMAGES)
         words = ["data=auto", f"data.root={copy}", "data.val_split=val"]
         words += [f"data.{key}=null" for key in ("val", "folds", "fold", "group")]  # it has both splits
