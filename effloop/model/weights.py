@@ -111,7 +111,8 @@ def _found(weights: str, zoo: Zoo | None, image_size: Any, normalisation: Normal
         known = f"; or a name that {zoo.package} has for {zoo.arch}: {choices(weights, names)}" if zoo and names else ""
         raise ConfigError(f"{_KEY}: '{weights}' is not there; name a run folder or a file{known}")
     if len(normalisation[0]) == 1:
-        expected = tuple((round(sum(values) / len(values), 6),) for values in expected)  # of grey, as `data.mean` is
+        of_grey = [(round(sum(values) / len(values), 6),) for values in expected]  # as `data.mean` is
+        expected = of_grey[0], of_grey[1]
     mean, std = (f"[{','.join(map(str, values))}]" for values in expected)
     expects = "" if expected == normalisation else f"; they expect data.mean={mean} data.std={std}"
     return FoundWeights(found, where, expects)

@@ -119,7 +119,7 @@ class Agent(LocalElasticAgent):
         self._folder, self._max_restarts = folder, max_restarts
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        result = super()._monitor_workers(worker_group)
+        result: RunResult = super()._monitor_workers(worker_group)
         for rank, failure in result.failures.items():
             if failure.exitcode < 0:
                 # SIGTERM may be this agent's own, which ends the other ranks after a failure: it explains little.

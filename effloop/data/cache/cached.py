@@ -94,7 +94,8 @@ class CachedSource(View):
         if self.what is Cache.bytes:
             return [data]
         mask = decode_mask(data, self.source.mask_format)
-        return [pnm_header(*mask.shape, 1), mask.tobytes()]
+        height, width = mask.shape
+        return [pnm_header(height, width, 1), mask.tobytes()]
 
     def entropy_index(self, index: int, data: Encoded) -> Encoded | None:
         return self.source.entropy_index(index, data) if self.what is Cache.bytes else None

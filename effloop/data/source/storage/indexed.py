@@ -33,10 +33,10 @@ class IndexedSource(ScannedSource):
         header = index.meta["header"]
         if header["classes"] is None:
             names = self._class_names(self.base(), index)
-            masks = Targets(Kind.masks, tuple(names)).header() if "targets" in header else None
-            header = {**header, "classes": names, **({"targets": masks} if masks else {})}
+            targets = {"targets": Targets(Kind.masks, tuple(names)).header()} if "targets" in header else {}
+            header = {**header, "classes": names, **targets}
         self._index, self._files, self._file_of = index, files, index.unsigned("file")
-        masks = None
+        masks: ScatteredPayload | None = None
         if targets_in(header).kind is Kind.masks and "mask_offset" in index:  # in the files, beside their images
             places = map(index.unsigned, ("file", "mask_offset", "mask_size"))
             masks = ScatteredPayload(MappedFiles(self._files), *places)
