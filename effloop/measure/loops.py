@@ -125,7 +125,6 @@ def reloaded(trainer: Trainer, config: Config, workers: int, images: int | None 
     on_gpu = trainer.parallel.device.type == "cuda"
     engine = engines.build(config.engine, plan, num_workers=workers, pin_memory=on_gpu)
     other = Loader(plan, engine, loader.transfer)
-    other.windows = loader.windows
     return other
 
 
