@@ -124,8 +124,7 @@ def reloaded(trainer: Trainer, config: Config, workers: int, images: int | None 
         plan = replace(plan, order=replace(plan.order, num_samples=images))
     on_gpu = trainer.parallel.device.type == "cuda"
     engine = engines.build(config.engine, plan, num_workers=workers, pin_memory=on_gpu)
-    other = Loader(plan, engine, loader.transfer)
-    return other
+    return Loader(plan, engine, loader.transfer)
 
 
 class Loop:

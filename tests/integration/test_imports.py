@@ -34,7 +34,6 @@ _NOT_CHOSEN = (
     "effloop.data.source.manifest",
     "effloop.data.source.masks",
     "effloop.data.source.storage.scanned",
-    "effloop.data.windows",
     "effloop.inference",
     "effloop.measure.review",
     "effloop.measure.tune",
