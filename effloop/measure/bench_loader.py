@@ -442,7 +442,7 @@ def _dali(workload: Workload) -> EpochRunner:
 
 def _ffcv(workload: Workload) -> EpochRunner:
     """FFCV on a file that is written for it, like `data.root`: JPEG of the same quality or raw, of the same size."""
-    about = getattr(sources.build(workload.config.data, workload.config.data.train_split), "about", {})
+    about = getattr(sources.build(workload.config.data, workload.config.data.train_split), "about", None) or {}
     quality, kind = about.get("quality"), about.get("payload")
     if kind != "raw" and not isinstance(quality, int):
         raise ConfigError("it is compared on what was converted with quality=NUMBER or payload=raw; set data.root")
