@@ -45,6 +45,9 @@ _SHARES = {"storage": 0.1, "loading": 0.1, "loader": 0.12, "transfer": 0.03, "st
 _OVERHEAD = 0.25
 """Share of the time that evaluation or logging may take before they are the verdict: neither trains anything."""
 
+_STARVES = 0.25
+"""Share of the loop's time that waits for data from which loading holds it back, whatever the step takes alone."""
+
 _DOES = {
     "storage": "reading",
     "decode": "decoding",
@@ -205,7 +208,7 @@ def measured(config: Config, seconds: float, progress: Progress = lambda what: N
                 parts={"forward": step.forward, "backward": step.backward, "update": step.update},
                 images_per_s=turn.images_per_s,
                 wait=wait,
-                starved=1 / loader_per_s > transfer_s + step_s + log_s,
+                starved=1 / loader_per_s > transfer_s + step_s + log_s or wait > _STARVES,
                 evaluation_per_s=evaluation_per_s,
                 syncs=step.syncs,
                 memory=memory,
