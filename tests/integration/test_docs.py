@@ -53,7 +53,6 @@ LANGUAGES = {"sh", "python", "yaml", "toml", "text", "bash"}
 ELSEWHERE = {
     "pip": "installs packages",
     "python -m pytest": "is what runs this",
-    "effloop diagnose data.root=/data/pets verify=true": "takes a minute: test_diagnose.py",
 }
 COMPOSED = {
     "torchrun": "starts ranks: test_ranks.py",
