@@ -11,6 +11,7 @@ import io
 import pickle
 import pickletools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ ALLOWED = "only numbers, text, bytes, lists, dicts and numpy's arrays are read"
 
 _PUTS, _GETS = {"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"}, {"GET", "BINGET", "LONG_BINGET"}
 _TUPLES = {"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
+_CHANGES = {"APPEND", "APPENDS", "SETITEM", "SETITEMS", "BUILD"}  # the value below stays
+_MARK, _DEEPEST = -1, 100
 _OTHERS = """
 PROTO FRAME STOP MARK POP NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING
 BINSTRING SHORT_BINSTRING BINBYTES SHORT_BINBYTES BINBYTES8 BYTEARRAY8 UNICODE SHORT_BINUNICODE BINUNICODE BINUNICODE8
@@ -49,20 +52,43 @@ def unpickle(data: bytes) -> Any:
 
 
 def _check_operations(data: bytes) -> None:
-    count, before, tuples = 0, "", set[int]()
+    stack: list[int] = []  # how deep tuples are in tuples, of each value; 0 is no tuple
+    places, tuples = set[int](), set[int]()
     for operation, value, _ in pickletools.genops(data):
         name = operation.name
         if name not in _OPERATIONS:
             raise refused(str(value).replace(" ", ".") if name == "INST" else f"what {name} makes")
         if name in _PUTS:
-            place = count if value is None else int(value or 0)
-            if place > count + 1:  # up to here pickle would allocate its memo
-                raise ValueError(f"{count} values are kept, and the next as number {place}")
-            tuples.update({place} if before in _TUPLES else ())
-            count += 1
+            place = len(places) if value is None else int(value or 0)
+            if place > len(places) + 1:  # up to here pickle would allocate its memo
+                raise ValueError(f"{len(places)} values are kept, and the next as number {place}")
+            places.add(place)
+            tuples.update({place} if stack[-1] > 0 else ())
         elif name in _GETS and value in tuples:  # tuples of twice the same, 60 deep, take forever as key of a dict
             raise refused("a tuple twice")
-        before = name
+        _follow(stack, operation)
+
+
+def _follow(stack: list[int], operation: pickletools.OpcodeInfo) -> None:
+    """Do to the stack what an operation does."""
+    if operation.name == "MARK":
+        stack.append(_MARK)
+        return
+    before = operation.stack_before
+    at = len(stack) - len(before)
+    if pickletools.markobject in before:  # with any number of values behind it
+        at = len(stack) - 1 - stack[::-1].index(_MARK) if stack[-1] != _MARK else len(stack) - 1
+        at -= before.index(pickletools.markobject)
+    if at < 0:
+        raise ValueError("its stack is empty")
+    taken = stack[at:]
+    del stack[at:]
+    depth = taken[0] if operation.name in _CHANGES else 0
+    if operation.name in _TUPLES:
+        depth = 1 + max([0, *taken])
+        if depth > _DEEPEST:  # hashing them, as key of a dict, would overflow the stack of C
+            raise refused(f"more than {_DEEPEST} tuples in each other")
+    stack.extend([depth] * len(operation.stack_after))
 
 
 class _Unpickler(pickle.Unpickler):
@@ -75,11 +101,11 @@ class _Unpickler(pickle.Unpickler):
         found = _NAMES.get(f"{plain}.{name}")
         if found is None:
             raise refused(f"{module}.{name}")
-        return _Function(self._encode if found is _encode else found)
+        return _Function(partial(self._counted, found) if found in (_encode, _bytes, _scalar) else found)
 
-    def _encode(self, text: Any, codec: Any = "latin1") -> bytes:
-        made = _encode(text, codec)
-        self._left -= len(made)
+    def _counted(self, make: Callable[..., Any], *args: Any) -> Any:
+        made = make(*args)
+        self._left -= made.nbytes if isinstance(made, np.generic) else len(made)
         if self._left < 0:
             raise ValueError("it makes more bytes than it has")
         return made
@@ -134,6 +160,10 @@ def _values(data: Any, dtype: Any, shape: Any, order: Any = "C") -> NDArray[Any]
     return values
 
 
+def _scalar(dtype: Any, data: Any) -> Any:
+    return _values(data, dtype, 1)[0]
+
+
 def _encode(text: Any, codec: Any = "latin1") -> bytes:
     """Bytes as protocols 0 to 2 hold them: text of latin-1."""
     if codec not in ("latin1", "latin-1") or not isinstance(text, str):
@@ -153,7 +183,7 @@ def _bytes(*args: Any) -> bytes:
 
 _NAMES: dict[str, Callable[..., Any]] = {
     "numpy.core.multiarray._reconstruct": lambda *_: Array(),
-    "numpy.core.multiarray.scalar": lambda dtype, data: _values(data, dtype, 1)[0],
+    "numpy.core.multiarray.scalar": _scalar,
     "numpy.core.numeric._frombuffer": lambda *args: Array(_values(*args)),
     "numpy.ndarray": _not_called,
     "numpy.dtype": _DType,

@@ -11,6 +11,7 @@ from effloop.data.source.base import WHOLE, NoSplitError, sources
 from effloop.data.source.formats.npz import DAMAGED
 from effloop.data.source.root import begins_with, root_file
 from effloop.data.source.storage.imported import Contents, ImportedConfig, ImportedSource
+from effloop.data.source.storage.loose import MAX_BYTES
 from effloop.data.source.storage.writing import Record
 from effloop.data.source.vocabulary import SPLIT_WORDS
 from effloop.errors import DataError, reason
@@ -48,6 +49,8 @@ class ZipSource(ImportedSource):
                 f"{files[0]} has no images in {self.split}/CLASS/; set data.train_split or data.val_split to one of "
                 f"{', '.join(sorted({*splits.values()})[:8]) or 'others'}"
             )
+        if large := next((path for path, info in found.items() if info.file_size > MAX_BYTES), None):
+            raise DataError(f"{files[0]}: {large} has more than {MAX_BYTES:,} bytes; leave it out")
         order = sorted(found, key=lambda path: path.as_posix().encode())
         classes = list(dict.fromkeys(sorted((path.parent.name for path in order), key=str.encode)))
         places = {name: place for place, name in enumerate(classes)}

@@ -237,6 +237,35 @@ def test_memory_follows_the_size() -> None:
     tracemalloc.stop()
 
 
+ONE = b"\x80\x04]" + b"\x94"  # a list that is kept, so that the next place is 1
+REPEATED = {
+    "tuples in each other as a key": b"\x80\x04})" + b"\x85" * 1_000_000 + b"Ns.",
+    "a tuple twice, kept behind an operation that leaves it": ONE + b")\x85Nb\x94h\x01\x86.",
+    "a tuple twice, kept behind a place that is written again": b"\x80\x04]q\x00q\x00)\x85\x94h\x01\x86.",
+    "bytes of a text, again and again": (
+        b"\x80\x04\x8c\x08builtins\x8c\x05bytes\x93\x94X\x00\x10\x00\x00"
+        + b"a" * 4096
+        + b"\x94]("
+        + b"h\x00h\x01\x85R" * 1000
+        + b"e."
+    ),
+    "numbers of bytes, again and again": (
+        b"\x80\x04\x8c\x15numpy.core.multiarray\x8c\x06scalar\x93\x94cnumpy\ndtype\n\x8c\x05S4096\x85R\x94"
+        + b"B\x00\x10\x00\x00"
+        + b"a" * 4096
+        + b"\x94]("
+        + b"h\x00h\x01h\x02\x86R" * 1000
+        + b"e."
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_neither_time_nor_memory_grows_faster_than_the_file(name: str) -> None:
+    with pytest.raises(DataError, match=r"in each other|a tuple twice|more bytes than it has"):
+        unpickle(REPEATED[name])
+
+
 def test_2000_mutations() -> None:
     """Flipped bits, bytes left out and put in: refused with a line, or read as data; nothing else is raised."""
     rng = random.Random(7)
