@@ -28,7 +28,7 @@ from effloop.data.augment.library import (
     some_of_sizes,
 )
 from effloop.data.augment.native.augment import for_evaluation
-from effloop.data.augment.operation import BadParameterError, check_probability, check_whole
+from effloop.data.augment.operation import MOST_SIDE, BadParameterError, check_probability, check_whole
 from effloop.data.image.mask import IGNORED, Mask
 from effloop.errors import ConfigError, optional_package
 from effloop.registry import choices
@@ -209,8 +209,10 @@ class _Factory:
             raise BadParameterError("transforms: none of them is ever done; set the p of one above 0")
         if "p" in parameters:
             check_probability("p", parameters["p"])
-        if "n" in parameters and not parameters.get("replace"):
-            check_whole("n", parameters["n"], 1, len(inside))
+        if (replaces := parameters.get("replace", False)) not in (True, False):
+            raise BadParameterError(f"replace: {replaces} is not allowed; set true or false")
+        if "n" in parameters:
+            check_whole("n", parameters["n"], 1, MOST_SIDE if replaces else len(inside))
         return KeyedTransform(self.name, {**parameters, "transforms": inside})
 
 

@@ -28,7 +28,15 @@ from effloop.data.augment.library import (
     shuffled_sizes,
 )
 from effloop.data.augment.native.augment import for_evaluation
-from effloop.data.augment.operation import MOST_SIDE, BadParameterError, Keys, check_number, check_probability
+from effloop.data.augment.operation import (
+    MOST_SIDE,
+    RATIOS,
+    BadParameterError,
+    Keys,
+    check_number,
+    check_probability,
+    check_range,
+)
 from effloop.data.image.grey import batch_to_grey, batch_to_rgb
 from effloop.data.image.mask import Mask
 from effloop.data.image.resize import readable
@@ -52,6 +60,9 @@ LEAVES_MASKS = frozenset(_ALONE.split())
 
 REFUSES_MASKS = frozenset(("AugMix", "AutoAugment", "RandAugment", "TrivialAugmentWide"))
 """Operations that refuse a mask, though they move pixels."""
+
+_LEAST = {("AugMix", "alpha"): RATIOS[0], ("AugMix", "mixture_width"): 1, ("ElasticTransform", "sigma"): 0}
+"""The smallest values that make sense, where torchvision takes smaller ones without an error."""
 
 NAMES = tuple(sorted({*LEAVES_MASKS, *REFUSES_MASKS, *_MOVING.split()}))
 """Classes of torchvision.transforms.v2 that map a (3, h, w) uint8 image to another. Not JPEG, which is deprecated since
@@ -136,11 +147,14 @@ class OperationFactory:
             return kinds[name](value)
         if name == "p" and self.name != "RandomChoice":  # whose p are weights
             return check_probability(name, value)
+        if (self.name, name) == ("RandomResizedCrop", "scale"):  # [0,0] would crop a pixel
+            return check_range(name, value, 0, 1, above=True)
         # torchvision fills with 300 without an error, and counts or allocates up to any number.
         levels = name in ("fill", "value")
+        least = _LEAST.get((self.name, name), 0 if levels else -MOST_SIDE)
         for each in value if isinstance(value, list | tuple) else [value]:
             if type(each) in (int, float) or (levels and each is not None):
-                check_number(name, each, 0 if levels else -MOST_SIDE, 255 if levels else MOST_SIDE)
+                check_number(name, each, least, 255 if levels else MOST_SIDE)
         annotation = self.__signature__.parameters[name].annotation
         return float(value) if annotation is float and type(value) is int else value  # AugMix takes no whole `alpha`
 

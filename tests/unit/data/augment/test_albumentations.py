@@ -317,6 +317,11 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
         {"op": "SomeOf", "n": 2, "transforms": {"b": {"op": "NoOp"}}},
         ".n: 2 is not allowed; set a whole number from 1",
     ),
+    (
+        {"op": "SomeOf", "n": -1, "replace": True, "transforms": {"b": {"op": "NoOp"}}},
+        ".n: -1 is not allowed; set a whole number from 1",
+    ),
+    ({"op": "SomeOf", "replace": "x", "transforms": {"b": {"op": "NoOp"}}}, ".replace: x is not allowed; set true or"),
     ({"op": "SomeOf", "p": 7, "transforms": {"b": {"op": "NoOp"}}}, ".p: 7 is not allowed; set a probability"),
 )
 
