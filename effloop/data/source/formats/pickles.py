@@ -58,6 +58,8 @@ def _check_operations(data: bytes) -> None:
         name = operation.name
         if name not in _OPERATIONS:
             raise refused(str(value).replace(" ", ".") if name == "INST" else f"what {name} makes")
+        if isinstance(value, int) and value.bit_length() > 64:  # longer ones can't be shown in messages
+            raise refused("a number of more than 64 bits")
         if name in _PUTS:
             place = len(places) if value is None else int(value or 0)
             if place > len(places) + 1:  # up to here pickle would allocate its memo
@@ -77,7 +79,9 @@ def _follow(stack: list[int], operation: pickletools.OpcodeInfo) -> None:
     before = operation.stack_before
     at = len(stack) - len(before)
     if pickletools.markobject in before:  # with any number of values behind it
-        at = len(stack) - 1 - stack[::-1].index(_MARK) if stack[-1] != _MARK else len(stack) - 1
+        at = len(stack) - 1
+        while stack[at] != _MARK:
+            at -= 1
         at -= before.index(pickletools.markobject)
     if at < 0:
         raise ValueError("its stack is empty")

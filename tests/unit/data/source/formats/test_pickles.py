@@ -266,6 +266,12 @@ def test_neither_time_nor_memory_grows_faster_than_the_file(name: str) -> None:
         unpickle(REPEATED[name])
 
 
+@pytest.mark.parametrize("protocol", [0, 2])
+def test_a_number_too_long_to_be_shown(protocol: int) -> None:
+    with pytest.raises(DataError, match="64 bits"):
+        unpickle(pickle.dumps((b"image", 1 << 10_000 if protocol else -(1 << 100)), protocol))
+
+
 def test_2000_mutations() -> None:
     """Flipped bits, bytes left out and put in: refused with a line, or read as data; nothing else is raised."""
     rng = random.Random(7)
