@@ -9,6 +9,7 @@ import pytest
 import torch
 from laws import drawn
 
+from effloop.data.augment.native import augment  # noqa: F401  (its operations register)
 from effloop.data.augment.operation import operations
 
 pytestmark = [
