@@ -1,4 +1,4 @@
-/* Looks up kept entropy indexes, many in one call: effloop/data/source/storage/entropy_file.py says how they are kept. */
+/* Looks up kept entropy indexes, many in one call: effloop/data/source/entropy.py says how they are kept. */
 
 #include <stdint.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* Reads whole files, many in one call: effloop/data/source/storage/regular.py reads what is out of the ordinary. */
+/* Reads whole files, many in one call: effloop/data/source/storage/loose.py reads what is out of the ordinary. */
 
 #define _GNU_SOURCE
 #include <fcntl.h>

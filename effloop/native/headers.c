@@ -1,4 +1,4 @@
-/* Headers of the usual images, many in one call: effloop/data/image/headers.py reads the others. */
+/* Headers of the usual images, many in one call: effloop/data/image/encoded.py reads the others. */
 
 #include <stdint.h>
 #include <string.h>

@@ -7,7 +7,7 @@
 
 enum { OTHER, JPEG, PNM };
 
-/* As `ROW` in data/image/headers.py, field by field. */
+/* As `ROW` in data/image/encoded.py, field by field. */
 typedef struct {
     int64_t at;            /* offset of a JPEG's frame header, or of raw pixels */
     int32_t height, width; /* at least 1 */

@@ -1,4 +1,4 @@
-/* Decoding JPEGs by the libjpeg-turbo that comes with Pillow; data/image/libjpeg.py finds it. */
+/* Decoding JPEGs by the libjpeg-turbo that comes with Pillow; data/decode/turbojpeg.py finds it. */
 
 #include <setjmp.h>
 #include <stdatomic.h>

@@ -60,7 +60,7 @@ struct Decompress {
 
 _Static_assert(sizeof(void *) != 8 || sizeof(Decompress) == LIBJPEG_SIZE, "as the library's own");
 
-/* The library's functions, in the order of `_FUNCTIONS` in data/image/libjpeg.py. */
+/* The library's functions, in the order of `_FUNCTIONS` in data/decode/turbojpeg.py. */
 typedef struct {
     Errors *(*std_error)(Errors *);
     void (*create)(Decompress *, int version, size_t size);
