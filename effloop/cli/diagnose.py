@@ -38,7 +38,7 @@ class DiagnoseOptions:
 
 @command("diagnose", DiagnoseOptions, "data.root=/data/pets model=resnet18")
 def diagnose(options: DiagnoseOptions, overrides: list[str]) -> int:
-    """Say what holds a training back, and try which overrides help how much.
+    """Say what holds a training back, and try which overrides help.
 
     Takes what `train` takes, measures each stage on this data, model and machine, and trains nothing that is kept.
 

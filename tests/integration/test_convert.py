@@ -283,7 +283,7 @@ class TestFailures:
             true(path, Dataset(dataset.classes, splits, dataset.about), shard_bytes)
 
         true = writers[to]
-        monkeypatch.setitem(writers, to, forgetful)
+        monkeypatch.setattr("effloop.convert.convert.writers", {**writers, to: forgetful})
         said = failure(capsys, f"data.root={photos}", f"to={to}", "out=set", *words)
         assert said.startswith(
             f"out: what was written as {to} reads back differently, split 'train': samples 39, should be 40; bytes "

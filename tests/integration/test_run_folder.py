@@ -231,7 +231,7 @@ class TestLock:
             os.kill(child, signal.SIGKILL)
 
     def test_a_file_system_without_locks(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def none(fd: int) -> bool:
+        def none(fd: int, wait_s: float) -> bool:
             raise OSError(38, "Function not implemented")
 
         monkeypatch.setattr(locks, "try_lock", none)

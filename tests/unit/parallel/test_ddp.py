@@ -181,7 +181,7 @@ def test_ranks_that_differ_end_with_one_line_each(tmp_path):
 
 def test_a_taken_port_is_named(tmp_path):
     script = """
-        import os, socket
+        import socket
         from dataclasses import replace
         from effloop.errors import ConfigError
         from effloop.parallel.rank_env import detect_launcher
@@ -190,7 +190,7 @@ def test_a_taken_port_is_named(tmp_path):
             try:
                 join(replace(detect_launcher(), port=server.getsockname()[1]))
             except ConfigError as error:
-                print(f"process {os.getpid()}; " in str(error), error)
+                print(f"ss -ltnp 'sport = {server.getsockname()[1]}'" in str(error), error)
     """
     ((code, out, err),) = run_script(script, tmp_path, world_size=1)
     assert out.startswith("True MASTER_PORT: "), (code, out, err)

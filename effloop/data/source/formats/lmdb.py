@@ -68,9 +68,7 @@ class LmdbConfig(IndexedConfig):
 
 @sources.register("lmdb", LmdbConfig)
 class LmdbSource(IndexedSource, ImportedSource):
-    """LMDB, one environment per split: EffLoop's is mapped, fork-safe and never crashed by a damaged page, others are
-    copied once.
-    """
+    """LMDB, one environment per split: EffLoop's own is mapped, other programs' are copied once."""
 
     config: LmdbConfig  # type: ignore[assignment]  # which has all fields of `ImportedConfig`
 

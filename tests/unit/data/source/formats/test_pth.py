@@ -329,7 +329,7 @@ def test_compressed(path: Path) -> None:
 def test_packed_anew(path: Path) -> None:
     """torch.load computes offsets by how torch.save lays out an archive; another's are not believed."""
     rezip(path)
-    wanted = f"{path}:train/key is not the whole of a record of the archive; convert it again"
+    wanted = f"{path}:train/payload is not the whole of a record of the archive; convert it again"
     with pytest.raises(DataError, match=line(wanted)):
         open_source("pth", path)
 

@@ -211,17 +211,3 @@ def test_an_unreadable_list(public: Path, name: str, ending: str) -> None:
     forbid(public / f"train.{ending}")
     with pytest.raises(DataError, match=line(f"{public}/train.{ending} can't be read: Permission denied")):
         open_source(name, public)
-
-
-def test_counts_of_files_and_their_order(tmp_path):
-    source = open_source("tar", write_records("tar", tmp_path / "set", ["a", "b"], train=TRAIN))
-    files, counts = source.shard_files()
-    assert (len(files), counts.tolist(), source.in_order) == (1, [3], True)
-    source._files, source._file_of = [*files, *files], np.array([0, 1, 0], np.uint16)
-    del source._same_file
-    assert source.shard_files()[1].tolist() == [2, 1]
-    assert not source.in_order
-    source._file_of = np.array([0, 1, 2], np.uint16)
-    del source._same_file
-    with pytest.raises(DataError, match=r"is damaged: its index has samples in files that it doesn't list"):
-        source.shard_files()
