@@ -2,44 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import traceback
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from effloop.errors import BUG, EffLoopError, InterruptedRunError, PreemptedRunError, reason
 from effloop.run.execute import run
-from effloop.run.spec import RunSpec
-from effloop.runs.reader import JOB
+from effloop.run.spec import JobState, RunSpec
 from effloop.system import children
 from effloop.system.command import command_timed, escaped_output
-from effloop.system.files import write_text
 from effloop.system.processes import discard_output
 from effloop.system.signals import unblock_interrupts
-
-# The state of a sweep's job, in its folder.
-
-
-@dataclass(frozen=True)
-class JobState:
-    """Writes a job's job.json.
-
-    Attributes:
-        folder: of the job.
-        number: counted from 0.
-        overrides: what makes it this job.
-    """
-
-    folder: str
-    number: int
-    overrides: list[str]
-
-    def write(self, state: str, reason: str = "", **more: Any) -> None:
-        """Write job.json, whole or not at all."""
-        fields = {"number": self.number, "overrides": self.overrides, "state": state, "reason": reason, **more}
-        write_text(Path(self.folder, JOB), json.dumps(fields, indent=2) + "\n")
 
 
 def main() -> int:

@@ -22,8 +22,7 @@ from effloop.config import finish
 from effloop.config.task_of_data import follow_data
 from effloop.data.remote.fetch import fetched_before
 from effloop.errors import EffLoopError, PreemptedRunError
-from effloop.run.job import JobState
-from effloop.run.spec import RunSpec, from_newest_checkpoint
+from effloop.run.spec import JobState, RunSpec, from_newest_checkpoint
 from effloop.runs.folder import TakenError, check_free, has_checkpoints
 from effloop.runs.reader import CONFIG, JOB, RunRecord, read_job_files, read_run
 from effloop.system import children

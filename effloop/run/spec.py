@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,8 @@ from effloop.errors import PROGRAM, CheckpointError, ConfigError
 from effloop.registry import plugin_words
 from effloop.runs.compare import PLACE, format_value
 from effloop.runs.folder import TIMESTAMP, check_free, check_no_run, has_checkpoints, holds_run
-from effloop.runs.reader import CONFIG, SWEEP, differing_values
+from effloop.runs.reader import CONFIG, JOB, SWEEP, differing_values
+from effloop.system.files import write_text
 
 
 @dataclass(frozen=True)
@@ -183,3 +185,23 @@ def _check_same(begun: Config, now: Config, folder: Path) -> None:
         f"resume: {folder} was begun with other values: {', '.join(shown)}{more}; go on with these by "
         f"{PROGRAM} {shlex.join(['resume', str(folder), *words, *plugin_words()])}, or set run=ANOTHER_NAME"
     )
+
+
+@dataclass(frozen=True)
+class JobState:
+    """Writes a job's job.json.
+
+    Attributes:
+        folder: of the job.
+        number: counted from 0.
+        overrides: what makes it this job.
+    """
+
+    folder: str
+    number: int
+    overrides: list[str]
+
+    def write(self, state: str, reason: str = "", **more: Any) -> None:
+        """Write job.json, whole or not at all."""
+        fields = {"number": self.number, "overrides": self.overrides, "state": state, "reason": reason, **more}
+        write_text(Path(self.folder, JOB), json.dumps(fields, indent=2) + "\n")

@@ -329,8 +329,8 @@ class Fingerprint:
 def fingerprint_of(source: Source) -> dict[str, Any]:
     """The fingerprint of a source, from the keys, labels and sizes of all samples."""
     fingerprint = Fingerprint()
-    if source.kind is Kind.classes:
-        for index, label in enumerate(source.labels):
+    if source.kind is Kind.classes and source.targets.ndim == 1:  # a task of a plugin's has targets of its own kind
+        for index, label in enumerate(source.targets):
             fingerprint.add(source.raw_key(index), int(label), source.size(index))
     else:
         for index, target in enumerate(source.target_rows):

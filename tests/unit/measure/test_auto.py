@@ -14,8 +14,10 @@ from torch import nn
 
 import effloop
 from effloop.assemble.compiling import state_preserved
+from effloop.assemble.resolve import resolved
 from effloop.measure.auto import _elsewhere, fastest
 from effloop.precision import Precision
+from effloop.task import tasks
 
 
 class Bench:
@@ -191,10 +193,11 @@ CPU = torch.device("cpu")
 
 @pytest.mark.slow
 def test_steps_in_processes_of_their_own() -> None:
-    good = effloop.compose(["model.width=2", "batch_size=4", "image_size=16", "device=cpu"])
-    bad = effloop.compose(["model.width=2", "batch_size=4", "image_size=8", "device=cpu"])
+    some = ["model.width=2", "batch_size=4", "num_workers=0", "threads=1", "device=cpu"]
+    good, bad = (resolved(effloop.compose([*some, f"image_size={size}"])) for size in (16, 8))
+    task = tasks.build(good.task)
     with ExitStack() as stack:
-        steps = [_elsewhere(stack, config, 3, CPU) for config in (good, bad)]
+        steps = [_elsewhere(stack, config, task, 3, CPU) for config in (good, bad)]
         assert len(active_children()) == 2
         steps[0]()
         steps[0]()

@@ -159,7 +159,7 @@ def _zarr3(layout: Layout) -> dict[str, Any]:
         "data_type": layout.dtype.name,
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": layout.shape(layout.chunk)}},
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": layout.dtype.type(0).item(),
+        "fill_value": np.zeros((), layout.dtype).item(),
         "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
         "attributes": {},
     }
@@ -172,7 +172,7 @@ def _zarr2(layout: Layout) -> dict[str, Any]:
         "chunks": layout.shape(layout.chunk),
         "dtype": layout.dtype.str,
         "compressor": None,
-        "fill_value": layout.dtype.type(0).item(),
+        "fill_value": np.zeros((), layout.dtype).item(),
         "filters": None,
         "order": "C",
     }
