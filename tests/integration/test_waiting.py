@@ -195,22 +195,3 @@ def test_a_mapped_file_that_is_cut(photos: Path, tmp_path: Path, engine: str) ->
         os.truncate(tmp_path / "p.effloop", 8192)
         # a worker that dies of it between two samples can't name the file
         one_line(process, 2, *(["SIGBUS"] if engine == "processes" else ["p.effloop", "SIGBUS"]))
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("engine", ["threads", "processes"])
-def test_the_cache_is_freed(photos: Path, tmp_path: Path, number: int, engine: str) -> None:
-    there = {*Path("/dev/shm").glob("effloop-cache-*")}
-    words = (*TINY, *QUIET, f"data.root={photos}", "run=x", "out=.", f"engine={engine}", "data.cache=pixels")
-    with start("train", *words, cwd=tmp_path) as process:
-        begun(tmp_path / "x", process)
-        mine = {*Path("/dev/shm").glob("effloop-cache-*")} - there
-        assert mine
-        os.killpg(process.pid, number)
-        process.communicate(timeout=120)
-    for _ in range(2400):
-        if not any(path.exists() for path in mine):
-            return
-        time.sleep(0.05)
-    raise AssertionError(mine)
