@@ -41,7 +41,7 @@ from effloop.runs.reader import flatten
 from effloop.system.command import seconds_of_command
 from effloop.system.files import describe_bytes, keep_rows, remove_stale
 from effloop.train.evaluation import compare_some
-from effloop.train.nan import LIST, POLICIES, NanContext, NanPolicy
+from effloop.train.nan import LIST, NanContext, NanPolicy, StopOrSkip
 from effloop.train.stopping import EarlyStop, StopConfig
 from effloop.train.trainer import LoopConfig, Progress, Trainer
 
@@ -251,7 +251,7 @@ def _nan_policy(
         name=data.train.plan.source.name,
         saved=checkpoints.close,
     )
-    return POLICIES[environment.config.nan](context)
+    return StopOrSkip(context, skip=environment.config.nan == "skip")
 
 
 def _recorder(environment: Environment, start: Start, run_dir: Path, startup: Mapping[str, float]) -> Recorder:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,8 @@ from effloop.batch import Batch
 from effloop.errors import CheckpointError, DivergedError, warn
 from effloop.parallel import Parallel
 
+POLICIES = ("stop", "skip")
+
 LIST = "nan.jsonl"
 """File of a run folder: the updates whose loss, gradients or weights were not finite."""
 _NAMED = 5  # samples in a message; all are in the file
@@ -25,6 +27,7 @@ _IN_A_ROW = 10
 _SHARE, _SHARE_FROM = 0.1, 100
 """Skipped updates that end a run: so many in a row, or more than this share of all, from so many updates on."""
 _LAG = 2  # updates of a GPU after which the host reads a flag, which has been copied by then: it doesn't wait
+_CAUSES = {"weights": "the weights are not finite after it", "gradient": "a gradient is not finite, though the loss is"}
 
 
 @torch.no_grad()
@@ -73,47 +76,36 @@ class NanContext:
 class Update:
     """An update on this rank: its position, and of each of its batches the samples' ids and the loss on the device."""
 
-    epoch: int
-    step: int
-    lr: float
-    batches: list[tuple[Tensor, Tensor]]
-
-
-class At(Protocol):
-    """The position of a run: the trainer's `Progress`."""
-
-    epoch: int
-    step: int
+    epoch: int = 0
+    step: int = 0
+    lr: float = math.nan
+    batches: Sequence[tuple[Tensor, Tensor]] = ()
 
 
 class NanPolicy:
-    """Checks nothing; the base class of policies that do."""
+    """Checks nothing; the base class of the policy that does."""
 
     def before(self) -> None:
         """Before the forward pass of a batch."""
 
     def loss(self, loss: Tensor, batch: Batch) -> Tensor:
-        """The loss whose gradients are computed: () -> (), of the same value.
-
-        Args:
-            loss: of a batch of this rank.
-            batch: whose samples are named where the loss isn't finite.
-        """
+        """() loss of a batch of this rank -> () of the same value, whose gradients are computed."""
         del batch
         return loss
 
-    def update(self, step: Callable[[], bool], at: At, lr: float) -> bool:
+    def update(self, step: Callable[[], bool], epoch: int, number: int, lr: float) -> bool:
         """Update the weights, or not; every rank calls it.
 
         Args:
             step: updates them; False if it didn't, as scaled gradients overflowed.
-            at: the position of the run, for messages.
-            lr: learning rate of the update, for messages.
+            epoch: of the update, for messages.
+            number: of the update, for messages.
+            lr: its learning rate, for messages.
 
         Raises:
             DivergedError: the run ends; raised on every rank.
         """
-        del at, lr
+        del epoch, number, lr
         return step()
 
     def check(self) -> None:
@@ -131,69 +123,56 @@ class NanPolicy:
         """Continue from a `state_dict`; {} is one of another policy."""
 
 
-class Stop(NanPolicy):
-    """The run ends with the first loss or gradient that isn't finite.
+class StopOrSkip(NanPolicy):
+    """The run ends with the first update whose loss or gradients aren't finite, or leaves such updates out.
 
     Ranks have the same gradients after they were averaged: so all of them decide alike, without a message. A CPU checks
-    the gradients before it updates the weights. The host of a GPU would have to wait for that, so it reads the flag two
-    updates later; weights that are spoilt by then are never saved.
+    the gradients before it updates the weights, and so does a GPU that skips. Otherwise its host doesn't wait for that
+    and reads the flag two updates later; weights that are spoilt by then are never saved.
+
+    Args:
+        context: the run.
+        skip: leave the update out, as if its batches didn't exist: weights, statistics, average and schedule stay. The
+            run ends after 10 such updates in a row, and from the 100th update on where they are more than a tenth.
     """
 
-    def __init__(self, context: NanContext) -> None:
-        self.context = context
+    def __init__(self, context: NanContext, *, skip: bool) -> None:
+        self.context, self.skip = context, skip
         self._parameters = [each for each in context.model.parameters() if each.requires_grad]
         self._batches: deque[tuple[Tensor, Tensor]] = deque(maxlen=context.accumulate)
         self._pending: deque[tuple[Tensor, torch.cuda.Event, Update]] = deque()
-        self._last: Update | None = None
+        self._last = Update()
+        self._kept = [*context.model.buffers(), context.sums] if skip else []  # what a forward pass changes
+        self._copies = [each.clone() for each in self._kept]
+        self._counts = dict.fromkeys(("updates", "skipped", "in_a_row"), 0)
+
+    def before(self) -> None:
+        if self.skip and not self._batches:
+            torch._foreach_copy_(self._copies, self._kept)
 
     def loss(self, loss: Tensor, batch: Batch) -> Tensor:
         self._batches.append((batch.ids.clone(), loss.detach()))
         # The factor is 1, or NaN where the loss isn't finite: so are the gradients, whatever the backward pass does.
         return loss * (1 + 0 * loss.detach())
 
-    def update(self, step: Callable[[], bool], at: At, lr: float) -> bool:
-        update = self._take(at, lr)
-        if self.context.scaler.is_enabled():
-            return self._scaled(step, update)
-        finite = self._finite()
-        if finite.is_cuda:
-            self._check_later(finite, update)
-        elif not finite.numpy():
-            self._found(update)
-        return step()
-
-    def check(self) -> None:
-        self._batches.clear()  # of a short last group, whose gradients are dropped
-        while self._pending:
-            self._check_pending()
-        models = dict.fromkeys((self.context.model, self.context.averaged))
-        saved = [each for model in models for each in model.state_dict().values() if each.is_floating_point()]
-        bad = torch.stack([1 - all_finite(each).double().cpu() for each in (saved, self._parameters)])
-        any_bad, bad_weights = self.context.parallel.sum(bad).tolist()
-        if bad_weights and self._last:
-            entry = self._note(self._last, "weights")
-            self._end(self._last, _describe(entry), entry)
-        if any_bad:
-            self._end(self._last or Update(0, 0, math.nan, []), "the weights are not finite any more")
-
-    def _take(self, at: At, lr: float) -> Update:
-        """This update with its batches; those of the next are collected from now on."""
-        self._last = Update(at.epoch, at.step, lr, list(self._batches))
+    def update(self, step: Callable[[], bool], epoch: int, number: int, lr: float) -> bool:
+        update = self._last = Update(epoch, number, lr, list(self._batches))
         self._batches.clear()
-        return self._last
-
-    def _finite(self) -> Tensor:
-        return all_finite([each.grad for each in self._parameters if each.grad is not None])
-
-    def _scaled(self, step: Callable[[], bool], update: Update) -> bool:
-        """With a loss scale gradients overflow until it is right; below 1 it isn't the scale."""
-        if step():
+        self._counts["updates"] += 1
+        scaled = self.context.scaler.is_enabled()  # then it looks at the gradients itself
+        if (scaled or self._may_update(update)) and step():
+            self._counts["in_a_row"] = 0
             return True
-        if self.context.scaler.get_scale() < 1:
+        self._undo()
+        # With a loss scale gradients overflow until it is right; below 1 it isn't the scale.
+        if not scaled or self.context.scaler.get_scale() < 1:
             self._found(update)
         return False
 
-    def _check_later(self, finite: Tensor, update: Update) -> None:
+    def _may_update(self, update: Update) -> bool:
+        finite = all_finite([each.grad for each in self._parameters if each.grad is not None])
+        if self.skip or not finite.is_cuda:
+            return bool(finite.cpu().numpy())
         flag = torch.empty((), dtype=torch.bool, pin_memory=True)
         flag.copy_(finite, non_blocking=True)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -201,6 +180,7 @@ class Stop(NanPolicy):
         self._pending.append((flag, event, update))
         if len(self._pending) > _LAG:
             self._check_pending()
+        return True
 
     def _check_pending(self) -> None:
         flag, event, update = self._pending.popleft()
@@ -208,10 +188,37 @@ class Stop(NanPolicy):
         if not flag:
             self._found(update)
 
+    def _undo(self) -> None:
+        if self.skip:
+            torch._foreach_copy_(self._kept, self._copies)
+
+    def check(self) -> None:
+        # Of a short last group the gradients are dropped, and so are its statistics if they aren't finite.
+        if self._batches and not all_finite([each for each in self._kept if each.is_floating_point()]):
+            self._undo()
+        self._batches.clear()
+        while self._pending:
+            self._check_pending()
+        models = dict.fromkeys((self.context.model, self.context.averaged))
+        saved = [each for model in models for each in model.state_dict().values() if each.is_floating_point()]
+        if self.context.parallel.sum(1 - all_finite(saved).double().cpu().view(1)).item():
+            self._end(self._last, self._note(self._last, "weights"))
+
     def _found(self, update: Update) -> None:
         """A loss or gradient of this update isn't finite, as all ranks know."""
-        entry = self._note(update)
-        self._end(update, _describe(entry), entry)
+        entry, counts = self._note(update), self._counts
+        if not self.skip:
+            self._end(update, entry)
+        counts["skipped"] += 1
+        counts["in_a_row"] += 1
+        if counts["in_a_row"] >= _IN_A_ROW:
+            self._end(update, entry, f", the {_IN_A_ROW}th skipped update in a row")
+        updates, skipped = counts["updates"], counts["skipped"]
+        if updates >= _SHARE_FROM and skipped > _SHARE * updates:
+            self._end(update, entry, f", {skipped} of {updates} updates were skipped")
+        if not self.context.parallel.rank:
+            where = self.context.run_dir / LIST
+            warn(f"nan=skip: updates whose loss or gradients aren't finite are left out, and listed in {where}")
 
     def _note(self, update: Update, what: str = "gradient") -> dict[str, Any]:
         """List an update in `nan.jsonl`, which rank 0 writes; every rank calls it.
@@ -247,96 +254,29 @@ class Stop(NanPolicy):
                 warn(f"{path}: {error.strerror}; updates that weren't finite are not listed")
         return entry
 
-    def _end(self, update: Update, what: str, entry: Mapping[str, Any] | None = None) -> NoReturn:
-        """End the run on every rank.
+    def _end(self, update: Update, entry: Mapping[str, Any], why: str = "") -> NoReturn:
+        """End the run on every rank, after an update with its row of `_note`."""
+        raise DivergedError(self.context.parallel.on_rank0(lambda: self._message(update, entry, why)))
 
-        Args:
-            update: that it ends after.
-            what: isn't finite, in words.
-            entry: the row of `_note`.
-
-        Raises:
-            DivergedError: always.
-        """
-        line = self.context.parallel.on_rank0(lambda: self._message(update, what, (entry or {}).get("ids", [])))
-        raise DivergedError(line)
-
-    def _message(self, update: Update, what: str, ids: list[int]) -> str:
-        folder = self.context.run_dir
+    def _message(self, update: Update, entry: Mapping[str, Any], why: str) -> str:
+        folder, ids = self.context.run_dir, entry["ids"]
+        if entry["what"] == "loss":
+            cause = f"the loss is {', '.join(dict.fromkeys(entry['loss']))}"
+        else:
+            cause = _CAUSES[entry["what"]]
         names = ", ".join(f"{id_} ({self.context.name(id_)})" for id_ in ids[:_NAMED])
         more = f" and {len(ids) - _NAMED} more, all in {folder / LIST}" if len(ids) > _NAMED else ""
         with suppress(CheckpointError):  # then the one before is the last good one
             self.context.saved()
         last = folder / "checkpoints" / "last.ckpt"
         return (
-            f"nan: epoch {update.epoch}, step {update.step}, lr {update.lr:g}: {what}"
+            f"nan: epoch {update.epoch}, step {update.step}, lr {update.lr:g}: {cause}{why}"
             f"{f', samples {names}{more}' if names else ''}; try a lower lr, max_grad_norm=1, or precision=bf16 or fp32"
             f"{f'; the last good checkpoint is {last}' if last.is_file() else ''}"
         )
 
-
-def _describe(entry: Mapping[str, Any]) -> str:
-    """The cause, in words."""
-    if entry["what"] == "weights":
-        return "the weights are not finite after it"
-    if entry["what"] == "gradient":
-        return "a gradient is not finite, though the loss is"
-    return f"the loss is {', '.join(dict.fromkeys(entry['loss']))}"
-
-
-class Skip(Stop):
-    """The update is left out, as if its batches didn't exist: weights, statistics, average and schedule stay.
-
-    On a GPU the host waits for every update to know. The run ends after 10 such updates in a row, and from the
-    100th update on where they are more than a tenth.
-    """
-
-    def __init__(self, context: NanContext) -> None:
-        super().__init__(context)
-        self._kept = [*context.model.buffers(), context.sums]
-        self._copies = [each.clone() for each in self._kept]
-        self._counts = dict.fromkeys(("updates", "skipped", "in_a_row"), 0)
-
-    def before(self) -> None:
-        if not self._batches:
-            torch._foreach_copy_(self._copies, self._kept)
-
-    def update(self, step: Callable[[], bool], at: At, lr: float) -> bool:
-        update = self._take(at, lr)
-        self._counts["updates"] += 1
-        scaled = self.context.scaler.is_enabled()
-        if (scaled or bool(self._finite())) and step():
-            self._counts["in_a_row"] = 0
-            return True
-        torch._foreach_copy_(self._kept, self._copies)
-        if not scaled or self.context.scaler.get_scale() < 1:
-            self._found(update)
-        return False
-
     def state_dict(self) -> dict[str, int]:
-        return dict(self._counts)
+        return dict(self._counts) if self.skip else {}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         self._counts = {name: state.get(name, 0) for name in self._counts}
-
-    def check(self) -> None:
-        if self._batches and not all_finite([each for each in self._kept if each.is_floating_point()]):
-            torch._foreach_copy_(self._kept, self._copies)
-        super().check()
-
-    def _found(self, update: Update) -> None:
-        entry, counts = self._note(update), self._counts
-        counts["skipped"] += 1
-        counts["in_a_row"] += 1
-        if counts["in_a_row"] >= _IN_A_ROW:
-            self._end(update, f"{_describe(entry)}, the {_IN_A_ROW}th skipped update in a row", entry)
-        updates, skipped = counts["updates"], counts["skipped"]
-        if updates >= _SHARE_FROM and skipped > _SHARE * updates:
-            self._end(update, f"{_describe(entry)}, {skipped} of {updates} updates were skipped", entry)
-        if not self.context.parallel.rank:
-            where = self.context.run_dir / LIST
-            warn(f"nan=skip: updates whose loss or gradients aren't finite are left out, and listed in {where}")
-
-
-POLICIES: dict[str, Callable[[NanContext], NanPolicy]] = {"stop": Stop, "skip": Skip}
-"""By the name that users type."""

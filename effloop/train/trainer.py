@@ -259,7 +259,7 @@ class Trainer:
         """One step of optimizer, schedule and average; the learning rate it was done with."""
         lr: float = self.optimizer.param_groups[0]["lr"]
         step = partial(self.precision.step, self.optimizer, self.loop.max_grad_norm)
-        if self.nan.update(step, self.progress, lr):
+        if self.nan.update(step, self.progress.epoch, self.progress.step, lr):
             self.schedule.step()
             self.average.update()
         self.optimizer.zero_grad()

@@ -17,8 +17,7 @@ from runs import TINY, once, rows, train
 from effloop.errors import DivergedError
 from effloop.parallel.dp import NoneConfig, NoParallel
 from effloop.runs.reader import read_run
-from effloop.train.nan import NanContext, Stop, all_finite
-from effloop.train.trainer import Progress
+from effloop.train.nan import NanContext, StopOrSkip, all_finite
 
 WORDS = "device=cpu batch_size=4 record.tensorboard=false record.samples=0 schedule=constant"
 RUN = once(*TINY, *WORDS.split())
@@ -171,8 +170,8 @@ def test_weights_that_no_gradient_shows_are_not_saved(here: Path) -> None:
     single = NoParallel(NoneConfig(name="none"), torch.device("cpu"))
     context = NanContext(model, model, single, torch.zeros(1), 1, torch.amp.GradScaler(enabled=False), here, str)
     model.weight.grad = torch.zeros_like(model.weight)
-    policy = Stop(context)
-    policy.update(lambda: True, Progress(step=3), 1.0)
+    policy = StopOrSkip(context, skip=False)
+    policy.update(lambda: True, 0, 3, 1.0)
     policy.check()
     model.weight.data.fill_(float("inf"))
     with pytest.raises(DivergedError, match="step 3, lr 1: the weights are not finite after it"):
