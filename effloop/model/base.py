@@ -6,9 +6,10 @@ Its class has `has_auxiliary_heads` set.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
@@ -43,6 +44,27 @@ def take_grey(model: nn.Module) -> None:
         )
     if getattr(model, "transform_input", False):  # torchvision's GoogLeNet and Inception v3 read R, G and B by number
         model.transform_input = False  # type: ignore[assignment]
+
+
+def subclassed(model: nn.Module, change: Callable[..., type], *settings: Any) -> None:
+    """Give a module a subclass of its own class, known by the same name.
+
+    The class is changed, and not the instance's `forward`, which would be bound to the original in the replicas of
+    DataParallel. Names in the state dict, `copy.deepcopy` and torch.compile work as before.
+
+    Args:
+        model: changed in place.
+        change: (class, *settings) -> its subclass.
+        settings: hashable.
+    """
+    model.__class__ = _subclass(change, type(model), *settings)
+
+
+@functools.cache
+def _subclass(change: Callable[..., type], kind: type, *settings: Any) -> type:
+    made = change(kind, *settings)
+    made.__name__, made.__qualname__ = kind.__name__, kind.__qualname__
+    return made
 
 
 @dataclass(frozen=True)
@@ -165,7 +187,7 @@ models = Models(
     "model",
     {
         "cnn": "effloop.model.small",
-        "efficientnet_lite0": "effloop.model.packaged",
+        "efficientnet_lite0": "effloop.model.zoo",
         "small_resnet": "effloop.model.small",
         "smp": "effloop.model.smp",
         "timm": "effloop.model.zoo",

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from effloop.errors import ConfigError
+from effloop.model.base import subclassed
 
 
 def checkpoint_blocks(model: nn.Module) -> int:
@@ -34,8 +34,7 @@ def checkpoint_blocks(model: nn.Module) -> int:
             "set model.checkpointing=false or choose another model"
         )
     for block in blocks:
-        kind: Any = type(block)
-        block.__class__ = _checkpointed(kind)
+        subclassed(block, _checkpointed)
     return len(blocks)
 
 
@@ -75,14 +74,7 @@ def _is_stage(module: nn.Module) -> bool:
     return False
 
 
-@functools.cache
 def _checkpointed(kind: Any) -> type[nn.Module]:
-    """A subclass whose forward is checkpointed.
-
-    The class is changed and not the instance's `forward`, which would be bound to the original in DataParallel's
-    replicas.
-    """
-
     class Checkpointed(kind):  # type: ignore[misc]
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             if not (self.training and torch.is_grad_enabled()):
@@ -90,12 +82,9 @@ def _checkpointed(kind: Any) -> type[nn.Module]:
             if torch.compiler.is_compiling():  # the compiler keeps updates of buffers out of the recomputation
                 return checkpoint(super().forward, *args, use_reentrant=False, **kwargs)
 
-            def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-                return nullcontext(), _statistics_kept(self)
-
+            contexts = lambda: (nullcontext(), _statistics_kept(self))  # noqa: E731
             return checkpoint(super().forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
-    Checkpointed.__name__, Checkpointed.__qualname__ = kind.__name__, kind.__qualname__
     return Checkpointed
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 
 from effloop.batch import ImageSize
 from effloop.errors import ConfigError
+from effloop.model.base import subclassed
 
 
 def find_head(model: nn.Module, size: ImageSize, channels: int = 3) -> str:
@@ -55,11 +55,8 @@ class Features:
     def __call__(self, images: Tensor) -> Tensor:
         """The input of the head, (N, D) float32 on the images' device."""
         seen: list[Tensor] = []
-        handle = self.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-        try:
+        with self.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])):
             self.model(images)
-        finally:
-            handle.remove()
         return seen[0].float()
 
 
@@ -74,11 +71,9 @@ def train_head_only(model: nn.Module, head: str) -> None:
     """
     model.requires_grad_(False)
     model.get_submodule(head).requires_grad_(True)
-    kind: Any = type(model)
-    model.__class__ = _of_features(kind, head)
+    subclassed(model, _of_features, head)
 
 
-@functools.cache
 def _of_features(kind: Any, head: str) -> type[nn.Module]:
     class OfFeatures(kind):  # type: ignore[misc]
         def forward(self, features: Tensor) -> Tensor:
@@ -86,5 +81,4 @@ def _of_features(kind: Any, head: str) -> type[nn.Module]:
             outputs: Tensor = self.get_submodule(head)(features)
             return outputs
 
-    OfFeatures.__name__, OfFeatures.__qualname__ = kind.__name__, kind.__qualname__
     return OfFeatures

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from effloop.errors import ConfigError
-from effloop.model.base import NORMS
+from effloop.model.base import NORMS, subclassed
 from effloop.model.checkpointing import blocks_of
 from effloop.registry import choices
 
@@ -220,11 +219,9 @@ def _keep_in_eval(module: nn.Module, frozen: set[str], prefix: str = "") -> None
         else:
             _keep_in_eval(child, frozen, f"{path}.")
     if kept:
-        kind: Any = type(module)
-        module.__class__ = _keeping(kind, tuple(kept))
+        subclassed(module, _keeping, tuple(kept))
 
 
-@functools.cache
 def _keeping(kind: Any, names: tuple[str, ...]) -> type[nn.Module]:
     """A subclass that keeps children of these names in eval mode.
 
@@ -238,5 +235,4 @@ def _keeping(kind: Any, names: tuple[str, ...]) -> type[nn.Module]:
                 module.get_submodule(name).eval()
             return module
 
-    Keeping.__name__, Keeping.__qualname__ = kind.__name__, kind.__qualname__
     return Keeping

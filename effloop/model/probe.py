@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -99,26 +99,18 @@ def norms_of_one_value(model: nn.Module, size: ImageSize, channels: int = 3) -> 
         size: height and width in pixels.
         channels: of the image.
     """
-    found: list[str] = []
-    handles = []
-
-    def watch(name: str, module: nn.Module) -> None:
-        def look(_: nn.Module, inputs: Any) -> None:
-            if inputs[0].numel() == inputs[0].shape[1]:
-                found.append(name)
-
-        handles.append(module.register_forward_pre_hook(look))
-
     with _in_mode(model, training=True):
-        norms = {name: each for name, each in model.named_modules() if isinstance(each, _BatchNorm) and each.training}
-    for name, module in norms.items():
-        watch(name, module)
-    try:
-        with _in_eval_mode(model), torch.no_grad():
-            model.forward(torch.zeros(1, channels, *size, device=next(model.parameters()).device))
-    finally:
-        for handle in handles:
-            handle.remove()
+        norms = {each: name for name, each in model.named_modules() if isinstance(each, _BatchNorm) and each.training}
+    found: list[str] = []
+
+    def look(norm: nn.Module, inputs: Any) -> None:
+        if inputs[0].numel() == inputs[0].shape[1]:
+            found.append(norms[norm])
+
+    with ExitStack() as hooks, _in_eval_mode(model), torch.no_grad():
+        for norm in norms:
+            hooks.enter_context(norm.register_forward_pre_hook(look))
+        model.forward(torch.zeros(1, channels, *size, device=next(model.parameters()).device))
     return found
 
 
@@ -161,22 +153,17 @@ def takes_statistics(norm: nn.Module) -> bool:
 @contextmanager
 def _watched(model: nn.Module) -> Iterator[_Calls]:
     """Hooks on a model's layers and norms, inside the block."""
-    calls = _Calls()
-    handles = []
-
-    def watch(name: str, module: nn.Module) -> None:
-        if isinstance(module, _LAYERS):
-            handles.append(module.register_forward_hook(lambda layer, _, output: calls.layer(name, layer, output)))
-        elif isinstance(module, CHANNEL_NORMS) and takes_statistics(module):
-            handles.append(module.register_forward_pre_hook(lambda _, inputs: calls.norm(inputs[0])))
-
-    try:
-        for name, module in model.named_modules():
-            watch(name, module)
+    calls, names = _Calls(), {module: name for name, module in model.named_modules()}
+    with ExitStack() as hooks:
+        for module in names:
+            if isinstance(module, _LAYERS):
+                hook = module.register_forward_hook(lambda layer, _, output: calls.layer(names[layer], layer, output))
+            elif isinstance(module, CHANNEL_NORMS) and takes_statistics(module):
+                hook = module.register_forward_pre_hook(lambda _, inputs: calls.norm(inputs[0]))
+            else:
+                continue
+            hooks.enter_context(hook)
         yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager

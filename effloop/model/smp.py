@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from effloop.errors import ConfigError, optional_package, reason
-from effloop.model.base import Zoo, models
+from effloop.model.base import Zoo, models, subclassed
 from effloop.model.zoo import BackboneConfig
 from effloop.registry import choices
 
@@ -108,8 +107,7 @@ def smp_model(config: SmpConfig, *, num_classes: int, channels: int) -> nn.Modul
             f"model.encoder: {config.arch} can't be built on {config.encoder}: {reason(error)}; "
             "set another encoder or arch"
         ) from error
-    kind: Any = type(model)
-    model.__class__ = _of_any_size(kind)
+    subclassed(model, _of_any_size)
     return model
 
 
@@ -129,9 +127,7 @@ def _check_encoder(name: str) -> None:
         )
 
 
-@functools.cache
 def _of_any_size(kind: Any) -> type[nn.Module]:
-    """A subclass that pads; the class is changed, so that names stay as they are."""
     halves_below = kind.__name__ == "DPT"  # its decoder halves the encoder's features once more
 
     class OfAnySize(kind):  # type: ignore[misc]
@@ -143,7 +139,6 @@ def _of_any_size(kind: Any) -> type[nn.Module]:
             logits: Tensor = super().forward(F.pad(images, (0, -width % stride, 0, -height % stride)))
             return logits[:, :, :height, :width]
 
-    OfAnySize.__name__, OfAnySize.__qualname__ = kind.__name__, kind.__qualname__
     return OfAnySize
 
 

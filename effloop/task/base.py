@@ -457,3 +457,70 @@ def check_objective(name: str, meters: Sequence[Meter]) -> str:
     if name not in known:
         raise ConfigError(f"objective: '{name}' is not measured; {choices(name, known)}")
     return name
+
+
+# Weights of classes and flags in a loss: null, balanced or numbers.
+
+Counts = Callable[[], NDArray[np.int64]]
+"""(K,) how many samples have each class or flag; counted when it is called."""
+
+
+def check_weights(key: str, value: Any) -> None:
+    """Check the config's weights.
+
+    Raises:
+        ConfigError: neither null nor balanced, nor a list of finite numbers above 0: of a batch whose weights are all
+            0 there is no mean.
+    """
+    if (
+        value is not None
+        and value != "balanced"
+        and (not isinstance(value, list) or not all(map(is_weight, value or [0])))
+    ):
+        raise ConfigError(f"{key}: {value} is not allowed; set null, balanced, or a number above 0 for each")
+
+
+def is_weight(value: Any) -> bool:
+    """Whether it is a finite number above 0."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def weights_of(
+    key: str,
+    value: str | Sequence[float] | None,
+    names: Sequence[str],
+    balanced: Callable[[], NDArray[np.float64]],
+    what: str = "classes",
+) -> Tensor | None:
+    """(K,) float32 weights, or None.
+
+    Args:
+        key: of the config, for messages.
+        value: null, balanced, or a number for each.
+        names: of the K classes or labels.
+        balanced: computes the weights that balanced stands for.
+        what: the names are of, for messages.
+
+    Raises:
+        ConfigError: there are more or fewer numbers.
+    """
+    if value is None:
+        return None
+    if value == "balanced":
+        return torch.from_numpy(balanced()).float()
+    if len(value) != len(names):
+        raise ConfigError(
+            f"{key}: {len(value)} numbers for {len(names)} {what}; set one for each, in this order: "
+            f"{', '.join(names[:8])}{', …' * (len(names) > 8)}"
+        )
+    return torch.tensor(list(map(float, value)))
+
+
+def class_weights(counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """N / (K n_c): every class weighs the same in total, and a sample 1 on average, as scikit-learn's `balanced`.
+
+    Args:
+        counts: (K,) samples of each class; one without samples weighs 1, and isn't among the K.
+    """
+    there = counts > 0
+    return np.where(there, counts.sum() / np.maximum(there.sum() * counts, 1), 1.0)

@@ -16,19 +16,22 @@ from torch import Tensor
 from effloop.errors import ConfigError, DataError
 from effloop.task.base import (
     LOSS,
+    Counts,
     Labelled,
     Meter,
     TargetSpec,
     Task,
     TaskConfig,
     check_kind,
+    check_weights,
+    class_weights,
     mean_of_views,
     score_names,
     sum_samples,
     tasks,
+    weights_of,
 )
 from effloop.task.details import Details, of_classes
-from effloop.task.weights import Counts, check_weights, fitted_class_weights
 
 _RANKS = 5
 
@@ -84,8 +87,8 @@ class Classification(Task):
         return len(source.classes)
 
     def fitted(self, source: Labelled, counts: Counts) -> Self:
-        task = copy.copy(self)
-        task.weight = fitted_class_weights(self.class_weights, source, counts)
+        task, balanced = copy.copy(self), lambda: class_weights(counts())
+        task.weight = weights_of("task.class_weights", self.class_weights, source.classes, balanced)
         return task
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from effloop.task.ranking import average_precisions
-
 NUM_WORST = 32
 """Samples that are named for their loss."""
 
@@ -101,34 +99,38 @@ def of_classes(
 
 
 def of_flags(
-    losses: NDArray[Any], scores: NDArray[Any], said: NDArray[np.bool_], has: NDArray[np.bool_], names: Sequence[str]
+    losses: NDArray[Any],
+    scores: NDArray[Any],
+    predicted: NDArray[np.bool_],
+    has: NDArray[np.bool_],
+    names: Sequence[str],
 ) -> Details:
     """Details where each sample has any number of classes.
 
     Args:
         losses: (N,) of each sample.
         scores: (N, K) by which samples are ranked for each class.
-        said: (N, K) which classes are predicted.
+        predicted: (N, K) which classes are predicted.
         has: (N, K) which classes samples have.
         names: of the K classes.
     """
-    counts = [part.sum(axis=0).tolist() for part in (has, said, said & has)]
+    counts = [part.sum(axis=0).tolist() for part in (has, predicted, predicted & has)]
     rows = [
         {
             "class": name,
             "samples": samples,
-            "ap": average if average == average else None,
-            "f1": share(2 * hits, samples + predicted),
-            "precision": share(hits, predicted),
+            "ap": None if math.isnan(ranking.average_precision) else ranking.average_precision,
+            "f1": share(2 * hits, samples + found),
+            "precision": share(hits, found),
             "recall": share(hits, samples),
         }
-        for name, samples, predicted, hits, average in zip(names, *counts, average_precisions(scores, has), strict=True)
+        for name, samples, found, hits, ranking in zip(names, *counts, rankings(scores, has), strict=True)
     ]
     worst = [
         {
             "id": sample,
             "target": _listed(names, has[sample]),
-            "predicted": _listed(names, said[sample]),
+            "predicted": _listed(names, predicted[sample]),
             "loss": float(losses[sample]),
         }
         for sample in largest(losses)
@@ -246,3 +248,60 @@ def _listed(names: Sequence[str], flags: NDArray[np.bool_]) -> str:
 def share(part: float, whole: float) -> float | None:
     """A part as a fraction; None of nothing."""
     return float(part / whole) if whole else None
+
+
+# Scores of flags by how samples are ranked: average precision, and thresholds. In float64, whatever the order.
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Counts at each distinct score of M samples, from the highest.
+
+    Attributes:
+        scores: (D,) float64.
+        hits: (D,) int64, samples with the flag that score as much or more.
+        found: (D,) int64, samples that score as much or more.
+        positives: samples with the flag.
+    """
+
+    scores: NDArray[np.float64]
+    hits: NDArray[np.int64]
+    found: NDArray[np.int64]
+    positives: int
+
+    @classmethod
+    def of(cls, scores: NDArray[Any], flags: NDArray[Any]) -> Ranking:
+        """(M,) scores and (M,) flags, 0 or 1; samples of the same score count together, in any order."""
+        order = np.argsort(-scores)
+        scores = scores[order].astype(np.float64)
+        hits = flags[order].cumsum(dtype=np.int64)
+        ends = np.ones(len(scores), np.bool_)  # of runs of equal scores
+        ends[:-1] = scores[:-1] != scores[1:]  # and no difference, which infinite ones don't have
+        last = np.flatnonzero(ends)
+        return cls(scores[last], hits[last], last + 1, int(hits[-1]) if len(hits) else 0)
+
+    @property
+    def average_precision(self) -> float:
+        """The sum over thresholds of the precision there times what the recall grows by; NaN without positives, or if a
+        score is NaN.
+
+        As in scikit-learn and torchmetrics: no interpolation.
+        """
+        if not self.positives or np.isnan(self.scores[-1]):  # which is sorted last
+            return float("nan")
+        gains = np.diff(self.hits, prepend=0) / self.positives
+        return float((gains * self.hits / self.found).sum())
+
+    @property
+    def best_threshold(self) -> float:
+        """Between two scores: the highest of those with the largest F1; 0.5 without positives. Scores are 0 to 1."""
+        if not self.positives:
+            return 0.5
+        best = int(np.argmax(2 * self.hits / (self.found + self.positives)))
+        below = self.scores[best + 1] if best + 1 < len(self.scores) else 0.0
+        return float(self.scores[best] + below) / 2
+
+
+def rankings(scores: NDArray[Any], flags: NDArray[Any]) -> list[Ranking]:
+    """(N, K) scores and (N, K) flags, 0 or 1 -> K rankings, one for each class."""
+    return [Ranking.of(*columns) for columns in zip(scores.T, flags.T, strict=True)]

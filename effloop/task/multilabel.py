@@ -16,10 +16,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from effloop.errors import ConfigError
-from effloop.task.base import LOSS, Labelled, Meter, TargetSpec, Task, TaskConfig, check_kind, sum_samples, tasks
-from effloop.task.details import Details, of_flags
-from effloop.task.ranking import Ranking, best_thresholds, f1_macro, mean_average_precision
-from effloop.task.weights import Counts, check_weights, is_weight, positive_weights, weights_of
+from effloop.task.base import (
+    LOSS,
+    Counts,
+    Labelled,
+    Meter,
+    TargetSpec,
+    Task,
+    TaskConfig,
+    check_kind,
+    check_weights,
+    is_weight,
+    sum_samples,
+    tasks,
+    weights_of,
+)
+from effloop.task.details import Details, Ranking, of_flags, rankings
 
 
 class MultilabelLoss(Enum):
@@ -105,13 +117,14 @@ class Multilabel(Task):
         return task
 
     def fitted(self, source: Labelled, counts: Counts) -> Self:
-        weight = self.config.pos_weight
-        if weight is None:
-            return self
-        task, names = copy.copy(self), source.target_names
-        each = weight if isinstance(weight, str | list) else [weight] * len(names)
-        samples = len(source.targets)
-        balanced = lambda: positive_weights(counts(), samples)  # noqa: E731
+        weight, names, samples = self.config.pos_weight, source.target_names, len(source.targets)
+
+        def balanced() -> NDArray[np.float64]:
+            has = counts()
+            return np.where((has > 0) & (has < samples), (samples - has) / np.maximum(has, 1), 1.0)
+
+        task = copy.copy(self)
+        each = [weight] * len(names) if is_weight(weight) else weight
         task.pos_weight = weights_of("task.pos_weight", each, names, balanced, "labels")
         return task
 
@@ -156,10 +169,12 @@ class Multilabel(Task):
         logits, flags = torch.from_numpy(outputs).double(), torch.from_numpy(targets).double()
         loss = float(self._losses(logits, flags).mean())
         has = targets > 0
+        averages = [ranking.average_precision for ranking in rankings(outputs, has)]
+        known = [each for each in averages if not math.isnan(each)]  # of labels that some image has
         at_half, tuned = (_f1(*_counts(predicted, has)) for predicted in (outputs > 0, self._set(logits)))
         return {
             "loss": loss,
-            "map": mean_average_precision(outputs, has),
+            "map": float(np.mean(known)) if known else math.nan,
             "map_micro": Ranking.of(outputs.ravel(), has.ravel()).average_precision,
             **at_half,
             "f1_tuned": tuned["f1"],
@@ -176,7 +191,8 @@ class Multilabel(Task):
     def tune(self, outputs: NDArray[np.float32], targets: NDArray[Any]) -> None:
         """Choose each label's threshold by the F1 that it has; outputs that are NaN change nothing."""
         if not np.isnan(outputs).any():
-            self.thresholds = best_thresholds(torch.from_numpy(outputs).double().sigmoid().numpy(), targets > 0)
+            probabilities = torch.from_numpy(outputs).double().sigmoid().numpy()
+            self.thresholds = [ranking.best_threshold for ranking in rankings(probabilities, targets > 0)]
 
     def _set(self, logits: Tensor) -> NDArray[np.bool_]:
         """(N, K) which labels are set: those whose probability is above their threshold."""
@@ -242,7 +258,13 @@ def _counts(predicted: NDArray[np.bool_], has: NDArray[np.bool_]) -> list[NDArra
     return [part.sum(axis=0) for part in (predicted & has, predicted & ~has, ~predicted & has)]
 
 
-def _f1(hits: NDArray[Any], extra: NDArray[Any], missed: NDArray[Any]) -> dict[str, float]:
-    """F1 as the mean of the classes', and of all flags together."""
-    micro = (np.atleast_1d(each.sum()) for each in (hits, extra, missed))
-    return {"f1": f1_macro(hits, extra, missed), "f1_micro": f1_macro(*micro)}
+def _f1(*counts: NDArray[Any]) -> dict[str, float]:
+    """F1 as the mean of the classes that some sample has or is predicted to have, and of all flags together; arguments
+    as `_counts` returns them.
+    """
+
+    def mean(hits: NDArray[Any], extra: NDArray[Any], missed: NDArray[Any]) -> float:
+        total = 2 * hits + extra + missed
+        return float(np.mean(2 * hits[total > 0] / total[total > 0])) if (total > 0).any() else math.nan
+
+    return {"f1": mean(*counts), "f1_micro": mean(*(np.atleast_1d(each.sum()) for each in counts))}

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from effloop.errors import ConfigError, DataError
 from effloop.task.base import (
     LOSS,
+    Counts,
     Labelled,
     Meter,
     OutputTransform,
@@ -29,7 +30,6 @@ from effloop.task.base import (
     tasks,
 )
 from effloop.task.details import Details, of_numbers
-from effloop.task.weights import Counts
 
 _ROUNDING = 1e-12
 """Share of a sum of squares that may be left of targets which are all equal."""

@@ -21,6 +21,7 @@ from effloop.errors import ConfigError, DataError
 from effloop.registry import choices
 from effloop.task.base import (
     LOSS,
+    Counts,
     Labelled,
     Meter,
     OutputTransform,
@@ -28,11 +29,14 @@ from effloop.task.base import (
     Task,
     TaskConfig,
     check_kind,
+    check_weights,
+    class_weights,
+    is_weight,
     mean_of_views,
     tasks,
+    weights_of,
 )
 from effloop.task.details import Details, Row, largest, share, worst_first
-from effloop.task.weights import Counts, check_weights, fitted_class_weights, is_weight
 
 _SAME = 0.99
 """Share of an image's pixels that two forms of a model have to give the same class."""
@@ -154,8 +158,8 @@ class Segmentation(Task):
         return task
 
     def fitted(self, source: Labelled, counts: Counts) -> Self:
-        task = copy.copy(self)
-        task.weight = fitted_class_weights(self.config.class_weights, source, counts)
+        task, balanced = copy.copy(self), lambda: class_weights(counts())
+        task.weight = weights_of("task.class_weights", self.config.class_weights, source.classes, balanced)
         return task
 
     def scored_outputs(self, outputs: Tensor | Mapping[str, Tensor]) -> Tensor:

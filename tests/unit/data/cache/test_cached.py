@@ -21,8 +21,7 @@ from plans import line, make_engine, make_plan, open_source, read_bytes, write_r
 
 import effloop
 from effloop.data.cache import cached as cache
-from effloop.data.cache.cached import CachedSource, cached
-from effloop.data.cache.shared_memory import Region
+from effloop.data.cache.cached import CachedSource, Region, cached
 from effloop.data.decode import Decoder, decoders
 from effloop.data.image.header import pnm_header
 from effloop.data.source import Cache, Source
@@ -423,7 +422,7 @@ def test_the_memory_is_given_back(source: Source, decoder: Decoder, engine: str,
 def test_another_process_attaches_and_a_kill_frees(shm: Path) -> None:
     """A process that isn't a fork finds the region; what a killed one has had is neither found nor kept."""
     code = (
-        "import sys, time; from pathlib import Path; from effloop.data.cache.shared_memory import Region; "
+        "import sys, time; from pathlib import Path; from effloop.data.cache.cached import Region; "
         "made = [Region(name, 10, lambda: 1000, Path(sys.argv[1])) for name in ('shared', 'own')]; "
         "[each.put(0, [b'x']) for each in made]; print('ready', flush=True); time.sleep(60)"
     )
