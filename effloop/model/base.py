@@ -57,7 +57,8 @@ def subclassed(model: nn.Module, change: Callable[..., type], *settings: Any) ->
         change: (class, *settings) -> its subclass.
         settings: hashable.
     """
-    model.__class__ = _subclass(change, type(model), *settings)
+    kind: Any = type(model)
+    model.__class__ = _subclass(change, kind, *settings)
 
 
 @functools.cache

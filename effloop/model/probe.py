@@ -103,7 +103,7 @@ def norms_of_one_value(model: nn.Module, size: ImageSize, channels: int = 3) -> 
         norms = {each: name for name, each in model.named_modules() if isinstance(each, _BatchNorm) and each.training}
     found: list[str] = []
 
-    def look(norm: nn.Module, inputs: Any) -> None:
+    def look(norm: Any, inputs: Any) -> None:
         if inputs[0].numel() == inputs[0].shape[1]:
             found.append(norms[norm])
 
