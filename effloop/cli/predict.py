@@ -25,8 +25,7 @@ from effloop.data.remote.location import is_remote
 from effloop.data.source import Source
 from effloop.data.source.auto import format_of
 from effloop.data.source.files import Unlabelled, find_images
-from effloop.data.source.manifest.layout import NoTargetsError
-from effloop.data.source.manifest.source import listed_images
+from effloop.data.source.table_source import NoTargetsError, listed_images
 from effloop.errors import ConfigError, DataError
 from effloop.inference.predict import Mask, Predictions, share_columns, shares
 from effloop.inference.trained import Trained

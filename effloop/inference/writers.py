@@ -209,7 +209,7 @@ class MaskFiles:
 
     def __init__(self, key: str, folder: Path, suffix: str, source: Source) -> None:
         self.key, self.folder = key, folder
-        self.names = file_names([os.fsdecode(each) for each in source.raw_keys(0, len(source))], suffix)
+        self.names = file_names([os.fsdecode(each) for each in source.raw_keys(np.arange(len(source))).items()], suffix)
         folders = cache(os.path.realpath)  # there are a few: that of each file takes 20 µs
 
         def real(path: str) -> str:

@@ -207,7 +207,7 @@ def test_nothing_is_kept_per_sample(opened: Open) -> None:
 def test_a_run_is_what_is_read_one_by_one(source: Source) -> None:
     """Of many samples at once: their bytes, names and headers, in any order."""
     samples = np.random.default_rng(0).integers(0, len(source), 50)
-    images, names = source.read_run(samples), source.raw_keys_of(samples)
+    images, names = source.read_run(samples), source.raw_keys(samples)
     assert [bytes(image) for image in images] == [read_bytes(source, index) for index in samples.tolist()]
     assert [bytes(name) for name in names] == [source.raw_key(index) for index in samples.tolist()]
     headers = read_headers(images, lambda row: read_header(images[row]))

@@ -14,7 +14,7 @@ from runs import TINY, once, rows, train
 import effloop
 from effloop.cli.main import main
 from effloop.config.hydra_app import compose_runs
-from effloop.data.source.manifest import source as manifest
+from effloop.data.source import table_source
 from effloop.errors import ConfigError, DataError
 from effloop.run.sweep import compose_shared
 
@@ -160,8 +160,8 @@ def test_an_error_is_found_by_one_scan(
 ) -> None:
     (tmp_path / "t.csv").write_text("path,label\nx.jpg,a\n")
     scans: list[bool] = []
-    writer = manifest.IndexWriter
-    monkeypatch.setattr(manifest, "IndexWriter", lambda *args: scans.append(True) or writer(*args))
+    writer = table_source.IndexWriter
+    monkeypatch.setattr(table_source, "IndexWriter", lambda *args: scans.append(True) or writer(*args))
     for words in ([], ["data.val=0.2"], ["task=classification"]):
         scans.clear()
         assert train(tmp_path / "t.csv", *words) == 2

@@ -314,9 +314,6 @@ class CachedSource(View):
         height, width = mask.shape
         return [pnm_header(height, width, 1), mask.tobytes()]
 
-    def entropy_index(self, index: int, data: Encoded) -> Encoded | None:
-        return self.source.entropy_index(index, data) if self.what is Cache.bytes else None
-
     def entropy_indexes(self, samples: NDArray[np.int64], images: EncodedImages) -> EncodedImages | None:
         return self.source.entropy_indexes(samples, images) if self.what is Cache.bytes else None
 

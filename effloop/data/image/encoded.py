@@ -72,6 +72,15 @@ class EncodedImages(Sequence[Encoded]):
         buffer, start, size = self._buffers[self._owners[index]], int(self._starts[index]), int(self.sizes[index])
         return buffer if not start and size == len(buffer) else memoryview(buffer)[start : start + size]
 
+    def items(self) -> list[bytes]:
+        """A copy of each: 0.1 µs for a short one in a row of one buffer, instead of 0.5."""
+        if len(self._buffers) == 1 and len(self):
+            first, ends = int(self._starts.min()), self._starts + self.sizes
+            if (last := int(ends.max())) - first <= 2 * int(self.sizes.sum()):
+                data, starts = bytes(memoryview(self._buffers[0])[first:last]), (self._starts - first).tolist()
+                return [data[start:end] for start, end in zip(starts, (ends - first).tolist(), strict=True)]
+        return [bytes(each) for each in self]
+
     def drop(self, start: int, stop: int) -> None:
         """Give up the images `start` to `stop`: memory is freed that only they are in."""
         for buffer in set(self._owners[start:stop].tolist()):

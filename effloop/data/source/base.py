@@ -151,30 +151,27 @@ class Source(ABC):
         """What identifies the mask of sample `index` in messages."""
         return f"the mask of {self.key(index)}"
 
-    def entropy_index(self, index: int, data: Encoded) -> Encoded | None:
-        """The entropy index (`image.entropy`) of sample `index`; None where there is none of these very bytes.
+    def entropy_indexes(self, samples: NDArray[np.int64], images: EncodedImages) -> EncodedImages | None:
+        """The entropy indexes (`image.entropy`) of (N,) samples, empty where there is none of these very bytes; None
+        where none has one.
 
         Args:
-            index: the sample.
-            data: what `read` has returned for it.
+            samples: which.
+            images: what `read` has returned for each.
         """
         return None
 
-    def entropy_indexes(self, samples: NDArray[np.int64], images: EncodedImages) -> EncodedImages | None:
-        """`entropy_index` of (N,) samples, empty for one without; None where none has one."""
-        found = [self.entropy_index(index, data) for index, data in zip(samples.tolist(), images, strict=True)]
-        return EncodedImages.of([index or b"" for index in found]) if any(found) else None
+    def entropy_index(self, index: int, data: Encoded) -> Encoded | None:
+        """`entropy_indexes` of one sample; None where there is none."""
+        found = self.entropy_indexes(np.array([index]), EncodedImages.of([data]))
+        return None if found is None else found[0] or None
 
     @abstractmethod
     def raw_key(self, index: int) -> bytes:
         """The name of sample `index`: its path in the split, or a record's key."""
 
-    def raw_keys(self, start: int, stop: int) -> list[bytes]:
-        """`raw_key` of the samples `start` to `stop`, for millions of them at once."""
-        return [self.raw_key(index) for index in range(start, stop)]
-
-    def raw_keys_of(self, samples: NDArray[np.int64]) -> EncodedImages:
-        """`raw_key` of (N,) samples."""
+    def raw_keys(self, samples: NDArray[np.int64]) -> EncodedImages:
+        """`raw_key` of (N,) samples, for millions of them at once."""
         return EncodedImages.of([self.raw_key(index) for index in samples.tolist()])
 
     def column(self, name: str, start: int, stop: int) -> Sequence[bytes]:
@@ -271,14 +268,14 @@ sources: Registry[Source] = Registry(
         "auto": "effloop.data.source.auto",
         "beton": "effloop.data.source.formats.beton",
         "cifar": "effloop.data.source.formats.cifar",
-        "csv": "effloop.data.source.manifest.source",
+        "csv": "effloop.data.source.table_source",
         "embedded": "effloop.data.source.formats.memmap",
         "folder": "effloop.data.source.folder",
         "hdf5": "effloop.data.source.formats.hdf5",
         "hf": "effloop.data.source.hub",
         "idx": "effloop.data.source.formats.idx",
         "lmdb": "effloop.data.source.formats.lmdb",
-        "masks": "effloop.data.source.masks.source",
+        "masks": "effloop.data.source.masks",
         "memmap": "effloop.data.source.formats.memmap",
         "npz": "effloop.data.source.formats.npz",
         "parquet": "effloop.data.source.formats.parquet",

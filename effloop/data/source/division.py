@@ -255,7 +255,7 @@ def _write(path: Path, source: Source, found: NDArray[np.bool_]) -> None:
         targets = source.target_rows[start:stop]
         plain = source.kind is Kind.classes
         labels = targets.tolist() if plain else [0] * (stop - start)
-        names, sides = source.raw_keys(start, stop), found[start:stop].tolist()
+        names, sides = source.raw_keys(np.arange(start, stop)).items(), found[start:stop].tolist()
         for row, (name, label, side) in enumerate(zip(names, labels, sides, strict=True)):
             target = b"" if plain else target_bytes(targets[row])
             prints["val" if side else "train"].add(name, label, source.size(start + row), target)
@@ -290,7 +290,7 @@ def units_of(source: Source, config: DataConfig) -> tuple[Uint64s, NDArray[np.in
 def _names(source: Source) -> Iterator[list[bytes]]:
     """The names of all samples, piece by piece."""
     for start in range(0, len(source), _CHUNK):
-        yield source.raw_keys(start, min(start + _CHUNK, len(source)))
+        yield source.raw_keys(np.arange(start, min(start + _CHUNK, len(source)))).items()
 
 
 def _groups(source: Source, group: str) -> Iterator[Sequence[bytes]]:

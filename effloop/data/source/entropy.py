@@ -36,7 +36,6 @@ SHARE = 1 / 6
 
 _COST = 0.03  # bytes of an index, of the image's, at most
 _FREE = 0.1  # of the free space that indexes may take
-_JPEG = b"\xff\xd8"
 
 
 def index_path(source: Source, index_dir: str | None) -> Path:
@@ -94,25 +93,17 @@ class Indexed(View):
         self.file, self.build = file, build
         self._budget = _Budget(SHARE)
 
-    def entropy_index(self, index: int, data: Encoded) -> Encoded | None:
-        if data[:2] != _JPEG:
-            return None
-        name = self.source.raw_key(index)
-        kept = self.file.get(name, len(data))
-        return (self._built(name, data) if kept is None else kept) or None
-
     def entropy_indexes(self, samples: NDArray[np.int64], images: EncodedImages) -> EncodedImages | None:
-        names = self.source.raw_keys_of(samples)
+        names = self.source.raw_keys(samples)
         indexes, unknown = self.file.get_run(names, images)
-        if not (unknown and self.build and self._budget.left()):
-            return indexes
-        found = {row: self._built(bytes(names[row]), images[row]) for row in unknown}
-        return EncodedImages.of([found.get(row) or index for row, index in enumerate(indexes)])
+        built = {row: self._built(bytes(names[row]), images[row]) for row in unknown if self._has_time()}
+        return EncodedImages.of([built.get(row) or index for row, index in enumerate(indexes)]) if built else indexes
+
+    def _has_time(self) -> bool:
+        return self.build and self._budget.left()
 
     def _built(self, name: bytes, data: Encoded) -> Encoded | None:
-        """A new index, if there is time for one."""
-        if not (self.build and self._budget.left()):
-            return None
+        """A new index."""
         started = time.perf_counter()
         index = build_index(data)
         self._put(name, len(data), index)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,19 +12,14 @@ from typing import Any
 from effloop.data.image import header
 from effloop.data.source.base import NoSplitError, printable, sources
 from effloop.data.source.config import DataConfig
-from effloop.data.source.mask_layout import find_layout
+from effloop.data.source.masks import find_layout
 from effloop.data.source.root import root_folder
 from effloop.data.source.storage.columns import ColumnFile
+from effloop.data.source.storage.image_files import SOUGHT, entries, folders, images_in, is_folder, size_of
 from effloop.data.source.storage.kept import folder_times, folders_unchanged, open_kept
 from effloop.data.source.storage.loose import Facts, Listed, LooseSource, write_listing
 from effloop.errors import ConfigError, DataError
 
-EXTENSIONS = tuple(map(str.encode, header.EXTENSIONS))
-"""Of the files that are read as images; their format is detected from their content."""
-
-SOUGHT = "looked for .jpg, .png, .webp, .gif, .tif and the like"
-"""For messages; all of them would be too many."""
-ENDINGS = frozenset(EXTENSIONS)
 _LONGEST = 400  # characters of a path that are shown
 
 
@@ -119,7 +112,7 @@ def _is_current(root: Path, index: ColumnFile) -> bool:
 def _scan(root: bytes) -> tuple[dict[str, Any], dict[str, Listed], dict[bytes, tuple[int, int]]]:
     """Read the folders of a split: what `write_listing` takes."""
     started_ns, visited, files = time.time_ns(), {root: folder_times(root)}, Listed()
-    classes = sorted((entry.name for entry in entries(root) if _is_folder(entry)), key=os.fsdecode)
+    classes = sorted((entry.name for entry in entries(root) if is_folder(entry)), key=os.fsdecode)
     if not classes:
         raise DataError(
             f"{printable(root)} has no class folders with images ({SOUGHT}); "
@@ -143,64 +136,3 @@ def _scan(root: bytes) -> tuple[dict[str, Any], dict[str, Listed], dict[bytes, t
         **files.meta(),
     }
     return meta, {"": files}, visited
-
-
-def images_in(folder: bytes) -> list[os.DirEntry[bytes]]:
-    """The images in a folder, in the order of torchvision's ImageFolder."""
-    found = [e for e in entries(folder) if e.name[e.name.rfind(b".") :].lower() in ENDINGS and not _is_folder(e)]
-    return sorted(found, key=lambda entry: os.fsdecode(entry.name))
-
-
-def size_of(path: bytes) -> int:
-    """Bytes of a file; 0 for a link to nothing, which reading reports."""
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0
-
-
-def folders(folder: bytes) -> Iterator[bytes]:
-    """`folder` and all folders below it, following symbolic links, but not back to a folder above.
-
-    Raises:
-        DataError: a link leads to a folder above it.
-        OSError: a folder can't be read, a link leads to itself, or a path is too long.
-    """
-    left: list[tuple[bytes, int]] = [(folder, 0)]
-    above: list[tuple[int, int]] = []  # identities of the folders on the way to the one that is read
-    while left:
-        folder, depth = left.pop()
-        status = os.stat(folder)
-        identity = (status.st_dev, status.st_ino)
-        del above[depth:]
-        if identity in above:
-            raise DataError(
-                f"{printable(folder)} is a symbolic link to a folder above it "
-                f"({printable(os.path.realpath(folder))}); remove the link"
-            )
-        above.append(identity)
-        yield folder
-        left += [(entry.path, depth + 1) for entry in entries(folder) if _is_folder(entry)]
-
-
-def _is_folder(entry: os.DirEntry[bytes]) -> bool:
-    """Whether an entry is a folder or a link to one.
-
-    Raises:
-        DataError: it is a link to itself.
-    """
-    try:
-        return entry.is_dir()
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        raise DataError(
-            f"{printable(entry.path)} is a symbolic link that leads back to itself "
-            f"({printable(os.readlink(entry.path))}); remove the link"
-        ) from None
-
-
-def entries(folder: bytes) -> list[os.DirEntry[bytes]]:
-    """The entries of `folder` that aren't hidden: `.ipynb_checkpoints` is no class, `._1.jpg` no image."""
-    with os.scandir(folder) as found:
-        return [entry for entry in found if not entry.name.startswith(b".")]

@@ -107,20 +107,14 @@ class View(Source):
     def mask_name(self, index: int) -> str:
         return self.source.mask_name(self._at(index))
 
-    def entropy_index(self, index: int, data: Encoded) -> Encoded | None:
-        return self.source.entropy_index(self._at(index), data) if self._reads_stored else None
-
     def entropy_indexes(self, samples: NDArray[np.int64], images: EncodedImages) -> EncodedImages | None:
         return self.source.entropy_indexes(self._of(samples), images) if self._reads_stored else None
 
     def raw_key(self, index: int) -> bytes:
         return self.source.raw_key(self._at(index))
 
-    def raw_keys(self, start: int, stop: int) -> list[bytes]:
-        return self.source.raw_keys(start, stop) if self.ids is None else super().raw_keys(start, stop)
-
-    def raw_keys_of(self, samples: NDArray[np.int64]) -> EncodedImages:
-        return self.source.raw_keys_of(self._of(samples))
+    def raw_keys(self, samples: NDArray[np.int64]) -> EncodedImages:
+        return self.source.raw_keys(self._of(samples))
 
     def column(self, name: str, start: int, stop: int) -> Sequence[bytes]:
         if self.ids is None:

@@ -32,12 +32,11 @@ from effloop.data.source.storage.arrays import (
     Array,
     check_header_crc32c,
     header_crc32c,
-    no_split,
     pack,
     write_payload,
 )
 from effloop.data.source.storage.mapped import MappedFiles
-from effloop.data.source.storage.packed import Split
+from effloop.data.source.storage.packed import Split, no_split
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Records, SplitColumns, register_writer
 from effloop.errors import DataError, optional_package
 

@@ -31,11 +31,10 @@ from effloop.data.source.root import expand_root
 from effloop.data.source.storage.checksum import crc32c
 from effloop.data.source.storage.imported import Contents, ImportedSource
 from effloop.data.source.storage.index import NAMES, Entry, IndexWriter, index_path, read_names, write_index
-from effloop.data.source.storage.indexed import IndexedSource
+from effloop.data.source.storage.indexed import MAX_UNNAMED, IndexedConfig, IndexedSource
 from effloop.data.source.storage.kept import said
 from effloop.data.source.storage.mapped import MappedFiles
 from effloop.data.source.storage.packed import Split, check_header
-from effloop.data.source.storage.scanned import MAX_UNNAMED, IndexedConfig
 from effloop.data.source.storage.shards import is_of_split
 from effloop.data.source.storage.targets import Targets, read_targets
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, Records, SplitColumns, register_writer

@@ -9,8 +9,14 @@ from effloop.data.source.base import sources
 from effloop.data.source.config import DataConfig
 from effloop.data.source.root import begins_with, root_file
 from effloop.data.source.storage.columns import MAGIC, ColumnFile, ColumnWriter
-from effloop.data.source.storage.packed import PackedConfig, PackedSource, Split
-from effloop.data.source.storage.stored_split import open_stored, write_columns, write_images
+from effloop.data.source.storage.packed import (
+    PackedConfig,
+    PackedSource,
+    Split,
+    open_stored,
+    write_columns,
+    write_images,
+)
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, SplitColumns, register_writer
 from effloop.errors import ConfigError
 

@@ -25,7 +25,7 @@ from effloop.data.image.mask import NO_DIGEST, decode_mask, encode_mask, largest
 from effloop.data.source.base import WHOLE, Kind, NoSplitError, printable, sources
 from effloop.data.source.formats import parquet_files
 from effloop.data.source.formats.parquet_table import FEATURES, Learner, Table, card_names, class_names
-from effloop.data.source.masks.scan import in_parallel
+from effloop.data.source.masks import in_parallel
 from effloop.data.source.root import CARD, expand_root
 from effloop.data.source.storage.checksum import crc32c
 from effloop.data.source.storage.columns import Spool
@@ -39,11 +39,10 @@ from effloop.data.source.storage.index import (
     write_index,
     write_names,
 )
-from effloop.data.source.storage.indexed import IndexedSource
+from effloop.data.source.storage.indexed import MAX_UNNAMED, IndexedConfig, IndexedSource
 from effloop.data.source.storage.kept import said
 from effloop.data.source.storage.mapped import MappedFiles
 from effloop.data.source.storage.packed import Split
-from effloop.data.source.storage.scanned import MAX_UNNAMED, IndexedConfig
 from effloop.data.source.storage.shards import is_of_split
 from effloop.data.source.storage.targets import Targets, read_targets
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, register_writer

@@ -27,10 +27,10 @@ from numpy.typing import NDArray
 from effloop.data.source.base import sources
 from effloop.data.source.formats.arrays import ArraysConfig, ArraysSource, HeldArray, StoredArray, named_after_splits
 from effloop.data.source.root import begins_with, expand_root
-from effloop.data.source.storage.arrays import DIMENSIONS, DTYPES, Array, no_split, pack, write_payload
+from effloop.data.source.storage.arrays import DIMENSIONS, DTYPES, Array, pack, write_payload
 from effloop.data.source.storage.columns import Spool
 from effloop.data.source.storage.mapped import MappedFiles
-from effloop.data.source.storage.packed import Split, check_header
+from effloop.data.source.storage.packed import Split, check_header, no_split
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, SplitColumns, register_writer
 from effloop.errors import ConfigError, DataError
 

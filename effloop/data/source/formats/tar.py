@@ -19,14 +19,13 @@ from effloop.data.image import header
 from effloop.data.image.header import Encoded, extension
 from effloop.data.image.mask import PLAIN, decode_mask, png_bytes
 from effloop.data.source.base import Kind, printable, sources
-from effloop.data.source.folder import EXTENSIONS, SOUGHT
 from effloop.data.source.formats import ustar
-from effloop.data.source.masks.scan import in_parallel, look
+from effloop.data.source.masks import in_parallel, look
+from effloop.data.source.storage.image_files import EXTENSIONS, SOUGHT
 from effloop.data.source.storage.index import Entry, IndexWriter, write_index, write_names
-from effloop.data.source.storage.indexed import IndexedSource
+from effloop.data.source.storage.indexed import IndexedConfig, IndexedSource
 from effloop.data.source.storage.loose import Looked
 from effloop.data.source.storage.mapped import MappedFiles
-from effloop.data.source.storage.scanned import IndexedConfig
 from effloop.data.source.storage.targets import CLASSES, MASKS, Targets, row_of
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, Records, register_writer
 from effloop.errors import ConfigError, DataError

@@ -24,9 +24,8 @@ from effloop.data.source.base import Kind, printable, sources
 from effloop.data.source.root import begins_with
 from effloop.data.source.storage.checksum import crc32c
 from effloop.data.source.storage.index import Entry, IndexWriter, write_index, write_names
-from effloop.data.source.storage.indexed import IndexedSource
+from effloop.data.source.storage.indexed import IndexedConfig, IndexedSource
 from effloop.data.source.storage.mapped import MappedFiles
-from effloop.data.source.storage.scanned import IndexedConfig
 from effloop.data.source.storage.shards import any_shard, check_complete
 from effloop.data.source.storage.targets import CLASSES, Targets, flags_of, row_of
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, register_writer

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from effloop.data.image.header import Encoded
-from effloop.data.source.base import Kind, NoSplitError
+from effloop.data.source.base import Kind
 from effloop.data.source.storage.checksum import crc32c, crc32c_of_values
 from effloop.data.source.storage.columns import Blobs, is_compared
 from effloop.data.source.storage.mapped import ContiguousPayload, Extent, MappedFiles
@@ -159,15 +158,6 @@ def check_header_crc32c(header: Any, checksum: Any, where: str) -> dict[str, Any
     if checksum != header_crc32c(checked):
         raise DataError(f"{where} is damaged: its header doesn't match its checksum; convert it again")
     return checked
-
-
-def no_split(path: Path, split: str, there: Sequence[str]) -> DataError:
-    """The error for a split that isn't among those `there`; without any, the dataset isn't EffLoop's."""
-    if not there:
-        return DataError(f"{path} is not a dataset written by EffLoop: it has no header; convert the images again")
-    return NoSplitError(
-        f"{path} has no split '{split}'; it has {', '.join(there)}: set data.train_split or data.val_split"
-    )
 
 
 def write_payload(records: Records, columns: SplitColumns, append: Callable[[Encoded], object]) -> None:

@@ -330,15 +330,6 @@ class Blobs:
             return EncodedImages.of([self[index] for index in samples.tolist()])  # of a damaged file
         return EncodedImages([self._data], np.zeros_like(starts), starts, ends - starts)
 
-    def items(self, first: int, stop: int) -> list[bytes]:
-        """Copies of the items `first` to `stop`: 0.1 µs each, instead of 0.5 one by one."""
-        if first >= stop:
-            return []
-        start = span(self._ends, first)[0]
-        ends = (self._ends[first:stop].astype(np.int64) - start).tolist()
-        data = bytes(self._data[start : start + ends[-1]])
-        return [data[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
-
 
 class Spool:
     """A column that grows on disk: memory use doesn't depend on its length.

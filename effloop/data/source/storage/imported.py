@@ -28,8 +28,14 @@ from effloop.data.source.base import printable
 from effloop.data.source.root import expand_root
 from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
 from effloop.data.source.storage.kept import file_state, open_kept
-from effloop.data.source.storage.packed import PackedConfig, PackedSource, Split
-from effloop.data.source.storage.stored_split import open_stored, write_columns, write_images
+from effloop.data.source.storage.packed import (
+    PackedConfig,
+    PackedSource,
+    Split,
+    open_stored,
+    write_columns,
+    write_images,
+)
 from effloop.data.source.storage.targets import CLASSES, Targets
 from effloop.data.source.storage.writing import Dataset, Record, SplitColumns
 from effloop.errors import PROGRAM, ConfigError, DataError, printable_lines

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-import errno
-import functools
 import os
-import stat
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,125 +12,18 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.filesize import decimal
 
 from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded
-from effloop.data.image.mask import NO_DIGEST, PLAIN, MaskFormat, undigested
-from effloop.data.in_progress import in_progress
-from effloop.data.source.base import Kind, Source, printable
+from effloop.data.image.mask import NO_DIGEST, PLAIN, MaskFormat
+from effloop.data.source.base import Kind, printable
 from effloop.data.source.storage.columns import Blobs, BlobSpool, ColumnFile, ColumnWriter, span, spans
+from effloop.data.source.storage.image_files import modified_ns, read_file, read_files
 from effloop.data.source.storage.kept import times_digest
+from effloop.data.source.storage.packed import Split, TableSource
 from effloop.data.source.storage.targets import Targets
 from effloop.data.source.storage.writing import SplitColumns
-from effloop.errors import ConfigError, DataError
-from effloop.native import address, library
-
-MAX_BYTES = 1 << 30
-"""Of a file that is read as one image; 200 GB of zeros between the images would take all memory."""
-
-_LACKING = {
-    errno.EMFILE: "raise the limit of open files (ulimit -n), or set num_workers lower",
-    errno.ENFILE: "other programs have too many files open",
-    errno.ENOMEM: "set num_workers, batch_size or engine.prefetch lower",
-}
-"""What a machine lacks, which is no fault of the file."""
-
-
-def read_file(path: bytes) -> bytes:
-    """The bytes of an image file.
-
-    Raises:
-        DataError: it can't be read, is no file, such as a FIFO, which could be waited for endlessly, or is larger than
-            `MAX_BYTES`. The message doesn't name it.
-        ConfigError: this process can't open another one.
-    """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # which opens a FIFO without a writer, too
-    except OSError as error:
-        if error.errno in _LACKING:
-            raise ConfigError(
-                f"{os.fsdecode(path)} can't be opened: {error.strerror}; {_LACKING[error.errno]}"
-            ) from None
-        if error.errno == errno.ENXIO:  # a socket
-            raise DataError("is not a regular file") from None
-        raise unreadable(path, error) from None
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise DataError("is a folder" if stat.S_ISDIR(status.st_mode) else "is not a regular file")
-        if status.st_size > MAX_BYTES:
-            raise DataError(f"has {decimal(status.st_size)}, more than an image may have ({decimal(MAX_BYTES)})")
-        return _rest(fd, os.read(fd, status.st_size + 1), status.st_size)
-    except OSError as error:
-        raise DataError(f"can't be read: {error.strerror}") from None
-    finally:
-        os.close(fd)
-
-
-def read_files(folder: bytes, names: EncodedImages, sizes: NDArray[np.int64]) -> EncodedImages:
-    """The bytes of (N,) image files, of usual ones in one call without the GIL; raises as `read_file`.
-
-    Args:
-        folder: that the names are in.
-        names: of the files.
-        sizes: (N,) the bytes that each is expected to have; one of another size is read as it is.
-    """
-    count, ends = len(names), np.cumsum(sizes)
-    whole = np.zeros(count, np.uint8)
-    memory = np.empty(1, np.uint8)
-    if count and sizes.min() > 0 and sizes.max() <= MAX_BYTES and ends[-1] <= MAX_BYTES:
-        memory = np.empty(int(ends[-1]) + 1, np.uint8)
-        _reader()(
-            *(folder, len(folder), address(names.addresses), address(names.sizes), address(sizes), count),
-            *(address(memory), address(whole), *in_progress.addresses()),
-        )
-    images = EncodedImages([memory.data], np.zeros(count, np.int64), ends - sizes, sizes)
-    if whole.all():
-        return images
-    found = []
-    for row, there in enumerate(whole.tolist()):
-        in_progress.reach(row)
-        found.append(images[row] if there else read_file(os.path.join(folder, bytes(names[row]))))
-    return EncodedImages.of(found)
-
-
-@functools.cache
-def _reader() -> Any:
-    """The function in native/files.c."""
-    found, pointer, size = library().effloop_read_files, ctypes.c_void_p, ctypes.c_int64
-    found.restype = None
-    found.argtypes = (ctypes.c_char_p, size, pointer, pointer, pointer, size, pointer, pointer, pointer, pointer)
-    return found
-
-
-def unreadable(path: bytes, error: OSError) -> DataError:
-    """The error for a file that can't be read; of a link it says what it leads to."""
-    link = f" (it is a link to {printable(os.readlink(path))})" if os.path.islink(path) else ""
-    return DataError(f"can't be read: {error.strerror}{link}")
-
-
-def _rest(fd: int, data: bytes, expected: int) -> bytes:
-    """What has been read of a file, and what is left of it: a read may be interrupted, and a file may grow."""
-    if len(data) == expected:
-        return data
-    parts, total = [data], len(data)
-    while (part := os.read(fd, 1 << 20)) and total <= MAX_BYTES:
-        parts.append(part)
-        total += len(part)
-    return b"".join(parts)
-
-
-def modified_ns(path: bytes | Path) -> int:
-    """When a file was modified last.
-
-    Raises:
-        DataError: it is gone; the message doesn't name it.
-    """
-    try:
-        return os.stat(path).st_mtime_ns
-    except OSError as error:
-        raise unreadable(os.fsencode(path), error) from None
+from effloop.errors import DataError
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +120,44 @@ def write_listing(
         writer.add("folder_ctime_ns", times[:, 1])
 
 
+class Files:
+    """Image files: number i is at the i-th of some names, below a folder.
+
+    Args:
+        folder: that the names are relative to.
+        names: of N files.
+        ends: (N,) where each would end if all stood end to end; None where only single ones are read.
+    """
+
+    def __init__(self, folder: bytes, names: Blobs, ends: NDArray[Any] | None = None) -> None:
+        self._folder, self._names, self._ends = folder, names, ends
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def path(self, index: int) -> bytes:
+        """Of a file."""
+        return os.path.join(self._folder, bytes(self._names[index]))
+
+    def __getitem__(self, index: int) -> Encoded:
+        return read_file(self.path(index))
+
+    def run(self, samples: NDArray[np.int64]) -> EncodedImages:
+        """(n,) files, of usual ones in one call without the GIL."""
+        assert self._ends is not None
+        starts, ends = spans(self._ends, samples)
+        return read_files(self._folder, self._names.run(samples), ends - starts)
+
+    def size(self, index: int) -> int:
+        """Bytes of a file when it was listed."""
+        assert self._ends is not None
+        start, end = span(self._ends, index)
+        return end - start
+
+    def will_need(self, index: int) -> None:
+        """Nothing is announced: a file is read in one call."""
+
+
 @dataclass(frozen=True)
 class Facts:
     """What holds for all samples of a split.
@@ -258,10 +185,10 @@ class Facts:
     mask_format: MaskFormat = PLAIN
 
 
-class LooseSource(Source):
+class LooseSource(TableSource):
     """Images in files of their own, and masks, where these are the targets; an index has their paths."""
 
-    _masks: Blobs | None = None
+    any_kind = False
 
     def _open(self, index: ColumnFile, split: str | None, facts: Facts) -> None:
         """Take all from an index: of a `split` among several, or of its only one."""
@@ -271,33 +198,20 @@ class LooseSource(Source):
         if split not in splits:
             raise DataError(f"the split '{split}' is gone since this run opened it; start the run again")
         self._prefix = "" if split is None else f"{[*splits].index(split)}/"
-        self._fingerprint: dict[str, Any] = splits[split]["fingerprint"]
-        self.kind, self.columns, self.targets_note = facts.kind, facts.columns, facts.note
-        self.classes, self.mask_format = () if facts.kind is Kind.numbers else facts.names, facts.mask_format
-        if facts.kind is Kind.classes:
-            self.labels = self._targets = self._rows = index[f"{self._prefix}label"]
-        else:
-            self._targets = self._rows = Targets(facts.kind, facts.names).rows(index[f"{self._prefix}target"])
+        self.columns, self.targets_note, self.mask_format = facts.columns, facts.note, facts.mask_format
+        keys = index.blobs(f"{self._prefix}key")
+        self._files = Files(facts.folder, keys, index[f"{self._prefix}end"])
+        self._mask_files: Files | None = None
         if facts.kind is Kind.masks:
-            self._targets = np.empty((len(self._rows), 0), np.uint8)
-            self._masks = index.blobs(f"{self._prefix}mask")
-        self._keys, self._ends = index.blobs(f"{self._prefix}key"), index[f"{self._prefix}end"]
-        self._folder, self._mask_folder = facts.folder, facts.mask_folder
-
-    @property
-    def targets(self) -> NDArray[Any]:
-        return self._targets
-
-    @property
-    def target_rows(self) -> NDArray[Any]:
-        return self._rows
-
-    @property
-    def target_names(self) -> tuple[str, ...]:
-        return self._facts.names
+            self._mask_files = Files(facts.mask_folder, index.blobs(f"{self._prefix}mask"))
+        header: dict[str, Any] = {"classes": facts.names, "fingerprint": splits[split]["fingerprint"]}
+        if form := Targets(facts.kind, facts.names):
+            header |= {"classes": form.classes, "targets": form.header()}
+        rows = index[f"{self._prefix}{'target' if form else 'label'}"]
+        self._take(Split(header, rows, keys, self._files, masks=self._mask_files))
 
     def column(self, name: str, start: int, stop: int) -> Sequence[bytes]:
-        return self._index.blobs(f"{self._prefix}column/{name}").items(start, stop)
+        return self._index.blobs(f"{self._prefix}column/{name}").run(np.arange(start, stop)).items()
 
     def name(self, index: int) -> str:
         return printable(self.path(index))
@@ -305,9 +219,6 @@ class LooseSource(Source):
     @property
     def where(self) -> str:
         return self._facts.where
-
-    def fingerprint(self) -> dict[str, Any]:
-        return self._fingerprint
 
     def identity(self) -> dict[str, Any]:
         return {**self.fingerprint(), **self._facts.identity, "folders": times_digest(self._index)}
@@ -321,53 +232,25 @@ class LooseSource(Source):
 
     def path(self, index: int) -> bytes:
         """The path of an image."""
-        return os.path.join(self._folder, self.raw_key(index))
-
-    def read(self, index: int) -> Encoded:
-        return read_file(self.path(index))
-
-    def read_run(self, samples: NDArray[np.int64]) -> EncodedImages:
-        starts, ends = spans(self._ends, samples)
-        return read_files(self._folder, self._keys.run(samples), ends - starts)
+        return self._files.path(index)
 
     def mask_path(self, index: int) -> bytes:
         """The path of a mask, where targets are masks."""
-        assert self._masks is not None
-        return os.path.join(self._mask_folder, bytes(self._masks[index]))
-
-    def read_mask(self, index: int) -> Encoded:
-        if self._masks is None:
-            return super().read_mask(index)
-        try:
-            return read_file(self.mask_path(index))
-        except DataError as error:
-            raise DataError(f"has a mask that {error}") from None
+        assert self._mask_files is not None
+        return self._mask_files.path(index)
 
     def mask_name(self, index: int) -> str:
-        return super().mask_name(index) if self._masks is None else printable(self.mask_path(index))
+        return super().mask_name(index) if self._mask_files is None else printable(self.mask_path(index))
 
     def modified_ns(self, index: int) -> int | None:
         image = modified_ns(self.path(index))
-        return image if self._masks is None else max(image, modified_ns(self.mask_path(index)))
-
-    def raw_key(self, index: int) -> bytes:
-        return bytes(self._keys[index])
-
-    def raw_keys_of(self, samples: NDArray[np.int64]) -> EncodedImages:
-        return self._keys.run(samples)
-
-    def raw_keys(self, start: int, stop: int) -> list[bytes]:
-        return self._keys.items(start, stop)
-
-    def size(self, index: int) -> int:
-        start, end = span(self._ends, index)
-        return end - start
+        return image if self._mask_files is None else max(image, modified_ns(self.mask_path(index)))
 
     def bad_samples(self) -> NDArray[np.int64]:
-        starts = np.concatenate([[0], self._ends[:-1]]).astype(self._ends.dtype)
-        empty = np.flatnonzero(starts == self._ends)
-        return empty if self._masks is None else np.union1d(empty, undigested(self.target_rows))
+        ends = self._index[f"{self._prefix}end"]
+        empty = np.flatnonzero(np.concatenate([[0], ends[:-1]]).astype(ends.dtype) == ends)
+        return np.union1d(empty, super().bad_samples())
 
     def file_paths(self) -> Iterator[bytes]:
-        masks = () if self._masks is None else range(len(self))
+        masks = () if self._mask_files is None else range(len(self))
         return chain(map(self.path, range(len(self))), map(self.mask_path, masks))

@@ -1,13 +1,14 @@
-"""Sources whose samples are stored uncompressed in mapped files: all formats share this reading."""
+"""The table of a split's samples, and the sources that read images by it."""
 
 from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +16,14 @@ from numpy.typing import NDArray
 from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded
 from effloop.data.image.mask import undigested
-from effloop.data.source.base import Kind, Source, fingerprint_of
+from effloop.data.source.base import Kind, NoSplitError, Source, fingerprint_of
 from effloop.data.source.config import DataConfig
 from effloop.data.source.root import expand_root, file_states, files_in
 from effloop.data.source.storage.checksum import crc32c, differs
-from effloop.data.source.storage.columns import Blobs, ColumnFile, Comparing, comparing
-from effloop.data.source.storage.mapped import DiskWaits, Payload
+from effloop.data.source.storage.columns import Blobs, ColumnFile, ColumnWriter, Comparing, comparing
+from effloop.data.source.storage.mapped import ContiguousPayload, DiskWaits, Extent, MappedFiles
 from effloop.data.source.storage.targets import CLASSES, Targets, parse_targets
-from effloop.data.source.storage.writing import FORMAT_VERSION
+from effloop.data.source.storage.writing import FORMAT_VERSION, Record, SplitColumns
 from effloop.errors import DataError
 
 
@@ -39,9 +40,26 @@ class PackedConfig(DataConfig):
     checksums: bool = True
 
 
+class Reader(Protocol):
+    """What reads N byte strings, from ranges of mapped files (`mapped.Payload`) or from a file each (`loose.Files`)."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Encoded: ...
+
+    def run(self, samples: NDArray[np.int64]) -> EncodedImages:
+        """(n,) of them."""
+
+    def size(self, index: int) -> int:
+        """Bytes, without reading them."""
+
+    def will_need(self, index: int) -> None:
+        """Ask the kernel to fetch one."""
+
+
 @dataclass(frozen=True)
 class Split:
-    """An opened split.
+    """The table of a split.
 
     Attributes:
         header: as made by `writing.Dataset.header`: `classes`, `targets` (unless classes), `about`, `fingerprint`.
@@ -57,17 +75,111 @@ class Split:
     header: Mapping[str, Any]
     targets: NDArray[Any]
     keys: Blobs
-    payload: Payload
-    checksums: NDArray[Any] | None
+    payload: Reader
+    checksums: NDArray[Any] | None = None
     indexes: Blobs | None = None
-    masks: Blobs | Payload | None = None
+    masks: Blobs | Reader | None = None
     mask_checksums: NDArray[Any] | None = None
 
 
-class PackedSource(Source):
-    """A split whose samples are stored uncompressed in files; a format implements `open_split`."""
+class TableSource(Source):
+    """A split whose samples are in a table, which `_take` gets when the source is opened."""
 
     any_kind = True
+    _compare = compares_masks = True
+
+    def _take(self, split: Split) -> None:
+        self.classes = tuple(split.header["classes"])
+        self._form = targets_in(split.header)
+        self.kind = self._form.kind
+        try:
+            self._rows = self._form.rows(split.targets) if self._form else split.targets
+        except ValueError:
+            raise self._damaged(f"its targets are no rows of {len(self._form.names):,}") from None
+        self._targets = np.empty((len(self._rows), 0), np.uint8) if self.kind is Kind.masks else self._rows
+        if self.kind is Kind.classes:
+            self.labels = split.targets
+        self._keys, self._payload, self._checksums = split.keys, split.payload, split.checksums
+        self._masks, self._mask_checksums = split.masks, split.mask_checksums
+        self._indexes, self.stores_indexes = split.indexes, split.indexes is not None
+        self.has_checksums = self._checksums is not None
+        self._fingerprint: dict[str, Any] = split.header["fingerprint"]
+
+    def _damaged(self, what: str) -> DataError:
+        return DataError(f"{self.where} is damaged: {what}; convert it again")
+
+    @property
+    def targets(self) -> NDArray[Any]:
+        return self._targets
+
+    @property
+    def target_rows(self) -> NDArray[Any]:
+        return self._rows
+
+    @property
+    def target_names(self) -> tuple[str, ...]:
+        return self._form.names if self._form else self.classes
+
+    def read(self, index: int) -> Encoded:
+        data = self._payload[index]
+        if self._compare and self._checksums is not None:
+            self._check(index, data)
+        return data
+
+    def read_run(self, samples: NDArray[np.int64]) -> EncodedImages:
+        images = self._payload.run(samples)
+        if self._compare and self._checksums is not None and differs(images, self._checksums[samples]):
+            raise DataError("is damaged: its bytes don't match their checksum")
+        return images
+
+    def read_mask(self, index: int) -> Encoded:
+        if self._masks is None:
+            return super().read_mask(index)
+        return self._mask(index, compare=self.compares_masks)
+
+    def _mask(self, index: int, *, compare: bool) -> Encoded:
+        assert self._masks is not None
+        try:
+            data = self._masks[index]
+        except DataError as error:
+            raise DataError(f"has a mask that {error}") from None
+        if compare and self._mask_checksums is not None and crc32c(data) != self._mask_checksums[index]:
+            raise DataError("has a mask that is damaged: its bytes don't match their checksum")
+        return data
+
+    def entropy_indexes(self, samples: NDArray[np.int64], images: EncodedImages) -> EncodedImages | None:
+        del images  # the decoder compares
+        return None if self._indexes is None else self._indexes.run(samples)
+
+    def verify(self, index: int) -> None:
+        if self._checksums is not None:
+            self._check(index, self._payload[index])
+        if self._masks is not None and self._mask_checksums is not None:
+            self._mask(index, compare=True)
+
+    def _check(self, index: int, data: Encoded) -> None:
+        assert self._checksums is not None
+        if crc32c(data) != self._checksums[index]:
+            raise DataError("is damaged: its bytes don't match their checksum")
+
+    def size(self, index: int) -> int:
+        return self._payload.size(index)
+
+    def bad_samples(self) -> NDArray[np.int64]:
+        return undigested(self._rows) if self.kind is Kind.masks else super().bad_samples()
+
+    def raw_key(self, index: int) -> bytes:
+        return bytes(self._keys[index])
+
+    def raw_keys(self, samples: NDArray[np.int64]) -> EncodedImages:
+        return self._keys.run(samples)
+
+    def fingerprint(self) -> dict[str, Any]:
+        return self._fingerprint
+
+
+class PackedSource(TableSource):
+    """A split whose samples are stored uncompressed in mapped files; a format implements `open_split`."""
 
     def __init__(self, config: PackedConfig, split: str) -> None:
         self.config, self.split = config, split
@@ -87,114 +199,26 @@ class PackedSource(Source):
             split = self.open_split()
         except OSError as error:
             raise DataError(f"{error.filename or self.config.root} can't be read: {error.strerror or error}") from None
-        self.classes = tuple(split.header["classes"])
-        self._form = targets_in(split.header)
-        self.kind = self._form.kind
-        self._targets = self._rows_of(split.targets)
-        if self.kind is Kind.classes:
-            self.labels = split.targets
-        about = self.about = split.header.get("about", {})
-        self._keys, self._payload, self._checksums = split.keys, split.payload, split.checksums
-        self.has_checksums = self._checksums is not None
-        self._indexes, self.stores_indexes = split.indexes, split.indexes is not None
-        self._open_masks(split)
+        self._take(split)
+        if self.kind is Kind.masks and (self._masks is None or self._mask_checksums is None):
+            raise self._damaged("it has no masks")
+        self.about = split.header.get("about", {})
+        self._compare = self.config.checksums and self.about.get("payload") != "raw"
+        self.compares_masks = self.config.checksums
         self._waits = DiskWaits()
-        self._compare = self.config.checksums and self.has_checksums and about.get("payload") != "raw"
-        self._fingerprint: dict[str, Any] = split.header["fingerprint"]
         self._check_counts()
-
-    def _open_masks(self, split: Split) -> None:
-        self._masks, self._mask_checksums, self._mask_rows = split.masks, split.mask_checksums, self._targets
-        if self.kind is Kind.masks:
-            if self._masks is None or self._mask_checksums is None:
-                raise DataError(f"{self.where} is damaged: it has no masks; convert it again")
-            self._targets = np.empty((len(self._mask_rows), 0), np.uint8)
-
-    def _rows_of(self, targets: NDArray[Any]) -> NDArray[Any]:
-        """A view of the targets, one row for each sample."""
-        try:
-            return self._form.rows(targets) if self._form else targets
-        except ValueError:
-            raise DataError(
-                f"{self.where} is damaged: its targets are no rows of {len(self._form.names):,}; convert it again"
-            ) from None
-
-    @property
-    def targets(self) -> NDArray[Any]:
-        return self._targets
-
-    @property
-    def target_rows(self) -> NDArray[Any]:
-        return self._mask_rows
-
-    @property
-    def target_names(self) -> tuple[str, ...]:
-        return self._form.names if self._form else self.classes
 
     def _check_counts(self) -> None:
         count = self._fingerprint["samples"]
         found = (self._targets, self._keys, self._checksums, self._indexes, self._masks, self._mask_checksums)
         columns = [len(column) for column in found if column is not None]
-        says = f"{self.where} is damaged: its header says {count:,} samples"
         if any(length != count for length in columns):
-            raise DataError(f"{says}, its columns hold {', '.join(f'{n:,}' for n in columns)}; convert it again")
-        if len(self._payload) != count:
-            raise DataError(f"{says}, its index has positions of {len(self._payload):,}; convert it again")
+            counts = ", ".join(f"{number:,}" for number in columns)
+            raise self._damaged(f"its header says {count:,} samples, its columns hold {counts}")
+        if (places := len(self._payload)) != count:
+            raise self._damaged(f"its header says {count:,} samples, its index has positions of {places:,}")
         if not count:
             raise DataError(f"{self.where} has no samples; set data.train_split or data.val_split to a split that has")
-
-    def read(self, index: int) -> Encoded:
-        if not self._compare:
-            return self._payload[index]
-        data = self._payload[index]
-        self._check(index, data)
-        return data
-
-    def read_run(self, samples: NDArray[np.int64]) -> EncodedImages:
-        images = self._payload.run(samples)
-        if self._compare and self._checksums is not None and differs(images, self._checksums[samples]):
-            raise DataError("is damaged: its bytes don't match their checksum")
-        return images
-
-    def read_mask(self, index: int) -> Encoded:
-        if self._masks is None:
-            return super().read_mask(index)
-        return self._mask(index, compare=self.config.checksums)
-
-    def _mask(self, index: int, *, compare: bool) -> Encoded:
-        assert self._masks is not None
-        assert self._mask_checksums is not None
-        try:
-            data = self._masks[index]
-        except DataError as error:
-            raise DataError(f"has a mask that {error}") from None
-        if compare and crc32c(data) != self._mask_checksums[index]:
-            raise DataError("has a mask that is damaged: its bytes don't match their checksum")
-        return data
-
-    def entropy_index(self, index: int, data: Encoded) -> Encoded | None:
-        del data  # the decoder compares
-        return (self._indexes[index] or None) if self._indexes is not None else None
-
-    def entropy_indexes(self, samples: NDArray[np.int64], images: EncodedImages) -> EncodedImages | None:
-        return None if self._indexes is None else self._indexes.run(samples)
-
-    def verify(self, index: int) -> None:
-        if self._checksums is not None:
-            self._check(index, self._payload[index])
-        if self._masks is not None:
-            self._mask(index, compare=True)
-
-    def _check(self, index: int, data: Encoded) -> None:
-        assert self._checksums is not None
-        if crc32c(data) != self._checksums[index]:
-            raise DataError("is damaged: its bytes don't match their checksum")
-
-    def size(self, index: int) -> int:
-        return self._payload.size(index)
-
-    def bad_samples(self) -> NDArray[np.int64]:
-        return undigested(self._mask_rows) if self.kind is Kind.masks else super().bad_samples()
 
     def will_need(self, indices: Sequence[int]) -> None:
         if not self._waits.expected(len(indices)):
@@ -203,21 +227,9 @@ class PackedSource(Source):
             for index in indices:
                 self._payload.will_need(index)
 
-    def raw_key(self, index: int) -> bytes:
-        return bytes(self._keys[index])
-
-    def raw_keys_of(self, samples: NDArray[np.int64]) -> EncodedImages:
-        return self._keys.run(samples)
-
-    def raw_keys(self, start: int, stop: int) -> list[bytes]:
-        return self._keys.items(start, stop)
-
     @property
     def where(self) -> str:
         return f"{self.config.root}:{self.split}"
-
-    def fingerprint(self) -> dict[str, Any]:
-        return self._fingerprint
 
     def identity(self) -> dict[str, Any]:
         return {**self.fingerprint(), **file_states(expand_root(self.config)), "split": self.split}
@@ -235,9 +247,8 @@ class PackedSource(Source):
             self.open_split()
         if fingerprint_of(self) != self._fingerprint:
             targets = "labels" if self.kind is Kind.classes else "targets"
-            raise DataError(
-                f"{self.where} is damaged: keys, {targets} or sizes of its {len(self):,} samples don't match the "
-                "fingerprint in its header; convert it again"
+            raise self._damaged(
+                f"keys, {targets} or sizes of its {len(self):,} samples don't match the fingerprint in its header"
             )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -251,7 +262,7 @@ class PackedSource(Source):
 
 
 def open_columns(
-    file: ColumnFile, header: Mapping[str, Any], payload: Payload, prefix: str = "", masks: Payload | None = None
+    file: ColumnFile, header: Mapping[str, Any], payload: Reader, prefix: str = "", masks: Reader | None = None
 ) -> Split:
     """A split whose columns, but for the images, are in a file.
 
@@ -296,9 +307,11 @@ def check_header(header: Any, where: str) -> dict[str, Any]:
         raise DataError(
             f"{where} has format version {header['effloop']}, this EffLoop reads {FORMAT_VERSION}; convert it again"
         )
-    classes, about, fingerprint = header.get("classes"), header.get("about", {}), header.get("fingerprint")
+    classes, about, found = header.get("classes"), header.get("about", {}), header.get("fingerprint")
     named = isinstance(classes, list) and all(isinstance(name, str) for name in classes)
-    if not named or not isinstance(about, dict) or not _is_fingerprint(fingerprint):
+    found = found if isinstance(found, dict) else {}
+    counted = is_count(found.get("samples")) and is_count(found.get("bytes")) and isinstance(found.get("sha256"), str)
+    if not (named and isinstance(about, dict) and counted):
         raise DataError(f"{where} is damaged: its header has no classes or no counts; convert it again")
     said = parse_targets(header["targets"]) if "targets" in header else None
     if "targets" in header and (said is None or list(said.classes) != classes):
@@ -316,7 +329,46 @@ def is_count(value: object) -> bool:
     return type(value) is int and value >= 0
 
 
-def _is_fingerprint(found: object) -> bool:
-    if not isinstance(found, dict) or not isinstance(found.get("sha256"), str):
-        return False
-    return is_count(found.get("samples")) and is_count(found.get("bytes"))
+def no_split(path: Path, split: str, there: Sequence[str]) -> DataError:
+    """The error for a split that isn't among those `there`; without any, the dataset isn't EffLoop's."""
+    if not there:
+        return DataError(f"{path} is not a dataset written by EffLoop: it has no header; convert the images again")
+    return NoSplitError(
+        f"{path} has no split '{split}'; it has {', '.join(there)}: set data.train_split or data.val_split"
+    )
+
+
+# A split in a file of columns: EffLoop's own format, and copies of what can't be read in place.
+
+
+def open_stored(file: ColumnFile, split: str) -> Split:
+    """Open a split of a file whose `meta["splits"]` has the header of each.
+
+    Raises:
+        DataError: damaged, of another version, or without this split.
+    """
+    splits = file.meta.get("splits")
+    if not isinstance(splits, dict):  # the index of another format
+        splits = {}
+    if split not in splits:
+        raise no_split(file.path, split, [*splits] or ["none"])
+    file.blob(f"{split}/payload")  # of bytes
+    _, length, offset = file.place(f"{split}/payload")
+    payload = ContiguousPayload(MappedFiles([file.path]), [Extent(0, offset, length)], file.unsigned(f"{split}/end"))
+    header = check_header(splits[split], f"{file.path}:{split}")
+    file.place(f"{split}/crc32c")  # all samples have one
+    return open_columns(file, header, payload, f"{split}/")
+
+
+def write_images(writer: ColumnWriter, split: str, records: Iterable[Record], columns: SplitColumns) -> None:
+    """Write the encoded images of a split end to end, and collect its columns."""
+    with writer.stream(f"{split}/payload") as append:
+        for record in records:
+            columns.add_record(record)
+            append(record.data)
+
+
+def write_columns(writer: ColumnWriter, split: str, columns: SplitColumns) -> None:
+    """Write the columns of a split, behind its images."""
+    for name, values in columns.columns().items():
+        writer.add(f"{split}/{name}", values)

@@ -15,7 +15,7 @@ from plans import line, open_source, read_bytes, write_as, write_table
 from effloop.data.image.mask import decode_mask
 from effloop.data.source import Kind, NoSplitError, Source
 from effloop.data.source.formats.parquet import ParquetSource
-from effloop.data.source.manifest.source import CsvSource
+from effloop.data.source.table_source import CsvSource
 from effloop.errors import ConfigError, DataError
 
 IMAGES = [encode(photo(20 + number, 30, number), "JPEG") for number in range(8)]

@@ -14,7 +14,7 @@ from plans import open_source, read_bytes
 from stores import make_splits, write_npz
 
 from effloop.data.source.storage import imported
-from effloop.data.source.storage.stored_split import write_columns
+from effloop.data.source.storage.packed import write_columns
 from effloop.errors import ConfigError, DataError
 
 SPLITS = make_splits(train=16, test=8)

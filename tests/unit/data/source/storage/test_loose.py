@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from effloop.data.image.encoded import EncodedImages
-from effloop.data.source.storage.loose import read_file, read_files
+from effloop.data.source.storage.image_files import read_file, read_files
 from effloop.errors import DataError
 
 NAMES = [b"a", b"b/c", b"d"]

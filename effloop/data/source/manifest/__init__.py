@@ -1,1 +1,0 @@
-"""Datasets that a table describes, with a row for each image."""

@@ -1,0 +1,511 @@
+"""Images and masks in files of their own."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from effloop.data.image.header import Encoded
+from effloop.data.image.mask import (
+    IGNORED,
+    MOST_CLASSES,
+    Colour,
+    MaskFormat,
+    check_values,
+    decode_mask,
+    largest_value,
+    mask_digest,
+)
+from effloop.data.source.base import USUAL, WHOLE, Kind, NoSplitError, ScanError, printable, sources
+from effloop.data.source.config import DataConfig
+from effloop.data.source.root import root_folder
+from effloop.data.source.storage.columns import ColumnFile, is_verified
+from effloop.data.source.storage.image_files import ENDINGS, entries, folders, read_file, size_of
+from effloop.data.source.storage.kept import file_state, folder_times, folders_unchanged, open_kept
+from effloop.data.source.storage.loose import Facts, Listed, Looked, LooseSource, mask_state, write_listing
+from effloop.data.source.storage.targets import MASKS
+from effloop.errors import ConfigError, DataError
+from effloop.system.hardware import available_cores
+
+# Which mask is of which image, and what the values of masks are.
+
+_NAMED = 3  # of files that have no partner
+_LISTS = ("classes.txt", "labels.txt")
+
+USUAL_NAMES = "usual names"
+"""What says the names where the folders do."""
+
+
+@dataclass
+class MasksConfig(DataConfig):
+    """Fields of `data=masks`.
+
+    Attributes:
+        classes: their names, in the order of the values 0, 1, 2, ...; null takes those of `colors`, or of classes.txt
+            or labels.txt beside the data, a line each, or else numbers up to the largest value in the masks.
+        reduce_zero: 0 isn't counted, and all other values are one less, as ADE20K has it.
+        colors: a file with a line `R G B name` for each class of masks in RGB, `R G B -` for what isn't counted.
+        index_dir: where the index is kept; null is $XDG_CACHE_HOME/effloop or ~/.cache/effloop.
+    """
+
+    classes: list[str] | None = None
+    reduce_zero: bool = False
+    colors: str | None = None
+    index_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.classes is not None and not 0 < len(self.classes) <= MOST_CLASSES:
+            raise ConfigError(f"data.classes: {len(self.classes)} names are not allowed; set 1 to {MOST_CLASSES}")
+        if self.classes and (twice := {name for name in self.classes if self.classes.count(name) > 1}):
+            raise ConfigError(f"data.classes: '{min(twice)}' comes twice; name each once")
+
+
+def needed_layout(root: Path, split: str, config: MasksConfig) -> Layout:
+    """`find_layout`.
+
+    Raises:
+        NoSplitError: the split isn't there.
+    """
+    if found := find_layout(root, split):
+        return found
+    have = ", ".join(printable(os.fsencode(name)) for name in splits_of(root)[:8])
+    if not have:
+        raise NoSplitError(
+            f"data.root: '{config.root}' has no images with masks of '{split}' (looked for {split}/images and "
+            f"{split}/masks, images/{split} and annotations/{split}, VOC's and Cityscapes' folders); set data.root=PATH"
+        )
+    fix = "set split to one of them"
+    if split in (config.train_split, config.val_split):
+        fix = f"set data.{'val_split' if split == config.val_split else 'train_split'}=NAME"
+    raise NoSplitError(f"data.root: '{config.root}' has no split '{split}'; it has {have}: {fix}")
+
+
+def pairs(layout: Layout, visit: list[bytes]) -> list[tuple[bytes, bytes]]:
+    """Paths of the images and of their masks, in the images' order.
+
+    Args:
+        layout: where they are.
+        visit: gets the folders that were read.
+
+    Raises:
+        DataError: there are none, an image has no mask or several, a mask no image, or a line names neither.
+        OSError: a folder can't be read.
+    """
+    images = _files(layout.images, layout.image_end, visit)
+    masks = _files(layout.masks, layout.mask_end, visit)
+    if not masks:
+        folder = printable(os.fsencode(layout.masks))
+        raise DataError(f"{folder} has no masks; put a PNG of each image's name there, or set data.root=PATH")
+    if not images:
+        raise DataError(f"{printable(os.fsencode(layout.images))} has no images; set data.root=PATH")
+    if layout.listed:
+        stems = _listed(layout.listed)
+        _refuse((stem for stem in stems if stem not in images), len(stems), layout.listed, layout.images, "image")
+        images = {stem: images[stem] for stem in stems}
+    _refuse((path for stem, path in images.items() if stem not in masks), len(images), layout.images, layout.masks)
+    if not layout.listed:
+        lone = (path for stem, path in masks.items() if stem not in images)
+        _refuse(lone, len(masks), layout.masks, layout.images, "image")
+    return [(path, masks[stem]) for stem, path in images.items()]
+
+
+def _refuse(names: Iterable[bytes], count: int, of: Path, there: Path, what: str = "mask") -> None:
+    """Refuse files without a partner."""
+    lone = [*names]
+    if lone:
+        first = ", ".join(map(printable, lone[:_NAMED])) + (", …" if len(lone) > _NAMED else "")
+        raise DataError(
+            f"{printable(os.fsencode(of))}: {len(lone):,} of {count:,} have no {what} in "
+            f"{printable(os.fsencode(there))}: {first}; add what is missing, or remove what has no {what}"
+        )
+
+
+def _listed(path: Path) -> list[bytes]:
+    try:
+        stems = [line.strip() for line in path.read_bytes().splitlines() if line.strip()]
+    except OSError as error:
+        raise DataError(f"{path} can't be read: {error.strerror}") from None
+    if not stems:
+        raise DataError(f"{path} names no images; write a name without its extension in each line")
+    if len({*stems}) < len(stems):
+        twice = next(stem for number, stem in enumerate(stems) if stem in stems[:number])
+        raise DataError(f"{path} names {printable(twice)} twice; name each image once")
+    return stems
+
+
+def _files(root: Path, end: str, visit: list[bytes]) -> dict[bytes, bytes]:
+    """{what a path has in common with its partner: the path}, in the order of torchvision's ImageFolder."""
+    base, ending = os.fsencode(root), os.fsencode(end)
+    found: dict[bytes, bytes] = {}
+    if not root.is_dir():
+        raise DataError(f"{printable(base)} is no folder that is there; set data.root=PATH")
+    for folder in sorted(folders(base), key=os.fsdecode):
+        visit.append(folder)
+        for entry in sorted(entries(folder), key=lambda entry: os.fsdecode(entry.name)):
+            dot = entry.name.rfind(b".")
+            if entry.name[dot:].lower() not in ENDINGS or entry.is_dir():
+                continue
+            path = entry.path[len(base) + 1 :]
+            stem = path[: path.rfind(b".")]
+            if not stem.endswith(ending):
+                continue
+            stem = stem[: len(stem) - len(ending)]
+            if stem in found:
+                raise DataError(
+                    f"{printable(base)}: {printable(found[stem])} and {printable(path)} differ in their extensions "
+                    "only; remove one of the two"
+                )
+            found[stem] = path
+    return found
+
+
+_COLOUR = re.compile(r"(\d{1,3})[\s,]+(\d{1,3})[\s,]+(\d{1,3})[\s,]+(\S.*)")
+
+
+def read_colors(path: Path) -> tuple[tuple[Colour, ...], tuple[Colour, ...], tuple[str, ...]]:
+    """The colours of the classes, those that aren't counted, and the classes' names, from lines `R G B name`.
+
+    Raises:
+        ConfigError: it can't be read.
+        DataError: a line is of another form, or a colour or a name comes twice.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"data.colors: {path} can't be read: {reason}; set data.colors=FILE") from None
+    named: dict[Colour, str] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        found = _COLOUR.fullmatch(line.strip())
+        if found is None or max(map(int, found.groups()[:3])) > 255:
+            raise DataError(f"{path}, line {number}: '{line[:80]}' is not like `128 64 0 name`; correct it")
+        colour = (int(found[1]), int(found[2]), int(found[3]))
+        name = found[4].strip()
+        if colour in named or (name != "-" and name in named.values()):
+            raise DataError(f"{path}, line {number}: '{line[:80]}' has a colour or a name of a line above; correct it")
+        named[colour] = name
+    classes = {colour: name for colour, name in named.items() if name != "-"}
+    if not 0 < len(classes) < MOST_CLASSES:
+        raise DataError(f"{path} names {len(classes)} classes; allowed are 1 to {MOST_CLASSES - 1}")
+    return tuple(classes), tuple(colour for colour in named if colour not in classes), tuple(classes.values())
+
+
+class ReadsMasks(Protocol):
+    """Options of a source that say how masks are read."""
+
+    classes: list[str] | None
+    reduce_zero: bool
+    colors: str | None
+
+
+def format_of(config: ReadsMasks, table: tuple[int, ...] | None = None) -> tuple[MaskFormat, tuple[str, ...]]:
+    """How values become classes, and the names that the file of colours gives these, if there is one.
+
+    Args:
+        config: of the source.
+        table: of `MaskFormat`.
+
+    Raises:
+        ConfigError, DataError: that file can't be read.
+    """
+    if config.colors is None:
+        return MaskFormat(config.reduce_zero, table=table), ()
+    colours, ignored, names = read_colors(Path(os.path.expanduser(config.colors)))
+    return MaskFormat(config.reduce_zero, colours, ignored, table), names[config.reduce_zero :]
+
+
+def names_of(
+    config: ReadsMasks, root: Path, usual: tuple[str, ...], colour_names: tuple[str, ...]
+) -> tuple[tuple[str, ...], str]:
+    """Names of the classes, and what says so; none where nothing does.
+
+    Args:
+        config: of the source.
+        root: the folder of the data.
+        usual: names that data in such folders usually has.
+        colour_names: of the file of colours.
+
+    Raises:
+        DataError: a list isn't UTF-8, has an empty line, or has too many.
+    """
+    if config.classes is not None:
+        return tuple(config.classes), "data.classes"
+    if colour_names:
+        return colour_names, "data.colors"
+    for name in _LISTS:
+        if (path := root / name).is_file():
+            return _names_in(path), name
+    return usual, USUAL_NAMES if usual else ""
+
+
+def numbered(names: tuple[str, ...], told_by: str, largest: int) -> tuple[tuple[str, ...], str]:
+    """Names of the classes, and what says so: where nothing does, numbers up to the largest value in the masks."""
+    if names:
+        return names, told_by
+    return tuple(map(str, range(max(1, largest + 1)))), f"the largest value is {largest}"
+
+
+def refuse_larger(largest: int, names: Sequence[str], told_by: str, path: bytes) -> None:
+    """Refuse a mask whose largest value is none of the classes, unless all such masks are to be listed.
+
+    Raises:
+        DataError: with its path.
+    """
+    if is_verified():
+        return
+    try:
+        check_values(largest, len(names))
+    except DataError as error:
+        wrong = str(error).removeprefix("has a mask with ")
+        fix = "name more classes, or correct the mask"
+        raise DataError(f"{printable(path)} has {wrong} ({len(names)} classes by {told_by}): {fix}") from None
+
+
+def _names_in(path: Path) -> tuple[str, ...]:
+    try:
+        names = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise DataError(f"{path} can't be read: {reason}; write a class's name in each line") from None
+    while names and not names[-1]:
+        names.pop()
+    if not names or not all(names) or len({*names}) < len(names) or len(names) > MOST_CLASSES:
+        raise DataError(f"{path} has {len(names)} lines, should be 1 to {MOST_CLASSES} with a class's name each, once")
+    return tuple(names)
+
+
+# The index of a split of images with masks: which mask is of which image, and what is in each.
+
+_RUN = 16  # masks that a thread takes at a time
+_RACY_NS = 2_000_000_000  # see `kept.folders_unchanged`
+
+
+def look(data: Encoded, form: MaskFormat) -> Looked:
+    """What is in a mask: decoded once, whole."""
+    try:
+        mask = decode_mask(data, form)
+    except DataError as error:
+        return Looked(wrong=str(error).removeprefix("has a mask that ").replace("has a mask ", "is a mask ", 1))
+    return Looked(mask_digest(mask), largest_value(mask))
+
+
+def look_at_file(path: bytes, form: MaskFormat) -> Looked:
+    """`look` at a file."""
+    try:
+        return look(read_file(path), form)
+    except DataError as error:
+        return Looked(wrong=str(error), there=False)
+
+
+def refuse_unusable(meta: Mapping[str, Any]) -> None:
+    """Refuse a split of which no mask can be used; where some can, training says it, or does without the others.
+
+    Args:
+        meta: of `Listed`.
+
+    Raises:
+        ScanError: the message names the first.
+    """
+    if (says := meta.get("unusable")) and not is_verified():
+        raise ScanError(says)
+
+
+def masks_unchanged(index: ColumnFile, folder: bytes, prefix: str = "") -> bool:
+    """Whether no mask was written since it was looked at: 0.1 s for 20,000.
+
+    Args:
+        index: has the columns of `Listed`, with a prefix.
+        folder: that the masks' paths are relative to.
+        prefix: of the columns' names.
+    """
+    if f"{prefix}mask_state" not in index:
+        return False
+    masks, known = index.blobs(f"{prefix}mask"), index[f"{prefix}mask_state"].reshape(-1, 3)
+    if len(known) and known[:, 2].max() >= index.meta["scanned_ns"] - _RACY_NS:
+        return False
+    now = array("q")
+    for number in range(len(masks)):
+        now.extend(mask_state(os.path.join(folder, bytes(masks[number]))))
+    return np.array_equal(np.frombuffer(now, np.int64).reshape(-1, 3), known)
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def in_parallel(items: Iterable[T], look_at: Callable[[T], R]) -> Iterator[tuple[T, R]]:
+    """Each item and what `look_at` made of it, by all cores, in order and in bounded memory."""
+    pending = iter(items)
+    with ThreadPoolExecutor(cores := available_cores(), thread_name_prefix="effloop-masks") as pool:
+        while batch := [*islice(pending, _RUN * cores)]:
+            yield from zip(batch, pool.map(look_at, batch), strict=True)
+
+
+# The folders in which images and masks are kept: pairs of them, ADE20K's, VOC's and Cityscapes'.
+
+_MOST_SPLITS = 32
+_VOC = Path("ImageSets", "Segmentation")
+
+_CITYSCAPES = (
+    *("road", "sidewalk", "building", "wall", "fence", "pole", "traffic light", "traffic sign", "vegetation"),
+    *("terrain", "sky", "person", "rider", "car", "truck", "bus", "train", "motorcycle", "bicycle"),
+)
+_CITYSCAPES_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
+"""Of the 19 classes that are evaluated: github.com/mcordts/cityscapesScripts, helpers/labels.py."""
+
+_VOC_CLASSES = (
+    *("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
+    *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the images and masks of a split are.
+
+    Attributes:
+        images, masks: folders; paths in them are alike but for their endings.
+        image_end, mask_end: what follows the common part of a path, without a file's extension.
+        listed: a file with the common parts, a line each; None takes all files.
+        table: of `MaskFormat`.
+        classes: names that are usual for this data.
+    """
+
+    images: Path
+    masks: Path
+    image_end: str = ""
+    mask_end: str = ""
+    listed: Path | None = None
+    table: tuple[int, ...] | None = None
+    classes: tuple[str, ...] = field(default=())
+
+
+def find_layout(root: Path, split: str) -> Layout | None:
+    """Where a split's images and masks are; None if it isn't there."""
+    if (root / split / "images").is_dir() and (root / split / "masks").is_dir():
+        return Layout(root / split / "images", root / split / "masks")
+    for name in ("annotations", "masks"):
+        if (root / "images" / split).is_dir() and (root / name / split).is_dir():
+            return Layout(root / "images" / split, root / name / split)
+    if (listed := root / _VOC / f"{split}.txt").is_file():
+        return Layout(root / "JPEGImages", root / "SegmentationClass", listed=listed, classes=_VOC_CLASSES)
+    if (root / "leftImg8bit" / split).is_dir() and (root / "gtFine" / split).is_dir():
+        images, masks = root / "leftImg8bit" / split, root / "gtFine" / split
+        trained = any(masks.glob("*/*_gtFine_labelTrainIds.png"))
+        table = [IGNORED] * 256
+        for label, number in enumerate(_CITYSCAPES_IDS):
+            table[number] = label
+        end = "_gtFine_labelTrainIds" if trained else "_gtFine_labelIds"
+        return Layout(images, masks, "_leftImg8bit", end, None, None if trained else tuple(table), _CITYSCAPES)
+    return None
+
+
+def is_masks(root: Path) -> bool:
+    """Whether a folder has images and masks in one of the layouts, of any split."""
+    if not root.is_dir():
+        return False
+    return any(find_layout(root, split) for split in (*splits_of(root), WHOLE))
+
+
+def splits_of(root: Path) -> list[str]:
+    """Names of splits, by the folders and lists that there are."""
+    names = {path.name for path in _folders(root)}
+    if len(names) > _MOST_SPLITS:  # they are classes
+        names = {"train", "val", "test", *chain(*USUAL.values())} & names
+    places = (root / "images", root / "leftImg8bit")
+    names |= {path.name for place in places if place.is_dir() for path in _folders(place)}
+    names |= {path.stem for path in (root / _VOC).glob("*.txt")}
+    return sorted(name for name in names if find_layout(root, name))
+
+
+def _folders(place: Path) -> Iterator[Path]:
+    with os.scandir(place) as found:
+        yield from (Path(entry.path) for entry in found if entry.is_dir() and not entry.name.startswith("."))
+
+
+@sources.register("masks", MasksConfig)
+class MasksSource(LooseSource):
+    """Images with a mask each: SPLIT/{images,masks}, or the folders of ADE20K, VOC and Cityscapes."""
+
+    kind = Kind.masks
+
+    def __init__(self, config: MasksConfig, split: str) -> None:
+        root = root_folder(config).absolute()
+        layout = needed_layout(root, split, config)
+        form, colour_names = format_of(config, layout.table)
+        index = _index(config, root, split, layout, form)
+        refuse_unusable(index.meta)
+        names, told_by = names_of(config, root, layout.classes, colour_names)
+        if told_by in ("", USUAL_NAMES) and not layout.image_end:
+            of_splits = [_largest_of(config, root, other) for other in _others(config, split)]
+            largest = max([index.meta["largest"], *of_splits])
+            names, told_by = numbered(names if len(names) == largest + 1 else (), told_by, largest)
+        images, masks = os.fsencode(layout.images), os.fsencode(layout.masks)
+        where = f"{printable(images)}:{split}" if layout.listed else printable(images)
+        identity = {"root": os.fsencode(layout.images.resolve()).hex()}
+        self._open(index, None, Facts(images, where, identity, Kind.masks, names, (), told_by, masks, form))
+        refuse_larger(index.meta["largest"], names, told_by, self.mask_path(index.meta["largest_at"]))
+
+    @classmethod
+    def claims(cls, root: Path) -> bool:
+        return is_masks(root)
+
+
+def _others(config: MasksConfig, split: str) -> list[str]:
+    """Names of the other split, by which values may be larger."""
+    return [name for name in (config.train_split, config.val_split) if name and name != split]
+
+
+def _largest_of(config: MasksConfig, root: Path, split: str) -> int:
+    """The largest value in the masks of a split; -1 if it isn't there."""
+    layout = find_layout(root, split)
+    if layout is None:
+        return -1
+    form, _ = format_of(config, layout.table)
+    largest: int = _index(config, root, split, layout, form).meta["largest"]
+    return largest
+
+
+def _index(config: MasksConfig, root: Path, split: str, layout: Layout, form: MaskFormat) -> ColumnFile:
+    """The index of a split: kept from an earlier look at its masks if none has changed, or from a new one."""
+    states = [file_state(layout.listed)] if layout.listed else []
+    identity = f"{root.resolve()}\0{split}\0{replace(layout, classes=())}\0{form}".encode(errors="surrogateescape")
+
+    def is_current(index: ColumnFile) -> bool:
+        same = index.meta.get("files") == states and "largest_at" in index.meta
+        return same and folders_unchanged(index) and masks_unchanged(index, os.fsencode(layout.masks))
+
+    def write(path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        visited: list[bytes] = []
+        started_ns = time.time_ns()
+        try:
+            found = pairs(layout, visited)
+        except OSError as error:
+            raise DataError(f"{printable(os.fsencode(error.filename))} can't be read: {error.strerror}") from None
+        images, masks = os.fsencode(layout.images), os.fsencode(layout.masks)
+
+        def looked(pair: tuple[bytes, bytes]) -> Looked:
+            return look_at_file(os.path.join(masks, pair[1]), form)
+
+        files = Listed(folder=path.parent, targets=MASKS)
+        for (image, mask), result in in_parallel(found, looked):
+            files.add(image, 0, size_of(os.path.join(images, image)), target=result.digest)
+            files.add_mask_file(mask, os.path.join(masks, mask), result)
+        meta = {"files": states, "scanned_ns": started_ns, **files.meta()}
+        write_listing(path, meta, {"": files}, {folder: folder_times(folder) for folder in visited})
+
+    return open_kept(config.name, config.index_dir, identity, is_current, write)

@@ -1,1 +1,0 @@
-"""Images with a mask each, in files of their own."""
