@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from plans import Copied, open_source, write_as
 
-from effloop.data.source import DataConfig, sources
-from effloop.data.source import table_source
+from effloop.data.source import DataConfig, sources, table_source
 from effloop.data.source.base import NoSplitError
 from effloop.data.source.counts import classes_without_samples
 from effloop.data.source.splits import USUAL, check_same_classes, open_split
