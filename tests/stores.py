@@ -1,15 +1,20 @@
-"""Arrays of images and labels as other programs write them, by their own code."""
+"""Images and labels as other programs write them, by their own code."""
 
 from __future__ import annotations
 
 import gzip
+import pickle
 import struct
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import h5py
+import lmdb
 import numpy as np
+import pytest
+import torch
 import zarr
 from images import encode, photo
 from numpy.typing import NDArray
@@ -122,6 +127,134 @@ def write_beton(root: Path, splits: Splits) -> Path:
 def jpeg_of(number: int) -> bytes:
     """The JPEG, 9 x 8, that `write_beton` has of a sample."""
     return encode(photo(9, 8, seed=number), "JPEG")
+
+
+def tensors(split: tuple[NDArray[np.uint8], NDArray[Any]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images and labels, as torch has them."""
+    return torch.from_numpy(split[0]), torch.from_numpy(split[1].astype(np.int64))
+
+
+def write_pairs(root: Path, splits: Splits, legacy: bool = False) -> Path:
+    """As torchvision once kept MNIST: (images, labels) in MNIST/processed."""
+    (root / "MNIST" / "processed").mkdir(parents=True)
+    for split, arrays in splits.items():
+        file = root / "MNIST" / "processed" / f"{'training' if split == 'train' else split}.pt"
+        torch.save(tensors(arrays), file, _use_new_zipfile_serialization=not legacy)
+    return root
+
+
+def write_planes(path: Path, splits: Splits) -> Path:
+    """A dict of views: channels first, and from the second sample of a longer tensor."""
+    found = {}
+    for split, arrays in splits.items():
+        images, labels = tensors(arrays)
+        found[f"{split}_images"] = torch.cat([images[:1], images]).permute(0, 3, 1, 2)[1:]
+        found[f"{split}_labels"] = labels
+    torch.save(found, path)
+    return path
+
+
+def write_nested(path: Path, splits: Splits) -> Path:
+    """Dicts of a tensor and a list of labels, and the names of the classes."""
+    found = {split: dict(zip(("data", "targets"), tensors(arrays), strict=True)) for split, arrays in splits.items()}
+    lists = {split: {**each, "targets": each["targets"].tolist()} for split, each in found.items()}
+    torch.save({**lists, "classes": ["a", "b", "c"]}, path)
+    return path
+
+
+def write_n5(root: Path, splits: Splits, turned: bool = False) -> Path:
+    """By tensorstore, which doesn't turn dimensions around; turned, as z5py 3.0 and zarr 2.18 have them."""
+    for split, arrays in splits.items():
+        for name, values in zip(("images", "labels"), arrays, strict=True):
+            write_n5_array(root / split / name, values, turned)
+    if turned:  # those also write a root
+        (root / "attributes.json").write_text('{"n5": "2.0.0"}')
+    return root
+
+
+def write_n5_array(path: Path, values: NDArray[Any], turned: bool) -> None:
+    """One of uint8."""
+    store = pytest.importorskip("tensorstore")
+    values = values.T if turned else values
+    block = [min(5, length) for length in values.shape]
+    meta = {"dimensions": values.shape, "blockSize": block, "dataType": "uint8", "compression": {"type": "gzip"}}
+    spec = {"driver": "n5", "kvstore": {"driver": "file", "path": str(path)}, "metadata": meta}
+    store.open(spec, create=True).result()[...].write(values).result()
+
+
+def write_zarr_zip(path: Path, splits: Splits) -> Path:
+    """An archive of shards."""
+    store = zarr.storage.ZipStore(path, mode="w")
+    group = zarr.open_group(store, mode="w")
+    for split, (images, labels) in splits.items():
+        of = group.create_group(split)
+        of.create_array("images", data=images, chunks=(4, 9, 8, 3), shards=(8, 9, 8, 3))
+        of.create_array("labels", data=labels)
+    store.close()
+    return path
+
+
+def write_zarr_folders(root: Path, splits: Splits) -> Path:
+    """train.zarr beside test.zarr."""
+    for split, (images, labels) in splits.items():
+        group = zarr.open_group(str(root / f"{split}.zarr"), mode="w")
+        group.create_array("images", data=images)
+        group.create_array("labels", data=labels)
+    return root
+
+
+def put(path: Path, records: Mapping[bytes, bytes], *, subdir: bool = False) -> Path:
+    """An LMDB environment of these records."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with lmdb.open(str(path), subdir=subdir, map_size=1 << 26) as opened, opened.begin(write=True) as transaction:
+        for key, value in records.items():
+            transaction.put(key, value)
+    return path
+
+
+def folder2lmdb(protocol: int) -> Callable[[Path, Splits], Path]:
+    """As Efficient-PyTorch's tools/folder2lmdb.py writes a split, with pickle for its pyarrow."""
+
+    def write(root: Path, splits: Splits) -> Path:
+        for split, (images, labels) in splits.items():
+            keys = [str(number).encode() for number in range(len(images))]
+            pairs = [(encode(image, "PNG"), label) for image, label in zip(images, labels.tolist(), strict=True)]
+            records = {**dict(zip(keys, pairs, strict=True)), b"__keys__": keys, b"__len__": len(keys)}
+            put(root / f"{split}.lmdb", {key: pickle.dumps(value, protocol) for key, value in records.items()})
+        return root
+
+    return write
+
+
+def pickled(of: Callable[[NDArray[np.uint8], int], Any], protocol: int = 4) -> Callable[[Path, Splits], Path]:
+    """LMDB of pickles of what `of` makes of image and label, and the count as text."""
+
+    def write(root: Path, splits: Splits) -> Path:
+        for split, (images, labels) in splits.items():
+            pairs = enumerate(zip(images, labels.tolist(), strict=True))
+            records = {b"%05d" % number: pickle.dumps(of(*pair), protocol) for number, pair in pairs}
+            put(root / f"{split}.lmdb", {**records, b"__len__": b"%d" % len(images)})
+        return root
+
+    return write
+
+
+def write_lmdb_names(root: Path, splits: Splits) -> Path:
+    """LMDB of images alone, by their path."""
+    for split, (images, labels) in splits.items():
+        names = (b"%s/%02d.png" % (b"abc"[label : label + 1], number) for number, label in enumerate(labels.tolist()))
+        put(root / split, dict(zip(names, (encode(image, "PNG") for image in images), strict=True)), subdir=True)
+    return root
+
+
+def write_zip(path: Path, splits: Splits, before: str = "photos/", method: int = zipfile.ZIP_DEFLATED) -> Path:
+    """An archive of class folders, as macOS makes it, in any order."""
+    with zipfile.ZipFile(path, "w", method) as file:
+        for split, (images, labels) in splits.items():
+            for number, label in reversed([*enumerate(labels.tolist())]):
+                file.writestr(f"{before}{split}/{'abc'[label]}/{number:02}.png", encode(images[number], "PNG"))
+        file.writestr("__MACOSX/train/a/._00.png", b"no image")
+    return path
 
 
 CIFAR_NAMES = ["airplane", "automobile", "bird"]

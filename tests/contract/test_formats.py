@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import os
+import pickle
+import random
 import stat
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from arrays import ARRAYS, TRAIN, VAL, drop, opened, samples, set_header, verified, write
 from images import encode, exif, photo
-from plans import READ_BY, make_engine, make_plan, open_source, read_bytes, write_as, write_records
+from plans import READ_BY, line, make_engine, make_plan, open_source, read_bytes, write_as, write_records
 
 from effloop.data.image.entropy import build_index
 from effloop.data.image.header import pnm_header
-from effloop.data.source import Source, sources
+from effloop.data.source import NoSplitError, sources
 from effloop.data.source.storage.columns import Comparing, comparing
-from effloop.data.source.storage.packed import PackedSource
 from effloop.data.source.storage.writing import writers
 from effloop.errors import DataError
 
 FORMATS = pytest.mark.parametrize("name", sorted(writers))
+PACKED = pytest.mark.parametrize("name", sorted({*writers} - {"folder"}))
+INDEXED = ("lmdb", "parquet", "recordio", "tar", "tfrecord")
+"""Formats with SPLIT.index beside their files, which are scanned, or copied, where it is lost."""
+DATA = (".mdb", ".parquet", ".rec", ".tar", ".tfrecord")
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +67,6 @@ def _image(name: str, seed: int) -> bytes:
     return encode(pixels, "JPEG", **options.get(name, {}))  # type: ignore[arg-type]
 
 
-def opened(name: str, root: Path, split: str = "train") -> Source:
-    return open_source(READ_BY.get(name, name), root, split)
-
-
 @FORMATS
 @pytest.mark.parametrize("shard_bytes", [1 << 30, 50_000])
 def test_everything_comes_back(name: str, shard_bytes: int, mixed: Path, tmp_path: Path) -> None:
@@ -93,7 +98,7 @@ def _contents(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(path)): file.read_bytes() for file in files}
 
 
-@pytest.mark.parametrize("name", sorted({*writers} - {"folder"}))
+@PACKED
 def test_entropy_indexes_come_back(name: str, tmp_path: Path) -> None:
     images = [encode(photo(160 + seed, 200, seed), "JPEG", progressive=seed == 1) for seed in range(4)]
     made = [build_index(data) or b"" for data in images]
@@ -129,21 +134,18 @@ def test_the_batches_are_the_folders(name: str, engine: str, num_workers: int, m
     made.close()
 
 
-@FORMATS
-def test_a_label_without_a_class_is_not_written(name: str, tmp_path: Path) -> None:
-    if name == "folder":
-        pytest.skip("a folder's label is its name")
-    with pytest.raises(DataError, match=r"^k\.jpg has the label 2; allowed are 0 to 1$"):
-        write_records(name, tmp_path / "written", ["a", "b"], train=[(b"k.jpg", 2, encode(photo(), "JPEG"))])
+@PACKED
+@pytest.mark.parametrize("label", [-1, 2, 256])
+def test_a_label_without_a_class_is_not_written(name: str, label: int, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=line(f"k.jpg has the label {label}; allowed are 0 to 1")):
+        write_records(name, tmp_path / "written", ["a", "b"], train=[(b"k.jpg", label, encode(photo(), "JPEG"))])
 
 
-@FORMATS
+@PACKED
 def test_checksums(name: str, mixed: Path, tmp_path: Path) -> None:
     """Where one byte of a sample is another, this sample is refused, and no other."""
     root = write_as(name, mixed, tmp_path / "written")
     source = opened(name, root)
-    if not isinstance(source, PackedSource):
-        pytest.skip("no checksums")
     wanted = [read_bytes(source, index) for index in range(len(source))]
     bad = next(index for index in range(len(source)) if source.raw_key(index).endswith(b"raw.ppm"))  # not in val
     _damage(root, wanted[bad])
@@ -168,10 +170,8 @@ def _damage(root: Path, data: bytes) -> None:
     raise AssertionError("it stands in no file in one piece")
 
 
-@FORMATS
+@PACKED
 def test_a_flipped_label_is_noticed_where_it_is_opened(name: str, tmp_path: Path) -> None:
-    if name == "folder":
-        pytest.skip("a folder's label is its name")
     labels = np.random.default_rng(1).integers(0, 200, 64).astype(np.uint8)
     samples = [(b"%d.jpg" % number, label, b"data") for number, label in enumerate(labels.tolist())]
     path = write_records(name, tmp_path / "set", [f"{number:03}" for number in range(200)], train=samples)
@@ -187,3 +187,161 @@ def test_a_flipped_label_is_noticed_where_it_is_opened(name: str, tmp_path: Path
     assert int((found.labels != labels).sum()) == 1
     with pytest.raises(DataError, match="label' doesn't match the checksum"):
         found.verify_index()
+
+
+@PACKED
+def test_bytes_that_are_no_images_come_back(name: str, tmp_path: Path) -> None:
+    """Empty ones, keys that are no text, and views of other memory; what is read is a view of the file."""
+    views = [(key, label, memoryview(data)) for key, label, data in TRAIN]
+    path = write_records(name, tmp_path / "set", ["a", "b"], train=views, val=VAL)
+    source = opened(name, path)
+    assert (source.classes, source.where) == (("a", "b"), f"{path}:train")
+    assert verified(name, path) == TRAIN
+    assert verified(name, path, "val") == VAL
+    data = opened(name, path, checksums=False).read(2)
+    assert isinstance(data, memoryview)
+    assert data.readonly
+
+
+@PACKED
+def test_many_classes_and_records(name: str, tmp_path: Path) -> None:
+    records = [(b"%d" % i, i % 300, b"%d" % (7 * i)) for i in range(1000)]
+    path = write_records(name, tmp_path / "set", [f"class number {i:05}" for i in range(300)], train=records)
+    source = opened(name, path)
+    assert source.labels.dtype.newbyteorder("=") == np.uint16  # n5 has its numbers in the other byte order
+    assert source.classes[299] == "class number 00299"
+    assert verified(name, path) == records
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_without_its_index_it_is_the_same(name: str, photos: Path, tmp_path: Path) -> None:
+    root = write_as(name, photos, tmp_path / "set", 5000)
+    for split in ("train", "val"):
+        (root / f"{split}.index").unlink()
+    for split in ("train", "val"):
+        source, wanted = opened(name, root, split), open_source("folder", photos, split)
+        assert samples(source) == samples(wanted)
+        assert (source.fingerprint(), source.classes) == (wanted.fingerprint(), wanted.classes)
+        assert source.about == {"payload": "original"} or name != "lmdb"
+
+
+@pytest.mark.parametrize(
+    ("name", "indexed"),
+    [*((name, True) for name in sorted({*writers} - {"folder"})), ("lmdb", False), ("tfrecord", False)],
+)
+def test_flipped_bytes(name: str, indexed: bool, tmp_path: Path) -> None:
+    """It reads as before, or not at all; of files with an index beside them, `verify_index` finds every flip."""
+    path = write(name, tmp_path / "set")
+    if not indexed:
+        (path / "train.index").unlink()
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    whole = {file: file.read_bytes() for file in files}
+    filled = {file: np.frombuffer(data, np.uint8).nonzero()[0].tolist() or [0] for file, data in whole.items()}
+    draw, read_as_before = random.Random(5), 0
+    for turn, file in enumerate(draw.choices(files, [len(data) for data in whole.values()], k=150)):
+        damaged = bytearray(whole[file])
+        at = draw.choice(filled[file]) if turn % 2 else draw.randrange(len(damaged))
+        damaged[at] ^= draw.randrange(1, 256)
+        _replace(file, bytes(damaged))
+        with suppress(DataError):
+            read, classes = verified(name, path), opened(name, path).classes
+            assert (read, classes) == (TRAIN, ("a", "b"))
+            assert not indexed or file.suffix not in DATA or "train" not in str(file.relative_to(path))
+            read_as_before += 1
+        _replace(file, whole[file])
+    assert read_as_before < 135
+
+
+def _replace(file: Path, data: bytes) -> None:
+    file.unlink()  # not written in place: what is mapped stays what it was
+    file.write_bytes(data)
+
+
+@PACKED
+def test_cut_files(name: str, tmp_path: Path) -> None:
+    path = write(name, tmp_path / "set")
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    file = next(each for each in files if TRAIN[2][2] in each.read_bytes())
+    whole = file.read_bytes()
+    for length in range(0, len(whole), max(1, len(whole) // 19)):
+        _replace(file, whole[:length])
+        with pytest.raises(DataError) as caught:
+            verified(name, path)
+        assert str(path) in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+@PACKED
+def test_splits_that_are_missing_or_empty(name: str, tmp_path: Path) -> None:
+    path = write_records(name, tmp_path / "set", ["a"], train=[], val=VAL)
+    wanted = f"{path}:train has no samples; set data.train_split or data.val_split to a split that has"
+    with pytest.raises(DataError, match=line(wanted)):
+        opened(name, path)
+    listed = r"has no (files of the )?split 'test'; it has .*train.*val.*: set data\.train_split or data\.val_split$"
+    with pytest.raises(NoSplitError, match=listed):
+        opened(name, path, "test")
+    assert len(opened(name, path, "val")) == 1
+
+
+@PACKED
+def test_a_source_is_not_unpickled_over_other_data(name: str, tmp_path: Path) -> None:
+    path = write(name, tmp_path / "set")
+    pickled = pickle.dumps(opened(name, path))
+    path.rename(tmp_path / "moved")
+    write_records(name, path, ["a", "b"], train=TRAIN[::-1], val=VAL)
+    wanted = f"{path}:train has changed since this run opened it; start the run again"
+    with pytest.raises(DataError, match=line(wanted)):
+        pickle.loads(pickled)
+
+
+HEADERS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "version": (
+        lambda header: header.update(effloop=7),
+        "has format version 7, this EffLoop reads 1; convert it again",
+    ),
+    "count": (
+        lambda header: header["fingerprint"].update(samples=4),
+        "is damaged: its header says 4 samples, its columns hold 3, 3, 3; convert it again",
+    ),
+    "no count": (
+        lambda header: header["fingerprint"].update(samples="3"),
+        "is damaged: its header has no classes or no counts; convert it again",
+    ),
+    "no classes": (
+        lambda header: header.pop("classes"),
+        "is damaged: its header has no classes or no counts; convert it again",
+    ),
+    "targets": (
+        lambda header: header.update(targets={"kind": "flags"}),
+        "is damaged: its header doesn't say what its targets are; convert it again",
+    ),
+    "none": (
+        lambda header: header.pop("effloop"),
+        "is not a dataset written by EffLoop: it has no header; convert the images again",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_headers_of_arrays(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "set"
+    for how, message in HEADERS.values():
+        write(name, path)
+        set_header(name, path, how)
+        with pytest.raises(DataError, match=line(f"{path}:train {message}")):
+            opened(name, path)
+        path.rename(tmp_path / f"{len([*tmp_path.iterdir()])}")
+    if name != "pth":  # whose archive has a checksum of its own
+        set_header(name, write(name, path), lambda header: header.update(classes=["c", "b"]), checksum=False)
+        wanted = f"{path}:train is damaged: its header doesn't match its checksum; convert it again"
+        with pytest.raises(DataError, match=line(wanted)):
+            opened(name, path)
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+@pytest.mark.parametrize("array", ["label", "key", "key_end", "end", "crc32c", "payload"])
+def test_a_missing_array(name: str, array: str, tmp_path: Path) -> None:
+    path = write(name, tmp_path / "set")
+    drop(name, path, array)
+    with pytest.raises(DataError, match=line(f"{path}:train is damaged: it has no array '{array}'; convert it again")):
+        opened(name, path)

@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from plans import open_source
-from runs import train
 from stores import CIFAR_NAMES, by_python_2, cifar_batch, make_splits, write_cifar10, write_idx
 
-from effloop.cli.main import main
 from effloop.data.image.header import pnm_pixels, read_header
 from effloop.data.source import Source
 from effloop.data.source.formats.cifar import CifarSource
@@ -95,54 +93,6 @@ def test_the_binary_version(tmp_path: Path) -> None:
     first, second = open_source("cifar", write_cifar10(tmp_path / "a")), open_source("auto", binary(tmp_path / "b"))
     assert (first.classes, first.labels.tolist()) == (second.classes, second.labels.tolist())
     np.testing.assert_array_equal(images(first), images(second))
-
-
-def test_trained_and_converted(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    root = write_cifar10(here / "set")
-    assert train(root, "epochs=1", "batch_size=5") == 0
-    assert "there is no 'val', so 'test' is used" in capsys.readouterr().out
-    assert main(["convert", f"data.root={root}", "to=memmap", "out=packed", "split=train"]) == 0
-    packed = open_source("memmap", here / "packed")
-    np.testing.assert_array_equal(images(packed), images(open_source("cifar", root)))
-
-
-def damaged(change: Callable[[Path], object], root: Path) -> str:
-    change(write_cifar10(root) / "cifar-10-batches-py")
-    with pytest.raises((DataError, ConfigError)) as error:
-        open_source("cifar", root)
-    assert "\n" not in str(error.value)
-    return str(error.value)
-
-
-def changed(**content: Any) -> Callable[[Path], object]:
-    return lambda folder: (folder / "data_batch_3").write_bytes(pickle.dumps({**cifar_batch(3, 6), **content}))
-
-
-REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "missing": (lambda folder: (folder / "data_batch_4").unlink(), "data_batch_4 is missing; unpack the archive again"),
-    "cut": (
-        lambda folder: (folder / "data_batch_3").write_bytes(by_python_2(cifar_batch(3, 6))[:-99]),
-        "is a pickle that is damaged or cut",
-    ),
-    "code": (changed(data=print), "data_batch_3 holds builtins.print, which is never run"),
-    "no dict": (
-        lambda folder: (folder / "data_batch_3").write_bytes(pickle.dumps([1])),
-        "holds a pickle that is no dict",
-    ),
-    "other shape": (changed(data=np.zeros((6, 30), np.uint8)), "data_batch_3 has no array 'data' of (N, 3,072) uint8"),
-    "other dtype": (changed(data=np.zeros((6, 3072))), "data_batch_3 has no array 'data' of (N, 3,072) uint8"),
-    "no labels": (changed(labels=None), "data_batch_3 has no list 'labels' of numbers"),
-    "names as labels": (changed(labels=["a"] * 6), "data_batch_3 has no list 'labels' of numbers"),
-    "few labels": (changed(labels=[1] * 5), "data_batch_3 has 5 labels for 6 images"),
-    "no class": (changed(labels=[7] * 6), "has the label 7, but 3 classes"),
-    "names": (lambda folder: (folder / "batches.meta").write_bytes(pickle.dumps({})), "has no list 'label_names'"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused(name: str, tmp_path: Path) -> None:
-    change, wanted = REFUSED[name]
-    assert wanted in damaged(change, tmp_path / "set")
 
 
 def test_binary_of_another_length(tmp_path: Path) -> None:

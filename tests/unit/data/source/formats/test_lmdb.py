@@ -53,34 +53,6 @@ def refusal(root: Path, **options: Any) -> str:
     return str(error.value)
 
 
-def test_round_trip(root: Path) -> None:
-    source = open_source("lmdb", root)
-    assert read_all(root) == TRAIN
-    assert [source.size(i) for i in range(len(TRAIN))] == [len(data) for _, _, data in TRAIN]
-    assert source.where == f"{root}:train"
-    assert read_bytes(open_source("lmdb", root, "val"), 0) == b"nine"
-    for index in range(len(TRAIN)):
-        source.verify(index)
-    source.verify_index()
-
-
-def test_walking_finds_what_the_index_says(root: Path) -> None:
-    written = open_source("lmdb", root)
-    (root / "train.index").unlink()
-    walked = open_source("lmdb", root)
-    assert read_all(root) == TRAIN
-    assert walked.fingerprint() == written.fingerprint()
-    assert isinstance(walked, LmdbSource)
-    assert walked.about == {"payload": "original"}
-    walked.verify_index()
-
-
-def test_reading_copies_nothing(root: Path) -> None:
-    data = open_source("lmdb", root, checksums=False).read(1)
-    assert isinstance(data, memoryview)
-    assert data.readonly
-
-
 def test_nothing_else_is_written(root: Path) -> None:
     files = {path.relative_to(root).as_posix() for path in root.rglob("*")}
     assert files == {"train", "train/data.mdb", "train.index", "val", "val/data.mdb", "val.index"}
@@ -126,11 +98,6 @@ def test_the_same_bytes_when_written_again(tmp_path: Path) -> None:
     assert (tmp_path / "one/train/data.mdb").stat().st_size > (1 << 24) + 2 * 4096 * 2500  # what was planned
     (tmp_path / "one/train.index").unlink()  # three pages deep: so the branches are walked, too
     assert read_all(tmp_path / "one") == [tuple(record[:3]) for record in Many()]
-
-
-def test_a_label_without_a_class(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=line("k has the label 2; allowed are 0 to 1")):
-        write_records("lmdb", tmp_path / "set", CLASSES, train=[(b"k", 2, b"data")])
 
 
 def test_a_key_that_is_too_long(tmp_path: Path) -> None:
@@ -357,15 +324,6 @@ def test_an_environment_for_a_root(root: Path) -> None:
     )
     assert refusal(root / "train") == wanted
     assert len(open_source("lmdb", root / "train", ".")) == len(TRAIN)
-
-
-def test_unknown_split(root: Path) -> None:
-    with pytest.raises(DataError) as error:
-        open_source("lmdb", root, "test")
-    assert str(error.value) == (
-        f"data.root: '{root}' has no files of the split 'test'; it has train, train.index, val, val.index: "
-        "set data.train_split or data.val_split"
-    )
 
 
 def test_a_file_for_a_root(root: Path) -> None:
