@@ -31,7 +31,6 @@ from effloop.errors import ConfigError, EffLoopError, warn
 from effloop.parallel import OwnSlice, Slice, own_slice
 from effloop.system.hardware import find_device, keep_freed_memory
 from effloop.task import Task, tasks
-from effloop.train.evaluation import ONE_VIEW, Views
 
 
 def build_loader(
@@ -40,7 +39,6 @@ def build_loader(
     *,
     parallel: Slice | None = None,
     classes: Sequence[str] | None = None,
-    views: Views = ONE_VIEW,
     evaluate: bool = False,
 ) -> Loader:
     """The batches of one split, for EffLoop's loop or anybody's.
@@ -56,8 +54,6 @@ def build_loader(
             torch.distributed, torchrun or Slurm have it: of a single process all.
         classes: with `data.allow_missing_classes`, the names that labels count, such as those of a checkpoint; None is
             those of the training split, then others of the validation split.
-        views: for test-time augmentation; with its five crops each batch comes five times in a row, as `Views.outputs`
-            takes them. Not of `train`, unless `evaluate`.
         evaluate: load `train`, too, as `val` is.
 
     Returns:
@@ -74,20 +70,16 @@ def build_loader(
     check_limits(config, parallel, on_host=parallel.device.type == "cpu")
     train, found = split == "train" and not evaluate, resolved(config, parallel)
     source = source_of(found, split, parallel, classes)
-    return loader_for(found, tasks.build(config.task), source, parallel, Use(split, train, views))
+    return loader_for(found, tasks.build(config.task), source, parallel, Use(split, train))
 
 
-def loader_of(config: Config, source: Source, plan: type[Plan] = Plan, views: Views = ONE_VIEW) -> Loader:
+def loader_of(config: Config, source: Source, plan: type[Plan] = Plan) -> Loader:
     """The batches of any source, in order, prepared as a validation split's are, and loaded by threads.
 
     Args:
         config: from `compose`; of `data` only the normalisation is used, and `engine` isn't.
         source: what is loaded.
         plan: the class of the loader's plan.
-        views: as in `build_loader`.
-
-    Raises:
-        ConfigError: the augmentation or the images don't allow the views.
     """
     device = find_device(config.device)
     found = resolved(config)
@@ -98,25 +90,20 @@ def loader_of(config: Config, source: Source, plan: type[Plan] = Plan, views: Vi
         engine=ThreadsConfig(name="threads"),
     )
     made = _plan(found, source, OwnSlice(0, 1, 1, device), train=False, kind=plan)
-    if views.fivecrop:
-        from effloop.data.five_crops import five_crops
-
-        made = five_crops(made)
     return _loader_of(found, tasks.build(config.task), made, device, train=False)
 
 
 @dataclass(frozen=True)
 class Use:
-    """What a split is loaded for: its name, and whether it is trained on, or seen in several views."""
+    """What a split is loaded for: its name, and whether it is trained on."""
 
     split: str
     train: bool
-    views: Views = ONE_VIEW
 
 
 def loader_for(config: Resolved, task: Task, source: Source, parallel: Slice, use: Use) -> Loader:
     """The batches of an opened split, for a use of them; raises as `build_loader`."""
-    train, views = use.train, use.views
+    train = use.train
     plan, device = _plan(config, source, parallel, train=train), parallel.device
     if device.type == "cpu" and plan.augment.has_device_part:
         warn("augment.device=gpu: the model is on the CPU; batches are augmented there, in the training thread")
@@ -128,10 +115,6 @@ def loader_for(config: Resolved, task: Task, source: Source, parallel: Slice, us
     line = check_samples(plan, config.data.check, config.num_workers, most, _verify(config.data))
     if line and not parallel.rank:
         warn(line)
-    if views.fivecrop:
-        from effloop.data.five_crops import five_crops
-
-        plan = five_crops(plan)
     loader = _loader_of(config, task, plan, device, train=train)
     loader.ledger = ledger
     return loader

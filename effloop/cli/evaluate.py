@@ -20,7 +20,7 @@ from effloop.errors import ConfigError, warn
 from effloop.inference.trained import Trained
 from effloop.report.evaluation import EVALUATIONS, Evaluation, cell_text, write_evaluation
 from effloop.task.details import NUM_BINS, Details, Row
-from effloop.train.evaluation import Facts, ViewName, Views
+from effloop.train.evaluation import Facts, View, check_views
 
 _MAX_ROWS, _MAX_MISTAKES = 20, 8
 """Classes, and pairs of them that are confused, on the screen."""
@@ -33,12 +33,12 @@ class EvalOptions(RunOptions):
     Attributes:
         run: the folder of a run, a .ckpt file, or a file by export.
         split: val, train or any other split of the data, e.g. test; its images are never augmented.
-        tta: test-time augmentation: the mean over each image and its mirror image, over five crops, or both.
+        tta: test-time augmentation: the mean over each image and its mirror image.
         out: the folder for tables and pictures; without it RUN/eval/SPLIT, or FILE.eval/SPLIT.
     """
 
     split: str = "val"
-    tta: tuple[ViewName, ...] = ()
+    tta: tuple[View, ...] = ()
     out: Path | None = None
 
 
@@ -49,13 +49,13 @@ def evaluate(options: EvalOptions, overrides: list[str]) -> int:
     Scores of each class, the confusion matrix, calibration and the worst samples are also files, for the run's report.
     """
     trained = Trained.open(options.run, overrides, command="eval")
-    views = Views.of(options.tta)
-    loader = trained.loader(options.split, views)
+    check_views(options.tta, trained.task, trained.config.task.name)
+    loader = trained.loader(options.split)
     if options.out:
         _check_writable(options.out)
     source, facts = loader.plan.source, Facts(trained.task)
     started = time.perf_counter()
-    found = trained.evaluate_views(loader, views, facts)
+    found = trained.evaluate_views(loader, options.tta, facts)
     speed = len(source) / (time.perf_counter() - started)
     print(f"{trained.describe()}, on {loader.describe()}, {speed:,.0f} images/s")
     details, scored = facts.details(source.target_names)
@@ -85,7 +85,7 @@ def _print_scores(options: EvalOptions, trained: Trained, found: Sequence[dict[s
     several = len(found) > 1
     for heading in (*["tta"] * several, "samples", *(meter.name for meter in meters)):
         table.add_column(heading, justify="right")
-    names = ("none", f"{','.join(options.tta)}: {len(Views.of(options.tta))} views")
+    names = ("none", f"{','.join(options.tta)}: 2 views")
     for name, scores in zip(names, found, strict=several):
         values = (meter.text(scores[meter.name]) for meter in meters)
         table.add_row(*[name] * several, f"{samples:,}", *values)

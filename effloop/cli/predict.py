@@ -32,7 +32,7 @@ from effloop.inference.trained import Trained
 from effloop.inference.writers import Columns, MaskFiles, check_writable, overlay_jpeg, rows_of, writing
 from effloop.record.grid import encode
 from effloop.system.progress import Meter as Progress
-from effloop.train.evaluation import ViewName, Views
+from effloop.train.evaluation import View
 
 Batches = Iterator[tuple[NDArray[np.int64], Columns]]
 """Ids of samples, and columns of a table that they are the rows of."""
@@ -128,7 +128,7 @@ class PredictOptions(RunOptions):
     scores: bool = False
     masks: Path | None = None
     overlays: Path | None = None
-    tta: tuple[ViewName, ...] = ()
+    tta: tuple[View, ...] = ()
 
 
 @command("predict", PredictOptions, "outputs/first photos/ out=scores.csv")
@@ -162,7 +162,7 @@ def predict(options: PredictOptions, overrides: list[str]) -> int:
 
 def _predicted(options: PredictOptions, trained: Trained, source: Source) -> tuple[Predictions, Batches]:
     """What is predicted, and the columns of the table, batch by batch; they take what is wrong with samples along."""
-    predictions = Predictions(trained, source, Views.of(options.tta))
+    predictions = Predictions(trained, source, options.tta)
     if trained.task.spatial:
         on_screen = options.out is None
         return predictions, mask_columns(predictions, options.masks, options.overlays, on_screen=on_screen)

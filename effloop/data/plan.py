@@ -43,7 +43,6 @@ class Plan:
         source, decoder, augment: what a sample passes through.
         order: which samples are in which batch.
         seed: of the samples' random numbers.
-        crops: of `five_crops`: `augment` in several places; a batch comes once in each, and a request's epoch is which.
         on_bad: what becomes of a sample that can't be loaded.
         output: what the images of a batch are: pixels, or normalised already.
     """
@@ -53,7 +52,6 @@ class Plan:
     augment: Augment
     order: Order
     seed: int
-    crops: Sequence[Augment] = ()
     on_bad: OnBad = OnBad.fail
     output: Output = field(default_factory=Output)
 
@@ -74,8 +72,7 @@ class Plan:
                 "continue with the batch size and number of ranks that the run had"
             )
         for number in range(first, len(self.order)):
-            turn = number % len(self.crops) if self.crops else epoch
-            yield BatchRequest(turn, *self.order.batch(epoch, number))
+            yield BatchRequest(epoch, *self.order.batch(epoch, number))
 
     @property
     def shape_of_image(self) -> tuple[int, int, int]:
@@ -264,13 +261,12 @@ class Plan:
             DataError: an image is too small for a crop; the message names it.
         """
         sizes, keys = sizes_of(infos), self.keys(epoch, ids)
-        augment = self.crops[epoch % len(self.crops)] if self.crops else self.augment
         try:
-            return Prepared(without_repeats(ids), encoded, infos, augment.draw(keys, sizes))
+            return Prepared(without_repeats(ids), encoded, infos, self.augment.draw(keys, sizes))
         except ConfigError:
             for row, sample in enumerate(without_repeats(ids).tolist()):
                 try:
-                    augment.draw(keys[row : row + 1], sizes[row : row + 1])
+                    self.augment.draw(keys[row : row + 1], sizes[row : row + 1])
                 except ConfigError as error:
                     self._reraise(sample, DataError(f"can't be augmented: {error}"))
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,7 +31,7 @@ from effloop.data.source.files import ImagesInMemory
 from effloop.errors import ConfigError, DataError
 from effloop.inference.trained import Trained
 from effloop.inference.writers import Columns, rows_of
-from effloop.train.evaluation import ONE_VIEW, Views
+from effloop.train.evaluation import View, check_views, outputs_of_views
 
 
 @dataclass(frozen=True)
@@ -84,20 +84,20 @@ class Predictions:
     Args:
         trained: the model.
         source: its samples are predicted in order.
-        views: of each image.
+        views: of each image, beside itself.
 
     Attributes:
         problems: {sample: why it can't be used}; complete after the last batch.
 
     Raises:
-        ConfigError: the task or the images don't allow the views, or masks can't be put into the images' frames.
+        ConfigError: the task can't make one output of several views, or masks can't be put into the images' frames.
     """
 
-    def __init__(self, trained: Trained, source: Source, views: Views = ONE_VIEW) -> None:
-        views.check(trained.task, trained.config.task.name)
+    def __init__(self, trained: Trained, source: Source, views: Collection[View] = ()) -> None:
+        check_views(views, trained.task, trained.config.task.name)
         config = showing_all(trained.config) if trained.task.spatial else trained.config
         self.trained, self.views = trained, views
-        self.loader = loader_of(config, source, SizedPlan if trained.task.spatial else TolerantPlan, views)
+        self.loader = loader_of(config, source, SizedPlan if trained.task.spatial else TolerantPlan)
         assert isinstance(self.loader.plan, TolerantPlan)
         self.problems = self.loader.plan.problems
         self._how = config.augment.eval if isinstance(config.augment, RecipeConfig) else Evaluation.crop
@@ -121,8 +121,9 @@ class Predictions:
         """Ids and (n, K) outputs without the padding, one batch late: reading them waits for the device."""
         before: list[tuple[NDArray[np.int64], Tensor]] = []
         with closing(self.loader):
-            for batch, found in self.views.outputs(self._forward, self.loader.epoch(0)):
-                outputs = self.trained.task.ensemble(found) if len(self.views) > 1 else found[0]
+            for batch in self.loader.epoch(0):
+                found = outputs_of_views(self._forward, batch.images, self.views)
+                outputs = self.trained.task.ensemble(found) if self.views else found[0]
                 filled = min(len(batch), len(self) - int(batch.ids[0]))
                 yield from before
                 before = [(batch.ids[:filled].numpy(), outputs[:filled])]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,7 +36,7 @@ from effloop.record import Metrics
 from effloop.runs.compare import inputs as differing_inputs
 from effloop.system.hardware import find_device, set_reproducible, set_threads
 from effloop.task import Task, tasks
-from effloop.train.evaluation import ONE_VIEW, Collector, Scorer, Views, compare, evaluate, evaluate_views
+from effloop.train.evaluation import Collector, Scorer, View, check_views, compare, evaluate, evaluate_views
 
 
 def config_of(facts: Mapping[str, Any], overrides: Sequence[str], path: Path) -> Config:
@@ -236,19 +236,16 @@ class Trained:
         """The file, and the epoch that its weights are of."""
         return f"{self.path}, epoch {self.facts['progress']['epoch'] - 1}"
 
-    def loader(self, split: str = "val", views: Views = ONE_VIEW) -> Loader:
+    def loader(self, split: str = "val") -> Loader:
         """A split of the data, in order and never augmented: val, train or any other split of it, e.g. test.
 
         Args:
             split: which; `val` is all of other data than the run's that has no splits.
-            views: of each image, for test-time augmentation.
 
         Raises:
-            ConfigError, DataError: it isn't there, or has other classes or targets; the task or the data doesn't
-                allow the views.
+            ConfigError, DataError: it isn't there, or has other classes or targets.
         """
-        views.check(self.task, self.config.task.name)
-        build = partial(build_loader, self.config, classes=list(self.classes), views=views, evaluate=True)
+        build = partial(build_loader, self.config, classes=list(self.classes), evaluate=True)
         loader = self._or_whole(build, split)
         self.task.num_outputs(loader.plan.source)  # refuses targets of another kind
         check_trained_on(self.facts, loader.plan.source)
@@ -309,16 +306,20 @@ class Trained:
             return evaluate(self.model, loader.epoch(0), scorer, self.precision)
 
     def evaluate_views(
-        self, loader: Loader, views: Views, collector: Collector | None = None
+        self, loader: Loader, views: Collection[View], collector: Collector | None = None
     ) -> list[dict[str, float]]:
-        """Like `evaluate`: scores of each image as it is and, second, of several views together.
+        """Like `evaluate`: scores of each image as it is and, second, of it with its views together.
 
         Args:
-            loader: from `loader`, with the same views.
-            views: of each image; of a single one there is no second.
+            loader: from `loader`.
+            views: of each image, beside itself; without any there is no second.
             collector: gets the outputs of all views together, and the targets, too.
+
+        Raises:
+            ConfigError: the task can't make one output of several.
         """
-        if len(views) == 1:
+        check_views(views, self.task, self.config.task.name)
+        if not views:
             return [self.evaluate(loader, collector)]
         with closing(loader):
             return evaluate_views(self.model, loader.epoch(0), self.task, self.precision, views, collector)

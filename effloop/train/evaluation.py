@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -173,82 +173,32 @@ def evaluate(
     return scorer.scores(tune=tune)
 
 
-ViewName = Literal["flip", "fivecrop"]
+View = Literal["flip"]
+"""Test-time augmentation: beside an image the model sees its mirror image."""
 
 
-@dataclass(frozen=True)
-class Views:
-    """Which views of an image the model sees; the first is always the image as without any.
+def check_views(views: Collection[View], task: Task, name: str) -> None:
+    """Refuse a task that can't make one output of several.
 
-    Attributes:
-        flip: every crop and its mirror image.
-        fivecrop: the centre and the four corners, from a loader that was built with these views.
+    Args:
+        views: of an image, beside itself.
+        task: which scores.
+        name: its own, in the registry.
+
+    Raises:
+        ConfigError: it can't.
     """
-
-    flip: bool = False
-    fivecrop: bool = False
-
-    @classmethod
-    def of(cls, names: Iterable[ViewName]) -> Self:
-        """Those that are named."""
-        return cls(**dict.fromkeys(names, True))
-
-    def __len__(self) -> int:
-        """Views of an image."""
-        return (1 + self.flip) * self.num_crops
-
-    @property
-    def num_crops(self) -> int:
-        """Number of consecutive batches of the same samples."""
-        return 5 if self.fivecrop else 1
-
-    def check(self, task: Task, name: str) -> None:
-        """Refuse a task that can't make one output of several.
-
-        Args:
-            task: which scores.
-            name: its own, in the registry.
-
-        Raises:
-            ConfigError: it can't.
-        """
-        if self.fivecrop and task.spatial:
-            raise ConfigError(
-                f"tta: fivecrop shows other pixels, and task={name} scores each; drop it, flip is allowed"
-            )
-        if len(self) > 1 and not task.ensembles:
-            raise ConfigError(f"tta: task={name} has no average of outputs for several views of an image; drop tta")
-
-    def outputs(
-        self, forward: Callable[[Tensor], Tensor], batches: Iterable[Batch]
-    ) -> Iterator[tuple[Batch, list[Tensor]]]:
-        """Each batch of samples, and the outputs for its views: `task.ensemble` makes one of them.
-
-            for batch, outputs in views.outputs(model, build_loader(config, "val", views=views)):
-                task.ensemble(outputs) if len(views) > 1 else outputs[0]
-
-        Args:
-            forward: (N, 3, H, W) images -> (N, K) outputs, or (N, K, H, W).
-            batches: of an epoch.
-
-        Yields:
-            A sample that was left out of one of its views is in no other, either.
-        """
-        found: list[Tensor] = []
-        valid: Tensor | None = None
-        for number, batch in enumerate(batches, 1):
-            valid = batch.valid = batch.valid & valid if found and valid is not None else batch.valid
-            found.append(forward(batch.images))
-            if self.flip:
-                mirrored = forward(batch.images.flip(3))
-                found.append(mirrored.flip(3) if mirrored.ndim == 4 else mirrored)  # those of pixels, back in place
-            if number % self.num_crops == 0:
-                yield batch, found
-                found = []
+    if views and not task.ensembles:
+        raise ConfigError(f"tta: task={name} has no average of outputs for several views of an image; drop tta")
 
 
-ONE_VIEW = Views()
-"""The image as it is."""
+def outputs_of_views(forward: Callable[[Tensor], Tensor], images: Tensor, views: Collection[View]) -> list[Tensor]:
+    """(N, C, H, W) images -> (N, K, ...) outputs for them and their views; `Task.ensemble` makes one of them."""
+    found = [forward(images)]
+    if "flip" in views:
+        mirrored = forward(images.flip(3))
+        found.append(mirrored.flip(3) if mirrored.ndim == 4 else mirrored)  # those of pixels, back in place
+    return found
 
 
 @torch.no_grad()
@@ -257,17 +207,17 @@ def evaluate_views(
     batches: Iterable[Batch],
     task: Task,
     precision: Precision,
-    views: Views,
+    views: Collection[View],
     collector: Collector | None = None,
 ) -> list[dict[str, float]]:
-    """The task's scores of a single process's batches: of the first view alone, and of all views together.
+    """The task's scores of a single process's batches: of the images alone, and of them with all views together.
 
     Args:
         model: (N, 3, S, S) images -> (N, K) outputs.
         batches: of an epoch.
         task: which scores.
         precision: autocast of the forward pass.
-        views: of each image, several.
+        views: of each image, at least one.
         collector: gets the outputs of all views together.
     """
 
@@ -280,7 +230,8 @@ def evaluate_views(
     alone, together = scorers = [
         Scorer(task, Metrics(task.num_sums, precision.device), collector=each) for each in (None, collector)
     ]
-    for batch, outputs in views.outputs(forward, batches):
+    for batch in batches:
+        outputs = outputs_of_views(forward, batch.images, views)
         alone.add(outputs[0], batch)
         together.add(task.ensemble(outputs), batch)
     return [each.scores() for each in scorers]

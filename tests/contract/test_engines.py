@@ -22,7 +22,6 @@ from effloop.cli.main import main
 from effloop.convert.index import build_indexes
 from effloop.data.augment.native.augment import NativeAugment
 from effloop.data.engine import engines
-from effloop.data.five_crops import five_crops
 from effloop.data.plan import Plan
 from effloop.data.source import DataConfig, entropy
 from effloop.data.source.config import Index
@@ -76,17 +75,6 @@ def nothing_left_behind() -> Iterator[None]:
         thread.join(10)
         assert not thread.is_alive(), thread
     assert multiprocessing.active_children() == []
-
-
-@every_engine
-def test_five_crops(name: str, num_workers: int, photos: Path) -> None:
-    """For test-time augmentation: each batch five times, other parts of the images each time."""
-    plan = five_crops(make_plan(open_source("folder", photos, "val"), train=False))
-    with closing(make_engine(name, plan, num_workers)) as engine:
-        assert_same(engine.stream(0), reference(name, plan, 0))
-        own = [batch.images.float() for batch in engine.stream(0)]
-    for one, other in zip(own, inline(plan, 0), strict=True):
-        assert (one - other.images).abs().mean() < 2
 
 
 @pytest.mark.parametrize("name", engines.names())

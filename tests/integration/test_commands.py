@@ -9,7 +9,6 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -28,7 +27,6 @@ from effloop.inference.trained import Trained
 from effloop.optim import optimizers, schedules
 from effloop.parallel import parallels
 from effloop.precision import precisions
-from effloop.train.evaluation import Views
 
 commands = {name: command_named(name) for name in MODULES}
 
@@ -244,7 +242,7 @@ class TestEval:
             ("seed=1,2", "seed=1,2: several values are a sweep"),
             ("image_size=8", "set 16 or more"),
             ("model.num_classes=4", "4, but the data has 3; set model.num_classes=3"),
-            ("tta=fliip", "tta: 'fliip' is not allowed; set flip, fivecrop"),
+            ("tta=fliip", "tta: 'fliip' is not allowed; set flip"),
         ],
     )
     def test_refusals(self, finished: Path, override: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -255,20 +253,19 @@ class TestEval:
 
     def test_views(self, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """Of the image alone, and of several views of it: their mean, computed here."""
-        assert main(["eval", str(finished), "tta=flip,fivecrop"]) == 0
+        assert main(["eval", str(finished), "tta=flip"]) == 0
         rows = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if "│" in line]
         labels, losses = ([row[column].strip() for row in rows] for column in (0, -1))
-        assert labels == ["none", "flip,fivecrop: 10 views"]
+        assert labels == ["none", "flip: 2 views"]
         trained = Trained.from_checkpoint(finished)
         summary = json.loads((finished / "summary.json").read_text())
         assert losses[0] == f"{summary['best']['loss']:.4f}"
-        shares: Any = 0
-        crops = list(trained.loader(views=Views(fivecrop=True)).epoch(0))
-        targets = torch.cat([batch.targets[batch.valid] for batch in crops[::5]])
-        for crop in range(5):
-            images = torch.cat([batch.images[batch.valid] for batch in crops[crop::5]])
-            with torch.no_grad():
-                shares += (trained.model(images).softmax(1) + trained.model(images.flip(3)).softmax(1)) / 10
+        found = list(trained.loader().epoch(0))
+        targets, images = (
+            torch.cat([getattr(each, name)[each.valid] for each in found]) for name in ("targets", "images")
+        )
+        with torch.no_grad():
+            shares = (trained.model(images).softmax(1) + trained.model(images.flip(3)).softmax(1)) / 2
         assert losses[1] == f"{float(F.nll_loss(shares.log(), targets)):.4f}"
 
     def test_leaves_the_run_as_it_was(self, finished: Path, here: Path) -> None:

@@ -218,22 +218,21 @@ class TestLoad:
         assert str(error.value).startswith(line)
 
 
-@pytest.mark.parametrize("tta", ["flip", "fivecrop", "flip,fivecrop"])
 def test_the_same_top1_as_eval_with_several_views(
-    tta: str, finished: Path, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]
+    finished: Path, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(photos / "val", "new")
     bad_files(here / "new" / "b")
-    assert main(["eval", str(finished), f"tta={tta}"]) == 0
+    assert main(["eval", str(finished), "tta=flip"]) == 0
     (row,) = [line for line in capsys.readouterr().out.splitlines() if "views" in line]
-    assert main(["predict", str(finished), "new", "out=scores.csv", "scores=true", f"tta={tta}"]) == 0
+    assert main(["predict", str(finished), "new", "out=scores.csv", "scores=true", "tta=flip"]) == 0
     rows = [each for each in table(here / "scores.csv") if not each["error"]]
     classes = [Path(each["path"]).parent.name for each in rows]
     right = sum(name == each["class"] for name, each in zip(classes, rows, strict=True))
     loss = -np.log([float(each[f"p_{name}"]) for name, each in zip(classes, rows, strict=True)]).mean()
     assert f"{right / 13:.2%}" in row
     assert f"{loss:.4f}" in row
-    assert main(["predict", str(finished), "new", f"tta={tta},{tta}"]) == 2
+    assert main(["predict", str(finished), "new", "tta=flip,flip"]) == 2
 
 
 def test_a_table_without_targets(finished: Path, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:

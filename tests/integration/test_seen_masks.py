@@ -168,7 +168,6 @@ def test_predict_says_the_largest_classes(run: Path, root: Path, capsys: pytest.
     [
         (["top=3"], "top: 3, but task=segmentation ranks no classes"),
         (["scores=true"], "scores: of task=segmentation the table has each class's share; leave scores out"),
-        (["tta=fivecrop"], "tta: fivecrop"),
         (["masks=in"], "masks: 'in/a.png' would take the place of a file of the data; set masks to another folder"),
         (["masks=in/a.png"], "masks: 'in/a.png' can't be written: File exists; set masks=FOLDER"),
         (["overlays=/proc/x"], "overlays: '/proc/x' can't be written"),

@@ -88,8 +88,6 @@ def test_a_run_its_file_and_its_picture(photos: Path, here: Path, capsys: pytest
     capsys.readouterr()
     assert main(["eval", "outputs/run/model.onnx", "image_size=[40,24]"]) == 2
     assert "image_size: 40x24, but the exported file takes 24x40" in capsys.readouterr().err
-    assert main(["eval", "outputs/run", "tta=fivecrop"]) == 2
-    assert "augment.eval=letterbox takes all of it" in capsys.readouterr().err
 
 
 def test_a_model_of_square_images_says_so() -> None:

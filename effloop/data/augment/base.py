@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
@@ -217,19 +216,6 @@ class Augment(ABC):
         """
         raise ConfigError(
             f"augment: {type(self).__name__} can't be applied to masks; set augment=segmentation, or another of native"
-        )
-
-    def five_crops(self) -> Sequence[Augment]:
-        """For evaluation: this augmentation with its crop in the centre, and in each of the image's four corners.
-
-        Only what they draw differs; `apply` and everything else is the same.
-
-        Raises:
-            ConfigError: it has no crop that could be elsewhere.
-        """
-        raise ConfigError(
-            f"tta: fivecrop needs a crop for evaluation that can be in the corners, and {type(self).__name__} of "
-            "augment has none; drop fivecrop"
         )
 
     def check(self, sizes: NDArray[np.int64]) -> None:  # noqa: B027  most accept any image

@@ -14,7 +14,7 @@ from effloop.errors import ConfigError
 from effloop.precision import Precision
 from effloop.task.classification import Classification, ClassificationConfig
 from effloop.train import evaluation
-from effloop.train.evaluation import ONE_VIEW, Collector, Views, evaluate_views
+from effloop.train.evaluation import Collector, check_views, evaluate_views
 
 
 def batch(ids: list[int], filled: int) -> Batch:
@@ -76,7 +76,7 @@ def by_hand(views: Sequence[Tensor], targets: Tensor) -> dict[str, float]:
 
 def test_flip() -> None:
     batches = [batch_views(1), batch_views(2, valid=4)]
-    alone, both = evaluate_views(model(), batches, TASK, Precision(CPU), Views(flip=True))
+    alone, both = evaluate_views(model(), batches, TASK, Precision(CPU), ["flip"])
     images = torch.cat([batches[0].images, batches[1].images[:4]])
     targets = torch.cat([batches[0].targets, batches[1].targets[:4]])
     assert alone == pytest.approx(by_hand([images], targets), rel=1e-5)
@@ -85,24 +85,11 @@ def test_flip() -> None:
     assert both["loss"] != pytest.approx(alone["loss"], rel=1e-2)
 
 
-@pytest.mark.parametrize("flip", [False, True])
-def test_five_crops_are_batches_in_a_row(flip: bool) -> None:
-    """Two batches of samples, five crops each."""
-    crops = [[batch_views(10 * group + crop) for crop in range(5)] for group in range(2)]
-    views = Views(flip=flip, fivecrop=True)
-    found = list(views.outputs(lambda images: images.mean((1, 2)), [each for group in crops for each in group]))
-    assert [len(outputs) for _, outputs in found] == [len(views)] * 2 == [10 if flip else 5] * 2
-    _, together = evaluate_views(model(), [each for group in crops for each in group], TASK, Precision(CPU), views)
-    images = [torch.cat([group[crop].images for group in crops]) for crop in range(5)]
-    images += [each.flip(3) for each in images] if flip else []
-    assert together == pytest.approx(by_hand(images, torch.cat([crops[0][0].targets, crops[1][0].targets])), rel=1e-5)
-
-
 def test_a_task_without_an_average_is_refused() -> None:
     class Other(Classification):
         ensembles = False
 
     other = Other(ClassificationConfig("other"))
     with pytest.raises(ConfigError, match=r"^tta: task=other has no average .*; drop tta$"):
-        Views(flip=True).check(other, "other")
-    ONE_VIEW.check(other, "other")
+        check_views(["flip"], other, "other")
+    check_views([], other, "other")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -17,7 +16,6 @@ from effloop.data.augment import recipe
 from effloop.data.augment.base import Augment, Device, Draws, Evaluation, FastPath, RecipeConfig, augments
 from effloop.data.augment.framing import Image, Sizes, clip_boxes, crop_and_flip_batch, write_crop
 from effloop.data.augment.native.crops import (
-    FIVE_PLACES,
     CenterCropResize,
     Letterbox,
     RandomHorizontalFlip,
@@ -159,22 +157,6 @@ class NativeAugment(Augment):
             else:
                 images = batch_to_grey(op.apply_batch(batch_to_rgb(images), found))
         return images, masks
-
-    def five_crops(self) -> Sequence[Augment]:
-        crop = self.first
-        if self.config.eval is not Evaluation.crop:
-            raise ConfigError(
-                f"tta: fivecrop takes parts of an image, and augment.eval={self.config.eval.value} takes all of it; "
-                "set augment.eval=crop, or drop fivecrop"
-            )
-        if not isinstance(crop, CenterCropResize):  # a training's
-            return super().five_crops()
-        found = []
-        for place in FIVE_PLACES:
-            placed = copy.copy(self)
-            placed.host = [replace(self.host[0], op=CenterCropResize(self.size, crop.share, place))]
-            found.append(placed)
-        return found
 
     def check(self, sizes: Sizes) -> None:
         recipe.check_output_sizes(_sizes_after(self.host, sizes), self.size)

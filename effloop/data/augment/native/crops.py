@@ -154,27 +154,21 @@ class WholeImage(CropOperation):
 PADDING = 114
 """Level of the bars beside a letterboxed image: ImageNet's mean is (124, 116, 104)."""
 
-CENTER = (0.5, 0.5)
-FIVE_PLACES = (CENTER, (0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0))
-"""Of a square in an image, down and across: the centre, the four corners."""
-
 
 class CenterCropResize(CropOperation):
-    """For evaluation: a centre crop of the output's shape, resized; or one elsewhere.
+    """For evaluation: a centre crop of the output's shape, resized.
 
     Args:
         size: height and width of the output.
         share: of the largest such box in the image.
-        place: of the box in the image, down and across: 0 is top or left, 1 bottom or right.
     """
 
-    def __init__(self, size: tuple[int, int], share: float, place: tuple[float, float] = CENTER) -> None:
+    def __init__(self, size: tuple[int, int], share: float) -> None:
         self.target = size
         self.share = share
-        self.place = place
 
     def boxes(self, keys: Keys, sizes: Sizes) -> NDArray[np.int64]:
-        return shaped_boxes(sizes, self.target, self.share, self.place)
+        return shaped_boxes(sizes, self.target, self.share)
 
 
 class PlacedCrop(CropOperation):
@@ -279,10 +273,8 @@ def _functions() -> tuple[Callable[..., None], Callable[..., None]]:
     return draw, choose
 
 
-def shaped_boxes(
-    sizes: NDArray[np.int64], size: tuple[int, int], share: float, place: tuple[float, float] = CENTER
-) -> NDArray[np.int64]:
-    """Boxes of an output's shape: `share` of the largest that fits into an image, in the centre or another place.
+def shaped_boxes(sizes: NDArray[np.int64], size: tuple[int, int], share: float) -> NDArray[np.int64]:
+    """Boxes of an output's shape: `share` of the largest that fits into an image, in the centre.
 
     Of a square output that is a square whose side is `share` of the shorter side. Cropping, then resizing equals
     resizing the image until the largest box has `size / share`, then cropping the centre, up to rounding, and only that
@@ -292,7 +284,6 @@ def shaped_boxes(
         sizes: (N, 2) of the images.
         size: height and width of the output; only their ratio counts.
         share: above 0, at most 1.
-        place: down and across: 0 is top or left, 1 bottom or right.
 
     Returns:
         (N, 4) top, left, height, width.
@@ -300,7 +291,7 @@ def shaped_boxes(
     shape = np.array(size) // math.gcd(*size)  # [1, 1] for a square, which is exact
     largest = (sizes / shape).min(axis=1)[:, None]
     sides = np.maximum(np.rint(largest * share * shape), 1).astype(np.int64)
-    corner = ((sizes - sides) * place).astype(np.int64)
+    corner = ((sizes - sides) * 0.5).astype(np.int64)
     return np.concatenate([corner, sides], axis=1)
 
 
