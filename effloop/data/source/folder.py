@@ -12,7 +12,6 @@ from typing import Any
 from effloop.data.image import header
 from effloop.data.source.base import NoSplitError, printable, sources
 from effloop.data.source.config import DataConfig
-from effloop.data.source.masks import find_layout
 from effloop.data.source.root import root_folder
 from effloop.data.source.storage.columns import ColumnFile
 from effloop.data.source.storage.image_files import SOUGHT, entries, folders, images_in, is_folder, size_of
@@ -43,7 +42,7 @@ class FolderSource(LooseSource):
         folder = root / split
         if not folder.is_dir():
             raise NoSplitError(f"data.root: '{config.root}' has no folder '{split}'; {_listing(root, split, config)}")
-        if find_layout(root, split) is not None:
+        if _has_masks(root, split):
             raise ConfigError(
                 f"data.root: '{config.root}' has images with masks, whose folders are no classes; set data=masks"
             )
@@ -61,6 +60,14 @@ class FolderSource(LooseSource):
     @classmethod
     def claims(cls, root: Path) -> bool:
         return root.is_dir()
+
+
+def _has_masks(root: Path, split: str) -> bool:
+    if not any((root / each).is_dir() for each in ("images", "ImageSets", "leftImg8bit", f"{split}/masks")):
+        return False
+    from effloop.data.source.masks import find_layout  # a default run doesn't need it
+
+    return find_layout(root, split) is not None
 
 
 def _listing(root: Path, split: str, config: DataConfig) -> str:
