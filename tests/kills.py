@@ -55,8 +55,8 @@ def same(one: Path, other: Path) -> bool:
 
 
 def chunks(work: Path) -> int:
-    """How many chunks of images are in the spool."""
-    return len(list(work.glob("spool/*/*/*.chunk")))
+    """How many chunks of re-encoded images there are."""
+    return len(list(work.glob("chunks/*/*/*.chunk")))
 
 
 def check(photos: Path, out: Path, to: str, wanted: Path, *, when: Callable[[Path], bool]) -> bool:

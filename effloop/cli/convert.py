@@ -9,7 +9,7 @@ from effloop.cli.command import command
 from effloop.cli.splits import open_splits
 from effloop.convert.convert import convert
 from effloop.convert.options import ConvertOptions
-from effloop.convert.upload import uploads_of
+from effloop.convert.work import WorkFolder
 from effloop.data.decode import decoders
 from effloop.data.source.root import download_folder
 from effloop.data.source.view import shuffled
@@ -24,11 +24,10 @@ def convert_data(options: ConvertOptions, overrides: list[str]) -> int:
     complete.
     """
     config = configs.compose(overrides)
-    uploads = uploads_of(options, download_folder(config.data))
+    work = WorkFolder([*options.outputs], download_folder(config.data))
+    work.check_absent()
     opened = open_splits(config, options.splits)
     if options.shuffle:
         opened["train"] = shuffled(opened["train"], config.seed)
-    if uploads and options.to == "folder":
-        uploads.check_count(sum(map(len, opened.values())))
-    convert(options, opened, decoders.build(config.decode), num_workers(config), effloop.__version__, uploads)
+    convert(options, opened, decoders.build(config.decode), num_workers(config), effloop.__version__, work)
     return 0

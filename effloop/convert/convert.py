@@ -5,35 +5,36 @@ from __future__ import annotations
 import shlex
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from effloop.convert.disk import check_free, is_disk_full, size, tree_size, unwritable
 from effloop.convert.entropy import compared_line
-from effloop.convert.inspect import Inspector
 from effloop.convert.options import ConvertOptions
-from effloop.convert.readback import compare
-from effloop.convert.records import FirstOfEachClass, Originals, Recoded, mean_size
-from effloop.convert.reencode import Recode
-from effloop.convert.upload import UploadFolder, Uploads
-from effloop.convert.workfolder import WorkFolder
+from effloop.convert.records import Chunks, Inspector, SplitRecords, first_of_each_class
+from effloop.convert.reencode import Recipe, Recode
+from effloop.convert.work import WorkFolder, is_disk_full, size, tree_size
 from effloop.data.decode import Decoder
 from effloop.data.image.entropy import VERSION
 from effloop.data.remote.location import Url
+from effloop.data.remote.store import MOST_FILES
+from effloop.data.source import Kind, sources
 from effloop.data.source.base import Source
 from effloop.data.source.splits import check_same_classes
 from effloop.data.source.storage.targets import Targets
-from effloop.data.source.storage.writing import Dataset, Records, writers
+from effloop.data.source.storage.writing import Dataset, writers
 from effloop.errors import PROGRAM, ConfigError, DataError, EffLoopError, InterruptedRunError
 from effloop.system.progress import Meter, duration
 
+READ_BY = {"zarr2": "zarr", "n5": "zarr"}
+"""`convert to=NAME` -> `data=NAME`, where they differ."""
 _PIXEL_PACKAGES = ("torch", "pillow", "simplejpeg", "opencv-python", "opencv-python-headless")
 """Packages whose versions may change the bytes of a re-encoded image."""
 _SAMPLED = 64  # images that are re-encoded to estimate the size of all
@@ -45,16 +46,15 @@ def convert(
     decoder: Decoder,
     threads: int,
     version: str,
-    uploads: Uploads | None = None,
+    work: WorkFolder | None = None,
 ) -> None:
     """Write the datasets, show the progress, and print a table of the results.
 
-    The output is atomic, and nothing is ever overwritten. Unfinished work is kept in a hidden
-    folder beside it, `.NAME.partial`. If the process is killed or interrupted, the same command continues:
-    images that were re-encoded are kept there, 256 in a file, and not encoded again; writing them into the
-    format, or copying originals, starts again. The result is the same to the byte, killed or not. If the disk
-    is full, everything is removed. If the data was changed, moved or replaced meanwhile, the work starts
-    from scratch; in a folder of images, one that was overwritten in place is not noticed.
+    The output is atomic, and nothing is ever overwritten. If the process is killed or interrupted, the same command
+    continues: images that were re-encoded are kept in a `WorkFolder`, and not encoded again; writing them into the
+    format, or copying originals, starts again. The result is the same to the byte, killed or not. If the disk is full,
+    everything is removed. If the data was changed, moved or replaced meanwhile, the work starts from scratch; in a
+    folder of images, one that was overwritten in place is not noticed.
 
     Every image's header and end are looked at, and nothing is published if one is bad; `options.skip_bad` leaves
     such images out. The source's index is compared with its checksum first, and what was written is read back: its
@@ -66,7 +66,7 @@ def convert(
         decoder: decodes the images.
         threads: how many re-encode images; 0 means one.
         version: of EffLoop; the work of another version is not continued.
-        uploads: of outputs that are URLs: they are written to a folder here, read back, and then uploaded.
+        work: of the options' outputs; None makes it beside them.
 
     Raises:
         ConfigError: an output is there already or being written, or the disk can't take it.
@@ -77,13 +77,19 @@ def convert(
     if len(splits) > 1:
         check_same_classes(splits["train"], splits["val"])
     recodes = {out: Recode(recipe, decoder) if recipe else None for out, recipe in options.outputs.items()}
+    work = work or WorkFolder([*recodes])
+    files = sum(map(len, splits.values()))
+    if options.to == "folder" and files > MOST_FILES and any(isinstance(out, Url) for out in recodes):
+        raise ConfigError(
+            f"to: a folder of {files:,} files can't be read behind a URL, which may have {MOST_FILES:,}; set to=tar"
+        )
     if options.skip_bad:
-        _work_folder(options, uploads, {}, splits).check_absent()
+        work.check_absent()
         with Meter() as meter:
             splits = Inspector(splits, decoder, threads, meter, whole=any(recodes.values())).sound()
     job = _job(options, splits, decoder, version)
-    with _work_folder(options, uploads, job, splits) as work:
-        conversion = _Conversion(options, splits, decoder, threads, work)
+    with work.held(job, {**job, "splits": [source.fingerprint() for source in splits.values()]}):
+        conversion = _Conversion(options, splits, decoder, max(1, threads), work)
         with conversion.cleaning_up():
             with Meter() as conversion.meter:
                 conversion.check_sources(recoding=any(recodes.values()))
@@ -92,14 +98,6 @@ def convert(
     for out, num_bytes in results.items():
         _show(out, splits, num_bytes)
     print(conversion.summary())
-
-
-def _work_folder(
-    options: ConvertOptions, uploads: Uploads | None, job: Mapping[str, Any], splits: Mapping[str, Source]
-) -> WorkFolder:
-    if uploads is None:
-        return WorkFolder([*options.outputs], job)
-    return UploadFolder(uploads, job, {**job, "splits": [source.fingerprint() for source in splits.values()]})
 
 
 def _job(options: ConvertOptions, splits: Mapping[str, Source], decoder: Decoder, version: str) -> dict[str, Any]:
@@ -135,7 +133,7 @@ class _Conversion:
         self._started = time.monotonic()
         self._needed = self._recoded = 0
         self._recoding_s = 0.0
-        self._records: dict[str, Originals] = {}
+        self._records: dict[str, SplitRecords] = {}
         self._compared = self._refused = 0
 
     def check_sources(self, *, recoding: bool) -> None:
@@ -157,77 +155,96 @@ class _Conversion:
         """Write one output, short of publishing it; returns the bytes of each split's images."""
         if self.work.is_finished(out):
             return self.work.noted(out)
-        about = recode.recipe.about() if recode else _about(self.splits)
         if recode:
-            self._recode(out, recode, about)
+            self._records = self._recode(out, recode)
         else:
-            reader = None if self.options.skip_bad else self._inspector.read
-            self._records = {name: Originals(source, self.meter, name, reader) for name, source in self.splits.items()}
-        for records in self._records.values():
-            records.indexing = max(1, self.threads) if self.options.writes_indexes else 0
-            records.masking, records.max_side = max(1, self.threads), recode.recipe.max_side if recode else None
-            records.size_of = self.decoder.size
+            read = None if self.options.skip_bad else self._inspector.read
+            self._records = {name: self._split(name, image=read and partial(read, name)) for name in self.splits}
         num_bytes = {name: records.num_bytes for name, records in self._records.items()}
         self._needed = sum(num_bytes.values())
-        check_free(self.work.path, self._needed, str(out), room=self.work.room)
-        self._write(out, self._dataset(self._records, about))
+        self.work.check_free(self._needed, str(out))
+        self._write(out, self._records, recode and recode.recipe)
         self._compared += sum(records.compared for records in self._records.values())
         self._refused += sum(records.refused for records in self._records.values())
         self._read_back(out, copied=recode is None)
         self.work.finish(out, num_bytes)
-        shutil.rmtree(self._spool(out), ignore_errors=True)
+        for name in self.splits:
+            shutil.rmtree(self.work.chunks(out, name), ignore_errors=True)
         return num_bytes
 
-    def _recode(self, out: Path | Url, recode: Recode, about: Mapping[str, Any]) -> None:
+    def _split(self, name: str, **options: Any) -> SplitRecords:
+        common = {"threads": self.threads, "size_of": self.decoder.size, "indexes": self.options.writes_indexes}
+        return SplitRecords(self.splits[name], self.meter, name, **{**common, **options})
+
+    def _recode(self, out: Path | Url, recode: Recode) -> dict[str, SplitRecords]:
         """Re-encode all images, or those that an earlier run of this job has not."""
-        spool = self._spool(out)
         # Fails early where a package is missing or the file system doesn't suit the format.
-        firsts = {name: FirstOfEachClass(source, self.decoder.size) for name, source in self.splits.items()}
-        self._write(out, self._dataset(firsts, about))
-        self.work.discard()
-        self._needed = 2 * self._estimate(recode)  # in the spool, and in the output
-        there = tree_size(spool)
-        check_free(self.work.path, self._needed, f"{out} with its temporary files", there, self.work.room)
-        recoded = {
-            name: Recoded(source, self.meter, name, spool / name, recode) for name, source in self.splits.items()
+        firsts = {
+            name: self._split(name, ids=first_of_each_class(source), indexes=False)
+            for name, source in self.splits.items()
         }
-        self._records = {**recoded}
+        self._write(out, firsts, recode.recipe)
+        self.work.discard()
+        chunks = {name: Chunks(source, self.work.chunks(out, name), recode) for name, source in self.splits.items()}
+        # As chunks, and in the output.
+        self._needed = 2 * int(sum(each.estimate(_SAMPLED, self.threads) for each in chunks.values()))
+        there = sum(tree_size(each.folder) for each in chunks.values())
+        self.work.check_free(self._needed, f"{out} with its temporary files", there)
         started = time.monotonic()
-        for records in recoded.values():
-            self._recoded += records.encode(self.threads)
+        for name, each in chunks.items():
+            self._recoded += each.write(self.threads, self.meter, name)
         self._recoding_s += time.monotonic() - started
+        return {
+            name: self._split(
+                name, image=each.image, num_bytes=each.num_bytes, copies=False, max_side=recode.recipe.max_side
+            )
+            for name, each in chunks.items()
+        }
 
-    def _read_back(self, out: Path | Url, copied: bool) -> None:
-        """Open what was written, and compare it with what went in."""
-        written = self.work.path / "writing" / out.name
-        for name, records in self._records.items():
-            wanted = records.fingerprint()
-            if copied and wanted != self.splits[name].fingerprint():
-                raise DataError(
-                    f"{self.splits[name].where} has changed while it was read, or its keys, labels or sizes don't "
-                    "match its fingerprint; convert again"
-                )
-            scans = self.work.path / "scans"
-            compare(self.options.to, written, name, wanted, scans, Targets.of(self.splits[name]))
-
-    def _write(self, out: Path | Url, dataset: Dataset) -> None:
+    def _write(self, out: Path | Url, records: Mapping[str, SplitRecords], recipe: Recipe | None) -> None:
+        first = next(iter(self.splits.values()))
+        about = recipe.about() if recipe else _about([*self.splits.values()])
+        dataset = Dataset(first.classes, records, about, Targets.of(first))
         writers[self.options.to](self.work.writing(out), dataset, self.options.shard_bytes)
 
-    def _dataset(self, records: Mapping[str, Records], about: Mapping[str, Any]) -> Dataset:
-        first = next(iter(self.splits.values()))
-        return Dataset(first.classes, records, about, Targets.of(first))
+    def _read_back(self, out: Path | Url, copied: bool) -> None:
+        """Open what was written as training will open it, and compare it with what went in.
 
-    def _spool(self, out: Path | Url) -> Path:
-        return self.work.path / "spool" / out.name
-
-    def _estimate(self, recode: Recode) -> int:
-        """Bytes of all images when re-encoded, extrapolated from a few of each split."""
-        total = 0.0
-        for source in self.splits.values():
-            count = len(source)
-            ids = np.unique(np.linspace(0, count - 1, min(_SAMPLED, count)).astype(np.int64)).tolist()
-            total += count * mean_size(source, ids, recode, self.threads)
-        return int(total)
+        Raises:
+            DataError: it can't be opened, or they differ.
+        """
+        written, to = self.work.written(out), self.options.to
+        for split, source in self.splits.items():
+            wanted = self._records[split].fingerprint()
+            if copied and wanted != source.fingerprint():
+                raise DataError(
+                    f"{source.where} has changed while it was read, or its keys, labels or sizes don't match its "
+                    "fingerprint; convert again"
+                )
+            targets, name = Targets.of(source), READ_BY.get(to, to)
+            if to == "folder" and targets:
+                name = "masks" if targets.kind is Kind.masks else "csv"
+            if name not in sources:  # a plugin's format, which it doesn't read
+                continue
+            of, root = sources[name].config, {"root": str(written)}
+            if "index_dir" in {field.name for field in fields(of)}:
+                root["index_dir"] = str(self.work.path / "scans")
+            try:
+                opened = sources.build(of(name=name, **root), split)
+            except DataError as error:
+                raise DataError(f"out: what was written can't be opened: {error}") from error
+            found = opened.fingerprint()
+            if Targets.of(opened) != targets:
+                raise DataError(
+                    f"out: what was written as {to} reads back with other targets, split '{split}'; convert again"
+                )
+            # In a folder, keys that can't be paths have become numbers.
+            keys = ("samples", "bytes") if to == "folder" else ("samples", "bytes", "sha256")
+            if differ := [f"{key} {found[key]}, should be {wanted[key]}" for key in keys if found[key] != wanted[key]]:
+                raise DataError(
+                    f"out: what was written as {to} reads back differently, split '{split}': {'; '.join(differ)}; "
+                    "convert again"
+                )
 
     @contextmanager
     def cleaning_up(self) -> Iterator[None]:
@@ -235,34 +252,29 @@ class _Conversion:
         try:
             yield
         except KeyboardInterrupt:
-            kept = self._keep()
-            again = "continues from there" if kept else "starts again"
+            again = "continues from there" if self._keep() else "starts again"
             raise InterruptedRunError(f"interrupted; running the same command again {again}") from None
         except Exception as error:
-            if not self.work.complete and is_disk_full(error, self.work.path):  # of a server's we would be told as well
-                wrote = size(self._wrote())
+            if not self.work.complete and is_disk_full(error, self.work.path):  # of a server's the error itself tells
+                wrote = tree_size(self.work.path / "chunks") + sum(each.bytes_taken for each in self._records.values())
                 self.work.remove()
                 raise ConfigError(
-                    f"out: the disk of {self.work.path.parent} is full after {wrote}; {size(self._needed)} of images "
-                    "are needed, and what the format adds; make room or set "
-                    f"{self.work.room}"
+                    f"out: the disk of {self.work.path.parent} is full after {size(wrote)}; {size(self._needed)} of "
+                    f"images are needed, and what the format adds; make room or set {self.work.room}"
                 ) from error
             self._keep()
             if isinstance(error, OSError) and not isinstance(error, EffLoopError):
-                raise unwritable(self.work.path, error, self.work.room) from error
+                raise self.work.unwritable(error) from error
             raise
 
     def _keep(self) -> bool:
         """Remove what the next run can't use; returns whether anything is left."""
         self.work.discard()
-        if not self.work.is_finished_any and not any((self.work.path / "spool").glob("*/*/*.chunk")):
-            self.work.remove()
-            return False
-        return True
-
-    def _wrote(self) -> int:
-        """Bytes of images that have been written so far."""
-        return tree_size(self.work.path / "spool") + sum(records.bytes_taken for records in self._records.values())
+        chunks = (self.work.path / "chunks").glob("*/*/*.chunk")
+        if any(map(self.work.is_finished, self.work.outs)) or any(chunks):
+            return True
+        self.work.remove()
+        return False
 
     def summary(self) -> str:
         """`took 2 s; 1,856 images re-encoded, 1,203 images/s (threads: 2)`."""
@@ -270,24 +282,21 @@ class _Conversion:
         if self._compared:
             line = f"entropy indexes: {compared_line(self._compared, self._refused)}\n{line}"
         if not any(self.options.outputs.values()):
-            out = next(iter(self.options.outputs))
-            verify = f"{PROGRAM} verify {shlex.quote(f'data.root={out}')}"
+            verify = f"{PROGRAM} verify {shlex.quote(f'data.root={self.work.outs[0]}')}"
             return f"{line}; headers and ends are checked, nothing is decoded: {verify} checks every pixel"
         if not self._recoded:
             return line
         speed = self._recoded / self._recoding_s
-        return f"{line}; {self._recoded:,} images re-encoded, {speed:,.0f} images/s (threads: {max(1, self.threads)})"
+        return f"{line}; {self._recoded:,} images re-encoded, {speed:,.0f} images/s (threads: {self.threads})"
 
 
-def _about(splits: Mapping[str, Source]) -> Mapping[str, Any]:
-    """The metadata of a copy: how its images were encoded, as the original says."""
-    abouts = [source.about or {"payload": "original"} for source in splits.values()]
-    first: Mapping[str, Any] = abouts[0]
-    return first if all(about == first for about in abouts) else {"payload": "original"}
+def _about(splits: Sequence[Source]) -> Mapping[str, Any]:
+    """The metadata of a copy: how its images were encoded, as the originals have it."""
+    first, *others = (source.about or {"payload": "original"} for source in splits)
+    return first if all(about == first for about in others) else {"payload": "original"}
 
 
 def _show(out: Path | Url, splits: Mapping[str, Source], num_bytes: Mapping[str, int]) -> None:
-    """Print a table of one output."""
     table = Table()
     for heading in ("split", "images", "before", "after", "ratio", "mean before", "mean after"):
         table.add_column(heading, justify="left" if heading == "split" else "right")

@@ -1,10 +1,9 @@
-"""Entropy indexes compared with what they are for: a crop decoded with one has the pixels of the whole image."""
+"""Entropy indexes, compared with what they are for: a crop decoded with one has the pixels of the whole image."""
 
 from __future__ import annotations
 
 import functools
 import zlib
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,33 +19,20 @@ EVERY = 16
 1.6 where all are compared."""
 
 
-@dataclass(frozen=True)
-class Built:
-    """An index, and whether it was compared.
-
-    Attributes:
-        index: None if the image can't have one, or was refused one.
-        compared: whether a crop was.
-        refused: whether it had other pixels than the whole image.
-    """
-
-    index: bytes | None
-    compared: bool = False
-    refused: bool = False
-
-
-def build_compared(data: Encoded, number: int) -> Built:
+def build_compared(data: Encoded, number: int) -> tuple[bytes | None, bool | None]:
     """Build the index of an image, and compare it if the image's number is a multiple of `EVERY`.
 
     Args:
         data: any file.
         number: of the image in its split; chooses, so that the same files get the same indexes in every run.
+
+    Returns:
+        The index, or None if the image can't have one or it gives other pixels; and whether it does, None if it wasn't
+        compared.
     """
     index = build_index(data)
-    if index is None or number % EVERY:
-        return Built(index)
-    differs = crop_differs(data, index)
-    return Built(None if differs else index, differs is not None, bool(differs))
+    differs = None if index is None or number % EVERY else crop_differs(data, index)
+    return None if differs else index, differs
 
 
 def crop_differs(data: Encoded, index: Encoded) -> bool | None:
@@ -82,9 +68,9 @@ def differs_from(whole: NDArray[np.uint8], decoder: Decoder, data: Encoded, inde
 
 
 def compared_line(compared: int, refused: int) -> str:
-    """What building has to say of its comparisons; `refused` of the `compared` are left without an index."""
+    """How many indexes were compared, and how many of them differed and were left out."""
     line = f"of {compared:,} a crop was compared with the whole image, {refused:,} differed"
-    return line + " and have no index: please report that as a bug" * bool(refused)
+    return f"{line} and have no index: please report that as a bug" if refused else line
 
 
 @functools.cache

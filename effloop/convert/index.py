@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from effloop.convert.disk import size
 from effloop.convert.entropy import EVERY, build_compared, compared_line, crop_differs
+from effloop.convert.records import each_sample
+from effloop.convert.work import size
 from effloop.data.image.entropy import matches
-from effloop.data.image.header import Encoded
 from effloop.data.source.base import Source
 from effloop.data.source.entropy import EntropyFile, can_have_indexes, index_path
 from effloop.errors import PROGRAM, ConfigError, DataError
-from effloop.system.progress import Meter, in_order
-
-_RUN = 32  # samples that a thread takes at a time
-_AHEAD = 4  # runs per thread that are queued
+from effloop.system.progress import Meter
 
 
 @dataclass
 class Report:
-    """What was found in a split.
+    """The indexes of a split, or of a sample.
 
     Attributes:
         samples: how many it has.
+        where: the file of the indexes; None if the split has its own, or restart markers.
         indexed: have an index.
         built: of these and of those that can't have one, so many were looked at now.
         unreadable: can't be read.
@@ -38,10 +35,10 @@ class Report:
         index_bytes: of the indexes.
         image_bytes: of the images that have one.
         build_s: seconds of a core for those that were built now, and what was compared of them.
-        where: the file of the indexes; None if the split has its own, or restart markers.
     """
 
-    samples: int
+    samples: int = 0
+    where: Path | None = None
     indexed: int = 0
     built: int = 0
     unreadable: int = 0
@@ -50,7 +47,11 @@ class Report:
     index_bytes: int = 0
     image_bytes: int = 0
     build_s: float = 0.0
-    where: Path | None = None
+
+    def add(self, counts: Mapping[str, float]) -> None:
+        """Add the counts of a sample, by the names of the attributes."""
+        for name, count in counts.items():
+            setattr(self, name, getattr(self, name) + count)
 
 
 def build_indexes(splits: Mapping[str, Source], index_dir: str | None, num_threads: int) -> dict[str, Report]:
@@ -75,27 +76,22 @@ def build_indexes(splits: Mapping[str, Source], index_dir: str | None, num_threa
     with Meter() as meter:
         for name, source in splits.items():
             meter.begin(name, total=len(source))
-            reports[name] = _build_split(source, index_dir, max(1, num_threads), meter.advance)
+            reports[name] = _build_split(source, index_dir, num_threads, meter)
     return reports
 
 
-def _build_split(source: Source, index_dir: str | None, num_threads: int, advance: Callable[[int], None]) -> Report:
+def _build_split(source: Source, index_dir: str | None, num_threads: int, meter: Meter) -> Report:
     if not can_have_indexes(source):
         return Report(len(source))
     path = index_path(source, index_dir)
-    report = Report(len(source), where=path)
+    report = Report(len(source), path)
     try:
-        split = _Split(source, EntropyFile(path, len(source)))
-        with ThreadPoolExecutor(num_threads, thread_name_prefix="effloop-index") as pool:
-            try:
-                starts = range(0, len(source), _RUN)
-                for found in in_order(pool, split.look, starts, _AHEAD * num_threads):
-                    for each in found:
-                        _add(report, each)
-                    advance(len(found))
-            finally:
-                pool.shutdown(wait=True, cancel_futures=True)
-                split.file.flush()
+        file = EntropyFile(path, len(source))
+        try:
+            for counts in each_sample(source, lambda sample: _look(source, file, sample), num_threads, meter.advance):
+                report.add(counts)
+        finally:
+            file.flush()
     except OSError as error:
         raise ConfigError(
             f"data.index_dir: {path} can't be written: {error.strerror}; set data.index_dir=PATH of the source, or "
@@ -104,67 +100,31 @@ def _build_split(source: Source, index_dir: str | None, num_threads: int, advanc
     return report
 
 
-@dataclass(frozen=True)
-class _Looked:
-    """One sample: bytes of its image and of its index, what was found, and seconds for building it now."""
+def _look(source: Source, file: EntropyFile, sample: int) -> dict[str, float]:
+    """Build the index of a sample if it is missing; returns its counts, by the names of `Report`.
 
-    image: int = 0
-    index: int = 0
-    readable: bool = True
-    compared: bool = False
-    refused: bool = False
-    build_s: float | None = None
-
-
-class _Split:
-    """A split and the file of its indexes."""
-
-    def __init__(self, source: Source, file: EntropyFile) -> None:
-        self.source, self.file = source, file
-
-    def look(self, start: int) -> list[_Looked]:
-        """Build what is missing of a run of samples.
-
-        Raises:
-            OSError: the file can't be written to.
-        """
-        samples = range(start, min(start + _RUN, len(self.source)))
-        self.source.will_need(samples)
-        return [self._look(sample) for sample in samples]
-
-    def _look(self, sample: int) -> _Looked:
-        try:
-            data = self.source.read(sample)
-        except DataError:
-            return _Looked(readable=False)
-        name = self.source.raw_key(sample)
-        kept = self.file.get(name, len(data))
-        if kept is not None and _is_of(data, kept):
-            differs = crop_differs(data, kept) if kept and sample % EVERY == 0 else None
-            if not differs:
-                return _Looked(len(data), len(kept), compared=differs is not None)
+    Raises:
+        OSError: the file can't be written to.
+    """
+    try:
+        data = source.read(sample)
+    except DataError:
+        return {"unreadable": 1}
+    counts: dict[str, float] = {}
+    name = source.raw_key(sample)
+    index, differs = file.get(name, len(data)), None
+    # That there can't be an index, which is kept as an empty one, is believed of a file of the same size.
+    known = index is not None and (not index or matches(data, index))
+    if known and index and sample % EVERY == 0:
+        differs = crop_differs(data, index)
+    if not known or differs:
         started = time.thread_time()
-        built = build_compared(data, sample)
-        seconds = time.thread_time() - started
-        self.file.put(name, len(data), built.index)
-        return _Looked(len(data), len(built.index or b""), True, built.compared, built.refused, seconds)
-
-
-def _is_of(data: Encoded, kept: Encoded) -> bool:
-    """Whether what is kept says the truth; that there can't be an index is believed of a file of the same size."""
-    return not kept or matches(data, kept)
-
-
-def _add(report: Report, each: _Looked) -> None:
-    report.unreadable += not each.readable
-    report.compared += each.compared
-    report.refused += each.refused
-    report.indexed += each.index > 0
-    report.index_bytes += each.index
-    report.image_bytes += each.image if each.index else 0
-    if each.build_s is not None:
-        report.built += 1
-        report.build_s += each.build_s
+        index, differs = build_compared(data, sample)
+        counts |= {"built": 1, "build_s": time.thread_time() - started}
+        file.put(name, len(data), index)
+    if index:
+        counts |= {"indexed": 1, "index_bytes": len(index), "image_bytes": len(data)}
+    return counts | {"compared": differs is not None, "refused": bool(differs)}
 
 
 def show(reports: Mapping[str, Report]) -> None:
@@ -181,15 +141,12 @@ def show(reports: Mapping[str, Report]) -> None:
     for name, found in reports.items():
         if found.where is None:
             print(f"{name}: needs none: its files have indexes or restart markers, or no JPEGs")
-        else:
-            print(f"{name}: {found.where}{_without(found)}")
-
-
-def _without(found: Report) -> str:
-    """How many images have no index, and why; and of how many a crop was compared."""
-    lacking = found.samples - found.indexed - found.unreadable - found.refused
-    why = "can't have one or don't need it (restart markers, progressive, small, no JPEG)"
-    notes = [f"{lacking:,} {why}"] if lacking else []
-    notes += [f"{found.unreadable:,} can't be read: {PROGRAM} verify names them"] if found.unreadable else []
-    notes += [compared_line(found.compared, found.refused)] if found.compared else []
-    return "".join(f"; {note}" for note in notes)
+            continue
+        notes = [str(found.where)]
+        if lacking := found.samples - found.indexed - found.unreadable - found.refused:
+            notes.append(f"{lacking:,} can't have one or don't need it (restart markers, progressive, small, no JPEG)")
+        if found.unreadable:
+            notes.append(f"{found.unreadable:,} can't be read: {PROGRAM} verify names them")
+        if found.compared:
+            notes.append(compared_line(found.compared, found.refused))
+        print(f"{name}: {'; '.join(notes)}")

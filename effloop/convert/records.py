@@ -1,195 +1,63 @@
-"""Re-encoded images, kept in chunks on disk until a writer takes them, so that a killed conversion can continue."""
+"""The samples of a split as a writer takes them: as they are, or re-encoded; and the bad ones among them."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from effloop.convert.entropy import Built, build_compared
-from effloop.convert.masks import SizeOf, with_mask, with_masks
+from effloop.convert.entropy import build_compared
+from effloop.convert.reencode import shrunk
+from effloop.data.check import check_image, check_mask, listed
+from effloop.data.decode import Decoder
 from effloop.data.image.header import Encoded, read_header
+from effloop.data.image.mask import check_size, decode_mask, encode_mask, mask_digest, resize_mask
 from effloop.data.source.base import Fingerprint, Kind, Source, target_bytes
 from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
 from effloop.data.source.storage.writing import Record
-from effloop.errors import DataError
-from effloop.system.progress import Meter, in_order
+from effloop.data.source.view import View
+from effloop.errors import DataError, warn
+from effloop.system.progress import Meter, in_threads
 
 CHUNK = 256
-"""Images in a file of the spool: the most that a thread loses by a kill."""
-_LABELS = 1 << 20  # labels read at a time
-_STEP = 16  # images between two reports of a thread
+"""Images in a file of `Chunks`: the most that a thread loses by a kill."""
+_LOOKED_AT = 1 << 20  # labels, among which the first sample of each class is looked for
+_RUN = 32  # samples that a thread takes at a time
+
+R = TypeVar("R")
 
 
-class Originals:
-    """The samples of a split as they are, for a writer; each is compared with its checksum, if it has one.
+def read(source: Source, sample: int) -> Encoded:
+    """A sample's encoded image, compared with its checksum.
 
-    Args:
-        source: the split.
-        meter: shows the progress.
-        name: of the split.
-        reader: reads a sample, given the split's name and its index; None is `read`.
-
-    Attributes:
-        indexing: how many threads build the entropy indexes of the records; 0 leaves them out.
-        compared, refused: of so many of these, in the last iteration, a crop was compared with the whole image; and so
-            many had other pixels there, and are left without an index.
-        masking: how many threads encode masks, where targets are masks.
-        max_side: pixels of a mask's longer side, at most; None leaves its size.
-        size_of: height and width of an encoded image, as large as which its mask has to be: the decoder's.
+    Raises:
+        DataError: it can't be read or is damaged; the message names it.
     """
-
-    def __init__(
-        self, source: Source, meter: Meter, name: str, reader: Callable[[str, int], Encoded] | None = None
-    ) -> None:
-        self.source, self.meter, self.name, self.indexing = source, meter, name, 0
-        self.masking = 1
-        self.max_side: int | None = None
-        self.size_of: SizeOf = _stored_size
-        self.compared = self.refused = 0
-        self._read = reader or (lambda _, index: read(source, index))
-        self._seen = Fingerprint()
-        self.num_bytes: int = source.fingerprint()["bytes"]
-        self.bytes_taken = 0
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __iter__(self) -> Iterator[Record]:
-        self.bytes_taken, self._seen = 0, Fingerprint()
-        records = with_masks(self.source, enumerate(self._records()), self.max_side, self.masking, self.size_of)
-        if self.indexing:
-            records = self._indexed(records)
-        for record in self.meter.track(records, f"{self.name}: writing", len(self)):
-            self.bytes_taken += len(record.data)
-            self._seen.add(record.key, record.label, len(record.data), record.target)
-            yield record
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Of the records that a writer took in its last iteration."""
-        return self._seen.result()
-
-    def _indexed(self, records: Iterator[Record]) -> Iterator[Record]:
-        """The same records, with entropy indexes of those that can have one."""
-        with ThreadPoolExecutor(self.indexing, thread_name_prefix="effloop-index") as pool:
-            try:
-                self.compared = self.refused = 0
-                for record, built in in_order(pool, _with_index, enumerate(records), 4 * self.indexing):
-                    self.compared += built.compared
-                    self.refused += built.refused
-                    yield record
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
-
-    def _records(self) -> Iterator[Record]:
-        for start in range(0, len(self), CHUNK):
-            ids = range(start, min(start + CHUNK, len(self)))
-            self.source.will_need(ids)
-            for index, (label, target) in zip(ids, _learned(self.source, ids), strict=True):
-                data = self._read(self.name, index)
-                if len(data) != self.source.size(index):
-                    raise DataError(
-                        f"{self.source.where}/{self.source.key(index)} has {len(data):,} bytes, the index says "
-                        f"{self.source.size(index):,}; if it was replaced, touch its folder and convert again"
-                    )
-                yield Record(self.source.raw_key(index), label, data, target)
+    try:
+        source.verify(sample)  # whatever `data.checksums` says: a copy gets a checksum of its own
+        return source.read(sample)
+    except DataError as error:
+        raise DataError(f"{source.where}/{source.key(sample)} {error}") from error
 
 
-class Recoded(Originals):
-    """The samples of a split, re-encoded by several threads and kept in a folder.
+def each_sample(
+    source: Source, look: Callable[[int], R], num_threads: int, advance: Callable[[int], None], start: int = 0
+) -> Iterator[R]:
+    """`look` at each sample, from one on, in order, by threads; `advance` is told how many are done."""
 
-    Args:
-        source: the split.
-        meter: shows the progress.
-        name: of the split, for the progress.
-        folder: of the chunks; existing ones are used as they are.
-        recode: re-encodes an image.
-    """
+    def look_at(first: int) -> list[R]:
+        samples = range(first, min(first + _RUN, len(source)))
+        source.will_need(samples)
+        return [look(sample) for sample in samples]
 
-    def __init__(
-        self, source: Source, meter: Meter, name: str, folder: Path, recode: Callable[[Encoded], bytes]
-    ) -> None:
-        super().__init__(source, meter, name)
-        self.folder, self.recode = folder, recode
-        self.num_chunks = -(-len(source) // CHUNK)
-        self._stopped = threading.Event()
-
-    def encode(self, num_threads: int) -> int:
-        """Write the chunks that are missing; returns how many images they have.
-
-        Raises:
-            DataError: an image can't be read or re-encoded; the message names it.
-            OSError: a chunk can't be written.
-        """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for leftover in self.folder.glob(".*"):  # half a chunk of a run that was killed
-            leftover.unlink()
-        missing = [number for number in range(self.num_chunks) if not self._path(number).exists()]
-        todo = sum(len(self._ids(number)) for number in missing)
-        self.meter.begin(f"{self.name}: recoding", len(self), len(self) - todo)
-        with ThreadPoolExecutor(max(1, num_threads), thread_name_prefix="effloop-convert") as pool:
-            try:
-                for _ in in_order(pool, self._write_chunk, missing, 2 * num_threads):
-                    pass
-            finally:
-                self._stopped.set()
-                pool.shutdown(cancel_futures=True)
-        self.num_bytes = sum(len(self._chunk(number).blob("data")) for number in range(self.num_chunks))
-        return todo
-
-    def _write_chunk(self, number: int) -> None:
-        ids = self._ids(number)
-        self.source.will_need(ids)
-        with ColumnWriter(self._path(number), {}) as writer, writer.blobs("data") as append:
-            for index in ids:
-                if self._stopped.is_set():
-                    raise InterruptedError  # another thread has failed
-                append(recoded(self.source, index, self.recode))
-                if index % _STEP == _STEP - 1 or index == ids[-1]:
-                    self.meter.advance(index % _STEP + 1)
-
-    def _records(self) -> Iterator[Record]:
-        for number in range(self.num_chunks):
-            ids, images = self._ids(number), self._chunk(number).blobs("data")
-            for place, (index, (label, target)) in enumerate(zip(ids, _learned(self.source, ids), strict=True)):
-                yield Record(self.source.raw_key(index), label, images[place], target)
-
-    def _ids(self, number: int) -> range:
-        return range(number * CHUNK, min((number + 1) * CHUNK, len(self)))
-
-    def _path(self, number: int) -> Path:
-        return self.folder / f"{number:06}.chunk"
-
-    def _chunk(self, number: int) -> ColumnFile:
-        return ColumnFile(self._path(number))
-
-
-def _with_index(numbered: tuple[int, Record]) -> tuple[Record, Built]:
-    number, record = numbered
-    built = build_compared(record.data, number)
-    return record._replace(entropy=built.index or b""), built
-
-
-class FirstOfEachClass:
-    """The first sample of each class, or of all, to try a writer with before hours of work."""
-
-    def __init__(self, source: Source, size_of: SizeOf) -> None:
-        self.source, self.size_of = source, size_of
-        self._ids = _first_ids(source)
-        self.num_bytes = sum(map(source.size, self._ids))
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def __iter__(self) -> Iterator[Record]:
-        for index in self._ids:
-            ((label, target),) = _learned(self.source, range(index, index + 1))
-            record = Record(self.source.raw_key(index), label, read(self.source, index), target)
-            yield with_mask(self.source, index, record, self.size_of) if self.source.kind is Kind.masks else record
+    for found in in_threads(look_at, range(start, len(source), _RUN), num_threads):
+        yield from found
+        advance(len(found))
 
 
 def _stored_size(data: Encoded) -> tuple[int, int]:
@@ -197,54 +65,288 @@ def _stored_size(data: Encoded) -> tuple[int, int]:
     return header.height, header.width
 
 
-def _learned(source: Source, ids: range) -> Iterable[tuple[int, bytes]]:
-    """Label and target of these samples, as of `Record`."""
-    targets = source.target_rows[ids.start : ids.stop]
-    if source.kind is Kind.classes:
-        return [(label, b"") for label in targets.tolist()]
-    return ((0, target_bytes(target)) for target in targets)
+@dataclass
+class SplitRecords:
+    """The samples of a split for a writer, with their masks, where targets are masks, and entropy indexes.
+
+    Args:
+        source: the split.
+        meter: shows the progress.
+        title: of the progress.
+        image: a sample -> its encoded image; None reads it, and compares it with its checksum.
+        ids: the samples; None takes all.
+        num_bytes: of all images; -1 takes the source's.
+        copies: whether images are the source's, which then have the sizes that its index says.
+        threads: how many encode masks and build indexes.
+        indexes: whether JPEGs get entropy indexes.
+        max_side: pixels of a mask's longer side, at most, as of its image.
+        size_of: an encoded image -> its (height, width) as decoded, which its mask has to have.
+
+    Attributes:
+        bytes_taken: of the images that a writer took in its last iteration.
+        compared, refused: of so many of these a crop by an entropy index was compared with the whole image; and so many
+            differed, and have no index.
+    """
+
+    source: Source
+    meter: Meter
+    title: str
+    image: Callable[[int], Encoded] | None = None
+    ids: Sequence[int] | None = None
+    num_bytes: int = -1
+    copies: bool = True
+    threads: int = 1
+    indexes: bool = False
+    max_side: int | None = None
+    size_of: Callable[[Encoded], tuple[int, int]] = _stored_size
+
+    def __post_init__(self) -> None:
+        self.ids = range(len(self.source)) if self.ids is None else self.ids
+        self.num_bytes = self.source.fingerprint()["bytes"] if self.num_bytes < 0 else self.num_bytes
+        self._begin()
+
+    def _begin(self) -> None:
+        self.bytes_taken = self.compared = self.refused = 0
+        self._seen = Fingerprint()
+
+    def __len__(self) -> int:
+        assert self.ids is not None
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[Record]:
+        self._begin()
+        records: Iterator[tuple[Record, bool | None]]
+        if self.indexes or self.source.kind is Kind.masks:
+            records = in_threads(self._complete, self._numbered(), self.threads)
+        else:
+            records = ((record, None) for _, _, record in self._numbered())
+        for record, differs in self.meter.track(records, f"{self.title}: writing", len(self)):
+            self.bytes_taken += len(record.data)
+            self.compared += differs is not None
+            self.refused += bool(differs)
+            self._seen.add(record.key, record.label, len(record.data), record.target)
+            yield record
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Of the records that a writer took in its last iteration."""
+        return self._seen.result()
+
+    def _numbered(self) -> Iterator[tuple[int, int, Record]]:
+        """(number, sample, its record without mask and index)."""
+        assert self.ids is not None
+        for start in range(0, len(self), CHUNK):
+            ids = self.ids[start : start + CHUNK]
+            self.source.will_need(ids)
+            rows = self.source.target_rows[slice(ids.start, ids.stop) if isinstance(ids, range) else ids]
+            for place, (sample, target) in enumerate(zip(ids, rows, strict=True)):
+                data = self.image(sample) if self.image else read(self.source, sample)
+                if self.copies and len(data) != self.source.size(sample):
+                    raise DataError(
+                        f"{self.source.where}/{self.source.key(sample)} has {len(data):,} bytes, the index says "
+                        f"{self.source.size(sample):,}; if it was replaced, touch its folder and convert again"
+                    )
+                label, stored = (int(target), b"") if self.source.kind is Kind.classes else (0, target_bytes(target))
+                yield start + place, sample, Record(self.source.raw_key(sample), label, data, stored)
+
+    def _complete(self, numbered: tuple[int, int, Record]) -> tuple[Record, bool | None]:
+        """A record with mask and index, and whether a crop by that differs from the image; None if not compared."""
+        number, sample, record = numbered
+        if self.source.kind is Kind.masks:
+            record = self._with_mask(sample, record)
+        if not self.indexes:
+            return record, None
+        index, differs = build_compared(record.data, number)
+        return record._replace(entropy=index or b""), differs
+
+    def _with_mask(self, sample: int, record: Record) -> Record:
+        try:
+            mask = decode_mask(self.source.read_mask(sample), self.source.mask_format)
+            if mask_digest(mask) != record.target:
+                raise DataError("has a mask that was changed since it was looked at; convert again")
+            mask = resize_mask(mask, *shrunk(*mask.shape, self.max_side))
+            check_size(mask.shape, *self.size_of(record.data))
+        except DataError as error:
+            raise DataError(f"{self.source.where}/{self.source.key(sample)} {error}") from error
+        return record._replace(target=mask_digest(mask), mask=encode_mask(mask))
 
 
-def _first_ids(source: Source) -> list[int]:
+def first_of_each_class(source: Source) -> list[int]:
+    """Samples to try a writer with before hours of work: the first one, or that of each class."""
     if source.kind is not Kind.classes:
         return [0]
-    first: dict[int, int] = {}
-    for start in range(0, len(source), _LABELS):
-        labels, places = np.unique(source.labels[start : start + _LABELS], return_index=True)
-        for label, place in zip(labels.tolist(), places.tolist(), strict=True):
-            first.setdefault(label, start + place)
-        if len(first) >= len(source.classes):
-            break
-    return sorted(first.values())
+    return sorted(np.unique(source.labels[:_LOOKED_AT], return_index=True)[1].tolist())
 
 
-def mean_size(source: Source, ids: Sequence[int], recode: Callable[[Encoded], bytes], num_threads: int) -> float:
-    """Mean bytes of these samples when re-encoded."""
-    with ThreadPoolExecutor(max(1, num_threads), thread_name_prefix="effloop-convert") as pool:
-        return sum(pool.map(lambda index: len(recoded(source, index, recode)), ids)) / len(ids)
+class Chunks:
+    """Re-encoded images of a split, `CHUNK` of them in a file: a killed conversion continues from those that are there.
 
-
-def read(source: Source, index: int) -> Encoded:
-    """A sample's encoded image, compared with its checksum.
-
-    Raises:
-        DataError: it can't be read or is damaged; the message names it.
+    Args:
+        source: the split.
+        folder: of the files.
+        recode: re-encodes an image.
     """
-    try:
-        source.verify(index)  # whatever `data.checksums` says: a copy gets a checksum of its own
-        return source.read(index)
-    except DataError as error:
-        raise DataError(f"{source.where}/{source.key(index)} {error}") from error
+
+    def __init__(self, source: Source, folder: Path, recode: Callable[[Encoded], bytes]) -> None:
+        self.source, self.folder, self.recode = source, folder, recode
+        self._stopped = threading.Event()
+        self._open: tuple[int, Any] = (-1, None)
+
+    def write(self, num_threads: int, meter: Meter, title: str) -> int:
+        """Write the files that are missing; returns how many images they have.
+
+        Raises:
+            DataError: an image can't be read or re-encoded; the message names it.
+            OSError: a file can't be written.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for leftover in self.folder.glob(".*"):  # half a file of a run that was killed
+            leftover.unlink()
+        missing = [number for number in range(self._count) if not self._path(number).exists()]
+        todo = sum(len(self._ids(number)) for number in missing)
+        meter.begin(f"{title}: recoding", len(self.source), len(self.source) - todo)
+
+        def write(number: int) -> None:
+            ids = self._ids(number)
+            self.source.will_need(ids)
+            with ColumnWriter(self._path(number), {}) as writer, writer.blobs("data") as append:
+                for sample in ids:
+                    if self._stopped.is_set():
+                        raise InterruptedError  # another thread has failed
+                    append(self.recoded(sample))
+                    meter.advance(1)
+
+        for _ in in_threads(write, missing, num_threads, ahead=2, stopped=self._stopped):
+            pass
+        return todo
+
+    def recoded(self, sample: int) -> bytes:
+        """A sample's image, re-encoded now.
+
+        Raises:
+            DataError: as from `read`, or it can't be decoded; the message names it.
+        """
+        data = read(self.source, sample)
+        try:
+            return self.recode(data)
+        except DataError as error:
+            raise DataError(f"{self.source.where}/{self.source.key(sample)} {error}") from error
+
+    def image(self, sample: int) -> Encoded:
+        """A sample's image as it was written."""
+        number, place = divmod(sample, CHUNK)
+        if self._open[0] != number:
+            self._open = number, ColumnFile(self._path(number)).blobs("data")
+        image: Encoded = self._open[1][place]
+        return image
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all images as they were written."""
+        return sum(len(ColumnFile(self._path(number)).blob("data")) for number in range(self._count))
+
+    def estimate(self, samples: int, num_threads: int) -> float:
+        """Bytes of all images when re-encoded, extrapolated from some."""
+        count = len(self.source)
+        ids = np.unique(np.linspace(0, count - 1, min(samples, count)).astype(np.int64)).tolist()
+        with ThreadPoolExecutor(max(1, num_threads), thread_name_prefix="effloop-convert") as pool:
+            return count * sum(pool.map(lambda sample: len(self.recoded(sample)), ids)) / len(ids)
+
+    @property
+    def _count(self) -> int:
+        return -(-len(self.source) // CHUNK)
+
+    def _ids(self, number: int) -> range:
+        return range(number * CHUNK, min((number + 1) * CHUNK, len(self.source)))
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number:06}.chunk"
 
 
-def recoded(source: Source, index: int, recode: Callable[[Encoded], bytes]) -> bytes:
-    """A sample's image, re-encoded.
+@dataclass
+class Inspector:
+    """Finds samples that can't be read, and images whose header or end is damaged; 5 µs an image, besides reading it.
 
-    Raises:
-        DataError: as from `read`, or it can't be decoded; the message names it.
+    Attributes:
+        splits: name -> opened split.
+        decoder: reads headers, and decodes what has no end marker.
+        num_threads: how many samples are looked at at the same time; 0 means one.
+        meter: shows the progress.
+        whole: decode every image.
     """
-    data = read(source, index)
-    try:
-        return recode(data)
-    except DataError as error:
-        raise DataError(f"{source.where}/{source.key(index)} {error}") from error
+
+    splits: Mapping[str, Source]
+    decoder: Decoder
+    num_threads: int
+    meter: Meter
+    whole: bool = False
+
+    def read(self, split: str, sample: int) -> Encoded:
+        """Read a sample, and, if it is bad, look at all behind it.
+
+        Raises:
+            DataError: it is bad; the message names up to 20 that are.
+        """
+        source = self.splits[split]
+        try:
+            data = read(source, sample)
+            check_mask(source, sample, *check_image(data, self.decoder))
+        except DataError:
+            self.refuse(split, sample)
+            raise  # it is readable by now
+        return data
+
+    def refuse(self, split: str | None = None, sample: int = 0) -> None:
+        """Look at every sample, from one on.
+
+        Raises:
+            DataError: some are bad; the message names up to 20 of them.
+        """
+        names = [*self.splits]
+        later = names[names.index(split) :] if split else names
+        bad = {name: self._find(name, sample if name == split else 0) for name in later}
+        if any(bad.values()):
+            raise DataError(self._described(bad, "repair or remove what is bad, or set skip_bad=true"))
+
+    def sound(self) -> dict[str, Source]:
+        """The splits without what is bad, of which a warning tells.
+
+        Raises:
+            DataError: nothing of a split is left.
+        """
+        bad = {name: self._find(name) for name in self.splits}
+        if any(bad.values()):
+            warn(self._described(bad, "left out"))
+        sound: dict[str, Source] = {}
+        for name, source in self.splits.items():
+            if len(bad[name]) == len(source):
+                raise DataError(f"{source.where}: no image can be used; set data.root=PATH to images, or split=NAME")
+            sound[name] = View(source, np.delete(np.arange(len(source)), [*bad[name]])) if bad[name] else source
+        return sound
+
+    def _find(self, split: str, start: int = 0) -> dict[int, str]:
+        """{bad sample of a split, from one on: what is wrong with it}."""
+        source = self.splits[split]
+        self.meter.begin(f"{split}: checking", total=len(source), done=start)
+        found = each_sample(
+            source, lambda sample: self._look(source, sample), self.num_threads, self.meter.advance, start
+        )
+        return {sample: line for sample, line in enumerate(found, start) if line}
+
+    def _look(self, source: Source, sample: int) -> str:
+        try:
+            data = read(source, sample)
+        except DataError as error:
+            return str(error)
+        try:
+            size = check_image(data, self.decoder)
+            check_mask(source, sample, *size, whole=self.whole)
+            if self.whole:
+                self.decoder.decode(data)
+        except DataError as error:
+            return f"{source.where}/{source.key(sample)} {error}"
+        return ""
+
+    def _described(self, bad: Mapping[str, Mapping[int, str]], fix: str) -> str:
+        lines = [line for found in bad.values() for line in found.values()]
+        of = f"{len(lines):,} of {sum(map(len, self.splits.values())):,} images can't be used"
+        return listed(of, lines, fix)

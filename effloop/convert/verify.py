@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from effloop.convert.entropy import differs_from
+from effloop.convert.records import each_sample
 from effloop.data.check import check_mask
 from effloop.data.decode import Decoder
 from effloop.data.image.entropy import matches
@@ -20,10 +20,7 @@ from effloop.data.source.counts import classes_without_samples, targets_of
 from effloop.data.source.splits import check_same_classes
 from effloop.data.source.storage.targets import Targets
 from effloop.errors import ConfigError, DataError
-from effloop.system.progress import Meter, in_order
-
-_RUN = 32  # samples that a thread takes at a time
-_AHEAD = 4  # runs per thread that are queued, so that memory stays bounded
+from effloop.system.progress import Meter
 
 
 class Problems:
@@ -88,15 +85,6 @@ class SplitReport:
     empty: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class _Checked:
-    """The result of one sample."""
-
-    size: int
-    decoded: bool
-    wrong: list[str]
-
-
 def verify(
     splits: Mapping[str, Source], decoder: Decoder, num_threads: int, problems: Problems
 ) -> dict[str, SplitReport]:
@@ -129,49 +117,35 @@ def verify(
 
 
 def verify_split(
-    source: Source,
-    decoder: Decoder,
-    num_threads: int,
-    problems: Problems,
-    advance: Callable[[int], None],
+    source: Source, decoder: Decoder, num_threads: int, problems: Problems, advance: Callable[[int], None]
 ) -> SplitReport:
-    """Check the index and every sample of one split; `advance` is told how many samples are done."""
+    """Check the index and every sample of one split; `advance` is called with the number of samples checked."""
     before, report = problems.count, SplitReport(source, empty=classes_without_samples(source))
     try:
         source.verify_index()
     except DataError as error:
         problems.add(str(error))
-
-    def check_run(start: int) -> list[_Checked]:
-        return [_check(source, decoder, sample) for sample in range(start, min(start + _RUN, len(source)))]
-
-    num_threads = max(1, num_threads)
-    with ThreadPoolExecutor(num_threads, thread_name_prefix="effloop-verify") as pool:
-        try:
-            starts = range(0, len(source), _RUN)
-            for start, results in zip(starts, in_order(pool, check_run, starts, _AHEAD * num_threads), strict=True):
-                for sample, found in enumerate(results, start):
-                    report.bytes += found.size
-                    report.decoded += found.decoded
-                    for what in found.wrong:
-                        problems.add(f"{source.where}/{source.key(sample)} {what}")
-                advance(len(results))
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    found = each_sample(source, lambda sample: _check(source, decoder, sample), num_threads, advance)
+    for sample, (num_bytes, decoded, wrong) in enumerate(found):
+        report.bytes += num_bytes
+        report.decoded += decoded
+        for what in wrong:
+            problems.add(f"{source.where}/{source.key(sample)} {what}")
     report.problems = problems.count - before
     return report
 
 
-def _check(source: Source, decoder: Decoder, sample: int) -> _Checked:
-    size, decoded, wrong = 0, False, []
+def _check(source: Source, decoder: Decoder, sample: int) -> tuple[int, bool, list[str]]:
+    """A sample's bytes, whether it was decoded, and what is wrong with it."""
+    num_bytes, decoded, wrong = 0, False, []
     if problem := _wrong_target(source, sample):
         wrong.append(problem)
     try:
         source.verify(sample)
         data = source.read(sample)
-        size = len(data)
-        if size != source.size(sample):
-            wrong.append(f"has {size:,} bytes, the index says {source.size(sample):,}")
+        num_bytes = len(data)
+        if num_bytes != source.size(sample):
+            wrong.append(f"has {num_bytes:,} bytes, the index says {source.size(sample):,}")
         index = source.entropy_index(sample, data)
         if index and source.stores_indexes and not matches(data, index):
             wrong.append("has an entropy index of other bytes; convert it again")
@@ -182,7 +156,7 @@ def _check(source: Source, decoder: Decoder, sample: int) -> _Checked:
         check_mask(source, sample, *decoder.size(data), whole=True)
     except DataError as error:
         wrong.append(str(error))
-    return _Checked(size, decoded, wrong)
+    return num_bytes, decoded, wrong
 
 
 def _wrong_target(source: Source, sample: int) -> str | None:
@@ -203,10 +177,9 @@ def show(reports: Mapping[str, SplitReport], problems: Problems) -> None:
         table.add_column(heading, justify="left" if heading in ("split", "checksums") else "right")
     for name, report in reports.items():
         source = report.source
-        numbers = [
-            f"{n:,}" for n in (len(source), len(source.target_names), report.bytes, report.decoded, report.problems)
-        ]
-        table.add_row(name, *numbers[:3], "compared" if source.has_checksums else "none here", *numbers[3:])
+        counts = [f"{n:,}" for n in (len(source), len(source.target_names), report.bytes)]
+        found = [f"{n:,}" for n in (report.decoded, report.problems)]
+        table.add_row(name, *counts, "compared" if source.has_checksums else "none here", *found)
     Console().print(table)
     for name, report in reports.items():
         if report.source.targets_note:
@@ -218,10 +191,7 @@ def show(reports: Mapping[str, SplitReport], problems: Problems) -> None:
             print(f"of note: {name} has no samples of {of}: {names}")
     for line in problems.first:
         print(line)
-    if problems.count > len(problems.first):
-        print(f"... and {problems.count - len(problems.first):,} more; {_all_of_them(problems)}")
+    if more := problems.count - len(problems.first):
+        where = f"all of them are in {problems.out}" if problems.out else "out=FILE writes all of them"
+        print(f"... and {more:,} more; {where}")
     print(f"problems: {problems.count:,}" if problems.count else "nothing is wrong")
-
-
-def _all_of_them(problems: Problems) -> str:
-    return f"all of them are in {problems.out}" if problems.out else "out=FILE writes all of them"

@@ -22,8 +22,8 @@ from effloop.assemble.compiling import seconds_of
 from effloop.assemble.loader import build_loader
 from effloop.batch import ImageSize
 from effloop.config import Config
-from effloop.convert.readback import READ_BY
-from effloop.convert.records import Originals
+from effloop.convert.convert import READ_BY
+from effloop.convert.records import SplitRecords
 from effloop.data.random import Permutation
 from effloop.data.source import Cache, DataConfig, Source, sources
 from effloop.data.source.splits import open_part
@@ -103,7 +103,7 @@ def _write_format(config: Config, original: dict[str, Source], name: str, folder
     path, indexes = folder / name, folder / f"{name}.indexes"
     classes = next(iter(original.values())).classes
     with Meter() as meter:
-        records = {split: Originals(source, meter, f"{name} {split}") for split, source in original.items()}
+        records = {split: SplitRecords(source, meter, f"{name} {split}") for split, source in original.items()}
         dataset = Dataset(classes, records, {"payload": "original"})
         seconds = seconds_of(lambda: writers[name](path, dataset, SHARD_BYTES))
     stored = replace(config, data=data_config_for(config.data, READ_BY.get(name, name), path, indexes))

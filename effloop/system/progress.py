@@ -87,15 +87,35 @@ class Meter:
         self.advance(pending)
 
 
-def in_order(pool: ThreadPoolExecutor, call: Callable[[T], R], items: Iterable[T], ahead: int) -> Iterator[R]:
-    """`pool.map` with at most `ahead` calls running or waiting to be taken."""
+def in_threads(
+    call: Callable[[T], R],
+    items: Iterable[T],
+    num_threads: int,
+    ahead: int = 4,
+    stopped: threading.Event | None = None,
+) -> Iterator[R]:
+    """`map` by threads; items are taken in the caller's thread.
+
+    Args:
+        call: of an item; what it raises ends the iteration.
+        items: as many as there are.
+        num_threads: 0 means one.
+        ahead: calls per thread that run or wait at a time.
+        stopped: is set before running calls are waited for, at the end or when the iteration is given up.
+    """
+    pool = ThreadPoolExecutor(max(1, num_threads), thread_name_prefix="effloop")
     begun: deque[Future[R]] = deque()
-    for item in items:
-        begun.append(pool.submit(call, item))
-        if len(begun) > ahead:
+    try:
+        for item in items:
+            begun.append(pool.submit(call, item))
+            if len(begun) > ahead * num_threads:
+                yield begun.popleft().result()
+        while begun:
             yield begun.popleft().result()
-    while begun:
-        yield begun.popleft().result()
+    finally:
+        if stopped:
+            stopped.set()
+        pool.shutdown(cancel_futures=True)
 
 
 def duration(seconds: float) -> str:

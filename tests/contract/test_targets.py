@@ -138,7 +138,7 @@ def test_a_conversion_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     image.write_bytes(records[300].data[:-150] + b"\xff\x02" + records[300].data[-148:])
     assert main([*words, f"out={tmp_path / 'set'}"]) == 2
     image.write_bytes(records[300].data)
-    assert [path.name for path in tmp_path.glob(".set.partial/spool/set/train/*")] == ["000000.chunk"]
+    assert [path.name for path in tmp_path.glob(".set.partial/chunks/0/train/*")] == ["000000.chunk"]
     capsys.readouterr()
     assert main([*words, f"out={tmp_path / 'set'}"]) == 0
     assert "344 images re-encoded" in capsys.readouterr().out

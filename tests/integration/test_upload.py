@@ -86,7 +86,7 @@ def test_what_is_there_is_refused_before_anything_else(server, photos, here, cap
 
 
 def test_more_files_than_can_be_read(server, photos, here, capsys, monkeypatch):
-    monkeypatch.setattr("effloop.convert.upload.MOST_FILES", 52)
+    monkeypatch.setattr("effloop.convert.convert.MOST_FILES", 52)
     wanted = "to: a folder of 53 files can't be read behind a URL, which may have 52; set to=tar"
     assert failure(capsys, f"data.root={photos}", "to=folder", "out=s3://b/set") == wanted
     assert not tree(server.root / "b")

@@ -7,22 +7,28 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from plans import line
 
-from effloop.convert.disk import check_free, free_bytes, is_disk_full, size
-from effloop.convert.workfolder import WorkFolder
+from effloop.convert.work import WorkFolder, free_bytes, is_disk_full, size
 from effloop.errors import ConfigError, DataError
 
 JOB = {"to": "memmap"}
 
 
+@contextmanager
+def held(outs: list[Path], job: dict[str, str] = JOB) -> Iterator[WorkFolder]:
+    work = WorkFolder(outs)
+    with work.held(job):
+        yield work
+
+
 def make(out: Path, job: dict[str, str] = JOB) -> None:
-    with WorkFolder([out], job) as work:
+    with held([out], job) as work:
         work.writing(out).write_text("whole")
         work.finish(out, {"train": 5})
         work.publish()
@@ -56,7 +62,7 @@ def killed_after(steps: int) -> Iterator[list[Any]]:
 
 def publish_without_removing(out: Path) -> WorkFolder:
     """What a kill leaves between the two."""
-    with WorkFolder([out], JOB) as work:
+    with held([out]) as work:
         work.writing(out).touch()
         work.finish(out, {"train": 5})
         with pytest.raises(Killed), killed_after(1):
@@ -72,7 +78,7 @@ def test_published(tmp_path: Path) -> None:
 
 def test_nothing_is_there_before_all_is_made(tmp_path: Path) -> None:
     outs = [tmp_path / "x-1", tmp_path / "x-2"]
-    with WorkFolder(outs, JOB) as work:
+    with held(outs) as work:
         for out in outs:
             assert [path.name for path in tmp_path.iterdir()] == [".x-1.partial"]
             work.writing(out).mkdir()
@@ -85,7 +91,7 @@ def test_nothing_is_there_before_all_is_made(tmp_path: Path) -> None:
 def test_ordinary_permissions(tmp_path: Path, mask: int) -> None:
     before = os.umask(mask)
     try:
-        with WorkFolder([tmp_path / "x"], JOB) as work:
+        with held([tmp_path / "x"]) as work:
             folder = work.writing(tmp_path / "x")
             (folder / "inner").mkdir(parents=True)
             (folder / "inner" / "file").touch(0o600)
@@ -100,63 +106,62 @@ def test_ordinary_permissions(tmp_path: Path, mask: int) -> None:
 
 class TestGoingOn:
     def test_the_same_job_finds_what_it_kept(self, tmp_path: Path) -> None:
-        with WorkFolder([tmp_path / "x"], JOB) as work:
+        with held([tmp_path / "x"]) as work:
             (work.path / "kept").write_text("kept")
             work.writing(tmp_path / "x").write_text("half")
-        with WorkFolder([tmp_path / "x"], JOB) as work:
+        with held([tmp_path / "x"]) as work:
             assert (work.path / "kept").read_text() == "kept"
-            assert not (work.path / "writing").exists()
+            assert not work.written(tmp_path / "x").exists()
 
     def test_another_job_starts_afresh(self, tmp_path: Path) -> None:
-        with WorkFolder([tmp_path / "x"], JOB) as work:
-            (work.path / "spool" / "train").mkdir(parents=True)
+        with held([tmp_path / "x"]) as work:
+            work.chunks(tmp_path / "x", "train").mkdir(parents=True)
             (work.path / "kept").write_text("kept")
-        with WorkFolder([tmp_path / "x"], {"to": "lmdb"}) as work:
+        with held([tmp_path / "x"], {"to": "lmdb"}) as work:
             assert sorted(path.name for path in work.path.iterdir()) == ["job.json", "lock"]
 
     def test_finished_outputs_are_known(self, tmp_path: Path) -> None:
         outs = [tmp_path / "x-1", tmp_path / "x-2"]
-        with WorkFolder(outs, JOB) as work:
+        with held(outs) as work:
             work.writing(outs[0]).write_text("one")
             work.finish(outs[0], {"train": 3})
-        with WorkFolder(outs, JOB) as work:
+        with held(outs) as work:
             assert [work.is_finished(out) for out in outs] == [True, False]
             assert work.noted(outs[0]) == {"train": 3}
 
     @pytest.mark.parametrize("published", [0, 1, 2])
     def test_killed_while_publishing(self, tmp_path: Path, published: int) -> None:
         outs = [tmp_path / "x-1", tmp_path / "x-2"]
-        with WorkFolder(outs, JOB) as work:
+        with held(outs) as work:
             for out in outs:
                 work.writing(out).write_text(out.name)
                 work.finish(out, {"train": 3})
-            (work.path / "complete").touch()  # what `publish` does, up to the kill
-            for out in outs[:published]:
-                os.rename(work.path / "done" / out.name, out)
-        with WorkFolder(outs, JOB) as work:
-            assert all(work.is_finished(out) for out in outs)
+            for out in outs[:published]:  # what `publish` does, up to the kill
+                os.rename(work.written(out), out)
+        with held(outs) as work:
+            assert work.complete
             assert work.noted(outs[1]) == {"train": 3}
             work.publish()
         assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"x-1": "x-1", "x-2": "x-2"}
 
-    def test_killed_at_every_step_of_publishing_and_removing(self, tmp_path: Path) -> None:
+    def test_killed_at_every_step_of_finishing_publishing_and_removing(self, tmp_path: Path) -> None:
         out = tmp_path / "x"
         for steps in range(30):
-            work = WorkFolder([out], JOB).__enter__()
-            (work.path / "spool").mkdir()
-            (work.path / "spool" / "1.chunk").touch()
-            work.writing(out).mkdir()
-            (work.path / "writing" / "x" / "file").write_text("whole")
-            work.finish(out, {"train": 5})
-            try:
-                with killed_after(steps):
-                    work.publish()
+            with suppress(Killed), held([out]) as work, killed_after(steps):
+                work.chunks(out, "train").mkdir(parents=True)
+                (work.chunks(out, "train") / "1.chunk").touch()
+                work.writing(out).mkdir()
+                (work.written(out) / "file").write_text("whole")
+                work.finish(out, {"train": 5})
+                work.publish()
                 break
-            except Killed:
-                work.__exit__()
             try:
-                with WorkFolder([out], JOB) as again:
-                    assert again.is_finished(out)
+                with held([out]) as again:
+                    assert again.chunks(out, "train").is_dir()
+                    if not again.is_finished(out):
+                        again.writing(out).mkdir()
+                        (again.written(out) / "file").write_text("whole")
+                        again.finish(out, {"train": 5})
                     assert again.noted(out) == {"train": 5}
                     again.publish()
             except ConfigError:  # it has been published, and the work folder has lost its name
@@ -170,21 +175,21 @@ class TestGoingOn:
     @pytest.mark.parametrize("steps", range(1, 7))
     def test_killed_while_another_job_s_folder_is_emptied(self, tmp_path: Path, steps: int) -> None:
         out = tmp_path / "x"
-        with WorkFolder([out], JOB) as work:
+        with held([out]) as work:
             work.writing(out).mkdir()
             for name in "123":
-                (work.path / "writing" / "x" / name).write_text("whole")
+                (work.written(out) / name).write_text("whole")
             work.finish(out, {"train": 5})
-        with pytest.raises(Killed), killed_after(steps), WorkFolder([out], {"to": "lmdb"}):
+        with pytest.raises(Killed), killed_after(steps), held([out], {"to": "lmdb"}):
             pass
-        with WorkFolder([out], JOB) as work:
+        with held([out]) as work:
             assert not work.is_finished(out)
 
     def test_moved_away_after_it_was_published(self, tmp_path: Path) -> None:
         out = tmp_path / "x"
         publish_without_removing(out)
         os.rename(out, tmp_path / "elsewhere")
-        with WorkFolder([out], JOB) as work:
+        with held([out]) as work:
             assert not work.is_finished(out)
         make(out)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "x"]
@@ -197,13 +202,13 @@ class TestGoingOn:
             make(out, {"to": "lmdb"})
         assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
-    @pytest.mark.parametrize("name", ["job", "lock", "done", "notes", "complete", "writing"])
+    @pytest.mark.parametrize("name", ["job.json", "lock", "0", "0.json", "chunks"])
     def test_an_output_may_be_called_like_what_is_in_the_folder(self, tmp_path: Path, name: str) -> None:
         out = tmp_path / name
-        with WorkFolder([out], JOB) as work:
+        with held([out]) as work:
             work.writing(out).write_text("whole")
             work.finish(out, {"train": 5})
-        with WorkFolder([out], JOB) as work:
+        with held([out]) as work:
             assert work.is_finished(out)
             assert work.noted(out) == {"train": 5}
             work.publish()
@@ -233,7 +238,7 @@ class TestRefusals:
 
     def test_output_came_meanwhile(self, tmp_path: Path) -> None:
         out = tmp_path / "x"
-        with WorkFolder([out], JOB) as work:
+        with held([out]) as work:
             work.writing(out).write_text("whole")
             work.finish(out, {})
             out.write_text("somebody else's")
@@ -242,7 +247,7 @@ class TestRefusals:
         assert out.read_text() == "somebody else's"
 
     def test_output_and_work_are_there(self, tmp_path: Path) -> None:
-        with WorkFolder([tmp_path / "x"], JOB) as work:
+        with held([tmp_path / "x"]) as work:
             (work.path / "kept").touch()
         (tmp_path / "x").touch()
         for job in (JOB, {"to": "lmdb"}):
@@ -254,7 +259,7 @@ class TestRefusals:
         wanted = (
             f"out: another process is writing {tmp_path}/x, it holds {tmp_path}/.x.partial; wait for it or set out=PATH"
         )
-        with WorkFolder([tmp_path / "x"], JOB) as work:
+        with held([tmp_path / "x"]) as work:
             (work.path / "kept").touch()
             with pytest.raises(ConfigError, match=line(wanted)):
                 make(tmp_path / "x")
@@ -262,20 +267,17 @@ class TestRefusals:
 
     def test_a_file_in_its_place(self, tmp_path: Path) -> None:
         (tmp_path / ".x.partial").touch()
-        with pytest.raises(
-            ConfigError, match=rf"^out: {tmp_path}/.x.partial can't be written: File exists; {tmp_path} "
-        ):
+        with pytest.raises(ConfigError, match=rf"^out: {tmp_path}/.x.partial can't be written: File exists; set out="):
             make(tmp_path / "x")
 
 
 class TestSpace:
-    def test_too_little(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match=rf"^out: X needs [\d.,]+ TB, {tmp_path} has [\d.,]+ .B free; make room"):
-            check_free(tmp_path, 10**16, "X")
-
-    def test_enough(self, tmp_path: Path) -> None:
-        check_free(tmp_path, 1000, "X")
-        check_free(tmp_path, free_bytes(tmp_path) + 10**9, "X", there=2 * 10**9)
+    def test_checked_before(self, tmp_path: Path) -> None:
+        with held([tmp_path / "x"]) as work:
+            with pytest.raises(ConfigError, match=r"^out: X needs [\d.,]+ TB, .* has [\d.,]+ .B free; make room"):
+                work.check_free(10**16, "X")
+            work.check_free(1000, "X")
+            work.check_free(free_bytes(tmp_path) + 10**9, "X", there=2 * 10**9)
 
     @pytest.mark.parametrize(
         "error",

@@ -1,0 +1,291 @@
+"""Where a conversion works, and its outputs until all of them are complete; and the room on that disk."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from effloop.data.remote.location import Url
+from effloop.data.remote.send import There, look, send
+from effloop.errors import ConfigError
+from effloop.system.files import describe_failure, fsync, try_lock, write_text
+
+_FULL = 1 << 20  # a disk with less than this free is full: a writer that failed may not say why
+
+
+class WorkFolder:
+    """A folder that keeps what a conversion has done: `.NAME.partial/` beside the output, or, where outputs are URLs,
+    in the folder for downloads. One process at a time holds its lock.
+
+        job.json         determines the bytes of the outputs; a folder of another job is emptied
+        N/NAME           output N while it is written, and until it is published
+        N.json           what was noted of output N when it was finished: there is no output without
+        chunks/N/SPLIT/  re-encoded images, see `records.Chunks`
+
+    An output that is finished and not here has been published: all that a killed process knew follows from the files.
+
+        work = WorkFolder([out])
+        with work.held(job):
+            write(work.writing(out))
+            work.finish(out, {"train": 1000})
+            work.publish()
+
+    Args:
+        outs: what will be published, all of it at once: in one folder, or at URLs.
+        folder: for the work of outputs at URLs.
+    """
+
+    def __init__(self, outs: Sequence[Path | Url], folder: Path | None = None) -> None:
+        self.outs, first = outs, outs[0]
+        self._there: dict[Path | Url, There] = {}
+        if isinstance(first, Url):
+            name = re.sub(r"[^A-Za-z0-9.]+", "-", first.name)[:100]
+            folder = (folder or Path()) / "upload"
+            self.path = folder / f"{name}-{hashlib.sha256(first.encode()).hexdigest()[:16]}.partial"
+            self._other, self.room = "out=URL", "data.download_dir=FOLDER"  # another output; another disk
+        else:
+            self.path = first.parent / f".{first.name}.partial"
+            self._other = self.room = "out=PATH"
+        self._away = self.path.with_suffix(".deleted")  # as long: a name that fits makes both fit
+
+    def check_absent(self) -> None:
+        """Refuse outputs that are there, unless they may be of this job.
+
+        Raises:
+            ConfigError: one is.
+            DataError: a URL can't be written.
+        """
+        for out in self.outs:
+            there = self._exists(out)  # whether it can be written, too
+            if there and not self.path.exists():
+                self._refuse(out)
+
+    @contextmanager
+    def held(self, job: Mapping[str, Any], contents: Mapping[str, Any] | None = None) -> Iterator[None]:
+        """Hold the folder for a job, and keep what is there if it is of the same one.
+
+        Args:
+            job: a description for JSON; equal descriptions give equal outputs.
+            contents: the same for any machine: whoever has the same may continue an upload.
+
+        Raises:
+            ConfigError: the folder can't be made, another process holds it, or an output is there already.
+        """
+        self._job = json.dumps(job, indent=1, sort_keys=True)
+        self._upload_job = hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
+        for out, there in self._there.items():
+            if there.job not in (None, self._upload_job):
+                raise ConfigError(
+                    f"out: {out} has what another conversion has uploaded and not completed; remove it or set out=URL"
+                )
+        shutil.rmtree(self._away, ignore_errors=True)  # left by a kill during `remove`
+        with self._explained():
+            self.check_absent()
+            if isinstance(self.outs[0], Url):
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            lock = self._lock()
+        try:
+            with self._explained():
+                self._adopt()
+            yield
+        finally:
+            os.close(lock)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise self.unwritable(error) from None
+
+    def _lock(self) -> int:
+        while True:
+            self.path.mkdir(exist_ok=True)
+            try:
+                fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            except FileNotFoundError:  # whoever held it has just removed the folder
+                continue
+            if not try_lock(fd):
+                os.close(fd)
+                raise ConfigError(
+                    f"out: another process is writing {self.outs[0]}, it holds {self.path}; wait for it or set "
+                    f"{self._other}"
+                )
+            try:
+                if os.path.samestat(os.stat(self.path / "lock"), os.fstat(fd)):
+                    return fd
+            except FileNotFoundError:
+                pass
+            os.close(fd)
+            time.sleep(0.01)
+
+    def _adopt(self) -> None:
+        """Keep what is there if it is of the same job, else start from scratch."""
+        description = self.path / "job.json"
+        known = description.exists()
+        same = known and description.read_text() == self._job
+        published = [out for out in self.outs if self.is_finished(out) and not self.written(out).exists()]
+        lost = not all(map(self._exists, published))  # one was moved away since
+        ours: list[Path | Url] = []  # nothing is published before all are finished
+        if same and self.complete and not lost:
+            ours = [out for out in self.outs if out in published or isinstance(out, Url)]  # `send` compares
+        for out in self.outs:
+            if out not in ours and self._exists(out):
+                if not known or len(published) == len(self.outs):  # a kill before or after all the work left it
+                    self.remove()
+                self._refuse(out)
+        if not same or lost:
+            description.unlink(missing_ok=True)  # first: no job may reuse a folder that is half removed
+            for path in self.path.iterdir():
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                elif path.name != "lock":
+                    path.unlink()
+            write_text(description, self._job, sync=True)
+        self.discard()
+
+    @property
+    def complete(self) -> bool:
+        """Whether all outputs are finished: those that aren't here were published before a kill."""
+        return all(map(self.is_finished, self.outs))
+
+    def is_finished(self, out: Path | Url) -> bool:
+        """Whether this output is finished."""
+        return self._note(out).exists()
+
+    def noted(self, out: Path | Url) -> dict[str, int]:
+        """What was noted of an output when it was finished."""
+        noted: dict[str, int] = json.loads(self._note(out).read_text())
+        return noted
+
+    def writing(self, out: Path | Url) -> Path:
+        """Where to write an output: a path that isn't there, in a folder without anything else."""
+        self.discard()
+        path = self.written(out)
+        path.parent.mkdir()
+        return path
+
+    def discard(self) -> None:
+        """Remove what is half written."""
+        for out in self.outs:
+            if not self.is_finished(out):
+                shutil.rmtree(self.written(out).parent, ignore_errors=True)
+
+    def finish(self, out: Path | Url, note: Mapping[str, int]) -> None:
+        """The output is complete: give it ordinary permissions, sync it to the disk, and keep a note of it."""
+        path = self.written(out)
+        mask = os.umask(0)
+        os.umask(mask)
+        for each in chain([path], path.rglob("*")):
+            each.chmod((0o777 if each.is_dir() else 0o666) & ~mask)
+            fsync(each)
+        fsync(path.parent)
+        write_text(self._note(out), json.dumps(dict(note)), sync=True)
+
+    def publish(self) -> None:
+        """Move all outputs to their places, and remove the folder."""
+        here = [out for out in self.outs if self.written(out).exists()]
+        for out in here:
+            if not isinstance(out, Url) and self._exists(out):
+                self._refuse(out)
+        for out in here:
+            path = self.written(out)
+            if isinstance(out, Url):
+                print(send(path, out, self._upload_job).line(out))
+                os.rename(path, path.with_name(".sent"))  # at once: half of it would be another output
+                shutil.rmtree(path.parent, ignore_errors=True)
+            else:
+                os.rename(path, out)
+        fsync(self.path.parent)
+        self.remove()
+
+    def remove(self) -> None:
+        """Remove the folder. It is renamed first, so that no run ever continues from half of it."""
+        shutil.rmtree(self._away, ignore_errors=True)
+        os.rename(self.path, self._away)
+        shutil.rmtree(self._away, ignore_errors=True)
+
+    def chunks(self, out: Path | Url, split: str) -> Path:
+        """The folder of an output's re-encoded images."""
+        return self.path / "chunks" / str(self.outs.index(out)) / split
+
+    def written(self, out: Path | Url) -> Path:
+        """An output while it is here."""
+        return self.path / str(self.outs.index(out)) / out.name
+
+    def _note(self, out: Path | Url) -> Path:
+        return self.path / f"{self.outs.index(out)}.json"
+
+    def _exists(self, out: Path | Url) -> bool:
+        if not isinstance(out, Url):
+            return os.path.lexists(out)
+        if out not in self._there:
+            self._there[out] = look(out)
+        return self._there[out].whole
+
+    def _refuse(self, out: Path | Url) -> None:
+        raise ConfigError(f"out: {out} is there already, and nothing is overwritten; remove it or set {self._other}")
+
+    def unwritable(self, error: OSError) -> ConfigError:
+        """The error where the folder can't be written."""
+        return ConfigError(f"out: {describe_failure(self.path, error)}; set {self.room}")
+
+    def check_free(self, needed: int, what: str, there: int = 0) -> None:
+        """Refuse to write what doesn't fit on the disk.
+
+        Args:
+            needed: bytes in all.
+            what: is written.
+            there: bytes of them that are on the disk already.
+
+        Raises:
+            ConfigError: with both numbers.
+        """
+        if needed - there > (free := free_bytes(self.path)):
+            raise ConfigError(
+                f"out: {what} needs {size(needed - there)}, {self.path} has {size(free)} free; make room or set "
+                f"{self.room}"
+            )
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that this user can still write there."""
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
+
+
+def is_disk_full(error: BaseException | None, folder: Path) -> bool:
+    """Whether an exception comes from a full disk; each library raises its own."""
+    link = error
+    while link is not None:
+        if isinstance(link, OSError) and link.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        if os.strerror(errno.ENOSPC) in str(link) or "MDB_MAP_FULL" in str(link):
+            return True
+        link = link.__cause__ or link.__context__
+    return isinstance(error, OSError | RuntimeError) and free_bytes(folder) < _FULL
+
+
+def tree_size(folder: Path) -> int:
+    """Bytes of all files in a folder."""
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def size(num_bytes: float) -> str:
+    """`1.30 MB`: three digits and a decimal unit."""
+    for unit in ("bytes", "kB", "MB", "GB", "TB"):
+        if num_bytes < 999.5 or unit == "TB":
+            break
+        num_bytes /= 1000
+    digits = 0 if unit == "bytes" or num_bytes >= 99.95 else 1 if num_bytes >= 9.995 else 2
+    return f"{num_bytes:,.{digits}f} {unit}"
