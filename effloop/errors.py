@@ -98,6 +98,16 @@ def optional_package(module: str, part: str, install: str) -> ModuleType:
         raise ConfigError(f"{part} needs the package '{error.name}'; pip install '{install}'") from None
 
 
+def check_value(key: str, value: object, good: bool, allowed: str) -> None:
+    """Refuse the value of a config key unless it is good.
+
+    Raises:
+        ConfigError: with key, value and what is `allowed`.
+    """
+    if not good:
+        raise ConfigError(f"{key}: {value} is not allowed; set {allowed}")
+
+
 def reason(error: BaseException) -> str:
     """The first line of an exception's message, or its type's name where it has none."""
     return str(error).strip().partition("\n")[0].rstrip() or type(error).__name__

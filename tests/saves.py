@@ -12,6 +12,7 @@ import torch
 
 from effloop.checkpoint import CheckpointConfig, Checkpoints, checkpointers, files
 from effloop.errors import CheckpointError
+from effloop.system.files import replacing
 from effloop.task import LOSS
 
 
@@ -29,6 +30,13 @@ def state(step: int, numbers: int = 5000) -> dict[str, Any]:
         "progress": {"epoch": step, "samples_seen": 0, "step": step},
         "checkpoints": {"best": {"loss": 1 / step, "epoch": step - 1}},
     }
+
+
+def write(path: Path, state: dict[str, Any]) -> None:
+    """Write a checkpoint that holds whatever it may be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path, buffering=0) as file:
+        files.dump(state, file)
 
 
 def check(path: Path) -> int:

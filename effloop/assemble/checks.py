@@ -24,49 +24,45 @@ def trained_names(state: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def check_trained_on(state: Mapping[str, Any], source: Labelled) -> None:
-    """Refuse data of other classes, or other numbers, than the checkpoint's.
-
-    Raises:
-        DataError: with both lists of names.
-    """
+    """Raise a DataError for data of other classes, or other numbers, than the checkpoint's."""
     names, trained = list(source.target_names), list(trained_names(state))
     if names != trained:
         what = "classes" if source.classes else "numbers"
+        fewer = ", or data.allow_missing_classes=true" * (bool(source.classes) and set(names) < set(trained))
         raise DataError(
-            f"{source.where} has the {what} {', '.join(names[:8])}, "
-            f"the checkpoint was trained on {', '.join(trained[:8])}; "
-            f"set data.root to data of the same {what}"
-            + ", or data.allow_missing_classes=true"
-            * (bool(source.classes) and set(names) < set(trained))
+            f"{source.where} has the {what} {', '.join(names[:8])}, the checkpoint was trained on "
+            f"{', '.join(trained[:8])}; set data.root to data of the same {what}{fewer}"
         )
 
 
 def check_resumable(config: Config, state: Mapping[str, Any], *, world_size: int, in_place: bool) -> None:
     """Refuse to resume with what the optimizer's state, or the schedule's position, doesn't fit.
 
-    Args:
-        config: of the run to continue.
-        state: the checkpoint.
-        world_size: ranks that continue.
-        in_place: whether in the same run folder.
-
     Raises:
-        ConfigError: another model, optimizer or size of an update; or nothing is left to do.
+        ConfigError: another model, optimizer or size of an update; or, in another run folder, nothing is left to do.
     """
     check_same_model(config, state)
     now, then = configs.to_dict(config), state["config"]
-    _check_same("accumulate", then["accumulate"], now["accumulate"])  # the schedule's position counts updates
-    _check_same_batch(config, state, world_size)
-    _check_same("probe", then.get("probe", 0), now["probe"])  # it decides what is trained, and the updates of an epoch
-    # The optimizer's state goes by the place among what is trained, and by groups, whose rates may differ.
-    _check_same("model.freeze", then["model"]["freeze"], now["model"]["freeze"])
-    _check_same("optim", then["optim"]["name"], now["optim"]["name"])
-    key = "decay_norm_and_bias"
-    _check_same(f"optim.{key}", then["optim"][key], now["optim"][key])
+    same = {
+        "accumulate": (then["accumulate"], now["accumulate"]),  # the schedule's position counts updates
+        "probe": (then.get("probe", 0), now["probe"]),  # it decides what is trained, and the updates of an epoch
+        # The optimizer's state goes by the place among what is trained, and by groups, whose rates may differ.
+        "model.freeze": (then["model"]["freeze"], now["model"]["freeze"]),
+        "optim": (then["optim"]["name"], now["optim"]["name"]),
+        "optim.decay_norm_and_bias": tuple(each["optim"]["decay_norm_and_bias"] for each in (then, now)),
+    }
     for key in ("layer_decay", "head_lr"):
         was, new = then["optim"].get(key), now["optim"][key]  # older checkpoints have none
         if (was is None) != (new is None):
-            _check_same(f"optim.{key}", was, new)
+            same[f"optim.{key}"] = was, new
+    _check_same_batch(config, state, world_size)
+    for key, (was, new) in same.items():
+        if was != new:
+            was, new = compare.format_value(was), compare.format_value(new)
+            raise ConfigError(
+                f"{key}: the checkpoint was trained with {was}, not {new}; keep {key}={was}, or start a run of its own "
+                "from the weights alone: model.weights=RUN"
+            )
     epoch = state["progress"]["epoch"]
     if epoch >= config.epochs and not in_place:
         raise ConfigError(
@@ -74,41 +70,22 @@ def check_resumable(config: Config, state: Mapping[str, Any], *, world_size: int
         )
 
 
-def _check_same(key: str, was: Any, now: Any) -> None:
-    if was != now:
-        was, now = compare.format_value(was), compare.format_value(now)
-        raise ConfigError(
-            f"{key}: the checkpoint was trained with {was}, not {now}; keep {key}={was}, or start a run of its own "
-            "from the weights alone: model.weights=RUN"
-        )
-
-
 def _check_same_batch(config: Config, state: Mapping[str, Any], world_size: int) -> None:
-    """Refuse another global batch size."""
     was, ranks = state["config"]["batch_size"], state["world_size"]
     if was * ranks != config.batch_size * world_size:
-        ours, theirs = (f" on {_ranks(count)}" * (max(ranks, world_size) > 1) for count in (world_size, ranks))
+        several = max(ranks, world_size) > 1
+        ours, theirs = (f" on {count} rank{'s' * (count != 1)}" * several for count in (world_size, ranks))
         fits, rest = divmod(was * ranks, world_size)
         raise ConfigError(
             f"batch_size: the checkpoint was trained with {was}{theirs}, not {config.batch_size}{ours}; "
-            + (f"keep {_ranks(ranks)}" if rest else f"keep batch_size={fits}{ours}")
+            + (f"keep {theirs.removeprefix(' on ')}" if rest else f"keep batch_size={fits}{ours}")
         )
 
 
-def _ranks(count: int) -> str:
-    return f"{count} rank{'s' * (count != 1)}"
-
-
 def check_same_data(state: Mapping[str, Any], data: Mapping[str, Any], *, in_place: bool) -> list[str]:
-    """Refuse to continue with other data in the same run folder; in a new one a line for each split says so.
+    """Raise a DataError for other data (`data`: {split: its fingerprint}) than the checkpoint's in the same run folder.
 
-    Args:
-        state: the checkpoint.
-        data: {split: its fingerprint} of the run to continue; files behind a URL are compared with those of a URL.
-        in_place: whether in the same run folder.
-
-    Raises:
-        DataError: with both fingerprints.
+    In a new one a line for each split says so. Files behind a URL are compared with those of a URL.
     """
     then = dict(state.get("data", data))
     on_one_side = {key for key in then.keys() ^ data.keys() if key.startswith("remote")}
@@ -123,11 +100,7 @@ def check_same_data(state: Mapping[str, Any], data: Mapping[str, Any], *, in_pla
 
 
 def check_same_model(config: Config, state: Mapping[str, Any]) -> None:
-    """Refuse another task or another network than the checkpoint's.
-
-    Raises:
-        ConfigError: with what differs.
-    """
+    """Raise a ConfigError for another task or another network than the checkpoint's."""
     trained_for = state["config"]["task"]["name"]
     if trained_for != config.task.name:
         raise ConfigError(f"task: the checkpoint was trained with task={trained_for}, not {config.task.name}; keep it")
@@ -141,15 +114,7 @@ def check_same_model(config: Config, state: Mapping[str, Any]) -> None:
 
 
 def check_position(state: Mapping[str, Any], samples: int) -> None:
-    """Refuse to continue behind an epoch's end.
-
-    Args:
-        state: the checkpoint.
-        samples: of an epoch of the run to continue.
-
-    Raises:
-        ConfigError: with both numbers.
-    """
+    """Raise a ConfigError for a position behind the end of an epoch, which has so many samples."""
     if (seen := state["progress"]["samples_seen"]) > samples:
         raise ConfigError(
             f"resume: the checkpoint is {seen} samples into an epoch, which has {samples} here; continue with the data "
@@ -158,20 +123,14 @@ def check_position(state: Mapping[str, Any], samples: int) -> None:
 
 
 def check_same_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> None:
-    """Refuse weights of other names or shapes than a model's.
-
-    Raises:
-        ConfigError: with the first five, and how many there are.
-    """
+    """Raise a ConfigError for weights of other names or shapes than a model's: the first five, and how many."""
     own = model.state_dict()
-    shapes = {name: tuple(getattr(each, "shape", ())) for name, each in tensors.items()}
     wrong = [f"{name} is missing" for name in own if name not in tensors]
     wrong += [f"{name} is none of the model's" for name in tensors if name not in own]
-    wrong += [
-        f"{name} is {shapes[name]}, not {tuple(each.shape)}"
-        for name, each in own.items()
-        if name in tensors and shapes[name] != tuple(each.shape)
-    ]
+    for name, tensor in tensors.items():
+        found = tuple(getattr(tensor, "shape", ()))
+        if name in own and found != (shape := tuple(own[name].shape)):
+            wrong.append(f"{name} is {found}, not {shape}")
     if wrong:
         rest = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise ConfigError(
@@ -186,5 +145,5 @@ def fitting(command: str) -> Iterator[None]:
     try:
         yield
     except (LookupError, RuntimeError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
-        reason = " ".join(str(error).split())[:600]
-        raise ConfigError(f"{command}: the checkpoint doesn't fit this config: {reason}") from error
+        why = " ".join(str(error).split())[:600]
+        raise ConfigError(f"{command}: the checkpoint doesn't fit this config: {why}") from error

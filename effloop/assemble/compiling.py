@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from effloop.assemble.resolve import Resolved
 from effloop.batch import ImageSize
 from effloop.checkpoint import rng
-from effloop.errors import ConfigError
+from effloop.errors import ConfigError, reason
 from effloop.precision import Precision
 from effloop.task import Task
 
@@ -40,11 +40,8 @@ def seconds_of(step: Callable[[], object], calls: int = 1, clock: Callable[[], f
 class Stateful(Protocol):
     """An optimizer, a precision, a schedule."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that a step changes."""
-
-    def load_state_dict(self, state: dict[str, Any], /) -> object:
-        """Restore it."""
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any], /) -> object: ...
 
 
 @contextmanager
@@ -96,16 +93,9 @@ def compile_now(
 ) -> float:
     """Compile a model before training is timed; returns the seconds that it took.
 
-    For training and evaluation, at each image size; nothing else changes. All ranks have to do it: DDP splits the
-    graph where gradients are sent, so that communication overlaps with computing.
-
-    Args:
-        config: of the run.
-        train_step: a `Step`, as `Parallel.wrap` returned it.
-        averaged: the model that is evaluated.
-        task: of both.
-        precision: of both.
-        num_outputs: of the model.
+    For training, by a `Step` as `Parallel.wrap_step` returned it, and for evaluation, by the `averaged` model, at each
+    image size; nothing else changes. All ranks have to do it: DDP splits the graph where gradients are sent, so that
+    communication overlaps with computing.
 
     Raises:
         ConfigError: torch.compile failed; the message has its reason.
@@ -125,5 +115,4 @@ def compile_now(
         with state_preserved(train_step):
             return seconds_of(run)
     except dynamo.exc.TorchDynamoException as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ConfigError(f"compile: torch.compile can't do it here: {reason}; set compile=false") from error
+        raise ConfigError(f"compile: torch.compile can't do it here: {reason(error)}; set compile=false") from error

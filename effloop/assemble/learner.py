@@ -54,11 +54,7 @@ from effloop.train.trainer import BatchStream
 
 
 def build_loss(environment: Environment, data: Data, num_outputs: int) -> tuple[TrainLoss, list[str]]:
-    """What a training step minimises, and lines for users.
-
-    Raises:
-        ConfigError, DataError, CheckpointError: there is no such teacher, or it is of other classes or another task.
-    """
+    """What a training step minimises, and lines for users; an EffLoopError for a teacher that can't teach."""
     config, task = environment.config.distill, environment.task
     if config.teacher is None:
         return TrainLoss(task), []
@@ -84,11 +80,7 @@ def build_loss(environment: Environment, data: Data, num_outputs: int) -> tuple[
 
 
 def _check(state: Mapping[str, Any], path: Path, environment: Environment, data: Data) -> None:
-    """Refuse a teacher of another task or of other classes.
-
-    Raises:
-        ConfigError, DataError: it is one.
-    """
+    """Refuse a teacher of other channels, another task or other classes."""
     task, taught = environment.config.task.name, state["config"]["task"]["name"]
     channels, given = environment.config.data.channels, state["config"]["data"].get("channels", 3)
     if channels != given:
@@ -126,8 +118,7 @@ def _teacher(state: Mapping[str, Any], path: Path, environment: Environment, num
     return Teacher(task.with_output_transform(model), own, given, theirs.size)
 
 
-_SHOWN = 8
-"""Layers of which the learning rate is in a run's log."""
+_SHOWN = 8  # layers of which the learning rate is in a run's log
 
 Advise = Callable[[Resolved, nn.Module, Probe, Sequence[Loader], Parallel, Precision], list[str]]
 """Config, model, its probe, loaders, parallel and precision of a run -> lines for users."""
@@ -172,11 +163,7 @@ class Start:
         return cls(checkpoint, files.read(checkpoint), resume is not None, stamp=stamp)
 
     def check_unchanged(self) -> None:
-        """Once the run folder is this process's alone: see that no other one has trained since the state was read.
-
-        Raises:
-            ConfigError: one has.
-        """
+        """Once the run folder is this process's alone: a ConfigError if another trained since the state was read."""
         if self.checkpoint and _stamp(self.checkpoint) != self.stamp:
             raise ConfigError(
                 f"resume: another process has trained the run of {self.checkpoint} since that was read; type it again"
@@ -225,7 +212,7 @@ def build_learner(environment: Environment, data: Data, start: Start, advise: Ad
     """
     config, parallel, precision = environment.config, environment.parallel, environment.precision
     if config.probe:
-        from effloop.assemble.probe import check_probe
+        from effloop.assemble.probe import build_probe, check_probe
 
         check_probe(config, parallel)
     num_outputs = environment.task.num_outputs(data.train.plan.source)
@@ -241,8 +228,6 @@ def build_learner(environment: Environment, data: Data, start: Start, advise: Ad
     train: BatchStream = data.batches
     val: BatchStream = data.val
     if config.probe:
-        from effloop.assemble.probe import build_probe
-
         train, val, more = build_probe(environment, data, model)
         notes += more
     model = parallel.wrap(model)  # before the optimizer: a strategy that shards replaces the parameters
@@ -263,12 +248,9 @@ def build_learner(environment: Environment, data: Data, start: Start, advise: Ad
 
 
 def _load(model: nn.Module, environment: Environment, data: Data, start: Start) -> list[str]:
-    """Give a model the weights that training begins with; lines for users.
-
-    Raises:
-        ConfigError, DataError: the checkpoint, or the weights, don't fit.
-    """
+    """Give a model the weights that training begins with; lines for users."""
     config, notes = environment.config, []
+    normalisation = tuple(config.data.mean or ()), tuple(config.data.std or ())
     if start.state:
         with fitting("resume"):  # before there is a new run folder
             world_size = environment.parallel.world_size
@@ -279,10 +261,8 @@ def _load(model: nn.Module, environment: Environment, data: Data, start: Start) 
             check_same_tensors(model, files.trained(start.state))
             model.load_state_dict(files.trained(start.state))
     elif config.model.weights:
-        normalisation = tuple(config.data.mean or ()), tuple(config.data.std or ())
         notes.append(load_weights(model, config.model.weights, config.model.zoo, config.image_size, normalisation))
     elif backbone := getattr(config.model, "backbone_weights", None):
-        normalisation = tuple(config.data.mean or ()), tuple(config.data.std or ())
         zoo = getattr(config.model, "backbone_zoo", None)
         notes.append(load_backbone(model, backbone, zoo, config.image_size, normalisation))
     if config.model.weights and config.resume:
@@ -293,11 +273,7 @@ def _load(model: nn.Module, environment: Environment, data: Data, start: Start) 
 def _optimizer(
     config: Resolved, model: nn.Module, train: BatchStream
 ) -> tuple[NoEMA, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, list[str]]:
-    """What changes a model; lines for users.
-
-    Raises:
-        ConfigError: an epoch has no update.
-    """
+    """What changes a model; lines for users."""
     updates = len(train) // config.accumulate
     if not updates:
         raise ConfigError(
@@ -322,9 +298,6 @@ def _optimizer(
 def _rates(config: Resolved, images: int, model: nn.Module) -> tuple[list[Layer], list[str]]:
     """The layers with their learning rates for updates of so many images, and lines for users; nothing where all have
     the same rate.
-
-    Raises:
-        ConfigError: `optim.head_lr` is set, and the model has no head that can be told.
     """
     optim = config.optim
     if optim.layer_decay is None and optim.head_lr is None:
@@ -332,7 +305,8 @@ def _rates(config: Resolved, images: int, model: nn.Module) -> tuple[list[Layer]
     layers = rates_by_layer(model, scaled_lr(optim, images), optim.layer_decay)
     if optim.head_lr is not None:
         layers = with_head(layers, _head(config, model), scaled_lr(replace(optim, lr=optim.head_lr), images))
-    rates = [f"{layer.lr:.2g} {layer.name}" for layer in layers if _is_trained(model, layer)]
+    trained = {name for name, each in model.named_parameters(remove_duplicate=False) if each.requires_grad}
+    rates = [f"{layer.lr:.2g} {layer.name}" for layer in layers if trained.intersection(layer.parameters)]
     shown = rates if len(rates) < _SHOWN else [*rates[: _SHOWN // 2], "...", *rates[-_SHOWN // 2 :]]
     return layers, [f"lr     {', '.join(shown)}"]
 
@@ -340,9 +314,6 @@ def _rates(config: Resolved, images: int, model: nn.Module) -> tuple[list[Layer]
 def _head(config: Resolved, model: nn.Module) -> list[str]:
     """The modules that have the rate of `optim.head_lr`: the last layer, or of a model of pixels all above its
     backbone.
-
-    Raises:
-        ConfigError: the model has no such.
     """
     what = "doesn't end with a linear layer"
     if is_spatial(config.task.name):
@@ -359,7 +330,3 @@ def _head(config: Resolved, model: nn.Module) -> list[str]:
         f"optim.head_lr: {config.optim.head_lr:g}, but this model {what}; set optim.head_lr=null, optim.layer_decay "
         "decreases the rate layer by layer"
     )
-
-
-def _is_trained(model: nn.Module, layer: Layer) -> bool:
-    return any(model.get_parameter(name).requires_grad for name in layer.parameters)

@@ -22,7 +22,7 @@ from effloop.data.ledger import Ledger
 from effloop.data.loader import Loader
 from effloop.data.order import Order
 from effloop.data.plan import Plan
-from effloop.data.source import Cache, DataConfig, Kind, Source, Tail
+from effloop.data.source import Cache, Kind, Source, Tail
 from effloop.data.source.config import Index
 from effloop.data.source.counts import classes_without_samples
 from effloop.data.source.splits import open_part, open_split
@@ -112,18 +112,15 @@ def loader_for(config: Resolved, task: Task, source: Source, parallel: Slice, us
         plan = replace(plan, on_bad=OnBad.replace if train else OnBad.leave_out)
         ledger = Ledger(use.split, source.where, len(source), config.max_errors)
     most = ledger.most if ledger else 0
-    line = check_samples(plan, config.data.check, config.num_workers, most, _verify(config.data))
+    where = [f"data={config.data.name}"] * (config.data.name != "auto")
+    where += [f"data.root={config.data.root}"] * bool(config.data.root)
+    verify = shlex.join(["verify", *where])
+    line = check_samples(plan, config.data.check, config.num_workers, most, verify)
     if line and not parallel.rank:
         warn(line)
     loader = _loader_of(config, task, plan, device, train=train)
     loader.ledger = ledger
     return loader
-
-
-def _verify(data: DataConfig) -> str:
-    """The command that checks every sample of some data."""
-    words = [f"data={data.name}"] * (data.name != "auto") + [f"data.root={data.root}"] * bool(data.root)
-    return shlex.join(["verify", *words])
 
 
 def _loader_of(config: Resolved, task: Task, plan: Plan, device: torch.device, *, train: bool) -> Loader:
@@ -143,20 +140,14 @@ def _loader_of(config: Resolved, task: Task, plan: Plan, device: torch.device, *
 
 
 def _mix(config: Resolved, task: Task, source: Source) -> Mix | None:
-    """What mixes the images of a batch; None where the task's targets can't be mixed.
-
-    Raises:
-        ConfigError: that is asked for nevertheless.
-    """
+    """What mixes the images of a batch; None where the task's targets can't be mixed, a ConfigError if asked for."""
     num_outputs = task.num_outputs(source)
     for key, able in (("mixup", task.mixes), ("cutmix", task.mixes and task.cuts)):
         if (value := getattr(config.augment, key)) and not able:
             raise ConfigError(
                 f"augment.{key}: {value} mixes targets as task={config.task.name} can't learn them; set augment.{key}=0"
             )
-    if task.mixes:
-        return Mix(config.augment.mixup, config.augment.cutmix, num_outputs)
-    return None
+    return Mix(config.augment.mixup, config.augment.cutmix, num_outputs) if task.mixes else None
 
 
 def source_of(config: Resolved, split: str, parallel: Slice, classes: Sequence[str] | None = None) -> Source:

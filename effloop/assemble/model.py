@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from effloop.assemble.resolve import Resolved
-from effloop.errors import ConfigError, EffLoopError
+from effloop.errors import ConfigError, EffLoopError, reason
 from effloop.model import checkpoint_blocks, freeze, models, norms_of_one_value
 from effloop.parallel import Parallel
 from effloop.task import is_spatial
@@ -36,11 +36,7 @@ def build_model(config: Resolved, num_outputs: int, device: torch.device) -> nn.
 
 
 def _tried(config: Resolved, num_outputs: int) -> nn.Module:
-    """The model as it is built, once it has taken an image of each size: many can't take a small one.
-
-    Raises:
-        ConfigError: it can't, or it has outputs for images where the task learns pixels, or the reverse.
-    """
+    """The model as it is built, once it has taken an image of each size: many can't take a small one."""
     size, spatial = config.size, is_spatial(config.task.name)
     name = getattr(config.model, "arch", config.model.name)
     try:
@@ -51,16 +47,24 @@ def _tried(config: Resolved, num_outputs: int) -> nn.Module:
             with torch.no_grad():
                 outputs = built.eval()(torch.zeros(1, config.data.channels, *size))
             if (outputs.ndim == 4) != spatial:
-                raise ConfigError(_of_another_task(config, name))
+                has, learns = ("each image", "each pixel") if spatial else ("each pixel", "each image")
+                others = (
+                    "model=unet, deeplabv3_resnet50 or another model of pixels"
+                    if spatial
+                    else "model=resnet50 or another model of images, or task=segmentation for masks"
+                )
+                raise ConfigError(
+                    f"model: {name} has an output for {has}, and task={config.task.name} learns one for {learns}; "
+                    f"set {others}"
+                )
             if outputs.shape != (wanted := (1, num_outputs, *(size if spatial else ()))):
                 raise ValueError(f"it gives {tuple(outputs.shape)} for one image, not {wanted} outputs")
     except EffLoopError:
         raise
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
         key = "image_size" if size == config.size else "progressive"
         raise ConfigError(
-            f"model: {name} can't be built for {key}={size.word}: {reason}; set another {key} or model"
+            f"model: {name} can't be built for {key}={size.word}: {reason(error)}; set another {key} or model"
         ) from error
     return built
 
@@ -82,15 +86,3 @@ def check_batch_norm(config: Resolved, model: nn.Module, parallel: Parallel) -> 
                 f"{size.word} pixels; {len(names)} such layer{'s' * (len(names) > 1)}), and that has no variance; set "
                 f"batch_size={config.batch_size + 1}{sync}, or another model"
             )
-
-
-def _of_another_task(config: Resolved, name: str) -> str:
-    if is_spatial(config.task.name):
-        return (
-            f"model: {name} has one output for each image, and task={config.task.name} learns one for each pixel; set "
-            "model=unet, deeplabv3_resnet50 or another model of pixels"
-        )
-    return (
-        f"model: {name} has an output for each pixel, and task={config.task.name} learns one for each image; set "
-        "model=resnet50 or another model of images, or task=segmentation for masks"
-    )

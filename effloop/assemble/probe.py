@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -33,11 +33,7 @@ from effloop.system.progress import Meter
 
 
 def check_probe(config: Resolved, parallel: Parallel) -> None:
-    """Refuse what needs images in training, or more than one process.
-
-    Raises:
-        ConfigError: the config asks for it.
-    """
+    """Raise a ConfigError for what needs images in training, or more than one process."""
     of_images = {  # key -> whether it is on, and what turns it off
         "augment.mixup": (config.augment.mixup, "0"),
         "augment.cutmix": (config.augment.cutmix, "0"),
@@ -62,11 +58,6 @@ def build_probe(
     environment: Environment, data: Data, model: nn.Module
 ) -> tuple[FeatureStream, FeatureStream, list[str]]:
     """What a probe loads for training and validation, and lines for users; the model's head is all that is trained.
-
-    Args:
-        environment: of the run.
-        data: its splits.
-        model: with the weights that the features are of; changed by `train_head_only`.
 
     Raises:
         ConfigError: the model has no head.
@@ -108,15 +99,9 @@ def _key(config: Resolved, precision: Precision, model: nn.Module, head: str, lo
 
 
 def _kept(path: Path, features: Features, loader: Loader, precision: Precision) -> tuple[NDArray[np.float32], str]:
-    """A split's features, mapped from a file, which is written first if it isn't there; and a line for users.
-
-    Raises:
-        ConfigError: it can't be written.
-    """
-    try:
+    """A split's features, mapped from a file, which is written first if it isn't there; and a line for users."""
+    with suppress(OSError, ValueError, EOFError):  # missing or damaged
         return np.load(path, mmap_mode="r"), f"those of {path}"
-    except (OSError, ValueError, EOFError):  # missing or damaged
-        pass
     started = time.perf_counter()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -58,14 +58,9 @@ def num_workers(config: Config, parallel: Slice | None = None) -> int:
 
 
 def tuned_workers(config: Config, parallel: Slice) -> tuple[int, str] | None:
-    """What `num_workers=auto` is where `tune` has measured this pipeline, on this machine and data.
+    """What `num_workers=auto` is where `tune` has measured this pipeline, on this machine and data; a line for users.
 
-    Returns:
-        The number, and a line for users; None where a number was asked for, several ranks share the machine, or nothing
-        was measured.
-
-    Raises:
-        ConfigError, DataError: the training split can't be opened.
+    None where a number was asked for, several ranks share the machine, or nothing was measured.
     """
     if isinstance(config.num_workers, int) or parallel.world_size > 1 or not Findings.any_here(config):
         return None
@@ -80,11 +75,8 @@ def tuned_workers(config: Config, parallel: Slice) -> tuple[int, str] | None:
     return int(str(count)), f"num_workers: auto took {count}, as tune found on {date}{more}"
 
 
-# What a run needs of its machine, compared with what there is, before anything is loaded.
-
-
 def check_limits(config: Config, ranks: Slice, *, on_host: bool) -> None:
-    """Refuse more workers, open files or memory than this machine has.
+    """Refuse more workers, open files or memory than this machine has, before anything is loaded.
 
     Args:
         config: of the run.

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from effloop import config as configs
@@ -23,7 +22,7 @@ from effloop.config.hydra_setup import run_folder
 from effloop.data.source.root import remote_files
 from effloop.errors import ConfigError, warn
 from effloop.profile import profilers
-from effloop.record import SKIPPED, Metrics, Recorder, recorders
+from effloop.record import SKIPPED, Metrics, recorders
 from effloop.runs.folder import (
     RunInfo,
     claim_run_dir,
@@ -41,11 +40,9 @@ from effloop.runs.reader import flatten
 from effloop.system.command import seconds_of_command
 from effloop.system.files import describe_bytes, keep_rows, remove_stale
 from effloop.train.evaluation import compare_some
-from effloop.train.nan import LIST, NanContext, NanPolicy, StopOrSkip
+from effloop.train.nan import LIST, NanContext, StopOrSkip
 from effloop.train.stopping import EarlyStop, StopConfig
 from effloop.train.trainer import LoopConfig, Progress, Trainer
-
-# Whether a run's checkpoints fit on the disk, before the first step.
 
 _BESIDES = 256 << 10
 """Bytes of what else a run writes by its first checkpoint."""
@@ -54,20 +51,18 @@ _BESIDES = 256 << 10
 def check_room(config: Config, learner: Learner, start: Start, run_dir: Path) -> None:
     """Refuse a disk on which the first checkpoint has no room; warn where those that a run keeps have none.
 
-    Args:
-        config: of the run.
-        learner: what is saved.
-        start: what training starts from.
-        run_dir: the run folder, which need not exist.
-
     Raises:
         ConfigError: with the bytes that are needed, and those that are free; or a folder is in a checkpoint's place.
     """
     if not config.checkpoint.writes:
         return
     place = next(each for each in (run_dir.absolute(), *run_dir.absolute().parents) if each.is_dir())
-    free, size = shutil.disk_usage(place).free, checkpoint_bytes(learner)
-    there = sum(map(_size, run_dir.glob("checkpoints/*.ckpt")))
+    free, size, there = shutil.disk_usage(place).free, checkpoint_bytes(learner), 0
+    for checkpoint in run_dir.glob("checkpoints/*.ckpt"):
+        if checkpoint.is_dir():
+            raise ConfigError(f"run: {checkpoint} is a folder, in the place of a checkpoint; move it away")
+        with suppress(OSError):  # a link that leads nowhere, or it has just been removed
+            there += checkpoint.stat().st_size
     first = size * (1 if start.in_place else 2) + _BESIDES  # a new run's first one is its best, too, a file of its own
     if free < first:
         raise ConfigError(
@@ -82,30 +77,14 @@ def check_room(config: Config, learner: Learner, start: Start, run_dir: Path) ->
         )
 
 
-def _size(checkpoint: Path) -> int:
-    if checkpoint.is_dir():
-        raise ConfigError(f"run: {checkpoint} is a folder, in the place of a checkpoint; move it away")
-    try:
-        return checkpoint.stat().st_size
-    except OSError:  # a link that leads nowhere, or it has just been removed
-        return 0
-
-
 def checkpoint_bytes(learner: Learner) -> int:
     """About what a checkpoint takes: weights, their average, and what the optimizer will keep for each parameter."""
-    weights = _bytes(learner.model.state_dict().values())
+    state, parameters = learner.model.state_dict().values(), learner.model.parameters()
+    weights = sum(each.nbytes for each in state if isinstance(each, Tensor))
     averaged = weights if learner.average.model is not learner.model else 0
-    return weights + averaged + _copies(learner.optimizer) * _bytes(learner.model.parameters(), trained=True)
-
-
-def _copies(optimizer: torch.optim.Optimizer) -> int:
-    """Tensors of a parameter's size that an optimizer keeps for each."""
-    defaults = optimizer.defaults
-    return 2 if "betas" in defaults else int(bool(defaults.get("momentum", True)))
-
-
-def _bytes(tensors: Iterable[Tensor], *, trained: bool = False) -> int:
-    return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor) and tensor.requires_grad >= trained)
+    settings = learner.optimizer.defaults
+    copies = 2 if "betas" in settings else int(bool(settings.get("momentum", True)))  # of each parameter
+    return weights + averaged + copies * sum(each.nbytes for each in parameters if each.requires_grad)
 
 
 Begun = Callable[[Path], None]
@@ -205,8 +184,28 @@ def _trainer(
     config, parallel = environment.config, environment.parallel
     checkpoints = _checkpoints(environment, data, run_dir)
     metrics = Metrics(environment.task.num_sums, parallel.device, parallel.sum)
-    recorder = _recorder(environment, start, run_dir, startup)
+    recorder = recorders.build(
+        config.record,
+        run_dir=run_dir,
+        task=environment.task,
+        first_step=Progress(**start.state["progress"]).step if start.state else 0,
+        startup=startup,
+        hyperparameters=flatten(configs.to_dict(environment.recorded)),
+        rank=parallel.rank,
+        world_size=parallel.world_size,
+    )
     recorder.download = data.download
+    nan_context = NanContext(
+        model=learner.model,
+        averaged=learner.average.model,
+        parallel=parallel,
+        sums=metrics.sums,
+        accumulate=config.accumulate,
+        scaler=environment.precision.scaler,
+        run_dir=run_dir,
+        name=data.train.plan.source.name,
+        saved=checkpoints.close,
+    )
     trainer = Trainer(
         model=learner.model,
         train_step=learner.train_step,
@@ -215,7 +214,7 @@ def _trainer(
         schedule=learner.schedule,
         task=environment.task,
         metrics=metrics,
-        nan=_nan_policy(environment, data, learner, metrics, checkpoints),
+        nan=StopOrSkip(nan_context, skip=config.nan == "skip"),
         parallel=parallel,
         precision=environment.precision,
         recorder=recorder,
@@ -235,36 +234,6 @@ def _trainer(
         if start.in_place and not parallel.on_rank0(checkpoints.has_best):
             checkpoints.best = {}
     return trainer
-
-
-def _nan_policy(
-    environment: Environment, data: Data, learner: Learner, metrics: Metrics, checkpoints: Checkpoints
-) -> NanPolicy:
-    context = NanContext(
-        model=learner.model,
-        averaged=learner.average.model,
-        parallel=environment.parallel,
-        sums=metrics.sums,
-        accumulate=environment.config.accumulate,
-        scaler=environment.precision.scaler,
-        run_dir=checkpoints.folder.parent,
-        name=data.train.plan.source.name,
-        saved=checkpoints.close,
-    )
-    return StopOrSkip(context, skip=environment.config.nan == "skip")
-
-
-def _recorder(environment: Environment, start: Start, run_dir: Path, startup: Mapping[str, float]) -> Recorder:
-    return recorders.build(
-        environment.config.record,
-        run_dir=run_dir,
-        task=environment.task,
-        first_step=Progress(**start.state["progress"]).step if start.state else 0,
-        startup=startup,
-        hyperparameters=flatten(configs.to_dict(environment.recorded)),
-        rank=environment.parallel.rank,
-        world_size=environment.parallel.world_size,
-    )
 
 
 def _checkpoints(environment: Environment, data: Data, run_dir: Path) -> Checkpoints:

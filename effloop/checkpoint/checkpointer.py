@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,62 +15,17 @@ from torch import Tensor
 
 from effloop.checkpoint import files
 from effloop.checkpoint.files import Store
-from effloop.errors import CheckpointError, ConfigError
+from effloop.errors import CheckpointError, ConfigError, check_value
 from effloop.registry import PartConfig, Registry, either
 from effloop.system.signals import PATIENCE_S, interrupts_deferred
 from effloop.task import Meter
 
-# A save while training goes on.
-
-
-class Writer:
-    """Carries out one job at a time, in a thread; what it raises is raised by the next call.
-
-    Args:
-        background: False carries a job out at once.
-    """
-
-    def __init__(self, *, background: bool) -> None:
-        self._background = background
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-
-    def start(self, job: Callable[[], None]) -> None:
-        """Begin a job; call `wait` before."""
-        if not self._background:
-            job()
-            return
-        # No daemon: Python waits for it at its end, also where training has failed.
-        self._thread = threading.Thread(target=self._run, args=(job,), name="checkpoint")
-        self._thread.start()
-
-    def check(self) -> None:
-        """Raise what the last job has raised, once; takes no time."""
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-
-    def wait(self) -> None:
-        """Wait for the job that is carried out, if one is; then as `check`."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        self.check()
-
-    def _run(self, job: Callable[[], None]) -> None:
-        try:
-            job()
-        except BaseException as error:
-            self._error = error
-
-
-# A copy of a run's state in the host's memory, which is written while training goes on.
-
 
 class Snapshots:
-    """Copies states; the next copy is put where the one before is, which must not be used any more then.
+    """Copies of a run's state in the host's memory, which are written while training goes on.
 
-    Memory that is new costs as much as the copy: 0.2 s for 400 MB, 0.1 s in the same place again.
+    A copy is put where the one before is, which must not be used any more then. Memory that is new costs as much as
+    the copy: 0.2 s for 400 MB, 0.1 s in the same place again.
 
     Args:
         host: also copy what is in the host's memory. Without it a state must not change until it is written.
@@ -83,48 +37,43 @@ class Snapshots:
 
     def take(self, state: Any) -> Any:
         """A state of nested dicts, lists and tuples, with tensors and plain values; tensors are on the CPU."""
-        copy = _Copy(self._buffers, host=self._host)
-        found = copy.of(state, ())
-        for device in copy.devices:  # one wait for all
+        used: dict[tuple[Any, ...], Tensor] = {}
+        seen: dict[tuple[Any, ...], Tensor] = {}
+        devices: set[torch.device] = set()
+
+        def copied(value: Any, place: tuple[Any, ...]) -> Any:
+            if isinstance(value, Tensor):
+                return tensor_copied(value.detach(), place)
+            if isinstance(value, dict):
+                found: Any = OrderedDict() if isinstance(value, OrderedDict) else {}
+                found.update((key, copied(each, (*place, key))) for key, each in value.items())
+                if hasattr(value, "_metadata"):  # versions of modules, by which `load_state_dict` goes
+                    found._metadata = copied(value._metadata, (*place, None))
+                return found
+            if isinstance(value, list | tuple):
+                return type(value)(copied(each, (*place, number)) for number, each in enumerate(value))
+            return value
+
+        def tensor_copied(tensor: Tensor, place: tuple[Any, ...]) -> Tensor:
+            if not self._host and tensor.device.type == "cpu" and tensor.nbytes == tensor.untyped_storage().nbytes():
+                return tensor
+            key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+            if tensor.numel() and key in seen:  # tied weights stay one tensor
+                return seen[key]
+            buffer = self._buffers.get(place)
+            if buffer is None or _layout(buffer) != _layout(tensor):
+                buffer = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+            buffer.copy_(tensor, non_blocking=tensor.is_cuda)
+            if tensor.is_cuda:
+                devices.add(tensor.device)
+            used[place] = seen[key] = buffer
+            return buffer
+
+        found = copied(state, ())
+        for device in devices:  # one wait for all
             torch.cuda.current_stream(device).synchronize()
-        self._buffers = copy.used
+        self._buffers = used
         return found
-
-
-class _Copy:
-    def __init__(self, buffers: dict[tuple[Any, ...], Tensor], *, host: bool) -> None:
-        self._buffers, self._host = buffers, host
-        self._seen: dict[tuple[Any, ...], Tensor] = {}
-        self.used: dict[tuple[Any, ...], Tensor] = {}
-        self.devices: set[torch.device] = set()
-
-    def of(self, value: Any, place: tuple[Any, ...]) -> Any:
-        if isinstance(value, Tensor):
-            return self._tensor(value.detach(), place)
-        if isinstance(value, dict):
-            found: Any = OrderedDict() if isinstance(value, OrderedDict) else {}
-            found.update((key, self.of(each, (*place, key))) for key, each in value.items())
-            if hasattr(value, "_metadata"):  # versions of modules, by which `load_state_dict` goes
-                found._metadata = self.of(value._metadata, (*place, None))
-            return found
-        if isinstance(value, list | tuple):
-            return type(value)(self.of(each, (*place, number)) for number, each in enumerate(value))
-        return value
-
-    def _tensor(self, tensor: Tensor, place: tuple[Any, ...]) -> Tensor:
-        if not self._host and tensor.device.type == "cpu" and tensor.nbytes == tensor.untyped_storage().nbytes():
-            return tensor
-        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
-        if tensor.numel() and key in self._seen:  # tied weights stay one tensor
-            return self._seen[key]
-        buffer = self._buffers.get(place)
-        if buffer is None or _layout(buffer) != _layout(tensor):
-            buffer = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
-        buffer.copy_(tensor, non_blocking=tensor.is_cuda)
-        if tensor.is_cuda:
-            self.devices.add(tensor.device)
-        self.used[place] = self._seen[key] = buffer
-        return buffer
 
 
 def _layout(tensor: Tensor) -> tuple[Any, ...]:
@@ -156,22 +105,36 @@ class CheckpointConfig(PartConfig):
     patience_s: float = PATIENCE_S
 
     def __post_init__(self) -> None:
-        if self.every_steps is not None and self.every_steps < 1:
-            raise ConfigError(
-                f"checkpoint.every_steps: {self.every_steps} is not allowed; set a number of updates from 1, or null"
-            )
-        if self.every_minutes is not None and not 0 < self.every_minutes < math.inf:
-            raise ConfigError(
-                f"checkpoint.every_minutes: {self.every_minutes} is not allowed; set a number above 0, or null"
-            )
-        if not 0 < self.patience_s < math.inf:
-            raise ConfigError(f"checkpoint.patience_s: {self.patience_s} is not allowed; set a number above 0")
-        if self.keep < 0:
-            raise ConfigError(f"checkpoint.keep: {self.keep} is not allowed; set a number from 0")
+        every, minutes = self.every_steps, self.every_minutes
+        positive = "a number above 0"
+        good = minutes is None or 0 < minutes < math.inf
+        check_value("checkpoint.every_steps", every, every is None or every > 0, "a number of updates from 1, or null")
+        check_value("checkpoint.every_minutes", minutes, good, f"{positive}, or null")
+        check_value("checkpoint.patience_s", self.patience_s, 0 < self.patience_s < math.inf, positive)
+        check_value("checkpoint.keep", self.keep, self.keep >= 0, "a number from 0")
 
 
+checkpointers: Registry[Checkpoints] = Registry("checkpoint")
+
+
+@dataclass
+class NoCheckpointsConfig(CheckpointConfig):
+    """Fields of what writes none."""
+
+    writes = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for key in ("every_steps", "every_minutes"):
+            if (value := getattr(self, key)) is not None:
+                raise ConfigError(
+                    f"checkpoint.{key}: {value}, but checkpoint=none writes none; drop it, or set checkpoint=last_best"
+                )
+
+
+@checkpointers.register("none", NoCheckpointsConfig)
 class Checkpoints:
-    """Tracks the best scores and writes nothing; the base class of checkpointers that do.
+    """Nothing is written; the base class of checkpointers, which tracks the best scores.
 
     Args:
         config: of this part.
@@ -202,8 +165,8 @@ class Checkpoints:
     def has_best(self) -> bool:
         """Whether the weights of the best epoch so far are those that are kept as the best.
 
-        They aren't where a run goes on from before a better epoch: the next one is its best then, and takes their
-        place.
+        They aren't where a run has resumed from before a better epoch: the next one is its best then, and takes
+        their place.
         """
         return True
 
@@ -229,47 +192,16 @@ class Checkpoints:
         """
 
     def check(self) -> None:
-        """Say whether a save that was begun has failed; takes no time.
-
-        Raises:
-            CheckpointError: it has; said once.
-        """
+        """Raise, once, the CheckpointError of a save that has failed; takes no time."""
 
     def close(self) -> None:
-        """Wait for the save that was begun, if one was.
-
-        Raises:
-            CheckpointError: it has failed, and that wasn't said yet.
-        """
+        """Wait for the save that was begun, if one was; then as `check`."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": dict(self.best)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.best = dict(state["best"])
-
-
-checkpointers: Registry[Checkpoints] = Registry("checkpoint")
-
-
-@dataclass
-class NoCheckpointsConfig(CheckpointConfig):
-    """Fields of what writes none."""
-
-    writes = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for key in ("every_steps", "every_minutes"):
-            if (value := getattr(self, key)) is not None:
-                raise ConfigError(
-                    f"checkpoint.{key}: {value}, but checkpoint=none writes none; drop it, or set checkpoint=last_best"
-                )
-
-
-@checkpointers.register("none", NoCheckpointsConfig)
-class NoCheckpoints(Checkpoints):
-    """Nothing is written."""
 
 
 @checkpointers.register("last_best", CheckpointConfig)
@@ -283,7 +215,7 @@ class LastAndBest(Checkpoints):
         super().__init__(config, meter, run_dir, facts)
         self._store = Store(self.folder, config.keep)
         self._snapshots = Snapshots(host=config.background)
-        self._writer = Writer(background=config.background)
+        self._saving: Future[None] | None = None
         self._last_step: int | None = None
 
     def has_best(self) -> bool:
@@ -295,18 +227,29 @@ class LastAndBest(Checkpoints):
 
     def save(self, state: dict[str, Any], *, is_best: bool) -> None:
         with interrupts_deferred():  # in the middle of `torch.save` one becomes a RuntimeError
-            self._writer.wait()
+            self._wait()
             snapshot = self._snapshots.take({**self.facts, **state})
             if not self.config.background:
                 self._snapshots = Snapshots()  # whose memory is needed elsewhere
-            self._writer.start(partial(self._write, snapshot, is_best))
+                self._write(snapshot, is_best)
+                return
+            # Python waits for the thread at its end, also where training has failed.
+            pool = ThreadPoolExecutor(1, "checkpoint")
+            self._saving = pool.submit(self._write, snapshot, is_best)
+            pool.shutdown(wait=False)
 
     def check(self) -> None:
-        self._writer.check()
+        if self._saving is not None and self._saving.done():
+            self._wait()
 
     def close(self) -> None:
         with interrupts_deferred():
-            self._writer.wait()
+            self._wait()
+
+    def _wait(self) -> None:
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.result()
 
     def _write(self, state: dict[str, Any], is_best: bool) -> None:
         before, self._last_step = self._last_step, None  # after a failure it isn't known

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from effloop.errors import PROGRAM, CheckpointError, reason, warn
 from effloop.system.archive import Archive, ForeignFileError, SealedWriter, opened
-from effloop.system.files import remove_stale, replacing
+from effloop.system.files import describe_bytes, remove_stale, replacing
 
 # What a checkpoint may hold: read without running code, and with a right checksum, a file can still claim anything.
 # What only one part reads is checked by that part, when it loads its state.
@@ -108,18 +108,6 @@ _STEP = re.compile(r"step-(\d{8,})\.ckpt")
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-def write(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a checkpoint so that `path` always holds a complete one: temporary, fsync, rename, fsync of the folder.
-
-    Raises:
-        CheckpointError: it could not be written; what was at `path` before is untouched.
-    """
-    with _explained(path, state):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path, sync=True, buffering=0) as file:
-            _dump(state, file)
-
-
 def step_of(path: Path) -> int | None:
     """The updates that a file's name says it is of; None if it isn't one of those that are kept beside the last."""
     found = _STEP.fullmatch(path.name)
@@ -156,7 +144,7 @@ class Store:
         with _explained(last, state):
             self._folder.mkdir(parents=True, exist_ok=True)
             with replacing(last, sync=True, buffering=0) as file:
-                _dump(state, file)
+                dump(state, file)
                 os.fsync(file.fileno())
                 if is_best:
                     _copy(Path(file.name), self._folder / "best.ckpt")
@@ -176,8 +164,8 @@ class Store:
                     warn(f"{path} is not needed any more, and could not be removed ({error.strerror})")
 
 
-def _dump(state: Mapping[str, Any], file: BinaryIO) -> None:
-    """Write a checkpoint into an open file.
+def dump(state: Mapping[str, Any], file: BinaryIO) -> None:
+    """Write a checkpoint into an open file without a buffer.
 
     Raises:
         OSError, RuntimeError: it could not be written.
@@ -217,7 +205,10 @@ def _explained(path: Path, state: Mapping[str, Any]) -> Iterator[None]:
     except (OSError, RuntimeError, MemoryError) as error:  # RuntimeErrors are torch's
         fix = "look at the disk, and resume"
         if isinstance(error, OSError) and error.errno in _FULL:
-            fix = f"it needs {_mib(_bytes(state))}, {_free(path)} are free there; make room, and resume"
+            free = "unknown bytes"
+            with suppress(OSError):
+                free = describe_bytes(shutil.disk_usage(path.parent).free)
+            fix = f"it needs {describe_bytes(_bytes(state))}, {free} are free there; make room, and resume"
         raise CheckpointError(
             f"{path} could not be written: {reason(error)}; what was saved before is untouched; {fix}"
         ) from error
@@ -232,17 +223,6 @@ def _bytes(state: Any) -> int:
     return sum(map(_bytes, state)) if isinstance(state, list | tuple) else 8
 
 
-def _free(path: Path) -> str:
-    try:
-        return _mib(shutil.disk_usage(path.parent).free)
-    except OSError:
-        return "unknown bytes"
-
-
-def _mib(count: int) -> str:
-    return f"{count / 2**20:,.1f} MiB"
-
-
 # Reading and finding them.
 
 _SEALED_SINCE = 4
@@ -252,12 +232,9 @@ _SEALED_SINCE = 4
 def read(path: Path, command: str = "resume") -> dict[str, Any]:
     """Read a checkpoint to the CPU with `weights_only=True`: tensors and plain values, no code.
 
-    Args:
-        path: of the file.
-        command: what takes the whole one that an error names; empty for no command.
-
     Raises:
-        CheckpointError: missing, cut short, damaged, of another version, or not a checkpoint; names a whole one.
+        CheckpointError: missing, cut short, damaged, of another version, or not a checkpoint; it names a whole one,
+            and, unless that is empty, the `command` that takes it.
     """
     return _load(path, "cpu", instead=command)
 
@@ -268,11 +245,7 @@ def trained(state: Mapping[str, Any]) -> Any:
 
 
 def peek(path: Path) -> dict[str, Any]:
-    """As `read`, but tensors are not read: they have a shape and no values.
-
-    Raises:
-        CheckpointError: as `read`, but for damage inside of tensors.
-    """
+    """As `read`, but tensors are not read, nor is damage inside of them found: they have a shape and no values."""
     return _load(path, "meta")
 
 
@@ -283,11 +256,7 @@ def position(path: Path) -> dict[str, int]:
 
 
 def verify(path: Path) -> None:
-    """Look that a checkpoint is whole, each byte of it; it is not read into memory.
-
-    Raises:
-        CheckpointError: as `read`.
-    """
+    """Check that a checkpoint is whole, each byte of it, as `read` does; it is not read into memory."""
     _load(path, "meta", whole=True, instead=None)
 
 
@@ -307,7 +276,7 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def newest_whole(run: Path) -> Path:
-    """The newest checkpoint of a run folder that is whole; those that are not, and newer, are said on stderr.
+    """The newest checkpoint of a run folder that is whole; newer ones that are not are named on stderr.
 
     Raises:
         CheckpointError: there is none.
@@ -344,18 +313,10 @@ def find(run: Path, name: str, command: str = "resume") -> Path:
 
 
 def _load(path: Path, device: str, *, whole: bool = False, instead: str | None = "resume") -> dict[str, Any]:
-    """Read a checkpoint.
+    """Read a checkpoint; device `meta` reads no tensors, `whole` checks them all the same.
 
-    Args:
-        path: of the file.
-        device: meta reads no tensors.
-        whole: check them all the same.
-        instead: the `command` of `read`; None names no whole one.
-
-    Raises:
-        CheckpointError: see `read`.
+    An error names a whole one for the command `instead`, as in `read`; None names none.
     """
-    foreign = f"{path} is not a checkpoint that EffLoop wrote; name a run folder or its .ckpt file"
     size = 0
     try:
         with opened(path) as file:
@@ -367,7 +328,9 @@ def _load(path: Path, device: str, *, whole: bool = False, instead: str | None =
         other = ("" if instead is None else _whole_one(path, instead)) or "; name a run folder or a .ckpt file"
         raise CheckpointError(f"{path} is not there{other}") from None
     except ForeignFileError:
-        raise CheckpointError(foreign) from None
+        raise CheckpointError(
+            f"{path} is not a checkpoint that EffLoop wrote; name a run folder or its .ckpt file"
+        ) from None
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{path} is refused: it holds more than tensors and plain values ({reason(error)})"
@@ -384,11 +347,7 @@ def _load(path: Path, device: str, *, whole: bool = False, instead: str | None =
 
 
 def _checked(file: BinaryIO, device: str, *, whole: bool) -> dict[str, Any]:
-    """What an open file holds, if it is a checkpoint.
-
-    Raises:
-        Exception: it isn't; whatever torch raises, and ValueErrors.
-    """
+    """What an open file holds; raises whatever torch does, and ValueErrors, if it isn't a checkpoint."""
     archive = Archive(file)
     if device == "meta":
         archive.check_plain()
@@ -409,12 +368,7 @@ def _checked(file: BinaryIO, device: str, *, whole: bool) -> dict[str, Any]:
     if number >= _SEALED_SINCE and not archive.sealed:
         raise ValueError("its checksum is missing")
     check(state)
-    return _upgraded(state)
-
-
-def _upgraded(state: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint of an older format as one of this."""
-    if state["format"] == 2:
+    if number == 2:
         average = state.get("average")
         if isinstance(average, dict) and "model" in average:
             state |= {"trained": state["model"], "model": average["model"]}

@@ -1,6 +1,5 @@
 """Parallel strategies: one process, DataParallel, or DistributedDataParallel over ranks."""
 
-from effloop.parallel.base import Parallel, ParallelConfig, parallels
-from effloop.parallel.slice import OwnSlice, Slice, own_slice
+from effloop.parallel.base import OwnSlice, Parallel, ParallelConfig, Slice, own_slice, parallels
 
 __all__ = ["OwnSlice", "Parallel", "ParallelConfig", "Slice", "own_slice", "parallels"]

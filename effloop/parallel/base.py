@@ -1,20 +1,23 @@
-"""The base class of parallel strategies."""
+"""The base class of parallel strategies, which is one process on one device; and a process's slice of the data."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import ClassVar, TypeAlias, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from effloop.batch import Batch
+from effloop.parallel.rank_env import detect_launcher
 from effloop.registry import PartConfig, Registry
 
 T = TypeVar("T")
+
+parallels: Registry[Parallel] = Registry("parallel", {"ddp": "effloop.parallel.ddp", "dp": "effloop.parallel.dp"})
 
 
 @dataclass
@@ -27,19 +30,19 @@ class ParallelConfig(PartConfig):
     """
 
     of_ranks: ClassVar[bool] = False
+    replicates: ClassVar[bool] = False
 
     @property
     def syncs_batch_norm(self) -> bool:
         """Whether BatchNorm's statistics are computed over the images of all ranks."""
         return False
 
-    replicates: ClassVar[bool] = False
 
+@parallels.register("none", ParallelConfig)
+class Parallel:
+    """One process on one device.
 
-class Parallel(ABC):
-    """The rank of this process, and the operations that ranks do together.
-
-    A factory gets its config and the requested device.
+    Strategies are subclasses: which rank this process is, and the operations that ranks do together.
 
     Attributes:
         rank, world_size: this rank's number, counted from 0, and the number of ranks.
@@ -47,10 +50,13 @@ class Parallel(ABC):
         device: this rank's device.
     """
 
-    rank: int
-    world_size: int
-    local_world_size: int
-    device: torch.device
+    rank = 0
+    world_size = 1
+    local_world_size = 1
+
+    def __init__(self, config: ParallelConfig, device: torch.device) -> None:
+        del config
+        self.device = device
 
     @property
     def sharing(self) -> int:
@@ -79,31 +85,30 @@ class Parallel(ABC):
         del find_unused
         return step
 
-    @abstractmethod
     def gradients(self, step: nn.Module, *, sync: bool) -> AbstractContextManager[None]:
         """Context of forward and backward; with `sync` False gradients aren't averaged over ranks."""
+        del step, sync
+        return nullcontext()
 
-    @abstractmethod
     def sum(self, values: Tensor) -> Tensor:
         """The element-wise sum of `values` over all ranks, on every rank; `values` isn't changed."""
+        return values
 
-    @abstractmethod
     def average_buffers(self, model: nn.Module) -> None:
         """Replace floating-point buffers, such as BatchNorm's statistics, by their mean over all ranks."""
 
-    @abstractmethod
     def gather(self, value: T) -> list[T]:
         """Every rank's value (tensors and plain values), by rank, on every rank."""
+        return [value]
 
-    @abstractmethod
     def on_rank0(self, call: Callable[[], T]) -> T:
         """Call a function on rank 0 only, and return its result (plain values) on every rank.
 
         Raises:
             EffLoopError: `call` raised it; it is raised on every rank.
         """
+        return call()
 
-    @abstractmethod
     def assert_equal(self, what: str, value: str) -> None:
         """Check that all ranks have the same value.
 
@@ -111,31 +116,56 @@ class Parallel(ABC):
             ConfigError: they differ; the line has `what`, and the values by rank and machine.
         """
 
-    @abstractmethod
     def agree(self, wish: int) -> int:
-        """What any rank wishes, the same on every rank: the bits of all ranks' wishes of the call before this one.
+        """The bitwise-or of all ranks' `wish` (0 to 255) in the call before this one; of a single rank at once.
 
-        All ranks call it equally often, such as once an update. It waits for no rank and no device: the wishes travel
-        while the ranks compute what comes next. Where there is one rank its wish counts at once.
-
-        Args:
-            wish: of this rank, from 0 to 255.
+        All ranks call it equally often, such as once an update. It waits for no rank and no device: the flags travel
+        while the ranks compute what comes next.
         """
+        return wish
 
-    @abstractmethod
     def monitored(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the same batches, counted for the watchdog, which finds ranks that hang."""
+        return iter(batches)
 
-    @abstractmethod
     def close(self) -> None:
         """Leave the group of ranks."""
 
 
-parallels: Registry[Parallel] = Registry(
-    "parallel",
-    {
-        "ddp": "effloop.parallel.ddp",
-        "dp": "effloop.parallel.dp",
-        "none": "effloop.parallel.dp",
-    },
-)
+@dataclass(frozen=True)
+class OwnSlice:
+    """A rank's slice of the data, without its strategy.
+
+    Attributes:
+        rank, world_size: its number, counted from 0, and the number of ranks.
+        sharing: number of ranks that share this rank's cores, itself included.
+        device: of its batches.
+    """
+
+    rank: int
+    world_size: int
+    sharing: int
+    device: torch.device
+
+
+Slice: TypeAlias = Parallel | OwnSlice
+"""What loading asks for: `rank`, `world_size`, `sharing`, `device`."""
+
+
+def own_slice(device: torch.device) -> OwnSlice:
+    """The slice of this process: of its process group, if it has joined one, else as torchrun or Slurm started it.
+
+    Args:
+        device: what was asked for; `cuda` becomes the rank's own GPU.
+
+    Raises:
+        ConfigError: the launcher's environment variables contradict each other, or one is missing.
+    """
+    env = detect_launcher()
+    rank, world_size = (env.rank, env.world_size) if env else (0, 1)
+    if dist.is_available() and dist.is_initialized():
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+    if device.type == "cuda" and device.index is None and world_size > 1:
+        local_rank = env.local_rank if env else torch.cuda.current_device()
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())  # Slurm may show each rank only its own
+    return OwnSlice(rank, world_size, env.local_world_size if env else world_size, device)

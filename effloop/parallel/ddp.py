@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any, cast
@@ -36,30 +36,17 @@ from effloop.parallel.watchdog import Watchdog, end_all
 # Synchronized BatchNorm for any device: torch's own is for GPUs only.
 
 
-class _Normalize(torch.autograd.Function):
-    """Normalise by mean and variance over all ranks; the gradient includes this rank's part in them."""
+class _SumOverRanks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        values = values.clone()
+        dist.all_reduce(values)
+        return values
 
     @staticmethod
-    def forward(ctx: Any, images: Tensor, weight: Tensor, bias: Tensor, stats: Tensor, eps: float) -> Tensor:
-        mean, var, count = stats[0], stats[1], stats[2, :1]
-        scale = (var + eps).rsqrt()
-        ctx.save_for_backward(images, weight, mean, scale, count)
-        return F.batch_norm(images, mean.float(), var.float(), weight, bias, False, 0.0, eps)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = gradients
-        images, weight, mean, scale, count = ctx.saved_tensors
-        shape = [1, -1, *[1] * (images.ndim - 2)]
-        dims = [dim for dim in range(images.ndim) if dim != 1]
-        normal = (images - mean.float().view(shape)) * scale.float().view(shape)
-        own = torch.stack([gradient.sum(dims, dtype=torch.float64), (gradient * normal).sum(dims, dtype=torch.float64)])
-        both = own.clone()
-        dist.all_reduce(both)
-        both = (both / count).float()
-        through = gradient - both[0].view(shape) - normal * both[1].view(shape)
-        to_images = through * (weight * scale.float()).view(shape)
-        return to_images.to(images.dtype), own[1].to(weight.dtype), own[0].to(weight.dtype), None, None
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        result: Tensor = _SumOverRanks.apply(gradients[0])  # each rank's loss depends on every rank's values
+        return result
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -76,39 +63,31 @@ class SyncBatchNorm(_BatchNorm):
             return F.batch_norm(
                 input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
             )
-        return self._over_ranks(input)
-
-    def _over_ranks(self, images: Tensor) -> Tensor:
-        stats = _stats(images)
+        dims = [dim for dim in range(input.ndim) if dim != 1]
+        var, mean = torch.var_mean(input.float(), dims, correction=0)
+        var, mean = var.double(), mean.double()
+        count = torch.full_like(mean, input.numel() / input.shape[1])
+        # One all-reduce. The variance is a difference of squares: float32 would lose one that is 1e7 times smaller
+        # than the square of the mean.
+        sums = _SumOverRanks.apply(torch.stack([mean * count, (var + mean.square()) * count, count]))
+        count, mean = sums[2].detach(), sums[0] / sums[2]
+        var = (sums[1] / sums[2] - mean.square()).clamp(min=0)
         if self.training and self.running_mean is not None and self.running_var is not None:
-            assert self.num_batches_tracked is not None
-            self.num_batches_tracked += 1
-            momentum = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-            count = stats[2]
-            unbiased = stats[1] * (count / (count - 1).clamp(min=1))
-            self.running_mean.lerp_(stats[0].to(self.running_mean.dtype), momentum)
-            self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)
-        weight = self.weight if self.weight is not None else torch.ones_like(stats[0], dtype=torch.float32)
-        bias = self.bias if self.bias is not None else torch.zeros_like(weight)
-        result: Tensor = _Normalize.apply(images, weight, bias, stats, self.eps)
-        return result
+            self._track(mean.detach(), var.detach() * (count / (count - 1).clamp(min=1)))
+        scale = (var + self.eps).rsqrt().float()
+        weight = scale if self.weight is None else scale * self.weight
+        shape = [1, -1, *[1] * (input.ndim - 2)]
+        result: Tensor = (input - mean.float().view(shape)) * weight.view(shape)
+        return (result if self.bias is None else result + self.bias.view(shape)).to(input.dtype)
 
-
-@torch.no_grad()
-def _stats(images: Tensor) -> Tensor:
-    """(3, C) float64: mean, biased variance, and count of values, over all ranks.
-
-    It takes one all-reduce. The variance is a difference of squares, which needs float64: float32 would lose one that
-    is 1e7 times smaller than the square of the mean.
-    """
-    dims = [dim for dim in range(images.ndim) if dim != 1]
-    var, mean = torch.var_mean(images.float(), dims, correction=0)
-    var, mean = var.double(), mean.double()
-    count = torch.full_like(mean, images.numel() / images.shape[1])
-    sums = torch.stack([mean * count, (var + mean.square()) * count, count])
-    dist.all_reduce(sums)
-    mean = sums[0] / sums[2]
-    return torch.stack([mean, (sums[1] / sums[2] - mean.square()).clamp(min=0), sums[2]])
+    def _track(self, mean: Tensor, var: Tensor) -> None:
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked += 1
+        momentum = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
+        self.running_var.lerp_(var.to(self.running_var.dtype), momentum)
 
 
 def convert_sync_batchnorm(module: nn.Module) -> nn.Module:
@@ -123,40 +102,6 @@ def convert_sync_batchnorm(module: nn.Module) -> nn.Module:
     for name, child in module.named_children():
         setattr(module, name, convert_sync_batchnorm(child))
     return module
-
-
-# Flags of all ranks, exchanged while they compute.
-
-_BITS = 8
-"""Flags that there can be."""
-
-
-@dataclass(frozen=True)
-class AsyncFlags:
-    """A non-blocking bitwise-or over ranks of stop and save requests.
-
-    gloo adds and takes maxima but has no bitwise-or, so each bit is a number of its own. They are on the host, whatever
-    the device: gloo's threads exchange them, without the GPU, while the loop runs.
-
-    Attributes:
-        bits: (8,) uint8, of this rank, and once they have arrived of all ranks.
-        work: what exchanges them; None where nothing was sent.
-    """
-
-    bits: Tensor = field(default_factory=lambda: torch.zeros(_BITS, dtype=torch.uint8))
-    work: dist.Work | None = None
-
-    @classmethod
-    def sent(cls, wish: int) -> AsyncFlags:
-        """Send this rank's flags to all ranks, and return at once."""
-        bits = torch.tensor([wish >> number & 1 for number in range(_BITS)], dtype=torch.uint8)
-        return cls(bits, dist.all_reduce(bits, dist.ReduceOp.MAX, async_op=True))
-
-    def settle(self) -> int:
-        """The bits that any rank has sent; waits only for ranks that are a whole update behind."""
-        if self.work is not None:
-            self.work.wait()
-        return sum(bit << number for number, bit in enumerate(self.bits.tolist()))
 
 
 @dataclass
@@ -188,17 +133,14 @@ class DdpConfig(ParallelConfig):
         return self.sync_batchnorm
 
     def __post_init__(self) -> None:
-        if self.processes is not None and self.processes < 1:
-            raise ConfigError(
-                f"parallel.processes: {self.processes} is not allowed; set a whole number above 0, or null"
-            )
-        if self.max_restarts < 0:
-            raise ConfigError(
-                f"parallel.max_restarts: {self.max_restarts} is not allowed; set 0 or a whole number above it"
-            )
-        for key in ("timeout_s", "start_timeout_s"):
-            if not 1 <= (value := getattr(self, key)) < math.inf:
-                raise ConfigError(f"parallel.{key}: {value:g} is not allowed; set seconds, 1 or more")
+        for key, good, allowed in (
+            ("processes", self.processes is None or self.processes > 0, "a whole number above 0, or null"),
+            ("max_restarts", self.max_restarts >= 0, "0 or a whole number above it"),
+            ("timeout_s", 1 <= self.timeout_s < math.inf, "seconds, 1 or more"),
+            ("start_timeout_s", 1 <= self.start_timeout_s < math.inf, "seconds, 1 or more"),
+        ):
+            if not good:
+                raise ConfigError(f"parallel.{key}: {getattr(self, key)} is not allowed; set {allowed}")
 
 
 _BUFFERS = next(
@@ -207,6 +149,7 @@ _BUFFERS = next(
     if name in inspect.signature(DistributedDataParallel).parameters
 )
 _RELEASE_S = 1.0
+_FLAGS = 8  # bits of `agree`
 _group_numbers = itertools.count(1)
 """Numbers of the groups that this process opens: each has its own prefix in the store."""
 
@@ -237,7 +180,10 @@ class Ddp(Parallel):
         self._watchdog.start()  # before the group is opened, as a rank may hang there, too
         with self._watchdog.waiting("to open their group"):
             _open_group(env, store, self.device, config.timeout_s)
-        self._wishes = AsyncFlags()
+        # Stop and save requests: gloo adds and takes maxima but has no bitwise-or, so each bit is a number of its own.
+        # They are on the host, whatever the device: gloo's threads exchange them while the loop runs.
+        self._flags = torch.zeros(_FLAGS, dtype=torch.uint8)
+        self._exchange: dist.Work | None = None
 
     def wrap(self, model: nn.Module) -> nn.Module:
         if not self._sync_batchnorm:
@@ -285,12 +231,11 @@ class Ddp(Parallel):
             buffer.copy_(mean.view_as(buffer))
 
     def gather(self, value: T) -> list[T]:
-        """See `Parallel.gather`. Values are sent as `torch.save` writes them, and loaded with `weights_only`."""
         return self._gather(value, "for a value of each rank, such as a checkpoint's random state")
 
     def _gather(self, value: T, why: str) -> list[T]:
         file = io.BytesIO()
-        torch.save(value, file)
+        torch.save(value, file)  # and not pickled, as `all_gather_object` does: loading that runs code
         own = torch.frombuffer(file.getbuffer(), dtype=torch.uint8)  # on the host, for gloo, whatever the device
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
         with self._watchdog.waiting(why):
@@ -327,8 +272,11 @@ class Ddp(Parallel):
             raise ConfigError(describe_mismatch(what, values, self._ranks.peers))
 
     def agree(self, wish: int) -> int:
-        agreed = self._wishes.settle()
-        self._wishes = AsyncFlags.sent(wish)
+        if self._exchange is not None:
+            self._exchange.wait()  # only for ranks that are a whole update behind
+        agreed: int = sum(bit << number for number, bit in enumerate(self._flags.tolist()))
+        self._flags = torch.tensor([wish >> number & 1 for number in range(_FLAGS)], dtype=torch.uint8)
+        self._exchange = dist.all_reduce(self._flags, dist.ReduceOp.MAX, async_op=True)
         return agreed
 
     def monitored(self, batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -340,7 +288,8 @@ class Ddp(Parallel):
             self._watchdog.close()
             return
         with suppress(RuntimeError):  # another rank has failed, and reports it itself
-            self._wishes.settle()
+            if self._exchange is not None:
+                self._exchange.wait()
             last = torch.zeros(1)
             with self._watchdog.waiting("to end together"):
                 dist.all_reduce(last)
@@ -370,20 +319,15 @@ def _own_device(device: torch.device, env: RankEnv) -> torch.device:
         )
     index = 0 if count == 1 else env.local_rank  # srun --gpus-per-task=1 shows each rank another GPU as cuda:0
     own = str(torch.cuda.get_device_properties(index).uuid) if index < count else ""
-    gpus = _gather_from_store(env, "gpu", own)
+    store = join(env).store  # the group isn't open yet
+    store.set(f"gpu/{env.rank}", own)
+    gpus = [store.get(f"gpu/{rank}").decode() for rank in range(env.world_size)]
     if not all(gpus) or len(set(gpus)) < len(gpus):
         raise ConfigError(
             f"parallel: {len(gpus)} ranks, but {len(set(gpus) - {''})} visible GPUs; "
             "start one for each GPU or set device=cpu"
         )
     return torch.device("cuda", index)
-
-
-def _gather_from_store(env: RankEnv, what: str, value: str) -> list[str]:
-    """Every rank's value, by rank, through the store; works before the group is open."""
-    store = join(env).store
-    store.set(f"{what}/{env.rank}", value)
-    return [store.get(f"{what}/{rank}").decode() for rank in range(env.world_size)]
 
 
 def _open_group(env: RankEnv, store: Store, device: torch.device, timeout_s: float) -> None:

@@ -2,68 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from effloop.batch import Batch
 from effloop.errors import ConfigError, warn
-from effloop.parallel.base import Parallel, ParallelConfig, T, parallels
-
-# One process, one device.
-
-
-@dataclass
-class NoneConfig(ParallelConfig):
-    """`parallel=none` has no fields."""
-
-
-@parallels.register("none", NoneConfig)
-class NoParallel(Parallel):
-    """One process on one device."""
-
-    def __init__(self, config: ParallelConfig, device: torch.device) -> None:
-        del config
-        self.rank, self.world_size, self.local_world_size = 0, 1, 1
-        self.device = device
-
-    def gradients(self, step: nn.Module, *, sync: bool) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def sum(self, values: Tensor) -> Tensor:
-        return values
-
-    def average_buffers(self, model: nn.Module) -> None:
-        pass
-
-    def gather(self, value: T) -> list[T]:
-        return [value]
-
-    def on_rank0(self, call: Callable[[], T]) -> T:
-        return call()
-
-    def assert_equal(self, what: str, value: str) -> None:
-        pass
-
-    def agree(self, wish: int) -> int:
-        return wish
-
-    def monitored(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        return iter(batches)
-
-    def close(self) -> None:
-        pass
+from effloop.parallel.base import Parallel, ParallelConfig, parallels
 
 
 @dataclass
 class DpConfig(ParallelConfig):
     """`parallel=dp` has no fields."""
 
-    replicates: ClassVar[bool] = True
+    replicates = True
 
 
 class ReplicaStep(nn.Module):
@@ -74,7 +26,7 @@ class ReplicaStep(nn.Module):
         self.step = step
 
     def forward(self, images: Tensor, targets: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-        """Part of a batch -> its summed loss (1,), its sums (1, 7)."""
+        """Part of a batch -> its summed loss (1,), its sums (1, M)."""
         loss, sums = self.step(images, targets, valid)
         return (loss * len(images))[None], sums[None]
 
@@ -91,13 +43,13 @@ class GatheredStep(nn.Module):
         self.replicas = replicas
 
     def forward(self, images: Tensor, targets: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-        """A batch -> loss (), sums (7,), as the step itself returns them."""
+        """A batch -> loss (), sums (M,), as the step itself returns them."""
         losses, sums = self.replicas(images, targets, valid)
         return losses.sum() / len(images), sums.sum(0)
 
 
 @parallels.register("dp", DpConfig)
-class Dp(NoParallel):
+class Dp(Parallel):
     """One process that splits each batch over the GPUs it sees; ddp is faster.
 
     There is one rank: `batch_size` is the whole batch, and each GPU gets a part of it. The first GPU keeps the

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import socket
 import sys
 import time
@@ -78,24 +79,17 @@ def failure_kind(error: BaseException) -> str:
     return "lost" if is_lost_connection(error) else "crash"
 
 
-_BROKEN = (
-    "connection closed by peer",
-    "connection reset",
-    "broken pipe",
-    "connection was closed",
-    "failed to recv",
-    "socket timeout",
-    "timed out waiting",
-    "gloo",
-    "nccl",
+_BROKEN = re.compile(
+    "connection (closed by peer|reset|was closed)|broken pipe|failed to recv|socket timeout|timed out waiting|"
+    "gloo|nccl",
+    re.IGNORECASE,
 )
 
 
 def is_lost_connection(error: BaseException) -> bool:
     """Whether an error means that another rank has gone: torch's own types for that, and gloo's RuntimeErrors."""
-    names = {kind.__name__ for kind in type(error).__mro__}
-    text = str(error).lower()
-    return "DistError" in names or (isinstance(error, RuntimeError) and any(word in text for word in _BROKEN))
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    return "DistError" in kinds or (isinstance(error, RuntimeError) and bool(_BROKEN.search(str(error))))
 
 
 class FailureReporter:
@@ -115,35 +109,23 @@ class FailureReporter:
         if self._folder:
             write(self._folder, failure)
             return
-        if failure.final:
-            _mark_final()
-        if _is_first_to_report(line):
+        group, first = RankGroup.current, True
+        with suppress(RuntimeError):  # the store has ended with its rank
+            if group and failure.final:
+                group.base.set(_FINAL, "1")
+            if group:
+                first = group.store.add(f"said/{hashlib.sha256(line.encode()).hexdigest()}", 1) == 1
+        if first:
             print(f"effloop: {failure.sentence}", file=sys.__stderr__, flush=True)  # without the rank's prefix
 
 
-_FINAL = "effloop/final"
-"""A key in the store that outlives a start of the ranks."""
-
-
-def _mark_final() -> None:
-    group = RankGroup.current
-    if group:
-        with suppress(RuntimeError):  # the store has ended with its rank
-            group.base.set(_FINAL, "1")
+_FINAL, _RUN_DIR = "effloop/final", "effloop/run_dir"
+"""Keys in the store that outlives a start of the ranks."""
 
 
 def failed_for_good(group: RankGroup) -> bool:
     """Whether a rank has failed in a way that a restart would repeat."""
     return bool(group.base.check([_FINAL]))
-
-
-def _is_first_to_report(line: str) -> bool:
-    group = RankGroup.current
-    if group is None:
-        return True
-    with suppress(RuntimeError):  # the store has ended with its rank
-        return int(group.store.add(f"said/{hashlib.sha256(line.encode()).hexdigest()}", 1)) == 1
-    return True
 
 
 def write(folder: Path, failure: RankFailure) -> None:
@@ -174,47 +156,31 @@ reporter = FailureReporter()
 
 
 class RestartState:
-    """What one start of the ranks leaves to the next: the run folder. Nothing, for a process that isn't restarted."""
+    """What one start of the ranks leaves to the next: the run folder, and the reason of its end.
+
+    Args:
+        folder: of the process that starts the ranks on this machine; None for torchrun and Slurm.
+        store: of torchrun; without either nothing is kept, as by a process that isn't restarted.
+    """
+
+    def __init__(self, folder: Path | None = None, store: Store | None = None) -> None:
+        self._folder, self._store = folder, store
 
     def remember(self, run_dir: Path) -> None:
         """Keep the run folder, as soon as this run owns it."""
+        if self._folder:
+            write_text(self._folder / "run_dir", str(run_dir))
+        elif self._store:
+            self._store.set(_RUN_DIR, str(run_dir))
 
     def run_dir(self) -> Path | None:
         """The run folder of an earlier start; None if there was none that got so far."""
-        return None
+        if self._folder:
+            path = self._folder / "run_dir"
+            return Path(path.read_text()) if path.exists() else None
+        return Path(self._store.get(_RUN_DIR).decode()) if self._store and self._store.check([_RUN_DIR]) else None
 
     def reason(self) -> str:
         """Why the ranks were restarted, for messages."""
-        return "a rank ended"
-
-
-class FolderRestartState(RestartState):
-    """State in a folder of the process that started the ranks on this machine."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def remember(self, run_dir: Path) -> None:
-        write_text(self._folder / "run_dir", str(run_dir))
-
-    def run_dir(self) -> Path | None:
-        with suppress(FileNotFoundError):
-            return Path((self._folder / "run_dir").read_text())
-        return None
-
-    def reason(self) -> str:
-        failure = root_cause(read(self._folder))
-        return failure.sentence if failure else super().reason()
-
-
-class StoreRestartState(RestartState):
-    """State in torchrun's store."""
-
-    def __init__(self, base: Store) -> None:
-        self._base = base
-
-    def remember(self, run_dir: Path) -> None:
-        self._base.set("effloop/run_dir", str(run_dir))
-
-    def run_dir(self) -> Path | None:
-        return Path(self._base.get("effloop/run_dir").decode()) if self._base.check(["effloop/run_dir"]) else None
+        failure = root_cause(read(self._folder)) if self._folder else None
+        return failure.sentence if failure else "a rank ended"

@@ -112,10 +112,7 @@ def describe_mismatch(what: str, values: list[str], peers: list[Peer]) -> str:
     by_value: dict[str, list[str]] = {}
     for rank, (value, peer) in enumerate(zip(values, peers, strict=True)):
         by_value.setdefault(value, []).append(f"{rank} on {peer.host}")
-    parts = []
-    for value, ranks in by_value.items():
-        named = ranks if len(ranks) <= 3 else [*ranks[:3], "…"]
-        parts.append(f"'{value}' (rank {', '.join(named)})")
+    parts = (f"'{value}' (rank {', '.join(ranks[:3])}{', …' * (len(ranks) > 3)})" for value, ranks in by_value.items())
     return f"{what}: not the same on all ranks: {'; '.join(parts)}; make them equal"
 
 
@@ -127,7 +124,6 @@ def open_store(env: RankEnv, timeout_s: float = START_TIMEOUT_S) -> Store:
         RankError: this is rank 0, and others haven't connected in time.
     """
     env.publish()
-    where = f"{env.address}:{env.port}"
     try:
         store, _, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=timeout_s))))
     except (RuntimeError, OSError, ValueError) as error:
@@ -136,14 +132,14 @@ def open_store(env: RankEnv, timeout_s: float = START_TIMEOUT_S) -> Store:
                 f"MASTER_PORT: {env.port} is in use on {socket.gethostname()}; end the process that listens there "
                 f"(ss -ltnp 'sport = {env.port}' shows it), or take another port (MASTER_PORT, torchrun --master-port)"
             ) from None
-        reason = " ".join(str(error).split())[:200]
-        if joined := re.search(r"(\d+)/\d+ clients joined", reason):  # rank 0 serves it, and waits
+        line = " ".join(str(error).split())[:200]
+        if joined := re.search(r"(\d+)/\d+ clients joined", line):  # rank 0 serves it, and waits
             raise RankError(
                 f"only {joined[1]} of {env.world_size} ranks have connected within {timeout_s:g} s; look whether the "
                 "others run, or raise parallel.start_timeout_s"
             ) from None
         raise ConfigError(
-            f"MASTER_ADDR: can't connect to the ranks' store at {where}: {reason}; "
+            f"MASTER_ADDR: can't connect to the ranks' store at {env.address}:{env.port}: {line}; "
             "check that rank 0 runs there, and that the port is open"
         ) from None
     while isinstance(store, PrefixStore):  # for one start; the restart state has to outlive it
@@ -159,35 +155,25 @@ def _handshake(base: Store, env: RankEnv, peer: Peer, timeout_s: float) -> tuple
     """
     own = {"token": secrets.token_hex(8), **asdict(peer)}
     base.set(f"effloop/hello/{env.rank}", json.dumps(own))
-    number = _coordinate(base, env.world_size, timeout_s) if env.rank == 0 else _respond(base, env, own, timeout_s)
+    if env.rank == 0:  # publish the list of ranks until each has found its own token in it
+        number = int(base.add("effloop/starts", 1))
+        for _ in _polls(timeout_s, partial(_missing, base, env.world_size, number)):
+            hellos = [_read_json(base, f"effloop/hello/{rank}") for rank in range(env.world_size)]
+            base.set("effloop/ranks", json.dumps({"number": number, "ranks": hellos}))
+            if all(_read_json(base, f"effloop/ack/{rank}") == number for rank in range(1, env.world_size)):
+                break
+        hellos = [_read_json(base, f"effloop/hello/{rank}") for rank in range(env.world_size)]
+        base.set(f"effloop/{number}/ranks", json.dumps(hellos))
+    else:
+        late = timeout_s + _LATER_S  # rank 0 knows better which rank is missing
+        for _ in _polls(late, lambda: f"rank 0, at {env.address}:{env.port}"):
+            published = _read_json(base, "effloop/ranks")
+            if published and published["ranks"][env.rank : env.rank + 1] == [own]:
+                break
+        number = published["number"]
+        base.set(f"effloop/ack/{env.rank}", str(number))
     ranks = json.loads(base.get(f"effloop/{number}/ranks"))
     return number, [Peer(rank["host"], rank["pid"], rank["facts"], rank["cores"]) for rank in ranks]
-
-
-def _coordinate(base: Store, world_size: int, timeout_s: float) -> int:
-    """Rank 0's part: publish the list of ranks until each has found its own token in it."""
-    number = int(base.add("effloop/starts", 1))
-    for _ in _polls(timeout_s, partial(_missing, base, world_size, number)):
-        ranks = [_read_json(base, f"effloop/hello/{rank}") for rank in range(world_size)]
-        base.set("effloop/ranks", json.dumps({"number": number, "ranks": ranks}))
-        if all(_read_json(base, f"effloop/ack/{rank}") == number for rank in range(1, world_size)):
-            break
-    ranks = [_read_json(base, f"effloop/hello/{rank}") for rank in range(world_size)]
-    base.set(f"effloop/{number}/ranks", json.dumps(ranks))
-    return number
-
-
-def _respond(base: Store, env: RankEnv, own: dict[str, Any], timeout_s: float) -> int:
-    """The part of other ranks: wait for a list with the own token, and acknowledge it."""
-    number = 0
-    late = timeout_s + _LATER_S  # rank 0 knows better which rank is missing
-    for _ in _polls(late, lambda: f"rank 0, at {env.address}:{env.port}"):
-        published = _read_json(base, "effloop/ranks")
-        if published and published["ranks"][env.rank : env.rank + 1] == [own]:
-            number = published["number"]
-            break
-    base.set(f"effloop/ack/{env.rank}", str(number))
-    return number
 
 
 def _polls(timeout_s: float, missing: Callable[[], str]) -> Iterator[None]:

@@ -16,98 +16,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from effloop.batch import Batch
-from effloop.errors import RankError, warn
-
-# Finds a rank that is much slower than the others, which all wait for it in every step.
-
-_FACTOR, _SHARE = 2.5, 0.25
-_LEAST = 10  # batches in a window
-_WINDOWS = 2  # in a row, so that a moment's load is no reason
-
-
-@dataclass(frozen=True)
-class Pace:
-    """What a rank has done so far.
-
-    Attributes:
-        batches: that it has trained on.
-        own_s: seconds of that in which it didn't wait for others: it loaded, computed, or slept.
-        all_s: seconds of that.
-    """
-
-    batches: int = 0
-    own_s: float = 0.0
-    all_s: float = 0.0
-
-    def since(self, other: Pace) -> Pace:
-        """What was done after `other`."""
-        return Pace(self.batches - other.batches, self.own_s - other.own_s, self.all_s - other.all_s)
-
-
-def find_straggler(paces: Sequence[Pace]) -> tuple[int, float, float] | None:
-    """The rank that holds the others up.
-
-    A slow rank is busy where the others wait for it. Backward passes count as waiting, as nobody can tell there; a rank
-    that is slow throughout is as much slower outside of them.
-
-    Args:
-        paces: of each rank, over the same time.
-
-    Returns:
-        Its number, how much longer it takes than the median of the others, and the share of the time that they lose;
-        None if no rank stands out.
-    """
-    if len(paces) < 2 or any(pace.batches < _LEAST or pace.all_s <= 0 for pace in paces):
-        return None
-    own = [pace.own_s / pace.batches for pace in paces]
-    slowest = max(range(len(own)), key=own.__getitem__)
-    others = statistics.median(value for rank, value in enumerate(own) if rank != slowest)
-    lost = (own[slowest] - others) / (paces[slowest].all_s / paces[slowest].batches)
-    if own[slowest] < _FACTOR * others or lost < _SHARE:
-        return None
-    return slowest, own[slowest] / max(others, 1e-4), lost
-
-
-class Stragglers:
-    """Compares the ranks' paces window by window, and warns once of each that stands out in two in a row.
-
-    Args:
-        warn: is given the line.
-    """
-
-    def __init__(self, warn: Callable[[str], None]) -> None:
-        self._warn = warn
-        self._before: list[Pace] = []
-        self._suspect, self._times = -1, 0
-        self._said: set[int] = set()
-
-    def window(self, paces: Sequence[Pace], names: Sequence[str]) -> None:
-        """A window has passed.
-
-        Args:
-            paces: of each rank since it started.
-            names: host and process of each.
-        """
-        before, self._before = self._before, list(paces)
-        if len(before) != len(paces):
-            return
-        found = find_straggler([now.since(then) for now, then in zip(paces, before, strict=True)])
-        rank = found[0] if found else -1
-        self._times = self._times + 1 if rank == self._suspect else 1
-        self._suspect = rank
-        if found and self._times >= _WINDOWS and rank not in self._said:
-            self._said.add(rank)
-            self._warn(
-                f"rank {rank} on {names[rank]} holds the others up: it takes {min(found[1], 99):.1f} times as long as "
-                f"they do for its own part of a step, and they wait {found[2]:.0%} of the time; look at its machine, "
-                "GPU and data"
-            )
-
+from effloop.errors import RankError, reason, warn
 
 _WAITING = ("torch.autograd.graph", "torch.distributed", "torch.cuda", "effloop.parallel.ddp")
 """Modules that wait for other ranks: in backward, in collectives, or for a GPU that runs them."""
@@ -117,6 +32,10 @@ _WINDOW_S = 10.0
 """After which the ranks' paces are compared."""
 _JOIN_S = 5.0
 """For the thread to end; it may be waiting for a store that has ended."""
+
+# A straggler takes so many times as long as the median, and costs the others this share of their time, in windows of so
+# many batches, twice in a row: a moment's load is no reason.
+_FACTOR, _SHARE, _LEAST_BATCHES, _WINDOWS = 2.5, 0.25, 10, 2
 
 
 @dataclass(frozen=True)
@@ -132,7 +51,9 @@ class Heartbeat:
         space: the PID namespace of `pid`.
         waits: whether the loop is inside torch's backward or a collective, which wait for the other ranks.
         collective: purpose of the current collective, for messages; empty outside of one.
-        batches, own_s, all_s: see `Pace`.
+        batches: that it has trained on.
+        all_s: seconds of that.
+        own_s: seconds of that in which it didn't wait for others: it loaded, computed, or slept.
     """
 
     number: int
@@ -147,23 +68,62 @@ class Heartbeat:
     own_s: float = 0.0
     all_s: float = 0.0
 
-    @property
-    def pace(self) -> Pace:
-        """What the rank has done so far."""
-        return Pace(self.batches, self.own_s, self.all_s)
+
+def find_straggler(before: Sequence[Heartbeat], now: Sequence[Heartbeat]) -> tuple[int, float, float] | None:
+    """The rank that the others wait for in every step, between two heartbeats of each rank.
+
+    A slow rank is busy where the others wait for it. Backward passes count as waiting, as nobody can tell there; a rank
+    that is slow throughout is as much slower outside of them.
+
+    Returns:
+        Its number, how much longer it takes than the median of the others, and the share of the time that they lose;
+        None if no rank stands out.
+    """
+    batches = [new.batches - old.batches for old, new in zip(before, now, strict=True)]
+    all_s = [new.all_s - old.all_s for old, new in zip(before, now, strict=True)]
+    if len(now) < 2 or min(batches) < _LEAST_BATCHES or min(all_s) <= 0:
+        return None
+    own = [(new.own_s - old.own_s) / count for old, new, count in zip(before, now, batches, strict=True)]
+    slowest = max(range(len(own)), key=own.__getitem__)
+    others = statistics.median(value for rank, value in enumerate(own) if rank != slowest)
+    lost = (own[slowest] - others) / (all_s[slowest] / batches[slowest])
+    if own[slowest] < _FACTOR * others or lost < _SHARE:
+        return None
+    return slowest, own[slowest] / max(others, 1e-4), lost
+
+
+class Stragglers:
+    """Compares the ranks window by window, and warns once of each that stands out in two in a row."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        self._before: Sequence[Heartbeat] = ()
+        self._suspect, self._times = -1, 0
+        self._warned: set[int] = set()
+
+    def window(self, now: Sequence[Heartbeat]) -> None:
+        """A window has passed; `now` has each rank's last heartbeat."""
+        before, self._before = self._before, now
+        if not before:
+            return
+        rank, factor, lost = find_straggler(before, now) or (-1, 0.0, 0.0)
+        self._times = self._times + 1 if rank == self._suspect else 1
+        self._suspect = rank
+        if rank >= 0 and self._times >= _WINDOWS and rank not in self._warned:
+            self._warned.add(rank)
+            self._warn(
+                f"rank {rank} on {now[rank].host} (pid {now[rank].pid}) holds the others up: it takes "
+                f"{min(factor, 99):.1f} times as long as they do for its own part of a step, and they wait {lost:.0%} "
+                "of the time; look at its machine, GPU and data"
+            )
 
 
 @dataclass(frozen=True)
 class Stall:
-    """Why the ranks make no progress.
-
-    Attributes:
-        line: for the terminal.
-        beat: of the stalled rank; None if it isn't known.
-    """
+    """Why the ranks make no progress: a line, and the last heartbeat of the stalled rank, if that is known."""
 
     line: str
-    beat: Heartbeat | None
+    beat: Heartbeat | None = None
 
 
 def find_stalled_rank(
@@ -176,29 +136,25 @@ def find_stalled_rank(
         later: the same, some heartbeats later.
         timeout_s: how long there has been no progress.
     """
-    seconds = f"{timeout_s:g} s"
     beats = [beat for beat in later if beat]
     purpose = next((f", {beat.collective}" for beat in beats if beat.collective), "")
+
+    def unanswered(rank: int, beat: Heartbeat, hint: str) -> Stall:
+        who = f"rank {rank} on {beat.host} (pid {beat.pid}) has not answered for {timeout_s:g} s"
+        return Stall(f"{who}: the others wait for it {beat.at}{purpose}; {hint}", beat)
+
     for rank, (before, now) in enumerate(zip(earlier, later, strict=True)):
         if now is None:
-            return Stall(f"rank {rank} has sent no heartbeat for {seconds}: the others wait for it{purpose}", None)
+            return Stall(f"rank {rank} has sent no heartbeat for {timeout_s:g} s: the others wait for it{purpose}")
         if before == now:
-            return Stall(_line(rank, now, seconds, purpose, "it has stopped, or its machine is gone"), now)
+            return unanswered(rank, now, "it has stopped, or its machine is gone")
     rank, behind = min(enumerate(beats), key=lambda pair: (pair[1].steps, pair[1].waits))
     if all((beat.steps, beat.waits) == (behind.steps, behind.waits) for beat in beats):
         return Stall(
-            f"no rank has made progress for {seconds}: all {len(beats)} are {behind.at}{purpose}; "
-            "check the network between them, or raise parallel.timeout_s",
-            None,
+            f"no rank has made progress for {timeout_s:g} s: all {len(beats)} are {behind.at}{purpose}; "
+            "check the network between them, or raise parallel.timeout_s"
         )
-    return Stall(_line(rank, behind, seconds, purpose, "raise parallel.timeout_s if it needs longer"), behind)
-
-
-def _line(rank: int, beat: Heartbeat, seconds: str, purpose: str, hint: str) -> str:
-    return (
-        f"rank {rank} on {beat.host} (pid {beat.pid}) has not answered for {seconds}: "
-        f"the others wait for it {beat.at}{purpose}; {hint}"
-    )
+    return unanswered(rank, behind, "raise parallel.timeout_s if it needs longer")
 
 
 class Watchdog:
@@ -256,11 +212,7 @@ class Watchdog:
 
     @contextmanager
     def waiting(self, collective: str) -> Iterator[None]:
-        """Context of a collective, which waits for all ranks; every rank has to use it for the same ones.
-
-        Args:
-            collective: its purpose, for messages: "for a sum".
-        """
+        """Context of a collective, which waits for all ranks; `collective` is its purpose, as in "for a sum"."""
         self._collective = collective
         self._steps += 1
         try:
@@ -277,16 +229,24 @@ class Watchdog:
             self._thread.join(_JOIN_S)
 
     def _publish(self, store: Store) -> None:
-        store.set(f"beat/{self._rank}", json.dumps(asdict(self._beat())))
-
-    def _beat(self) -> Heartbeat:
         self._number += 1
         at = f"in {self._phase} batch {self._batch}" if self._phase else self._idle
         if self._loading:
             at = f"before {self._phase} batch {self._batch + 1}, waiting for its data"
-        waits, collective, host = self._waits(), self._collective, socket.gethostname()
-        pace = (self._trained, self._own_s, self._all_s)
-        return Heartbeat(self._number, self._steps, at, host, os.getpid(), pid_space(), waits, collective, *pace)
+        beat = Heartbeat(
+            self._number,
+            self._steps,
+            at,
+            socket.gethostname(),
+            os.getpid(),
+            pid_space(),
+            self._waits(),
+            self._collective,
+            self._trained,
+            self._own_s,
+            self._all_s,
+        )
+        store.set(f"beat/{self._rank}", json.dumps(asdict(beat)))
 
     def _waits(self) -> bool:
         frame = sys._current_frames().get(self._loop)
@@ -311,7 +271,8 @@ class Watchdog:
                 self._publish(store)
                 if not self._rank and now - compared >= _WINDOW_S:
                     compared = now
-                    self._compare(store)
+                    if all(beats := self._read(store)):
+                        self._stragglers.window(cast("list[Heartbeat]", beats))
             if now - since >= self._timeout_s:
                 stall = self._find_stall(store)
                 if self._steps == steps and not self._closed.is_set():
@@ -320,10 +281,7 @@ class Watchdog:
                 before = time.monotonic()
 
     def _sampled(self) -> bool:
-        """Look some times, until the next heartbeat, whether the loop waits for others; True if the watchdog is closed.
-
-        For what a collective of every step would tell at the price of one.
-        """
+        """Until the next heartbeat, sample whether the loop waits for others; True if the watchdog is closed."""
         until = before = time.monotonic()
         until += self._every_s
         while before < until:
@@ -336,12 +294,6 @@ class Watchdog:
             before = now
         return False
 
-    def _compare(self, store: Store) -> None:
-        beats = self._read(store)
-        if all(beats):
-            found = [beat for beat in beats if beat]
-            self._stragglers.window([beat.pace for beat in found], [f"{beat.host} (pid {beat.pid})" for beat in found])
-
     def _find_stall(self, store: Store) -> Stall:
         """Read all heartbeats twice, and publish this rank's own in between."""
         try:
@@ -351,11 +303,9 @@ class Watchdog:
                 self._publish(store)
             return find_stalled_rank(earlier, self._read(store), self._timeout_s)
         except RuntimeError as error:
-            reason = " ".join(str(error).split())[:120]
             return Stall(
                 f"rank {self._rank} on {socket.gethostname()} has made no progress for {self._timeout_s:g} s, and "
-                f"the ranks' store doesn't answer ({reason}); check the machine of rank 0",
-                None,
+                f"the ranks' store doesn't answer ({reason(error)[:120]}); check the machine of rank 0"
             )
 
     def _read(self, store: Store) -> list[Heartbeat | None]:

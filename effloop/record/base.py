@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from effloop.batch import Batch, Preview, Previews
-from effloop.errors import ConfigError
+from effloop.errors import check_value
 from effloop.registry import PartConfig, Registry
 
 
@@ -58,8 +58,7 @@ class RecordConfig(PartConfig):
     log_every: int = 10
 
     def __post_init__(self) -> None:
-        if self.log_every < 1:
-            raise ConfigError(f"record.log_every: {self.log_every} is not allowed; set a number of updates above 0")
+        check_value("record.log_every", self.log_every, self.log_every > 0, "a number of updates above 0")
 
     def require(self) -> None:
         """Check that the packages needed are installed.

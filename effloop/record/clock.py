@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 
@@ -21,7 +21,7 @@ class Span:
         waited_s: seconds of it spent waiting for data.
         samples: images trained on by all ranks.
         updates: optimizer updates.
-        idle_s: seconds of it in which the device had nothing to do: see `BusyTime`.
+        idle_s: seconds of it in which the device had nothing to do: see `Clock`.
     """
 
     seconds: float = 0.0
@@ -31,22 +31,10 @@ class Span:
     idle_s: float = 0.0
 
     def __sub__(self, other: Span) -> Span:
-        return Span(
-            self.seconds - other.seconds,
-            self.waited_s - other.waited_s,
-            self.samples - other.samples,
-            self.updates - other.updates,
-            self.idle_s - other.idle_s,
-        )
+        return Span(*(own - others for own, others in zip(astuple(self), astuple(other), strict=True)))
 
     def __add__(self, other: Span) -> Span:
-        return Span(
-            self.seconds + other.seconds,
-            self.waited_s + other.waited_s,
-            self.samples + other.samples,
-            self.updates + other.updates,
-            self.idle_s + other.idle_s,
-        )
+        return Span(*(own + others for own, others in zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def images_per_s(self) -> float:
@@ -67,50 +55,13 @@ class Span:
         return self.seconds / self.updates if self.updates else 0.0
 
 
-class BusyTime:
-    """Seconds that a device computed, batch by batch.
+class Clock:
+    """Measures the training of one epoch, or a validation; started before the first batch is requested.
 
-    A GPU's are between two events in its stream, from the arrival of a batch to the end of its update; what loading
+    A GPU is busy between two events in its stream, from the arrival of a batch to the end of its update; what loading
     does there (normalising, `augment.device=gpu`) is none of it, and pauses inside of an update are. The events are
     read once the device has been waited for, so they cost no wait of their own. A CPU that computes is busy with the
     loop itself: it is idle for as long as that waits for data.
-    """
-
-    def __init__(self) -> None:
-        self._gpu: torch.device | None = None
-        self._seconds = 0.0
-        self._began: torch.cuda.Event | None = None
-        self._pairs: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
-
-    def begin(self, device: torch.device) -> None:
-        """A batch has arrived on this device."""
-        if device.type == "cuda":
-            self._gpu, self._began = device, _record_event(device)
-
-    def end(self) -> None:
-        """Everything for that batch is on its way; a second call does nothing."""
-        if self._began is not None and self._gpu is not None:
-            self._pairs.append((self._began, _record_event(self._gpu)))
-            self._began = None
-
-    def read(self) -> float | None:
-        """Seconds so far, of those batches that the GPU is done with; None on a CPU."""
-        if self._gpu is None:
-            return None
-        while self._pairs and self._pairs[0][1].query():  # type: ignore[no-untyped-call]
-            began, ended = self._pairs.popleft()
-            self._seconds += began.elapsed_time(ended) / 1000
-        return self._seconds
-
-
-def _record_event(device: torch.device) -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record(torch.cuda.current_stream(device))
-    return event
-
-
-class Clock:
-    """Measures the training of one epoch, or a validation; started before the first batch is requested.
 
     Args:
         world_size: number of ranks, which have equally many images each.
@@ -126,13 +77,16 @@ class Clock:
         self._waited_s = 0.0
         self._samples = 0
         self._updates = 0
-        self._busy = BusyTime()
+        self._gpu: torch.device | None = None
+        self._busy_s = 0.0
+        self._began: torch.cuda.Event | None = None
+        self._pairs: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
 
     def wait(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the same batches, and measure the wait for each."""
         iterator = iter(batches)
         while True:
-            self._busy.end()  # of a batch whose update takes more
+            self._end_busy()  # of a batch whose update takes more
             requested = time.perf_counter()
             batch = next(iterator, None)
             self._waited_s += time.perf_counter() - requested
@@ -140,17 +94,33 @@ class Clock:
                 return
             count = int(batch.valid.sum()) if self._padded and batch.valid.device.type == "cpu" else len(batch)
             self._samples += count * self._world_size
-            self._busy.begin(batch.images.device)
+            if batch.images.is_cuda:
+                self._gpu = batch.images.device
+                self._began = _record_event(self._gpu)
             yield batch
 
     def update(self) -> None:
         """An optimizer update is done, or on its way."""
         self._updates += 1
-        self._busy.end()
+        self._end_busy()
+
+    def _end_busy(self) -> None:
+        """Everything for the last batch is on its way to the GPU; a second call does nothing."""
+        if self._began is not None and self._gpu is not None:
+            self._pairs.append((self._began, _record_event(self._gpu)))
+            self._began = None
 
     def read(self) -> Span:
         """The span from the start of the epoch to now; the device has to have been waited for."""
         seconds = time.perf_counter() - self._start
-        busy_s = self._busy.read()
-        idle_s = self._waited_s if busy_s is None else max(0.0, seconds - busy_s)
+        while self._pairs and self._pairs[0][1].query():  # type: ignore[no-untyped-call]
+            began, ended = self._pairs.popleft()
+            self._busy_s += began.elapsed_time(ended) / 1000
+        idle_s = self._waited_s if self._gpu is None else max(0.0, seconds - self._busy_s)
         return self._before + Span(seconds, self._waited_s, self._samples, self._updates, idle_s)
+
+
+def _record_event(device: torch.device) -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event

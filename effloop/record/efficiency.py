@@ -1,22 +1,17 @@
-"""Time and memory of a run by part: `efficiency.json`, and three lines at the end."""
+"""Time and memory of a run by part, for `efficiency.json` and three lines at the end."""
 
 from __future__ import annotations
 
-import json
 import resource
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from rich.filesize import decimal
 
 from effloop.record.clock import Span
-from effloop.record.rows import finite
-from effloop.record.sinks import Sink
-from effloop.system.files import write_text
 
 
 @dataclass(frozen=True)
@@ -98,26 +93,16 @@ class Efficiency:
     def of(
         cls, training: Span, intervals: Sequence[Span], seconds: Mapping[str, float], startup: Mapping[str, float]
     ) -> Efficiency:
-        """The efficiency of a run that has ended.
-
-        Args:
-            training: all of it.
-            intervals: its parts, in order.
-            seconds: `evaluation`, `checkpoint` and `other`.
-            startup: `start`, `build` and `compile`.
-        """
+        """Of a run's whole training and its parts, and the seconds of what comes after and before it."""
         steady = statistics.median([each.images_per_s for each in intervals[1:]] or [training.images_per_s])
         first = intervals[0] if len(intervals) > 1 else Span()
         warm_up = max(0.0, first.seconds - first.waited_s - first.samples / steady) if steady else 0.0
         parts = {"warm_up": warm_up, "step": training.seconds - training.waited_s - warm_up, "wait": training.waited_s}
-        return cls(
-            training.images_per_s,
-            steady,
-            training.wait,
-            training.idle,
-            {**startup, **parts, **seconds},
-            _peak_bytes(),
-        )
+        cuda: Any = torch.cuda  # without types
+        host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        peak = {"host": host, "gpu": cuda.max_memory_allocated() if cuda.is_initialized() else 0}
+        seconds = {**startup, **parts, **seconds}
+        return cls(training.images_per_s, steady, training.wait, training.idle, seconds, peak)
 
     def lines(self) -> list[str]:
         """Three lines: speed, time, memory; and where it is known, what holds the run back, and what would help."""
@@ -137,20 +122,3 @@ class Efficiency:
             gain = f", about {self.override.gain:.2f}x" if self.override.gain else ""
             lines.append(f"try    {self.override.override}{gain}: {self.override.why}")
         return lines
-
-
-def _peak_bytes() -> dict[str, int]:
-    cuda: Any = torch.cuda  # without types
-    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"host": host, "gpu": cuda.max_memory_allocated() if cuda.is_initialized() else 0}
-
-
-class EfficiencyFile(Sink):
-    """`efficiency.json`, written at the end; when a run is resumed, the old file is deleted."""
-
-    def __init__(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
-        self._path = path
-
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        write_text(self._path, json.dumps(finite(asdict(summary["efficiency"])), indent=2) + "\n")

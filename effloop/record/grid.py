@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,23 +15,14 @@ from PIL import Image
 
 from effloop.batch import ImageSize, Preview
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-
-IGNORED = 255
-"""The value of pixels that aren't counted."""
-
-MAX_COLOURED = 256
-"""Classes that a mask of uint8, and its palette, can distinguish."""
-
-_SHARE = 128
-"""Weight of the class's colour in an overlay, of 256."""
+IGNORED = 255  # the value of pixels that aren't counted
+MAX_COLOURED = 256  # classes that a mask of uint8, and its palette, can distinguish
+_SHARE = 128  # weight of the class's colour in an overlay, of 256
 
 
 def _voc() -> NDArray[np.uint8]:
-    """(256, 3) uint8 RGB, PASCAL VOC's colours: bits 0, 1 and 2 of an index are the highest bits of red, green and
-    blue, bits 3, 4 and 5 the next ones, and so on (`VOClabelcolormap` of its devkit); but white for 255.
+    """PASCAL VOC's colours: bits 0, 1 and 2 of an index are the highest bits of red, green and blue, bits 3, 4 and 5
+    the next ones, and so on (`VOClabelcolormap` of its devkit); but white for 255.
     """
     index = np.arange(MAX_COLOURED)
     colours = np.zeros((MAX_COLOURED, 3), np.uint8)
@@ -61,18 +52,15 @@ def overlay(images: NDArray[np.uint8], masks: NDArray[np.uint8], *, borders: boo
     colours = PALETTE[masks]
     blended = ((256 - _SHARE) * images.astype(np.uint16) + _SHARE * colours.astype(np.uint16)) >> 8
     mixed = blended.astype(np.uint8)
-    return np.where(_borders(masks)[..., None], colours, mixed) if borders else mixed
-
-
-def _borders(masks: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """(..., H, W) bool: pixels of a class other than 0 beside one of another class."""
-    found = np.zeros(masks.shape, np.bool_)
+    if not borders:
+        return mixed
+    edges = np.zeros(masks.shape, np.bool_)  # between two classes
     down, across = masks[..., 1:, :] != masks[..., :-1, :], masks[..., 1:] != masks[..., :-1]
-    found[..., 1:, :] |= down
-    found[..., :-1, :] |= down
-    found[..., 1:] |= across
-    found[..., :-1] |= across
-    return found & (masks > 0)
+    edges[..., 1:, :] |= down
+    edges[..., :-1, :] |= down
+    edges[..., 1:] |= across
+    edges[..., :-1] |= across
+    return np.where((edges & (masks > 0))[..., None], colours, mixed)
 
 
 def encode(mask: NDArray[np.uint8]) -> bytes:
@@ -86,10 +74,7 @@ def encode(mask: NDArray[np.uint8]) -> bytes:
 
 def classes_in(masks: Sequence[NDArray[np.uint8]]) -> list[int]:
     """The values that occur in some masks, in ascending order."""
-    found = np.zeros(MAX_COLOURED, np.bool_)
-    for mask in masks:
-        found |= np.bincount(mask.ravel(), minlength=MAX_COLOURED) > 0
-    return [int(value) for value in np.flatnonzero(found)]
+    return sorted({int(value) for mask in masks for value in np.flatnonzero(np.bincount(mask.ravel()))})
 
 
 def class_name(value: int, names: Sequence[str]) -> str:
@@ -113,12 +98,7 @@ _COLUMNS, _CELL = 8, 150  # pictures in a gallery's row, and the least width of 
 
 @dataclass(frozen=True)
 class Layout:
-    """The positions of a picture's tiles, in pixels.
-
-    Attributes:
-        tile: its height and width.
-        rows, columns: number of samples and of epochs.
-    """
+    """The positions, in pixels, of tiles of a size, in rows (samples) and columns (epochs)."""
 
     tile: ImageSize
     rows: int
@@ -147,13 +127,7 @@ class Layout:
 
 
 def rows_within(pixels: int, tile: ImageSize, columns: int) -> int:
-    """The number of samples that fit into a picture; may be 0.
-
-    Args:
-        pixels: maximum for the whole picture, names and gaps included.
-        tile: its height and width.
-        columns: number of epochs.
-    """
+    """The number of samples that fit into a picture of so many pixels, names and gaps included; may be 0."""
     one = Layout(tile, 1, columns)
     return max(0, (pixels // one.size[1] - _TOP) // one.cell[0])
 
@@ -167,20 +141,17 @@ def draw(preview: Preview) -> NDArray[np.uint8]:
     rows, columns, *size = preview.images.shape[:4]
     tile = ImageSize(*size)
     layout = Layout(tile, rows, columns)
-    height, width = layout.size
-    figure = _figure(height, width)
-    for row, name in enumerate(preview.rows):
-        y = layout.corner(row, 0)[0] + tile.height / 2
-        name = _shortened(name, _MAX_CHARACTERS, _MAX_LINES)
-        figure.text(6 / width, 1 - y / height, name, ha="left", va="center", **_STYLE)
-    for column, name in enumerate(preview.columns):
-        x = layout.corner(0, column)[1] + tile.width / 2
-        figure.text(x / width, 1 - _TOP / 2 / height, name, ha="center", va="center", **_STYLE)
-    picture = _rendered(figure)
-    for row, column in np.ndindex(rows, columns):  # matplotlib would take 0.15 µs a pixel, 1.2 s for 8 million
-        y, x = layout.corner(row, column)
-        picture[y : y + tile.height, x : x + tile.width] = _tile(preview, row, column)
-    return np.concatenate([picture, _classes_of(preview, width)]) if preview.masks else picture
+    texts = [
+        _Text(6, layout.corner(row, 0)[0] + tile.height / 2, _shortened(name, _MAX_CHARACTERS, _MAX_LINES), "left")
+        for row, name in enumerate(preview.rows)
+    ]
+    texts += [
+        _Text(layout.corner(0, column)[1] + tile.width / 2, _TOP / 2, name)
+        for column, name in enumerate(preview.columns)
+    ]
+    tiles = [(*layout.corner(row, column), _tile(preview, row, column)) for row, column in np.ndindex(rows, columns)]
+    picture = _picture(*layout.size, texts, tiles)
+    return np.concatenate([picture, _classes_of(preview, layout.size[1])]) if preview.masks else picture
 
 
 def _tile(preview: Preview, row: int, column: int) -> NDArray[np.uint8]:
@@ -207,27 +178,22 @@ def legend(values: Sequence[int], classes: Sequence[str], width: int) -> NDArray
     Returns:
         (H, width, 3) uint8 RGB.
     """
-    names = [_shortened(class_name(value, classes), _MAX_CHARACTERS, 1) for value in values[:_MAX_CLASSES]]
-    colours = [PALETTE[value] for value in values[:_MAX_CLASSES]]
+    shown = values[:_MAX_CLASSES]
+    names = [_shortened(class_name(value, classes), _MAX_CHARACTERS, 1) for value in shown]
     if len(values) > _MAX_CLASSES:
         names.append(f"… {len(values) - _MAX_CLASSES} more")
     cell = int(max(map(len, names), default=0) * _CHARACTER) + 2 * _SWATCH + 4 * _GAP
     columns = max(1, (width - 2 * _GAP) // cell)
     height = math.ceil(len(names) / columns) * _LEGEND_LINE + 4 * _GAP
-    figure = _figure(height, width)
-    corners = [
-        (number // columns * _LEGEND_LINE + 2 * _GAP, number % columns * cell + 3 * _GAP)
-        for number in range(len(names))
-    ]
-    for (y, x), name in zip(corners, names, strict=True):
-        at = (x + _SWATCH + 2 * _GAP) / width, 1 - (y + _LEGEND_LINE / 2) / height
-        figure.text(*at, name, ha="left", va="center", **_STYLE)
-    picture = _rendered(figure)
-    for (y, x), colour in zip(corners, colours, strict=False):
-        top = y + (_LEGEND_LINE - _SWATCH) // 2
-        picture[top : top + _SWATCH, x : x + _SWATCH] = 96  # a frame: black is a class's colour, too
-        picture[top + 1 : top + _SWATCH - 1, x + 1 : x + _SWATCH - 1] = colour
-    return picture
+    texts, tiles = [], []
+    for number, name in enumerate(names):
+        y, x = number // columns * _LEGEND_LINE + 2 * _GAP, number % columns * cell + 3 * _GAP
+        texts.append(_Text(x + _SWATCH + 2 * _GAP, y + _LEGEND_LINE / 2, name, "left"))
+        if number < len(shown):
+            swatch = np.full((_SWATCH, _SWATCH, 3), 96, np.uint8)  # a frame: black is a class's colour, too
+            swatch[1:-1, 1:-1] = PALETTE[shown[number]]
+            tiles.append((y + (_LEGEND_LINE - _SWATCH) // 2, x, swatch))
+    return _picture(height, width, texts, tiles)
 
 
 def gallery(images: NDArray[np.uint8], captions: Sequence[str], parts: int = 1) -> NDArray[np.uint8]:
@@ -241,23 +207,18 @@ def gallery(images: NDArray[np.uint8], captions: Sequence[str], parts: int = 1) 
     Returns:
         (H, W, 3) uint8 RGB.
     """
-    tiles = [_fitted(image, parts) for image in images]
-    tile_height, tile_width = tiles[0].shape[:2]
-    columns = min(_COLUMNS // parts, len(tiles))
+    fitted = [_fitted(image, parts) for image in images]
+    tile_height, tile_width = fitted[0].shape[:2]
+    columns = min(_COLUMNS // parts, len(fitted))
     cell_height, cell_width = tile_height + 3 * _LINE + 8 * _GAP, max(tile_width, _CELL) + 4 * _GAP
-    rows = math.ceil(len(tiles) / columns)
-    height, width = rows * cell_height, columns * cell_width
-    figure = _figure(height, width)
-    corners = [(row * cell_height + 2 * _GAP, column * cell_width) for row in range(rows) for column in range(columns)]
-    left = (cell_width - tile_width) // 2
-    for (y, x), caption in zip(corners, captions, strict=False):
+    rows = math.ceil(len(fitted) / columns)
+    texts, tiles = [], []
+    for number, (tile, caption) in enumerate(zip(fitted, captions, strict=True)):
+        y, x = number // columns * cell_height + 2 * _GAP, number % columns * cell_width
         text = _shortened(caption, int(cell_width / _CHARACTER) - 2, 3)
-        at = (x + cell_width / 2) / width, 1 - (y + tile_height + 2 * _GAP) / height
-        figure.text(*at, text, ha="center", va="top", **_STYLE)
-    picture = _rendered(figure)
-    for (y, x), tile in zip(corners, tiles, strict=False):
-        picture[y : y + tile_height, x + left : x + left + tile_width] = tile
-    return picture
+        texts.append(_Text(x + cell_width / 2, y + tile_height + 2 * _GAP, text, va="top"))
+        tiles.append((y, x + (cell_width - tile_width) // 2, tile))
+    return _picture(rows * cell_height, columns * cell_width, texts, tiles)
 
 
 def rows_gallery(preview: Preview, captions: Sequence[str]) -> NDArray[np.uint8]:
@@ -292,23 +253,35 @@ def _fitted(image: NDArray[np.uint8], parts: int) -> NDArray[np.uint8]:
     return np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BOX))
 
 
-def _figure(height: int, width: int) -> Figure:
-    """An empty picture of this size in pixels."""
-    from matplotlib.figure import Figure  # here, because that takes 0.3 s
+class _Text(NamedTuple):
+    """A text at a position, in pixels."""
+
+    x: float
+    y: float
+    text: str
+    ha: str = "center"
+    va: str = "center"
+
+
+def _picture(
+    height: int, width: int, texts: Iterable[_Text], tiles: Iterable[tuple[int, int, NDArray[np.uint8]]]
+) -> NDArray[np.uint8]:
+    """(H, W, 3) uint8 RGB: a picture with texts, and tiles with their upper left corners' y and x."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # here, because that takes 0.3 s
+    from matplotlib.figure import Figure
 
     # At 72 dpi a point is a pixel. The half pixel keeps the size from being rounded down.
-    return Figure(((width + 0.5) / 72, (height + 0.5) / 72), dpi=72, facecolor=_BACKGROUND)
-
-
-def _rendered(figure: Figure) -> NDArray[np.uint8]:
-    """(H, W, 3) uint8 RGB."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
+    figure = Figure(((width + 0.5) / 72, (height + 0.5) / 72), dpi=72, facecolor=_BACKGROUND)
+    for each in texts:
+        figure.text(each.x / width, 1 - each.y / height, each.text, ha=each.ha, va=each.va, **_STYLE)
     canvas: Any = FigureCanvasAgg(figure)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # a character that the font lacks is a box
         canvas.draw()
-    return np.ascontiguousarray(np.asarray(canvas.buffer_rgba())[:, :, :3])
+    picture = np.ascontiguousarray(np.asarray(canvas.buffer_rgba())[:, :, :3])
+    for y, x, tile in tiles:  # matplotlib would take 0.15 µs a pixel, 1.2 s for 8 million
+        picture[y : y + tile.shape[0], x : x + tile.shape[1]] = tile
+    return picture
 
 
 def png(picture: NDArray[np.uint8]) -> bytes:

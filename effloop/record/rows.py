@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,8 @@ class Resumed:
     saved: bool = True
 
 
-class _Rows(Sink):
-    """A file with a row per line, each of which belongs to an update."""
+class Rows(Sink):
+    """A file with a row per line, each of which belongs to an update: JSON objects, unless a subclass has others."""
 
     header = ""
     """The first line."""
@@ -50,16 +50,19 @@ class _Rows(Sink):
         self._file = AppendFile(path)
 
     def _keeps(self, line: str, resumed: Resumed) -> bool:
-        step = self._step(line)
-        return step < resumed.step or (step == resumed.step and self._is_before(line, resumed))
+        try:
+            row = self._parsed(line)
+            step = float(row["step"])
+        except (ValueError, LookupError, TypeError, OverflowError, RecursionError):  # it isn't a row
+            return False
+        return step < resumed.step or (step == resumed.step and self._is_before(row, resumed))
 
-    def _step(self, line: str) -> float:
-        """The update of a line; infinity if it isn't a row."""
-        raise NotImplementedError
+    def _parsed(self, line: str) -> Any:
+        return json.loads(line)
 
-    def _is_before(self, line: str, resumed: Resumed) -> bool:
+    def _is_before(self, row: Mapping[str, Any], resumed: Resumed) -> bool:
         """Whether a row of the last update is from before the checkpoint."""
-        del line
+        del row
         return not resumed.within
 
     def _missing(self, kept: Sequence[str], resumed: Resumed) -> list[str]:
@@ -67,46 +70,34 @@ class _Rows(Sink):
         del kept, resumed
         return []
 
-    def _append(self, line: str) -> None:
-        self._file.write(line.encode())
+    def _write(self, position: Position, values: Mapping[str, Any]) -> None:
+        (key, name), *rest = values.items()
+        row = {key: name, "epoch": position.epoch, "step": position.step, **dict(rest)}
+        self._file.write(json.dumps(finite(row)).encode() + b"\n")
 
     def close(self) -> None:
         self._file.close()
 
 
-class _JsonLines(_Rows):
-    """A JSON object per line; numbers that aren't finite are null."""
-
-    def _step(self, line: str) -> float:
-        try:
-            return float(json.loads(line)["step"])
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            return math.inf
-
-    def _write(self, key: str, name: str, position: Position, values: Mapping[str, float]) -> None:
-        row = {key: name, "epoch": position.epoch, "step": position.step, **values}
-        self._append(json.dumps(finite(row)) + "\n")
-
-
-class MetricsFile(_JsonLines):
+class MetricsFile(Rows):
     """`metrics.jsonl`: scores and learning rates, which are the same when a run is repeated."""
 
-    def _is_before(self, line: str, resumed: Resumed) -> bool:
-        return not resumed.within or json.loads(line).get("split") == "train"
+    def _is_before(self, row: Mapping[str, Any], resumed: Resumed) -> bool:
+        return not resumed.within or row.get("split") == "train"
 
     def train(self, report: StepReport) -> None:
-        self._write("split", "train", report.position, {**report.now, "lr": report.lr})
+        self._write(report.position, {"split": "train", **report.now, "lr": report.lr})
 
     def epoch(self, report: EpochReport) -> None:
         if report.val:
-            self._write("split", "val", report.position, report.val)
+            self._write(report.position, {"split": "val", **report.val})
 
 
-class PerfFile(_JsonLines):
+class PerfFile(Rows):
     """`perf.jsonl`: times, which differ when a run is repeated."""
 
-    def _is_before(self, line: str, resumed: Resumed) -> bool:
-        span = json.loads(line).get("span")
+    def _is_before(self, row: Mapping[str, Any], resumed: Resumed) -> bool:
+        span = row.get("span")
         return resumed.saved if span == "checkpoint" else span == "train" or not resumed.within
 
     def _missing(self, kept: Sequence[str], resumed: Resumed) -> list[str]:
@@ -120,10 +111,11 @@ class PerfFile(_JsonLines):
     def train(self, report: StepReport) -> None:
         span = report.span
         times = {"seconds": span.seconds, "wait_s": span.waited_s, "idle_s": span.idle_s}
-        self._write("span", "train", report.position, {**times, "images_per_s": span.images_per_s, "wait": span.wait})
+        speed = {"images_per_s": span.images_per_s, "wait": span.wait}
+        self._write(report.position, {"span": "train", **times, **speed})
 
     def span(self, name: str, position: Position, seconds: float) -> None:
-        self._write("span", name, position, {"seconds": seconds})
+        self._write(position, {"span": name, "seconds": seconds})
 
 
 def read_times(path: Path) -> tuple[list[Span], dict[str, float]]:
@@ -146,24 +138,21 @@ def read_times(path: Path) -> tuple[list[Span], dict[str, float]]:
         return [], {}
 
 
-class EpochTable(_Rows):
+class EpochTable(Rows):
     """`metrics.csv`: a row for each epoch. Times are those of training.
 
     Numbers that aren't finite, and scores of an epoch that wasn't evaluated, are empty.
     """
 
     def __init__(self, path: Path, resumed: Resumed, names: Sequence[str]) -> None:
-        """Open the file as `_Rows` does; `names` are the scores' names, in the order of columns."""
+        """Open the file as `Rows` does; `names` are the scores' names, in the order of columns."""
         self._names = names
         scores = [f"{split}/{name}" for split in ("train", "val") for name in names]
         self.header = ",".join(["epoch", "step", "lr", *scores, "images_per_s", "wait", "seconds"]) + "\n"
         super().__init__(path, resumed)
 
-    def _step(self, line: str) -> float:
-        try:
-            return int(line.split(",")[1])
-        except (ValueError, IndexError):  # the header, which is written again
-            return math.inf
+    def _parsed(self, line: str) -> Any:
+        return {"step": int(line.split(",")[1])}  # a ValueError of the header, which is written again
 
     def epoch(self, report: EpochReport) -> None:
         position, span = report.position, report.span
@@ -171,19 +160,23 @@ class EpochTable(_Rows):
         row = [position.epoch, position.step, report.lr, *scores, span.images_per_s, span.wait, span.seconds]
         line = io.StringIO()
         csv.writer(line, lineterminator="\n").writerow(finite(value) for value in row)
-        self._append(line.getvalue())
+        self._file.write(line.getvalue().encode())
 
 
-class SummaryFile(Sink):
-    """`summary.json`, written at the end; when a run is resumed, the old file is deleted."""
+class FinalFile(Sink):
+    """A JSON file that is written at the end; when a run is resumed, the old file is deleted.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: of the file.
+        content: of the summary, what is written.
+    """
+
+    def __init__(self, path: Path, content: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
         path.unlink(missing_ok=True)
-        self._path = path
+        self._path, self._content = path, content
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        plain = {key: value for key, value in summary.items() if key != "efficiency"}  # which has a file of its own
-        write_text(self._path, json.dumps(finite(plain), indent=2) + "\n")
+        write_text(self._path, json.dumps(finite(self._content(summary)), indent=2) + "\n")
 
 
 def complete_summary(run_dir: Path, summary: Mapping[str, Any]) -> None:

@@ -15,13 +15,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from effloop.batch import Batch, ImageSize, Preview, Previews
-from effloop.errors import ConfigError, printable
+from effloop.batch import Batch, Preview, Previews
+from effloop.errors import check_value, printable
 from effloop.record import grid
 from effloop.record.base import Metrics, Position, RecordConfig, Recorder, recorders
 from effloop.record.clock import Clock, Span
-from effloop.record.efficiency import Efficiency, EfficiencyFile
-from effloop.record.rows import EpochTable, MetricsFile, PerfFile, Resumed, SummaryFile, read_times
+from effloop.record.efficiency import Efficiency
+from effloop.record.rows import EpochTable, FinalFile, MetricsFile, PerfFile, Resumed, read_times
 from effloop.record.sinks import AppendFile, EpochReport, Sink, Sinks, StepReport
 from effloop.record.skipped import SkippedFile, counted, lines_of
 from effloop.task import Meter, Task, score_names
@@ -69,17 +69,7 @@ class EpochSoFar:
         return cls(state["sums"], state["before"], span, position, state["lr"], begun=True, resumed=True)
 
 
-class LogSink(Sink):
-    """Writes a line for each report; subclasses implement `note`."""
-
-    def train(self, report: StepReport) -> None:
-        self.note(report.line())
-
-    def epoch(self, report: EpochReport) -> None:
-        self.note(report.line())
-
-
-class LogFile(LogSink):
+class LogFile(Sink):
     """`log.txt`."""
 
     def __init__(self, path: Path) -> None:
@@ -92,21 +82,32 @@ class LogFile(LogSink):
     def warning(self, line: str) -> None:
         self.note(f"warning: {line}")
 
+    def train(self, report: StepReport) -> None:
+        self.note(report.line())
+
+    def epoch(self, report: EpochReport) -> None:
+        self.note(report.line())
+
     def close(self) -> None:
         self._file.close()
 
 
-class PlainOutput(LogSink):
+class PlainOutput(Sink):
     """Standard output that isn't a terminal."""
 
     is_output = True
 
     def __init__(self, console: Console, meters: Sequence[Meter]) -> None:
-        self._console = console
-        self._meters = meters
+        self._console, self._meters = console, meters
 
     def note(self, line: str) -> None:
         print(line, flush=True)
+
+    def train(self, report: StepReport) -> None:
+        self.note(report.line())
+
+    def epoch(self, report: EpochReport) -> None:
+        self.note(report.line())
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         self._console.print(summary_table(summary, self._meters))
@@ -191,8 +192,7 @@ class RunConfig(RecordConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.samples <= 64:
-            raise ConfigError(f"record.samples: {self.samples} is not allowed; set a number from 0 (none) to 64")
+        check_value("record.samples", self.samples, 0 <= self.samples <= 64, "a number from 0 (none) to 64")
 
     def require(self) -> None:
         if self.mlflow or self.wandb:
@@ -210,9 +210,8 @@ _PREDICTED_SIDE = 256  # pixels; larger images are reduced
 _PREVIEW_PIXELS = 8_000_000  # 100 images of 256 pixels; more take seconds, and TensorBoard keeps them in memory
 
 
-def _preview_rows(tile: ImageSize) -> int:
-    """The maximum number of samples of a size to show; at least 1."""
-    return max(1, grid.rows_within(_PREVIEW_PIXELS, tile, _PREVIEW_EPOCHS))
+def _without_efficiency(summary: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in summary.items() if key != "efficiency"}  # which has a file of its own
 
 
 @recorders.register("run", RunConfig)
@@ -257,7 +256,7 @@ class RunRecorder(Recorder):
         """Number of the part, of `_PICTURES`, that already has a picture of predictions."""
         self._sinks = Sinks()
         if self._writes:
-            self._sinks.open(f"{run_dir / 'log.txt'}", lambda: LogFile(run_dir / "log.txt"))
+            self._open("log.txt", LogFile)
         if self._writes and config.console:
             console = Console()
             output = TerminalSink if console.is_terminal else PlainOutput
@@ -283,8 +282,8 @@ class RunRecorder(Recorder):
         self._open("metrics.jsonl", lambda path: MetricsFile(path, resumed))
         self._open("perf.jsonl", lambda path: PerfFile(path, resumed))
         self._open("metrics.csv", lambda path: EpochTable(path, resumed, names))
-        self._open("summary.json", SummaryFile)
-        self._open("efficiency.json", EfficiencyFile)
+        self._open("summary.json", lambda path: FinalFile(path, _without_efficiency))
+        self._open("efficiency.json", lambda path: FinalFile(path, lambda summary: asdict(summary["efficiency"])))
         if self.config.tensorboard:
             self._open("tensorboard", lambda path: self._tensorboard(path, params, names))
         if self.config.mlflow or self.config.wandb:
@@ -325,7 +324,11 @@ class RunRecorder(Recorder):
     def images(self, name: str, preview: Previews) -> None:
         if not (self._writes and self.config.samples and self.config.tensorboard):
             return
-        samples = preview(self.config.samples, _PREVIEW_EPOCHS, _preview_rows)
+        samples = preview(
+            self.config.samples,
+            _PREVIEW_EPOCHS,
+            lambda tile: max(1, grid.rows_within(_PREVIEW_PIXELS, tile, _PREVIEW_EPOCHS)),
+        )
         if samples.rows:
             self._show(name, samples, 0)
 
@@ -362,9 +365,8 @@ class RunRecorder(Recorder):
 
     def step(self, position: Position, metrics: Metrics, lr: float) -> None:
         self._clock.update()
-        if position.update % self.config.log_every and position.update != position.updates:
-            return
-        self._line(position, metrics, lr)
+        if not position.update % self.config.log_every or position.update == position.updates:
+            self._line(position, metrics, lr)
 
     def trained(self, position: Position, metrics: Metrics, lr: float) -> None:
         if self._epoch.position is None or self._epoch.position.step != position.step:

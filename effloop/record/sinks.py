@@ -27,22 +27,12 @@ class AppendFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or create the file.
-
-        Raises:
-            OSError: it can't be opened.
-        """
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o666)  # else a pipe is waited for
         self._fd = fd
         self._closing = weakref.finalize(self, os.close, fd)  # of a trainer that was built and never trained, too
 
     def write(self, record: bytes) -> None:
-        """Append a record.
-
-        Raises:
-            OSError: it can't be written; the file is as it was before.
-            ValueError: it is closed.
-        """
+        """Append a record; after an OSError the file is as it was before."""
         if not self._closing.alive:
             raise ValueError("write to a closed file")
         end = os.lseek(self._fd, 0, os.SEEK_END)
@@ -100,13 +90,8 @@ class StepReport:
 
     def curves(self) -> dict[str, float]:
         """{name of a curve: its value}: train/*, perf/*."""
-        values = {f"train/{name}": value for name, value in self.now.items()}
-        return {
-            **values,
-            "train/lr": self.lr,
-            "perf/images_per_s": self.span.images_per_s,
-            "perf/wait": self.span.wait,
-        }
+        speed = {"perf/images_per_s": self.span.images_per_s, "perf/wait": self.span.wait}
+        return {**{f"train/{name}": value for name, value in self.now.items()}, "train/lr": self.lr, **speed}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +116,11 @@ class EpochReport:
 
     def line(self) -> str:
         """The log line: of the validation, or of the training if there was none."""
-        which = ("validation", self.val, self.val_span) if self.val else ("training", self.train, self.span)
-        name, values, span = which
+        name, values, span = "training", self.train, self.span
+        if self.val:
+            name, values, span = "validation", self.val, self.val_span
         scores = "  ".join(
-            f"{meter.label} {meter.number(values[meter.name])}" for meter in _loss_first(self.meters, values)
+            f"{each.label} {each.number(values[each.name])}" for each in _loss_first(self.meters, values)
         )
         return f"Epoch: [{self.position.epoch}] {name}  {scores}  Data {span.images_per_s:.1f}  Wait {span.wait:.1%}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,11 +35,7 @@ class SkippedRow:
 
 
 class SkippedFile:
-    """The list of a run folder, of which only what is new is read.
-
-    Args:
-        run_dir: the run folder.
-    """
+    """The list of a run folder, of which only what is new is read."""
 
     def __init__(self, run_dir: Path) -> None:
         self._lines = NewLines(run_dir / SKIPPED)
@@ -46,24 +43,18 @@ class SkippedFile:
 
     def read(self) -> list[SkippedRow]:
         """The rows in the order of epochs and samples; without what isn't a row."""
-        for each in filter(None, map(_row, self._lines.read())):
-            self._found[each.split, each.epoch, each.id] = each
+        for line in self._lines.read():
+            with suppress(LookupError, TypeError, ValueError, OverflowError, RecursionError):
+                row = json.loads(line)
+                instead = None if row["instead"] is None else int(row["instead"])
+                key = str(row["split"]), int(row["epoch"]), int(row["id"])
+                self._found[key] = SkippedRow(*key, str(row["name"]), str(row["reason"]), instead)
         return [self._found[key] for key in sorted(self._found)]
 
 
 def read_skipped(run_dir: Path) -> list[SkippedRow]:
     """The rows of a run folder, see `SkippedFile.read`."""
     return SkippedFile(run_dir).read()
-
-
-def _row(line: bytes) -> SkippedRow | None:
-    try:
-        row = json.loads(line)
-        instead = None if row["instead"] is None else int(row["instead"])
-        numbers = int(row["epoch"]), int(row["id"])
-        return SkippedRow(str(row["split"]), *numbers, str(row["name"]), str(row["reason"]), instead)
-    except (LookupError, TypeError, ValueError, OverflowError, RecursionError):
-        return None
 
 
 def counted(rows: list[SkippedRow]) -> dict[str, int]:
@@ -73,13 +64,7 @@ def counted(rows: list[SkippedRow]) -> dict[str, int]:
 
 
 def lines_of(rows: list[SkippedRow], epoch: int, *, first: bool) -> list[str]:
-    """Lines for the log at the end of an epoch.
-
-    Args:
-        rows: of the run.
-        epoch: that has ended.
-        first: whether the validation split was evaluated for the first time.
-    """
+    """Lines for the log at the end of an epoch; `first`: the validation split was evaluated for the first time."""
     lines = []
     for split, different in counted(rows).items():
         now = [row for row in rows if row.split == split and (row.epoch == epoch if split == "train" else first)]

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,22 +34,14 @@ _FINISH_S = 60
 
 
 def import_mlflow() -> ModuleType:
-    """Import MLflow, with little output and short timeouts unless its environment variables are set.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Import MLflow, with little output and short timeouts unless its variables are set; a ConfigError without it."""
     for name, value in _MLFLOW.items():
         os.environ.setdefault(name, value)
     return optional_package("mlflow", "record.mlflow=true", "effloop[mlflow]")
 
 
 def import_wandb() -> ModuleType:
-    """Import Weights & Biases.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Import Weights & Biases; a ConfigError without it."""
     return optional_package("wandb", "record.wandb=true", "effloop[wandb]")
 
 
@@ -71,8 +64,11 @@ class MlflowSink(Sink):
             run = self._client.get_run(run_id)
         else:  # the name is given, because MLflow would draw one from Python's random state, which is the run's
             tags = {"effloop.run_dir": str(run_dir.absolute())}
-            experiment = _experiment_id(mlflow, self._client, project)
-            run = self._client.create_run(experiment, tags=tags, run_name=_run_name(run_dir))
+            if (experiment := self._client.get_experiment_by_name(project)) is None:
+                with suppress(mlflow.MlflowException):  # another job of a sweep was faster
+                    self._client.create_experiment(project)
+                experiment = self._client.get_experiment_by_name(project)
+            run = self._client.create_run(experiment.experiment_id, tags=tags, run_name=_run_name(run_dir))
         self._run_id: str = run.info.run_id
         _save_id(run_dir, "mlflow", self._run_id)
         params = [
@@ -109,19 +105,6 @@ class MlflowSink(Sink):
             self._client.log_batch(self._run_id, metrics=self._pending[first : first + _MAX_METRICS])
         self._pending.clear()
         self._flushed = time.monotonic()
-
-
-def _experiment_id(mlflow: ModuleType, client: Any, name: str) -> str:
-    """The id of MLflow's experiment of that name, which is created if it doesn't exist."""
-    experiment = client.get_experiment_by_name(name)
-    if experiment is None:
-        try:
-            return str(client.create_experiment(name))
-        except mlflow.MlflowException:  # another job of a sweep was faster
-            experiment = client.get_experiment_by_name(name)
-            if experiment is None:
-                raise
-    return str(experiment.experiment_id)
 
 
 class WandbSink(Sink):

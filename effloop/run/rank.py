@@ -22,9 +22,7 @@ from effloop.checkpoint import files
 from effloop.data.remote.location import this_process
 from effloop.errors import BUG, EffLoopError, InterruptedRunError, PreemptedRunError, reason
 from effloop.parallel.failures import (
-    FolderRestartState,
     RestartState,
-    StoreRestartState,
     failed_for_good,
     failure_kind,
     read,
@@ -171,7 +169,7 @@ def rank_session(env: RankEnv, scratch: Path | None = None, timeout_s: float = 0
             if failed_for_good(group):  # an earlier start of the ranks
                 raise EffLoopError
             _share_cores(group, by_torchrun=by_torchrun)
-            session = RankSession(group, FolderRestartState(scratch) if scratch else StoreRestartState(group.base))
+            session = RankSession(group, RestartState(scratch, group.base))
             yield session
         return
     except KeyboardInterrupt as interrupt:

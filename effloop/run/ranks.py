@@ -24,7 +24,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from effloop.errors import ConfigError, InterruptedRunError, PreemptedRunError, RankBugError, RankError
-from effloop.parallel.failures import FolderRestartState, RankFailure, read, root_cause, write
+from effloop.parallel.failures import RankFailure, RestartState, read, root_cause, write
 from effloop.run.rank import run_rank
 from effloop.run.spec import RunSpec
 from effloop.run.training import interrupted, resume_hint
@@ -33,7 +33,7 @@ from effloop.system.files import try_lock
 from effloop.system.hardware import find_device
 from effloop.system.openmp import limit_spinning
 from effloop.system.processes import how_ended, killed_by, signal_name
-from effloop.system.signals import AGAIN_S, handled, interrupts_blocked_in_children, signals_restored
+from effloop.system.signals import AGAIN_S, STOPPING, handled, handlers_restored, interrupts_blocked_in_children
 
 _PATIENCE_S = 5
 """For ranks to end after SIGTERM, before they are killed."""
@@ -51,7 +51,9 @@ def launch(spec: RunSpec) -> Path:
     parallel: Any = spec.config.parallel
     processes = _processes(spec.config.device, parallel.processes)
     limit_spinning()
-    with scratch() as folder, _quiet(), signals_restored(), interrupts_blocked_in_children():
+    # torch's launcher leaves handlers of its own behind
+    ended = handlers_restored(*STOPPING, signal.SIGINT, signal.SIGQUIT)
+    with scratch() as folder, _quiet(), ended, interrupts_blocked_in_children():
         forwarder = SignalForwarder(folder)
         try:
             with forwarder.caught():
@@ -62,7 +64,7 @@ def launch(spec: RunSpec) -> Path:
             if error.sigval == signal.SIGINT:
                 raise InterruptedRunError(interrupted(_run_dir(folder, spec))) from None
             how = f"stopped by {signal_name(error.sigval)}"
-            if begun := FolderRestartState(folder).run_dir():
+            if begun := RestartState(folder).run_dir():
                 record_end(begun, how, "preempted")
             raise PreemptedRunError(interrupted(_run_dir(folder, spec), how)) from None
         if not result.is_failed():
@@ -70,7 +72,7 @@ def launch(spec: RunSpec) -> Path:
         if line := forwarder.how_ended(interrupted(_run_dir(folder, spec), forwarder.how)):
             raise PreemptedRunError(line)
         explained = _explained(folder, result, spec)
-        if begun := FolderRestartState(folder).run_dir():
+        if begun := RestartState(folder).run_dir():
             record_end(begun, str(explained))
         raise explained
 
@@ -145,7 +147,7 @@ def _explained(folder: Path, result: RunResult, spec: RunSpec) -> RankError | Co
 
 
 def _run_dir(folder: Path, spec: RunSpec) -> Path | None:
-    return FolderRestartState(folder).run_dir() or (spec.folder if spec.resume else None)
+    return RestartState(folder).run_dir() or (spec.folder if spec.resume else None)
 
 
 @contextmanager

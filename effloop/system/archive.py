@@ -18,15 +18,10 @@ _TRAILER_BYTES = len(_MAGIC) + 64 + 1
 """The trailer is the zip's comment, so that the file is one that every reader of zips takes. It has the SHA-256 of all
 before it, in hexadecimal: raw bytes might hold the signature that readers look for from the end."""
 
-_ZIP = b"PK\x03\x04"
-"""How a file by `torch.save` begins since torch 1.6; before that it wrote a plain pickle."""
-_END, _END_BYTES = b"PK\x05\x06", 22
-"""A zip's last record, without the comment."""
-
-_MOST_DIRECTORY_BYTES = 16 << 20
-"""Of a zip's list of records: 100,000 tensors; each takes Python 0.5 kB."""
+_ZIP = b"PK\x03\x04"  # how a file by `torch.save` begins since torch 1.6; before that it wrote a plain pickle
+_END, _END_BYTES = b"PK\x05\x06", 22  # a zip's last record, without the comment
+_MOST_DIRECTORY_BYTES = 16 << 20  # of a zip's list of records: 100,000 tensors; each takes Python 0.5 kB
 _BLOCK = 1 << 20
-
 
 Bytes = bytes | bytearray | memoryview
 
@@ -89,16 +84,11 @@ def opened(path: Path) -> Iterator[BinaryIO]:
     Raises:
         OSError: it isn't there, can't be read or is something else.
     """
-    _refuse_special(path.stat().st_mode)
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        _refuse_special(os.fstat(file.fileno()).st_mode)
-        yield file
-
-
-def _refuse_special(mode: int) -> None:
     kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket", stat.S_IFREG: ""}
-    if kind := kinds.get(stat.S_IFMT(mode), "device"):
+    if kind := kinds.get(stat.S_IFMT(path.stat().st_mode), "device"):
         raise OSError(f"it is a {kind}, not a file")
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        yield file
 
 
 class Archive:
@@ -121,33 +111,31 @@ class Archive:
         self._file, self._bytes = file, os.fstat(file.fileno()).st_size
         if not self._bytes:
             raise ValueError("it is empty")
-        tail = self._read(max(0, self._bytes - _TRAILER_BYTES - _END_BYTES), _TRAILER_BYTES + _END_BYTES)
+        head = file.read(len(_ZIP))
+        file.seek(max(0, self._bytes - _TRAILER_BYTES - _END_BYTES))
+        tail = file.read()
         self.sealed = _TRAILER.fullmatch(tail[-_TRAILER_BYTES:]) is not None
-        if self._read(0, len(_ZIP)) != _ZIP:
+        if head != _ZIP:
             raise ValueError("it is damaged") if self.sealed else ForeignFileError("torch.save did not write it")
         comment = _TRAILER_BYTES if self.sealed else 0
-        self._end = tail[-comment - _END_BYTES :][:_END_BYTES]
-        if self._end[:4] != _END or self._end[-2:] != comment.to_bytes(2, "little"):
+        end = tail[-comment - _END_BYTES :][:_END_BYTES]
+        if end[:4] != _END or end[-2:] != comment.to_bytes(2, "little"):
             raise ValueError("it is cut short, or damaged at its end")
+        # Both are 2**32 - 1 in a file of more than 4 GB, where they are elsewhere.
+        size, start = (int.from_bytes(end[place : place + 4], "little") for place in (12, 16))
+        if _MOST_DIRECTORY_BYTES < size < 0xFFFFFFFF:
+            raise ValueError("it has more records than a checkpoint can have")
         try:
-            self._zip = zipfile.ZipFile(file) if self._directory_bytes() < _MOST_DIRECTORY_BYTES else None
+            self._zip = zipfile.ZipFile(file)
         except Exception as error:  # whatever its bytes lead to
             raise ValueError(f"it is damaged ({error})") from None
-        if self._zip is None:
-            raise ValueError("it has more records than a checkpoint can have")
-        self._refuse_tricks(self._zip)
+        if start not in (self._zip.start_dir, 0xFFFFFFFF):  # torch would read another list
+            raise ValueError("its list of records is not where it says")
+        self._refuse_tricks()
 
-    def _read(self, offset: int, count: int) -> bytes:
-        self._file.seek(offset)
-        return self._file.read(count)
-
-    def _directory_bytes(self) -> int:
-        size = int.from_bytes(self._end[12:16], "little")
-        return size if size < 0xFFFFFFFF else 0  # in more than 4 GB it is elsewhere
-
-    def _refuse_tricks(self, archive: zipfile.ZipFile) -> None:
+    def _refuse_tricks(self) -> None:
         """Refuse what `torch.save` never writes."""
-        records = archive.infolist()
+        records = self._zip.infolist()
         for each in records:
             if each.compress_type != zipfile.ZIP_STORED or each.compress_size != each.file_size or each.flag_bits & 1:
                 raise ValueError(f"its record {each.filename!r} is compressed, which torch.save never does")
@@ -158,39 +146,15 @@ class Archive:
             raise ValueError("two of its records have the same name")
         if len({name.partition("/")[0] for name in names}) > 1 or any(".." in name.split("/") for name in names):
             raise ValueError("its records are not in one folder")
-        start = int.from_bytes(self._end[16:20], "little")
-        if start not in (archive.start_dir, 0xFFFFFFFF):  # torch would read another list
-            raise ValueError("its list of records is not where it says")
         if not any(name.endswith("/data.pkl") for name in names) or any(n.endswith("/constants.pkl") for n in names):
             raise ForeignFileError("torch.save did not write it")
 
-    def check_plain(self) -> None:
-        """Check all but the tensors by the zip's own CRC-32.
+    def check_plain(self, *, tensors: bool = False) -> None:
+        """Check all but the tensors, or them as well, by the zip's own CRC-32.
 
         Raises:
             ValueError: it is damaged.
         """
-        self._check_records(tensors=False)
-
-    def check(self) -> None:
-        """Check every byte: by the SHA-256, or, in a file without one, each record by its CRC-32.
-
-        Raises:
-            ValueError: it is damaged.
-        """
-        if not self.sealed:
-            self._check_records(tensors=True)
-            return
-        left, digest = self._bytes - _TRAILER_BYTES, hashlib.sha256()
-        self._file.seek(0)
-        while left and (block := self._file.read(min(left, _BLOCK))):
-            digest.update(block)
-            left -= len(block)
-        if self._file.read(_TRAILER_BYTES) != _MAGIC + digest.hexdigest().encode() + b"\n":
-            raise ValueError("it is damaged: its SHA-256 is not the one that it was written with")
-
-    def _check_records(self, *, tensors: bool) -> None:
-        assert self._zip is not None
         for each in self._zip.infolist():
             if not tensors and "/data/" in each.filename:
                 continue
@@ -200,3 +164,20 @@ class Archive:
                         pass
             except Exception as error:  # whatever its bytes lead to
                 raise ValueError(f"it is damaged ({error})") from None
+
+    def check(self) -> None:
+        """Check every byte: by the SHA-256, or, in a file without one, each record by its CRC-32.
+
+        Raises:
+            ValueError: it is damaged.
+        """
+        if not self.sealed:
+            self.check_plain(tensors=True)
+            return
+        left, digest = self._bytes - _TRAILER_BYTES, hashlib.sha256()
+        self._file.seek(0)
+        while left and (block := self._file.read(min(left, _BLOCK))):
+            digest.update(block)
+            left -= len(block)
+        if self._file.read(_TRAILER_BYTES) != _MAGIC + digest.hexdigest().encode() + b"\n":
+            raise ValueError("it is damaged: its SHA-256 is not the one that it was written with")

@@ -1,4 +1,4 @@
-"""When the command began that this process carries out."""
+"""What a command's process prints, how it ends at a failing disk, and when it began."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ from effloop.errors import printable
 
 _COLOURS_AND_BARS = r"\x1b\[[\d;]*m|\x1b\[\d*[AK]|\x1b\[\?25[hl]|\r"
 """What Rich writes to a terminal: colours, one line up, erase the line, hide and show the cursor."""
-_KEPT = {
-    True: re.compile(rf"({_COLOURS_AND_BARS}|[\n\t])"),
-    False: re.compile(r"([\n\t])"),
-}
+_KEPT = {True: re.compile(rf"({_COLOURS_AND_BARS}|[\n\t])"), False: re.compile(r"([\n\t])")}
 """What stays as it is, on a terminal and elsewhere."""
 
 
@@ -48,7 +45,6 @@ class EscapedStream:
         self._kept = _KEPT[stream.isatty()]
 
     def write(self, text: str) -> int:
-        """Write a text, escaped."""
         size = len(text)
         if not text.isprintable():
             text = "".join(part if index % 2 else printable(part) for index, part in enumerate(self._kept.split(text)))
@@ -56,7 +52,6 @@ class EscapedStream:
         return size
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write texts, escaped."""
         for line in lines:
             self.write(line)
 
@@ -71,9 +66,7 @@ _ADDRESS = 16  # of `si_addr` in siginfo_t, with pointers of 64 bits
 _MASK = 128  # bytes of sigset_t
 
 
-class _SigAction(ctypes.Structure):
-    """`struct sigaction` of glibc and musl."""
-
+class _SigAction(ctypes.Structure):  # `struct sigaction` of glibc and musl
     _fields_ = (
         ("handler", ctypes.c_void_p),
         ("mask", ctypes.c_ubyte * _MASK),
@@ -91,9 +84,6 @@ def bus_errors_explained(exit_code: int) -> Iterator[None]:
 
     A handler of Python's own would never run: the faulting instruction is repeated until then. This one runs in the
     thread that reads, at that instruction, where only memory is copied. Costs nothing until then.
-
-    Args:
-        exit_code: of the process.
     """
     if sys.platform != "linux" or ctypes.sizeof(ctypes.c_void_p) != 8:
         yield
@@ -101,7 +91,12 @@ def bus_errors_explained(exit_code: int) -> Iterator[None]:
 
     def handle(number: int, info: int, context: int) -> None:
         del number, context
-        _say_and_end(ctypes.c_uint64.from_address(info + _ADDRESS).value, exit_code)
+        try:
+            name = mapped_at(ctypes.c_uint64.from_address(info + _ADDRESS).value)
+            what = f"'{name}' was cut while it was being read" if name else "memory can't be read"
+            os.write(2, f"effloop: {what} (SIGBUS); restore the file, or free space where it is\n".encode())
+        finally:
+            os._exit(exit_code)
 
     handler = _HANDLER(handle)
     new, before = _SigAction(), _SigAction()
@@ -116,25 +111,13 @@ def bus_errors_explained(exit_code: int) -> Iterator[None]:
         libc.sigaction(int(signal.SIGBUS), ctypes.byref(before), None)
 
 
-def _say_and_end(address: int, exit_code: int) -> None:
-    try:
-        name = mapped_at(address)
-        what = f"'{name}' was cut while it was being read" if name else "memory can't be read"
-        os.write(2, f"effloop: {what} (SIGBUS); restore the file, or free space where it is\n".encode())
-    finally:
-        os._exit(exit_code)
-
-
 def mapped_at(address: int) -> str:
     """The file that is mapped at an address of this process; empty if none is."""
-    try:
-        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
-            for line in maps:
-                begin, _, end = line.partition(" ")[0].partition("-")
-                if int(begin, 16) <= address < int(end, 16):
-                    return "".join(line.rstrip("\n").split(maxsplit=5)[5:])
-    except (OSError, ValueError):
-        pass
+    with suppress(OSError, ValueError), open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        for line in maps:
+            begin, _, end = line.partition(" ")[0].partition("-")
+            if int(begin, 16) <= address < int(end, 16):
+                return "".join(line.rstrip("\n").split(maxsplit=5)[5:])
     return ""
 
 

@@ -67,26 +67,21 @@ def write_text(path: Path, text: str, *, sync: bool = False) -> None:
 
 
 def keep_rows(path: Path, keep: Callable[[Any], bool]) -> None:
-    """Leave out rows of a file of JSON lines, and what is no row; nothing without such a file.
+    """Leave out rows of a file of JSON lines, and what is no row; `keep` may raise an error of a value for one."""
 
-    Args:
-        path: of the file.
-        keep: whether a row stays; one that it raises KeyError, TypeError, ValueError or OverflowError for doesn't.
-    """
+    def stays(line: bytes) -> bool:
+        try:
+            return line.endswith(b"\n") and keep(json.loads(line))
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
+            return False
+
     if not path.is_file():  # a pipe would be waited for
         return
     lines = path.read_bytes().splitlines(keepends=True)
-    kept = [line for line in lines if line.endswith(b"\n") and _keeps(line, keep)]
+    kept = [*filter(stays, lines)]
     if kept != lines:
         with replacing(path) as file:
             file.writelines(kept)
-
-
-def _keeps(line: bytes, keep: Callable[[Any], bool]) -> bool:
-    try:
-        return keep(json.loads(line))
-    except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
-        return False
 
 
 def describe_failure(path: Path, error: OSError) -> str:

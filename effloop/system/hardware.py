@@ -35,10 +35,8 @@ def set_reproducible(*, deterministic: bool, cudnn_benchmark: bool) -> None:
     reads its workspace size when it starts.
 
     Args:
-        deterministic: allow only operations that give the same bits each time; others raise a RuntimeError with
-            their name when they are called.
-        cudnn_benchmark: time cuDNN's algorithms for each new shape of a convolution, and keep the fastest; the choice
-            differs from run to run, and with it the last bits.
+        deterministic: operations that don't give the same bits each time raise a RuntimeError with their name.
+        cudnn_benchmark: time the algorithms for each new shape, and keep the fastest, which differs from run to run.
     """
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # one of two that NVIDIA documents as deterministic
@@ -49,11 +47,7 @@ def set_reproducible(*, deterministic: bool, cudnn_benchmark: bool) -> None:
 
 @contextmanager
 def determinism_explained() -> Iterator[None]:
-    """Context of a training step that reports an operation without a deterministic implementation in one line.
-
-    Raises:
-        ConfigError: the line has the operation's name.
-    """
+    """Raise a ConfigError that names the operation where one has no deterministic implementation."""
     try:
         yield
     except RuntimeError as error:
@@ -147,11 +141,10 @@ def has_vnni() -> bool:
     """Whether the CPU sums products of bytes in 32 bits at once. An x86 CPU without these instructions sums pairs of
     them in 16 bits, which overflow unless weights have 7 bits; other CPUs don't.
     """
-    try:
-        flags = set(re.findall(r"^flags\s*:(.*)$", CPUINFO.read_text(), re.MULTILINE)[0].split())
-    except (OSError, IndexError):  # no x86
-        return True
-    return bool(flags & {"avx512_vnni", "avx_vnni"})
+    with suppress(OSError):
+        if flags := re.search(r"^flags\s*:(.*)$", CPUINFO.read_text(), re.MULTILINE):
+            return bool({*flags[1].split()} & {"avx512_vnni", "avx_vnni"})
+    return True  # no x86
 
 
 _OTHER_FILES = 256  # kept open by the rest of a training: libraries, workers' pipes, logs
@@ -164,8 +157,7 @@ def allow_open_files(count: int) -> None:
         ConfigError: the hard limit is lower; the line has both numbers.
     """
     needed = count + _OTHER_FILES
-    hard = _raise_open_files(needed)
-    if hard is not None:
+    if (hard := _raise_open_files(needed)) is not None:
         raise ConfigError(
             f"data.root: its {count:,} files need {needed:,} open files, this process may open {hard:,}; "
             f"raise the limit (ulimit -n {needed}) or convert to larger shards"
@@ -188,16 +180,13 @@ MOUNTS = Path("/proc/self/mountinfo")
 
 def file_system(path: Path) -> str:
     """Linux's name of the file system of `path`: ext4, nfs4, fuse.sshfs, ...; empty if it isn't known."""
-    try:
-        lines = MOUNTS.read_bytes().splitlines()
-    except OSError:
-        return ""
     real, longest, kind = os.fsencode(os.path.realpath(path)) + b"/", 0, b""
-    for line in lines:
-        mount, _, source = line.partition(b" - ")
-        point = re.sub(rb"\\([0-3][0-7]{2})", lambda octal: bytes([int(octal[1], 8)]), mount.split()[4])
-        if real.startswith(point.rstrip(b"/") + b"/") and len(point) >= longest:  # a later mount hides an earlier one
-            longest, kind = len(point), source.split()[0]
+    with suppress(OSError):
+        for line in MOUNTS.read_bytes().splitlines():
+            mount, _, source = line.partition(b" - ")
+            point = re.sub(rb"\\([0-3][0-7]{2})", lambda octal: bytes([int(octal[1], 8)]), mount.split()[4])
+            if real.startswith(point.rstrip(b"/") + b"/") and len(point) >= longest:  # a later mount hides another
+                longest, kind = len(point), source.split()[0]
     return kind.decode()
 
 
@@ -210,12 +199,8 @@ def available_memory() -> int:
 
     A container, a job of a batch system and a systemd slice are all cgroups, and the limits of parents count, too.
     """
-    for line in MEMINFO.read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            free = int(line.split()[1]) * 1024
-            break
-    else:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    found = re.search(r"^MemAvailable:\s*(\d+)", MEMINFO.read_text(), re.MULTILINE)
+    free = int(found[1]) * 1024 if found else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([free, *_cgroup_memory()])
 
 
@@ -234,10 +219,15 @@ def _cgroup_cores() -> Iterator[int]:
 def _cgroup_memory() -> Iterator[int]:
     """Bytes left below the memory limit of each cgroup of this process that has one."""
     for version, group in _cgroups("memory"):
-        if version == 2:
-            yield from _memory_left(group, "memory.max", "memory.current", "inactive_file")
-        else:
-            yield from _memory_left(group, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        limit, used, reclaimable = (
+            ("memory.max", "memory.current", "inactive_file")
+            if version == 2
+            else ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        )
+        with suppress(OSError, ValueError, KeyError):  # ValueError: `max`, no limit
+            most = int((group / limit).read_text())
+            counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            yield max(0, most - int((group / used).read_text()) + int(counts[reclaimable]))
 
 
 def _cgroups(controller: str) -> Iterator[tuple[int, Path]]:
@@ -259,14 +249,6 @@ def _cgroups(controller: str) -> Iterator[tuple[int, Path]]:
             yield version, root / folder.relative_to("/")
 
 
-def _memory_left(group: Path, limit: str, used: str, reclaimable: str) -> Iterator[int]:
-    """Bytes left below this cgroup's limit, if it exists and has one."""
-    with suppress(OSError, ValueError, KeyError):  # ValueError: `max`, no limit
-        most = int((group / limit).read_text())
-        counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        yield max(0, most - int((group / used).read_text()) + int(counts[reclaimable]))
-
-
 # Too little of what a machine has: memory, processes, open files; as one line each.
 
 _WORDS = ("can't allocate memory", "not enough memory", "out of memory", "cudnn_status_alloc_failed", "bad_alloc")
@@ -286,38 +268,25 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def memory_explained(memory_hint: str, ended: Callable[[str], None] = lambda line: None) -> Iterator[None]:
-    """Context of what may need more memory than there is.
+    """Raise an OutOfMemoryError, whose line ends with `memory_hint`, where memory can't be allocated.
 
-    Args:
-        memory_hint: keys with their values, for the message.
-        ended: is given the line, too.
-
-    Raises:
-        OutOfMemoryError: memory could not be allocated.
+    `ended` is given the line, too.
     """
     try:
         yield
     except (MemoryError, RuntimeError, OSError) as error:
         if not is_out_of_memory(error):
             raise
-        reason = " ".join(str(error).split())[:160] or type(error).__name__
-        where = "the GPU" if isinstance(error, torch.OutOfMemoryError) else "this machine"
-        free = "" if isinstance(error, torch.OutOfMemoryError) else f"; {decimal(available_memory())} are free"
-        line = f"out of memory on {where} ({reason.rstrip('.')}){free}; {memory_hint}"
+        why = (" ".join(str(error).split())[:160] or type(error).__name__).rstrip(".")
+        on_gpu = isinstance(error, torch.OutOfMemoryError)
+        where = f"the GPU ({why})" if on_gpu else f"this machine ({why}); {decimal(available_memory())} are free"
+        line = f"out of memory on {where}; {memory_hint}"
         ended(line)
         raise OutOfMemoryError(line) from None
 
 
 def check_workers(count: int, ranks: int) -> None:
-    """Refuse more workers than any machine has a use for.
-
-    Args:
-        count: of a rank.
-        ranks: that share this machine's cores.
-
-    Raises:
-        ConfigError: with the most that are allowed.
-    """
+    """Refuse more workers of a rank than a machine whose cores so many ranks share has a use for: a ConfigError."""
     most = min(_MOST_WORKERS, max(_WORKERS, _WORKERS_PER_CORE * available_cores() // ranks))
     if count > most:
         raise ConfigError(
@@ -327,14 +296,9 @@ def check_workers(count: int, ranks: int) -> None:
 
 
 def check_open_files(processes: int) -> None:
-    """Raise this process's limit of open files to what so many worker processes need.
-
-    Raises:
-        ConfigError: the hard limit is lower; the line has both numbers.
-    """
+    """Raise this process's limit of open files to what so many worker processes need, or a ConfigError."""
     needed = _FILES + _FILES_PER_WORKER * processes
-    hard = _raise_open_files(needed)
-    if hard is not None:
+    if (hard := _raise_open_files(needed)) is not None:
         workers = f" with {processes} worker processes" if processes else ""
         less = ", or set engine=threads" if processes else ""
         raise ConfigError(
@@ -344,16 +308,7 @@ def check_open_files(processes: int) -> None:
 
 
 def check_batch_memory(batch_size: int, bytes_of_image: int, key: str = "batch_size") -> None:
-    """Refuse a batch whose images alone are larger than this machine's memory.
-
-    Args:
-        batch_size: images of a batch.
-        bytes_of_image: of one of them, as it is loaded.
-        key: that the message names.
-
-    Raises:
-        ConfigError: with the bytes needed, those that are free, and a size that fits.
-    """
+    """Refuse a batch whose images alone are larger than this machine's memory: a ConfigError that names `key`."""
     needed, free = batch_size * bytes_of_image, available_memory()
     if needed > free:
         raise ConfigError(

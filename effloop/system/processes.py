@@ -48,11 +48,7 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def end_with_parent(parent: int) -> None:
-    """Have Linux kill this process when its parent ends, however that may be.
-
-    Args:
-        parent: its process ID; this process ends at once where it has another parent by now.
-    """
+    """Have Linux kill this process when its parent ends; it ends at once where it has another one by now."""
     with suppress(AttributeError, OSError):  # another system
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -60,20 +56,12 @@ def end_with_parent(parent: int) -> None:
 
 
 def describe_process(pid: int | None = None) -> dict[str, Any]:
-    """What tells a process on this machine from all others, for JSON: `pid`, `host`, and when it `started`.
-
-    Args:
-        pid: of the process; None is this one.
-    """
+    """What tells a process (None: this one) from all others, for JSON: `pid`, `host`, and when it `started`."""
     return {"pid": (pid := pid or os.getpid()), "host": socket.gethostname(), "started": [*_this_system(), _start(pid)]}
 
 
 def is_alive(process: Mapping[str, Any]) -> bool | None:
-    """Whether a process that `describe_process` described still runs.
-
-    Returns:
-        None if it can't be known: it was on another machine or in another container, or wasn't described.
-    """
+    """Whether a process that `describe_process` described still runs; None if it was elsewhere, or not described."""
     *system, start = process.get("started") or [None]
     if start is None or process.get("host") != socket.gethostname():
         return None
@@ -129,10 +117,9 @@ def output_prefixed(process: subprocess.Popen[str], prefix: str) -> Iterator[Non
                 stream.write(line)
                 stream.flush()
 
-    pairs = [(process.stdout, sys.stdout), (process.stderr, sys.stderr)]
     threads = [
         threading.Thread(target=forward, args=(source, PrefixedStream(stream, prefix)))
-        for source, stream in pairs
+        for source, stream in ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
         if source
     ]
     for thread in threads:
@@ -155,30 +142,24 @@ class PrefixedStream:
 
     def __init__(self, stream: TextIO, prefix: str) -> None:
         self._stream, self._prefix = stream, prefix
+        self._head = prefix
+        """Of the next line to be written; empty where a part of that line has been written."""
         self._pending = ""
-        self._begun = False
-        """Whether a part of the pending line has been written."""
 
     def write(self, text: str) -> int:
-        """Write the lines that are complete."""
         *lines, self._pending = (self._pending + text).split("\n")
         if lines:
-            self._stream.write("".join(f"{self._head()}{line}\n" for line in lines))
+            self._stream.write(self._head + f"\n{self._prefix}".join(lines) + "\n")
+            self._head = self._prefix
         return len(text)
 
     def flush(self) -> None:
-        """Write the part of a line that there is."""
         if self._pending:
-            self._stream.write(f"{self._head()}{self._pending}")
-            self._pending, self._begun = "", True
+            self._stream.write(self._head + self._pending)
+            self._pending = self._head = ""
         self._stream.flush()
 
-    def _head(self) -> str:
-        begun, self._begun = self._begun, False
-        return "" if begun else self._prefix
-
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write several."""
         for line in lines:
             self.write(line)
 

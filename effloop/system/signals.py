@@ -11,11 +11,26 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from types import FrameType
 from typing import Any
 
 from effloop.errors import InterruptedRunError, PreemptedRunError
 from effloop.system.processes import signal_name
+
+STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+"""In the order of their bits, see `StopRequest.wish`."""
+
+PATIENCE_S = 30.0
+"""For the loop to get on with an update: Slurm, Kubernetes and torchrun kill 30 s after SIGTERM by default."""
+
+AGAIN_S = 2.0
+"""A signal that comes sooner is the same one: a scheduler signals all processes, and their launcher passes it on."""
+
+BEFORE = "before training began; type the command again"
+"""Of a signal that comes before there is something to save."""
+
+_END_S = 5.0
+_OVER = b"\0"
+"""Sent to the thread at the end; no signal has this number."""
 
 # Ctrl-C: which process it reaches, and when; and signals that are left to another process.
 
@@ -27,7 +42,7 @@ def ignore_interrupts() -> None:
 
 def ignore_stops() -> None:
     """Leave SIGTERM, SIGUSR1 and SIGHUP, which a scheduler sends to all processes, to the parent, too: it saves."""
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+    for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
 
 
@@ -67,42 +82,23 @@ def interrupts_blocked_in_children() -> Iterator[None]:
         thread.join()
 
 
-class _Interrupts:
-    """A handler that counts Ctrl-C; installed for the time of a block."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
-
-
 @contextmanager
 def interrupts_deferred() -> Iterator[None]:
     """Raise a Ctrl-C inside the block at its end: in the middle of `torch.save` it becomes a RuntimeError."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread is interrupted
         return
-    seen = _Interrupts()
-    before = signal.signal(signal.SIGINT, seen)
-    try:
+    interrupted = False
+
+    def note(number: int, frame: Any) -> None:
+        nonlocal interrupted
+        interrupted = True
+
+    with handlers_restored(signal.SIGINT):
+        signal.signal(signal.SIGINT, note)
         yield
-    finally:
-        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
-    if seen.count:
+    if interrupted:
         raise KeyboardInterrupt
-
-
-class _FirstInterrupt(_Interrupts):
-    """Raises the first Ctrl-C, and ends the process 5 s later, whatever it is doing then."""
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        super().__call__(number, frame)
-        if self.count == 1:
-            timer = threading.Timer(5, os._exit, [InterruptedRunError.exit_code])
-            timer.daemon = True
-            timer.start()
-            raise KeyboardInterrupt
 
 
 @contextmanager
@@ -111,44 +107,39 @@ def interrupted_once() -> Iterator[None]:
 
     A thread may wait for a rank that has gone, so the process ends some seconds later in any case.
     """
-    seen = _FirstInterrupt()
-    before = signal.signal(signal.SIGINT, seen)
-    unblock_interrupts()
-    try:
-        yield
-        if seen.count:
+    interrupted = False
+
+    def interrupt(number: int, frame: Any) -> None:
+        nonlocal interrupted
+        if not interrupted:
+            interrupted = True
+            timer = threading.Timer(_END_S, os._exit, [InterruptedRunError.exit_code])
+            timer.daemon = True
+            timer.start()
             raise KeyboardInterrupt
-    except Exception as error:
-        if seen.count:  # the run's own line for it; or a collective that was broken by the other ranks' end
-            raise KeyboardInterrupt from (error if isinstance(error, InterruptedRunError) else None)
-        raise
-    finally:
-        signal.signal(signal.SIGINT, before)
+
+    with handlers_restored(signal.SIGINT):
+        signal.signal(signal.SIGINT, interrupt)
+        unblock_interrupts()
+        try:
+            yield
+        except Exception as error:
+            if interrupted:  # the run's own line for it; or a collective that was broken by the other ranks' end
+                raise KeyboardInterrupt from (error if isinstance(error, InterruptedRunError) else None)
+            raise
+        if interrupted:
+            raise KeyboardInterrupt
 
 
 @contextmanager
-def signals_restored() -> Iterator[None]:
-    """Put back the handlers of the signals that end a process: torch's launcher leaves its own behind."""
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+def handlers_restored(*numbers: int) -> Iterator[None]:
+    """Put back the handlers of signals at the end of the block."""
     before = {number: signal.getsignal(number) for number in numbers}
     try:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-"""In the order of their bits, see `StopRequest.wish`."""
-
-PATIENCE_S = 30.0
-"""For the loop to get on with an update: Slurm, Kubernetes and torchrun kill 30 s after SIGTERM by default."""
-
-AGAIN_S = 2.0
-"""A signal that comes sooner is the same one: a scheduler signals all processes, and their launcher passes it on."""
-
-_OVER = b"\0"
-"""Sent to the thread at the end; no signal has this number."""
+            signal.signal(number, handler or signal.SIG_DFL)
 
 
 @functools.cache
@@ -163,7 +154,7 @@ def _leave_forks_alone() -> None:
 
 
 def ends(line: str) -> None:
-    """Say a line, as the command line does."""
+    """Print why this process ends, as the command line does."""
     with suppress(OSError, ValueError):  # a closed pipe
         print(f"effloop: {line}", file=sys.__stderr__, flush=True)
 
@@ -190,7 +181,7 @@ class StopRequest:
     ) -> None:
         self.always = always
         self.patience_s = patience_s
-        self.at_end = at_end or _say_end
+        self.at_end = at_end or _print_end
         self.wish = 0
         """Bit N: the N-th of `STOPPING` has come."""
         self._taken = threading.Event()
@@ -236,11 +227,11 @@ class StopRequest:
             return
         self._entered = True
         _early.over()
-        before = {number: signal.getsignal(number) for number in STOPPING}
         ours = [
             number
-            for number, handler in before.items()
-            if handler in (signal.SIG_DFL, _noted) or (self.always and handler is not signal.SIG_IGN)
+            for number in STOPPING
+            if (handler := signal.getsignal(number)) in (signal.SIG_DFL, _noted)
+            or (self.always and handler is not signal.SIG_IGN)
         ]
         reading, writing = socket.socketpair()
         writing.setblocking(False)
@@ -249,14 +240,13 @@ class StopRequest:
         thread = threading.Thread(target=self._watch, args=[reading, ours], daemon=True, name="effloop-signals")
         thread.start()
         try:
-            for number in ours:
-                signal.signal(number, _noted)
-                signal.siginterrupt(number, False)  # reads of C libraries in other threads aren't broken off
-            yield
+            with handlers_restored(*ours):
+                for number in ours:
+                    signal.signal(number, _noted)
+                    signal.siginterrupt(number, False)  # reads of C libraries in other threads aren't broken off
+                yield
         finally:
             self._entered = False
-            for number in ours:
-                signal.signal(number, before[number])
             signal.set_wakeup_fd(wakeup)
             writing.send(_OVER)
             thread.join()
@@ -269,8 +259,8 @@ class StopRequest:
         while True:
             if self._busy:
                 self.progress()
-            left = max(first, self._progress_s) + self.patience_s - time.monotonic()
-            reading.settimeout(max(0.01, left) if name and not self._taken.is_set() else None)
+            left_s = max(first, self._progress_s) + self.patience_s - time.monotonic()
+            reading.settimeout(max(0.01, left_s) if name and not self._taken.is_set() else None)
             try:
                 (number,) = came = reading.recv(1)
             except TimeoutError:
@@ -299,7 +289,7 @@ def _noted(number: int, frame: Any) -> None:
     """The handler: Python has written the number to the socket by now."""
 
 
-def _say_end(name: str, again: bool) -> None:
+def _print_end(name: str, again: bool) -> None:
     ends(f"{name}{' again' * again}: ends with what was saved last")
 
 
@@ -310,19 +300,11 @@ def handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
         yield
         return
     _early.over()
-    before = {number: signal.getsignal(number) for number in STOPPING}
-    for number, handled_before in before.items():
-        if handled_before is not signal.SIG_IGN:
-            signal.signal(number, handler)
-    try:
+    with handlers_restored(*STOPPING):
+        for number in STOPPING:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, handler)
         yield
-    finally:
-        for number, handled_before in before.items():
-            signal.signal(number, handled_before)
-
-
-BEFORE = "before training began; type the command again"
-"""Of a signal that comes before there is something to save."""
 
 
 class _Early:

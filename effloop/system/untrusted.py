@@ -48,11 +48,7 @@ def read_bytes(path: Path, most: int, start: int = 0) -> bytes:
 
 
 class NewLines:
-    """The lines that were appended to a file since it was read before.
-
-    Args:
-        path: of the file, which need not be there.
-    """
+    """The lines that were appended to a file, which need not be there, since it was read before."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

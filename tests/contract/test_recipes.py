@@ -22,7 +22,6 @@ from effloop.data.engine import engines
 from effloop.data.loader import Loader
 from effloop.errors import ConfigError
 from effloop.parallel import Parallel, ParallelConfig
-from effloop.parallel.dp import NoParallel
 
 RECIPES = sorted(path.stem for path in (search.config_root() / "augment").glob("*.yaml"))
 LEVELS = 0.5  # of 255, mean over a batch: what rounding on the way may come to, where an operation enlarges it
@@ -36,7 +35,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_photos(tmp_path_factory.mktemp("photos"), train=16, val=3)
 
 
-class Rank(NoParallel):
+class Rank(Parallel):
     """One of several processes, for what loads their parts."""
 
     def __init__(self, rank: int, world_size: int) -> None:

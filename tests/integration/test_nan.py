@@ -15,7 +15,7 @@ from ranks import run_script
 from runs import TINY, once, rows, train
 
 from effloop.errors import DivergedError
-from effloop.parallel.dp import NoneConfig, NoParallel
+from effloop.parallel import Parallel, ParallelConfig
 from effloop.runs.reader import read_run
 from effloop.train.nan import NanContext, StopOrSkip, all_finite
 
@@ -167,7 +167,7 @@ def test_it_names_the_update_whose_gradient_is_not_finite(photos: Path, here: Pa
 
 def test_weights_that_no_gradient_shows_are_not_saved(here: Path) -> None:
     model = torch.nn.Conv2d(1, 1, 1, bias=False)
-    single = NoParallel(NoneConfig(name="none"), torch.device("cpu"))
+    single = Parallel(ParallelConfig(name="none"), torch.device("cpu"))
     context = NanContext(model, model, single, torch.zeros(1), 1, torch.amp.GradScaler(enabled=False), here, str)
     model.weight.grad = torch.zeros_like(model.weight)
     policy = StopOrSkip(context, skip=False)

@@ -343,15 +343,14 @@ SHARDING = '''
 """A strategy that replaces parameters before the optimizer is made, as `fully_shard` does."""
 from dataclasses import dataclass
 from torch import nn
-from effloop.parallel import ParallelConfig, parallels
-from effloop.parallel.dp import NoParallel
+from effloop.parallel import Parallel, ParallelConfig, parallels
 
 @dataclass
 class ToyConfig(ParallelConfig):
     pass
 
 @parallels.register("toy", ToyConfig)
-class Toy(NoParallel):
+class Toy(Parallel):
     """Its parameters are other ones."""
     def wrap(self, model):
         for module in model.modules():

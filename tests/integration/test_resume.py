@@ -16,6 +16,7 @@ import pytest
 import torch
 import yaml
 from runs import TINY, once, rows, start, stopping_at, train
+from saves import write
 
 from effloop.checkpoint import files
 from effloop.cli.main import main
@@ -155,7 +156,7 @@ class TestSameProcess:
         best = files.read(stopped / "checkpoints/best.ckpt")
         state = files.read(stopped / "checkpoints/last.ckpt")
         state["checkpoints"]["best"] = {"loss": 0.0, "top1": 1.0, "epoch": 0}  # not to be beaten
-        files.write(stopped / "checkpoints/last.ckpt", state)
+        write(stopped / "checkpoints/last.ckpt", state)
         assert main(["resume", str(stopped)]) == 0
         assert_same(files.read(stopped / "checkpoints/best.ckpt")["model"], best["model"])
 
@@ -258,9 +259,9 @@ class TestUntrusted:
             def __reduce__(self) -> tuple[Any, ...]:
                 return (Path.touch, (here / "pwned",))
 
-        for write, words in ((_write_pickle, "not a checkpoint that EffLoop wrote"), (torch.save, "is refused")):
+        for save, words in ((_write_pickle, "not a checkpoint that EffLoop wrote"), (torch.save, "is refused")):
             path = here / "evil.ckpt"
-            write({"format": 1, "model": Evil()}, path)
+            save({"format": 1, "model": Evil()}, path)
             shutil.copy(path, run / "checkpoints/last.ckpt")
             for args in (["eval", str(path)], ["resume", str(run)]):
                 assert words in self.refused(capsys, *args)

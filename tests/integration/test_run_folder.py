@@ -20,6 +20,7 @@ import yaml
 from disks import fill, small_disk
 from forks import Forked
 from runs import TINY, once, rows, start, stopping_at, train
+from saves import write
 
 import effloop
 from effloop.checkpoint import files
@@ -131,7 +132,7 @@ def test_an_older_one_that_is_refused(run: Path, capsys: pytest.CaptureFixture[s
     older = next(run.glob("checkpoints/step-*.ckpt"))
     state = files.read(older)
     state["optimizer"]["param_groups"] = []
-    files.write(older, state)
+    write(older, state)
     before = snapshot(run) | {run / "state.json": b""}
     assert main(["resume", str(older), "epochs=4"]) == 2
     assert "the checkpoint doesn't fit this config" in capsys.readouterr().err
@@ -147,7 +148,7 @@ def test_from_before_the_best_epoch(run: Path, capsys: pytest.CaptureFixture[str
     older, best = next(run.glob("checkpoints/step-*.ckpt")), run / "checkpoints/best.ckpt"
     state = files.read(run / "checkpoints/last.ckpt")
     state["checkpoints"]["best"] = {**state["last"], "epoch": 2}
-    files.write(best, state)
+    write(best, state)
     discarded = best.read_bytes()
     with stopping_at(2):  # before anything is saved
         assert main(["resume", str(older)]) == 130
@@ -184,7 +185,7 @@ def test_another_process_was_faster(
 
     def meanwhile(path: Path) -> dict[str, object]:
         state = reading(path)
-        files.write(last, state)
+        write(last, state)
         return state
 
     with monkeypatch.context() as patch:

@@ -21,7 +21,7 @@ from effloop.errors import DataError
 from effloop.inference.trained import Trained
 from effloop.measure.memory import Tensors, device_batch, expected_memory, host_batch
 from effloop.model import models, probe
-from effloop.parallel.dp import NoneConfig, NoParallel
+from effloop.parallel import Parallel, ParallelConfig
 from effloop.record.grid import PALETTE, Layout, draw, overlay
 from effloop.train.evaluation import compare_some
 
@@ -222,7 +222,7 @@ def test_memory_names_the_masks(root: Path) -> None:
     assert device_batch(config, loaders[0])[1] == masks
     loaders[0].close()
     model = models.build(config.model, num_classes=3, channels=3, image_size=config.image_size)
-    parallel = NoParallel(NoneConfig(name="none"), batch.images.device)
+    parallel = Parallel(ParallelConfig(name="none"), batch.images.device)
     memory = expected_memory(config, model, probe(model, config.size, channels_last=True), loaders, parallel)
     parts = {each.name: each for each in memory.parts}
     assert parts["train masks"].bytes == 5 * masks.bytes

@@ -192,7 +192,7 @@ def test_backbone_weights_of_a_file(root: Path, tmp_path: Path, capsys: pytest.C
     ("words_", "message"),
     [
         (["augment.mixup=0.4"], "augment.mixup: 0.4 mixes targets as task=segmentation can't learn them"),
-        (["optim.head_lr=0.1", "model=cnn"], "model: cnn has one output for each image"),
+        (["optim.head_lr=0.1", "model=cnn"], "model: cnn has an output for each image"),
         (["task.class_weights=[1,2]"], "task.class_weights: 2 numbers for 3 classes"),
     ],
 )

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from saves import write
 
 from effloop.checkpoint import files
 from effloop.errors import CheckpointError, warn
@@ -35,7 +36,7 @@ FLIPS, CUTS = int(os.environ.get("EFFLOOP_FLIPS", "1000")), int(os.environ.get("
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    files.write(tmp_path / "x.ckpt", STATE)
+    write(tmp_path / "x.ckpt", STATE)
     return tmp_path / "x.ckpt"
 
 
@@ -131,13 +132,13 @@ def test_fields_of_another_kind(path: Path, name: str) -> None:
         for _ in range(45):  # 2**45 lists to walk through, in 300 bytes
             inner = [inner, inner]
         fields = {"more": inner}
-    files.write(path, {**STATE, **fields})
+    write(path, {**STATE, **fields})
     for read in (files.read, files.peek):
         assert words in refused(path, read)
 
 
 def test_a_missing_field(path: Path) -> None:
-    files.write(path, {key: value for key, value in STATE.items() if key not in ("progress", "classes")})
+    write(path, {key: value for key, value in STATE.items() if key not in ("progress", "classes")})
     assert "it has no classes and no progress" in refused(path)
 
 
@@ -301,7 +302,7 @@ def test_a_checkpoint_that_others_can_write(path: Path, capsys: pytest.CaptureFi
 def a_run(folder: Path) -> Path:
     for name, step in (("last", 12), ("step-00000008", 8), ("step-00000004", 4), ("best", 8)):
         progress = {**POSITION, "step": step}
-        files.write(folder / "checkpoints" / f"{name}.ckpt", {**STATE, "progress": progress})
+        write(folder / "checkpoints" / f"{name}.ckpt", {**STATE, "progress": progress})
     return folder
 
 

@@ -16,7 +16,7 @@ import effloop
 from effloop.config import Config
 from effloop.measure.advice import RunFacts, advice
 from effloop.model import freeze, models, probe
-from effloop.parallel.dp import NoneConfig, NoParallel
+from effloop.parallel import Parallel, ParallelConfig
 from effloop.precision import precisions
 
 CPU = torch.device("cpu")
@@ -31,7 +31,7 @@ def composed(photos: Path, *overrides: str) -> Config:
 
 def known(config: Config, model: nn.Module | None = None) -> RunFacts:
     """The facts of a run that isn't begun, on two cores."""
-    parallel = NoParallel(NoneConfig(name="none"), CPU)
+    parallel = Parallel(ParallelConfig(name="none"), CPU)
     loaders = [effloop.build_loader(config, split, parallel=parallel) for split in ("train", "val")]
     if model is None:
         size = config.image_size

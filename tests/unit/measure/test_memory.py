@@ -27,9 +27,9 @@ from effloop.measure.memory import (
     memory_table,
 )
 from effloop.model import models, probe
-from effloop.parallel.dp import NoneConfig, NoParallel
+from effloop.parallel import Parallel, ParallelConfig
 
-CPU = NoParallel(NoneConfig(name="none"), torch.device("cpu"))
+CPU = Parallel(ParallelConfig(name="none"), torch.device("cpu"))
 MB = 1_000_000
 
 

@@ -9,9 +9,8 @@ import torch
 from ranks import run_script
 
 from effloop.errors import ConfigError
-from effloop.parallel import parallels
+from effloop.parallel import ParallelConfig, parallels
 from effloop.parallel.ddp import DdpConfig
-from effloop.parallel.dp import NoneConfig
 
 SCRIPT = """
     import json, torch
@@ -140,7 +139,7 @@ def test_gradients_meet_only_when_they_are_to(said):
 def test_wishes_are_every_ranks_one_call_later(said):
     for out in said:
         assert out["agreed"] == [0, 0, 1, 6, 0]
-    assert parallels.build(NoneConfig(name="none"), torch.device("cpu")).agree(5) == 5
+    assert parallels.build(ParallelConfig(name="none"), torch.device("cpu")).agree(5) == 5
 
 
 def test_buffers_are_averaged(said):

@@ -14,7 +14,6 @@ from torch.distributed import PrefixStore, TCPStore
 
 from effloop.parallel.watchdog import (
     Heartbeat,
-    Pace,
     Stall,
     Stragglers,
     Watchdog,
@@ -156,9 +155,10 @@ def test_what_goes_on_is_left_alone():
 # A rank that is much slower than the others.
 
 
-def paces(*own_s: float, step_s: float = 1.0) -> list[Pace]:
-    """20 batches of a step each, in which a rank is busy for so long."""
-    return [Pace(20, 20 * each, 20 * step_s) for each in own_s]
+def window(*own_s: float, batches: int = 20) -> tuple[list[Heartbeat], list[Heartbeat]]:
+    """Heartbeats of each rank before and after 20 batches of a second each, in which it is busy for so long."""
+    after = [replace(BEAT, batches=batches, own_s=batches * each, all_s=float(batches)) for each in own_s]
+    return [BEAT] * len(own_s), after
 
 
 @pytest.mark.parametrize(
@@ -173,21 +173,24 @@ def paces(*own_s: float, step_s: float = 1.0) -> list[Pace]:
     ],
 )
 def test_who_holds_the_others_up(own: tuple[float, ...], found: int | None) -> None:
-    straggler = find_straggler(paces(*own))
+    straggler = find_straggler(*window(*own))
     assert (straggler and straggler[0]) == found
 
 
 def test_few_batches_say_nothing() -> None:
-    assert find_straggler([Pace(5, 1, 5), Pace(5, 5, 5)]) is None
+    assert find_straggler(*window(0.2, 1.0, batches=5)) is None
 
 
 def test_it_is_said_once_and_not_at_once() -> None:
     said: list[str] = []
     stragglers = Stragglers(said.append)
-    total = [Pace(), Pace()]
+    total = [BEAT, replace(BEAT, host="b", pid=2)]
     for number in range(6):
-        stragglers.window(total, ["a (pid 1)", "b (pid 2)"])
+        stragglers.window(total)
         assert len(said) == (number >= 2)
-        total = [Pace(a.batches + 20, a.own_s + own, a.all_s + 20) for a, own in zip(total, (4, 20), strict=True)]
+        total = [
+            replace(each, batches=each.batches + 20, own_s=each.own_s + own, all_s=each.all_s + 20)
+            for each, own in zip(total, (4, 20), strict=True)
+        ]
     assert said[0].startswith("rank 1 on b (pid 2) holds the others up: it takes 5.0 times as long")
     assert "they wait 80% of the time" in said[0]

@@ -27,7 +27,7 @@ from effloop.data.source.counts import class_counts
 from effloop.measure.bench_step import Preloaded
 from effloop.model import checkpoint_blocks, freeze, models, parameter_groups
 from effloop.optim import EMA, NoEMA, optimizers, schedules
-from effloop.parallel.dp import NoneConfig, NoParallel
+from effloop.parallel import Parallel, ParallelConfig
 from effloop.precision import Precision
 from effloop.record import Metrics, Position, Recorder
 from effloop.task import tasks
@@ -209,7 +209,7 @@ def bodiless(overrides: Sequence[str], device: torch.device) -> Trainer:
         schedule=schedules.build(config.schedule, optimizer, updates=5),
         task=task,
         metrics=Metrics(task.num_sums, device),
-        parallel=NoParallel(NoneConfig(name="none"), device),
+        parallel=Parallel(ParallelConfig(name="none"), device),
         precision=precision,
         recorder=Recorder(),
         checkpoints=Checkpoints(CheckpointConfig(name="none"), task.meters[0], Path(), {}),

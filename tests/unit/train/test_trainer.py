@@ -23,7 +23,7 @@ from effloop.data.random import sample_keys
 from effloop.errors import ConfigError
 from effloop.measure.bench_step import Preloaded
 from effloop.optim import NoEMA
-from effloop.parallel.dp import NoneConfig, NoParallel
+from effloop.parallel import Parallel, ParallelConfig
 from effloop.precision import Precision
 from effloop.record import Metrics, Recorder
 from effloop.task.classification import Classification, ClassificationConfig
@@ -100,7 +100,7 @@ def plain_trainer(batch_size: int, accumulate: int) -> Trainer:
         schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0),
         task=task,
         metrics=Metrics(task.num_sums, CPU),
-        parallel=NoParallel(NoneConfig(name="none"), CPU),
+        parallel=Parallel(ParallelConfig(name="none"), CPU),
         precision=precision,
         recorder=Recorder(),
         checkpoints=Checkpoints(CheckpointConfig(name="none"), task.meters[0], Path(), {}),
