@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from arrays import ARRAYS, TRAIN, VAL, drop, opened, samples, set_header, verified, write
 from images import encode, exif, photo
-from plans import READ_BY, line, make_engine, make_plan, open_source, read_bytes, write_as, write_records
+from plans import READ_BY, line, open_source, read_bytes, write_as, write_records
 
 from effloop.data.image.entropy import build_index
 from effloop.data.image.header import pnm_header
@@ -119,19 +119,6 @@ def test_entropy_indexes_come_back(name: str, tmp_path: Path) -> None:
 def test_auto_knows_it(name: str, mixed: Path, tmp_path: Path) -> None:
     source = open_source("auto", write_as(name, mixed, tmp_path / "written"))
     assert type(source) is sources[READ_BY.get(name, name)].factory
-
-
-@FORMATS
-@pytest.mark.parametrize(("engine", "num_workers"), [("inline", 0), ("threads", 2), ("processes", 2)])
-def test_the_batches_are_the_folders(name: str, engine: str, num_workers: int, mixed: Path, tmp_path: Path) -> None:
-    wanted = make_engine("inline", make_plan(open_source("folder", mixed)))
-    made = make_engine(engine, make_plan(opened(name, write_as(name, mixed, tmp_path / "written"))), num_workers)
-    for epoch in (0, 1):
-        for a, b in zip(wanted.stream(epoch), made.stream(epoch), strict=True):
-            for field in ("images", "targets", "ids", "valid"):
-                np.testing.assert_array_equal(getattr(a, field), getattr(b, field))
-                assert getattr(a, field).dtype == getattr(b, field).dtype
-    made.close()
 
 
 @PACKED

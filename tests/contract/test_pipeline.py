@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import cache
@@ -45,7 +46,6 @@ KINDS: dict[str, dict[str, Any]] = {
 SPLITS = {"train": 45, "val": 11}  # samples; neither is a multiple of the batch
 LEVELS = 2.0  # of 255, mean over an image: what decoders may differ by
 
-every_engine = pytest.mark.parametrize("engine", engines.names())
 every_decoder = pytest.mark.parametrize("decode", decoders.names())
 
 
@@ -63,6 +63,9 @@ AVAILABLE = (
     [name for name in engines.names() if name != "dali" or DALI],
 )
 """Decoders and engines: with one that isn't there, two others would meet in a test that is skipped."""
+
+PAIRS = [*zip(AVAILABLE[0], itertools.cycle(AVAILABLE[1])), ("auto", "processes"), ("auto", "threads")]
+"""Engines don't look at the decoder: each decoder meets one."""
 
 STORED = sorted((*writers, *(f"table.{ending}" for ending in TABLES)))
 """What a dataset is written as."""
@@ -171,8 +174,7 @@ def test_decoders_are_close_to_each_other(decode: str, wanted: Callable[[str], E
         assert_same(wanted(decode)[split], batches, exact=False)
 
 
-@every_engine
-@every_decoder
+@pytest.mark.parametrize(("decode", "engine"), PAIRS)
 def test_regions_are_cut_from_the_whole(
     decode: str, engine: str, opened: Opened, wanted: Callable[[str], Epochs]
 ) -> None:
@@ -181,8 +183,7 @@ def test_regions_are_cut_from_the_whole(
         assert_same(got, batches, exact=exact)
 
 
-@every_engine
-@every_decoder
+@pytest.mark.parametrize(("decode", "engine"), PAIRS)
 def test_turned_images_are_the_same_everywhere(decode: str, engine: str, opened: Opened) -> None:
     for split in SPLITS:
         wanted, _ = one_epoch("inline", opened("folder", split), decoder_of(decode, exif=True), split)
@@ -190,8 +191,7 @@ def test_turned_images_are_the_same_everywhere(decode: str, engine: str, opened:
         assert_same(got, wanted, exact=exact)
 
 
-@every_engine
-@pytest.mark.parametrize("kind", Cache)
+@pytest.mark.parametrize(("kind", "engine"), [(Cache.bytes, "threads"), (Cache.pixels, "processes")])
 def test_what_is_kept_is_what_is_read(
     kind: Cache, engine: str, opened: Opened, wanted: Callable[[str], Epochs], tmp_path: Path
 ) -> None:
