@@ -18,7 +18,6 @@ from runs import TINY, call, rows, train
 
 import effloop
 from effloop import config as configs
-from effloop.cli.bench import BENCHMARKS, BenchOptions
 from effloop.cli.main import MODULES, command_named, main
 from effloop.cli.options import options_of, parse
 from effloop.config import Config
@@ -63,11 +62,6 @@ def test_help_of_train_has_the_keys_of_the_config(here: Path, capsys: pytest.Cap
         assert f"  {field.name}=" in out or f"  {field.name}." in out or field.name in Config.GROUPS
 
 
-def test_options_of_bench_are_those_of_the_benchmarks() -> None:
-    own = {key for benchmark in BENCHMARKS.values() for key in benchmark.options}
-    assert {field.name for field in fields(BenchOptions)} == {"what", "repeats", "out", *own}
-
-
 def test_version_and_the_module(tmp_path: Path) -> None:
     assert call("--version", cwd=tmp_path, forked=False) == (0, f"effloop {effloop.__version__}\n", "")
 
@@ -97,25 +91,6 @@ def test_list_shows_the_users_configs(here: Path, capsys: pytest.CaptureFixture[
     recipes = ["cifar10_fast", "digits", "embedded", "finetune", "imagenet_resnet50", "imagenet_resnet50_8gpu"]
     recipes += ["nuclei", "probe"]
     assert [name for _, name, _ in lines if name != "night"] == recipes
-
-
-@pytest.mark.parametrize(
-    ("what", "words"),
-    [
-        ("optim.lr", "optim.lr peak learning rate takes a number default 0.003 (adamw), 0.1 (sgd)"),
-        ("engine.start_method", "takes fork, spawn or forkserver default fork engine=processes"),
-        ("sweep", "sweep.resume true or false sweep.prune"),
-        ("keys", "batch_size a whole number; default 32 data.root"),
-        ("ops", "augment=native RandomHorizontalFlip [p=0.5] augment=torchvision ColorJitter augment=albumentations"),
-    ],
-)
-def test_list_says_what_keys_and_operations_are(
-    what: str, words: str, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["list", what]) == 0
-    out = capsys.readouterr().out
-    assert max(map(len, out.splitlines())) <= 80
-    assert re.search(".*?".join(map(re.escape, words.split())), out, re.DOTALL), out
 
 
 def test_cfg_prints_and_stops(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,13 +136,6 @@ class TestRunFolder:
         assert "outputs/a/x holds a run already" in capsys.readouterr().err
         assert (here / "outputs/a/x/metrics.jsonl").read_bytes() == before
 
-    def test_same_second(self, here: Path) -> None:
-        from effloop.runs.folder import claim_run_dir
-
-        stamp = Path("outputs/2026-11-21/10-00-00")
-        assert [claim_run_dir(stamp).name for _ in range(3)] == ["10-00-00", "10-00-00-2", "10-00-00-3"]
-        assert [claim_run_dir(stamp / "0").name for _ in range(2)] == ["0", "0-2"]
-
     def test_name_for_a_shell(self, here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert train(photos, "run='my run'", "epochs=1") == 0
         last = capsys.readouterr().out.splitlines()[-1]
@@ -180,12 +148,6 @@ class TestRunFolder:
         assert "outputs" in err
         assert "can't be made" in err
         assert err.count("\n") == 1
-
-    @pytest.mark.slow
-    def test_beside_a_package_that_is_half_uninstalled(self, tmp_path: Path, photos: Path) -> None:
-        (tmp_path / "site/~orch-1.0.dist-info").mkdir(parents=True)
-        args = [f"data.root={photos}", *TINY, "epochs=1", "run=x"]
-        assert call(*args, cwd=tmp_path, path=tmp_path / "site", forked=False)[0] == 0
 
     def test_hydras_own_key(self, here: Path, photos: Path) -> None:
         assert train(photos, "epochs=1", "hydra.run.dir=elsewhere") == 0
@@ -279,16 +241,6 @@ class TestEval:
         assert main(["eval", str(finished)]) == 0
         assert files() == before
         assert not list(here.iterdir())
-
-
-def test_bench_of_the_loop(here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    args = [f"data.root={photos}", *TINY]
-    assert main(["bench", "what=loop", "repeats=1", "out=result.json", *args]) == 0
-    result = json.loads((here / "result.json").read_text())
-    assert result["batches"] == 5
-    assert {name: len(seconds) for name, seconds in result["seconds"].items()} == {"Trainer": 1, "bare": 1}
-    assert "Trainer / bare" in capsys.readouterr().out
-    assert not (here / "outputs").exists()
 
 
 def test_import_is_light(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from images import encode, photo
 from kills import check, chunks, convert
-from plans import Listed, make_engine, make_plan, open_source, read_bytes
+from plans import Listed, open_source, read_bytes
 from runs import make_photos, start
 
 from effloop.cli.main import main
@@ -73,7 +73,7 @@ def mixed(tmp_path: Path) -> Path:
     return tmp_path / "mixed"
 
 
-@pytest.mark.parametrize("to", sorted({*writers} - {"zarr2", "n5"}))
+@pytest.mark.parametrize("to", ["folder", "lmdb", "tar"])  # contract/test_formats.py has every one
 def test_originals_stay_the_same(to: str, photos: Path, here: Path) -> None:
     assert run(f"data.root={photos}", f"to={to}", "out=set") == 0
     for split in ("train", "val"):
@@ -85,7 +85,7 @@ def test_originals_stay_the_same(to: str, photos: Path, here: Path) -> None:
     assert [path.name for path in here.iterdir()] == ["set"]
 
 
-@pytest.mark.parametrize("to", sorted({*writers} - {"zarr2", "n5", "folder"}))
+@pytest.mark.parametrize("to", ["memmap", "tar"])
 def test_shuffled(to: str, photos: Path, here: Path) -> None:
     """The training split has the same samples in another order, of the seed; the other one stays as it is."""
     assert run(f"data.root={photos}", f"to={to}", "out=set", "shuffle=true", "seed=3") == 0
@@ -97,16 +97,6 @@ def test_shuffled(to: str, photos: Path, here: Path) -> None:
     for index, sample in enumerate(ids.tolist()):
         assert read_bytes(converted, index) == read_bytes(folder, sample)
     assert reopened(here / "set", "val").fingerprint() == open_source("folder", photos, "val").fingerprint()
-
-
-def test_batches_are_equal_to_the_bit(photos: Path, here: Path) -> None:
-    assert run(f"data.root={photos}", "to=memmap", "out=set") == 0
-    streams = [
-        make_engine("inline", make_plan(source)).stream(0) for source in (reopened(photos), reopened(here / "set"))
-    ]
-    for wanted, got in zip(*streams, strict=True):
-        np.testing.assert_array_equal(wanted.images, got.images)
-        np.testing.assert_array_equal(wanted.targets, got.targets)
 
 
 @pytest.mark.parametrize(
@@ -143,32 +133,11 @@ def test_one_dataset_for_each_size(mixed: Path, here: Path, capsys: pytest.Captu
     ]
 
 
-def test_table(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(f"data.root={photos}", "to=memmap", "out=set", "quality=50", "num_workers=2") == 0
-    *_, train, val, _, last = capsys.readouterr().out.splitlines()
-    before, after = (reopened(root).fingerprint()["bytes"] for root in (photos, here / "set"))
-    cells = [cell.strip() for cell in train.split("│")][1:-1]
-    assert cells[:2] == ["train", "40"]
-    assert cells[4] == f"{after / before:.3f}"
-    assert cells[5:] == [f"{before / 40:.0f} bytes", f"{after / 40:.0f} bytes"]
-    assert "│ val   │     13 │" in val
-    assert last.startswith("took ")
-    assert last.endswith(" images/s (threads: 2)")
-    assert "; 53 images re-encoded, " in last
-
-
 def test_one_split(photos: Path, here: Path) -> None:
     assert run(f"data.root={photos}", "data.val_split=train", "to=memmap", "out=set", "split=val") == 0
     assert reopened(here / "set", "val").fingerprint() == open_source("folder", photos).fingerprint()
     with pytest.raises(DataError, match="has no split 'train'; it has val"):
         reopened(here / "set")
-
-
-def test_embedded_is_the_default_source(here: Path) -> None:
-    assert run("to=memmap", "out=set", "split=val") == 0
-    converted, embedded = reopened(here / "set", "val"), open_source("embedded", split="val")
-    assert converted.fingerprint() == embedded.fingerprint()
-    assert getattr(converted, "about") == getattr(embedded, "about")  # noqa: B009
 
 
 def test_again_gives_the_same_bytes(photos: Path, here: Path) -> None:
@@ -184,10 +153,6 @@ class TestFailures:
         assert failure(capsys, f"data.root={photos}", "to=memmap", "out=set") == wanted
         assert (here / "set").read_text() == "precious"
         assert len(list(here.iterdir())) == 1
-
-    def test_bad_option(self, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        assert failure(capsys, "to=memmap", "out=x", "sharf_mb=1").startswith("convert: no option 'sharf_mb'; have ")
-        assert failure(capsys, "to=memmap", "out=x", "data.rooot=1").endswith("did you mean 'data.root'?")
 
     def test_splits_with_different_classes(
         self, photos: Path, mixed: Path, here: Path, capsys: pytest.CaptureFixture[str]
@@ -267,8 +232,7 @@ class TestFailures:
         assert failure(capsys, f"data.root={here}/set", "to=tar", "out=copy", *words) == wanted
         assert [path.name for path in here.iterdir()] == ["set"]
 
-    @pytest.mark.parametrize("words", [[], ["quality=90"]])
-    @pytest.mark.parametrize("to", ["memmap", "tar", "folder"])
+    @pytest.mark.parametrize(("to", "words"), [("memmap", []), ("tar", ["quality=90"])])
     def test_writer_that_loses_a_sample(
         self,
         to: str,
@@ -311,10 +275,6 @@ class TestFailures:
         name = "n" * 250
         wanted = f"out: {here}/.{name}.partial can't be written: File name too long; set out=PATH"
         assert failure(capsys, f"data.root={photos}", "to=memmap", f"out={name}") == wanted
-
-    def test_folder_that_cannot_be_written(self, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        said = failure(capsys, f"data.root={photos}", "to=memmap", "out=/proc/set")
-        assert said == "out: /proc/.set.partial can't be written: No such file or directory; set out=PATH"
 
 
 @pytest.fixture(scope="module")

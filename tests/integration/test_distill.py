@@ -7,16 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from runs import TINY, call, make_photos, train
+from runs import TINY, call, train
 from torch import nn
 
 import effloop
 from effloop.assemble.model import build_model
 from effloop.assemble.resolve import resolved
-from effloop.batch import Batch, ImageSize
+from effloop.batch import Batch
 from effloop.errors import EffLoopError
-from effloop.task.classification import Classification
-from effloop.train.step import DistillationLoss, Step, Teacher
+from effloop.train.step import DistillationLoss, Step
 from effloop.train.trainer import Trainer
 
 SILENT = ("record=none", "checkpoint=none")
@@ -89,16 +88,6 @@ def test_the_teacher_stays_as_it_is(photos: Path, teacher: Path, here: Path) -> 
     assert trainer.state_dict()["model"].keys() == trainer.model.state_dict().keys()
 
 
-def test_a_teacher_of_the_same_kind_is_given_the_images_as_they_are() -> None:
-    own = ([0.5] * 3, [0.25] * 3)
-    seen: list[torch.Tensor] = []
-    model = nn.Conv2d(3, 2, 1)
-    model.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    images = torch.randn(2, 3, 8, 8)
-    Teacher(model, own, own, ImageSize(8, 8))(images)
-    assert seen[0] is images
-
-
 def test_a_share_of_nothing_is_training_without_one(photos: Path, teacher: Path, here: Path) -> None:
     """So the teacher draws no random number, and the loss is made of what it should be."""
     runs = {"without": (), "with": (f"distill.teacher={teacher}", "distill.alpha=0")}
@@ -143,16 +132,3 @@ def test_what_is_refused(words: list[str], line: str, photos: Path, here: Path) 
         build(photos, *words)
     assert str(caught.value).startswith(line)
     assert not list(here.iterdir())
-
-
-def test_a_teacher_of_other_classes(teacher: Path, tmp_path: Path, here: Path) -> None:
-    others = make_photos(tmp_path / "others", classes=4)
-    with pytest.raises(EffLoopError, match=r"^distill.teacher: .* on the classes a, b, c, the data has a, b, c, d; "):
-        build(others, f"distill.teacher={teacher}")
-    assert not list(here.iterdir())
-
-
-def test_a_task_that_cannot(photos: Path, teacher: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Classification, "distils", False)
-    with pytest.raises(EffLoopError, match=r"^distill.teacher: task=classification can't learn from a teacher; set "):
-        build(photos, f"distill.teacher={teacher}")

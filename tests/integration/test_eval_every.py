@@ -93,9 +93,3 @@ def test_stopped_and_resumed_between_evaluations(here: Path, photos: Path, seldo
         assert last(run)[part] == last(seldom)[part]
     weights = last(seldom)["model"]
     assert all(value.equal(weights[name]) for name, value in last(run)["model"].items())
-
-
-def test_more_than_there_are_epochs(here: Path, photos: Path) -> None:
-    assert train(photos, "run=x", "eval_every=100") == 0
-    assert [row["epoch"] for row in rows(here / "outputs/x") if row["split"] == "val"] == [1]
-    assert last(here / "outputs/x")["progress"]["epoch"] == 2

@@ -127,29 +127,6 @@ def test_other_outputs_are_refused(
         path.write_text("before")
 
 
-class Constant(Pt2):
-    """Always answers the first class."""
-
-    suffix = ".constant"
-
-    def save(self, program: Any, path: Path, metadata: str) -> None:
-        for name, tensor in program.state_dict.items():
-            if name.endswith("weight") and tensor.ndim == 2:
-                tensor.data.zero_()
-                program.state_dict[name.replace("weight", "bias")].data.copy_(torch.eye(len(tensor))[0])
-        super().save(program, path, metadata)
-
-
-def test_few_images_are_of_all_classes(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Also where the split is sorted by class."""
-    monkeypatch.setitem(formats, "constant", Constant)
-    assert main(["export", str(run), "to=constant", "parity=4", f"out={tmp_path}/model.constant"]) == 1
-    assert "% of 4 images" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
 class Uncalibrated(Onnx):
     """Quantizes for images that are much darker than the real ones."""
 

@@ -18,7 +18,6 @@ from PIL import Image
 
 import effloop
 from effloop.cli.main import main
-from effloop.cli.predict import _free
 from effloop.errors import ConfigError, DataError, EffLoopError
 from effloop.inference.trained import Trained
 
@@ -86,35 +85,12 @@ def test_datasets_have_their_targets(finished: Path, photos: Path, here: Path) -
     assert [row["target"] for row in own] == [row["path"][0] for row in own]
 
 
-def test_on_the_screen(finished: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["predict", str(finished), *map(str, sorted((photos / "train" / "a").iterdir()))]) == 0
-    out = capsys.readouterr().out
-    assert "│ 000.jpg │" in out
-    assert "error" not in out
-    assert main(["predict", str(finished), str(photos / "train"), "top=2"]) == 0
-    assert "the first 20 of 40 images" in capsys.readouterr().out
-
-
-def test_absolute_and_relative_paths(
-    finished: Path, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(photos / "val" / "a", "new")
-    assert main(["predict", str(finished), "new", str(photos / "val" / "b"), "top=3"]) == 0
-    assert "new/000.jpg" in capsys.readouterr().out
-
-
 def test_an_exported_file(finished: Path, photos: Path, here: Path) -> None:
     pytest.importorskip("safetensors")
     assert main(["export", str(finished), "to=state_dict", "out=model.safetensors"]) == 0
     for model, out in ((finished, "run.csv"), ("model.safetensors", "file.csv")):
         assert main(["predict", str(model), str(photos / "val"), f"out={out}", "scores=true"]) == 0
     assert table(here / "run.csv") == table(here / "file.csv")
-
-
-def test_numbers_that_have_a_name_of_the_table() -> None:
-    """A regression's targets can have any."""
-    columns = {"error": [1.0], "depth": [2.0], "path": [3.0], "output_path": [4.0]}
-    assert [_free(name, columns) for name in columns] == ["output_error", "depth", "output_output_path", "output_path"]
 
 
 def test_a_table_that_was_there_stays(finished: Path, here: Path) -> None:

@@ -75,11 +75,6 @@ def assert_alike(run: Path, wanted: Path) -> None:
             assert one[key] == (pytest.approx(value, rel=1e-4) if isinstance(value, float) else value), key
 
 
-def test_eval_of_it_is_a_single_process(by_two: tuple[Path, str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["eval", str(by_two[0] / "outputs" / "run")]) == 0
-    assert "13" in capsys.readouterr().out
-
-
 SCRIPT = """
     import json, torch, effloop
     cfg = effloop.compose({overrides})
@@ -128,7 +123,7 @@ LOADS = """
 """
 
 
-@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("joined", [True])
 def test_a_loader_in_a_script_of_ones_own_has_its_ranks_part(photos: Path, tmp_path: Path, joined: bool) -> None:
     overrides = [f"data.root={photos}", "image_size=16", "batch_size=4", "num_workers=1", "data.tail=wrap"]
     ended = run_script(LOADS.format(overrides=overrides, joined=joined), tmp_path)
@@ -206,15 +201,6 @@ def test_slurm_does_the_same(by_two: tuple[Path, str, str], photos: Path, tmp_pa
     assert ended[1][1:] == ("", "")
 
 
-def test_commands_for_one_process(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for key, value in environment(0, 2, 29999).items():
-        monkeypatch.setenv(key, value)
-    assert main(["verify"]) == 2
-    assert "verify: this is one of 2 ranks" in capsys.readouterr().err
-
-
 @pytest.fixture
 def long(photos: Path, tmp_path: Path) -> Iterator[list[str]]:
     """The command of a run that takes a while, in `tmp_path`."""
@@ -267,19 +253,6 @@ def test_ctrl_c(long: list[str], tmp_path: Path) -> None:
     code, _, err = done(process)
     assert code == 130
     assert err == f"effloop: interrupted; resume with: {PROGRAM} resume outputs/run\n"
-    assert all_gone(process.pid)
-
-
-def test_a_terminated_launcher(long: list[str], tmp_path: Path) -> None:
-    process = started(long, tmp_path)
-    wait_until(lambda: epochs_done(tmp_path, 1), process)
-    process.terminate()
-    code, _, err = done(process)
-    assert code == 75
-    assert re.fullmatch(
-        rf"effloop: stopped by SIGTERM after update [\d,]+; resume with: {PROGRAM} resume outputs/run\n", err
-    )
-    assert read_run(tmp_path / "outputs/run").state == "preempted"
     assert all_gone(process.pid)
 
 
@@ -394,27 +367,6 @@ def test_a_rank_that_is_stopped_before_the_ranks_have_met_is_named(tmp_path: Pat
     (line,) = err.splitlines()
     who = rf"rank 1 on \S+ \(pid {ranks[1].pid}\) of 2 ranks has not" if said else "only 1 of 2 ranks have"
     assert re.search(rf"{who} connected within 2 s; .* parallel.start_timeout_s", line), line
-
-
-STOPS = """
-    import os, signal, effloop
-    trainer = effloop.build_trainer(effloop.compose({overrides}))
-    def stopping(batches):
-        for batch in batches:
-            if trainer.parallel.rank:
-                os.kill(os.getpid(), signal.SIGSTOP)
-            yield batch
-    trainer.evaluate(stopping(trainer.val.epoch(0)))
-"""
-
-
-@pytest.mark.slow
-def test_a_rank_that_stops_in_evaluation_is_named(photos: Path, tmp_path: Path) -> None:
-    script = STOPS.format(overrides=[f"data.root={photos}", *DDP, "parallel.timeout_s=3"])
-    (code, _, err), (killed, _, _) = run_script(script, tmp_path)
-    assert (code, killed) == (2, -signal.SIGKILL)
-    (line,) = err.splitlines()
-    assert re.search(r"rank 1 on .* has not answered for 3 s: the others wait for it .*, for sums over all ranks", line)
 
 
 def ip(*words: str) -> None:

@@ -3,39 +3,22 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
-import os
-import pty
 import re
 import resource
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import yaml
-from forks import Forked
-from PIL import Image
 from runs import TINY, rows, train
-from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator, ImageEvent
-from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
-from tensorboard.context import RequestContext
-from tensorboard.plugins.base_plugin import TBContext
-from tensorboard.plugins.hparams.api_pb2 import ListSessionGroupsRequest, Status
-from tensorboard.plugins.hparams.backend_context import Context
-from tensorboard.plugins.hparams.list_session_groups import Handler as SessionsHandler
 
 import effloop
 from effloop import config as configs
-from effloop.batch import ImageSize
 from effloop.checkpoint import files
 from effloop.cli.main import main
-from effloop.errors import PROGRAM
-from effloop.measure.bench_step import Preloaded
-from effloop.record import grid
 from effloop.runs.reader import read_run
 
 NUMBER = r"-?\d+\.\d+"
@@ -75,16 +58,6 @@ def test_log(finished: Path) -> None:
     assert [line.split("  ")[0] for line in steps[:3]] == ["Epoch: [0][2/5]", "Epoch: [0][4/5]", "Epoch: [0][5/5]"]
     assert len(steps) == 9
     assert all(re.fullmatch(LINE, line) for line in steps), steps
-
-
-def test_means_in_the_log_are_over_the_epoch(finished: Path) -> None:
-    first, second = (
-        [float(n) for n in re.findall(r"Loss (\S+) \((\S+)\)", line)[0]]
-        for line in (finished / "log.txt").read_text().splitlines()
-        if re.match(r"Epoch: \[0\]\[[24]/5\]", line)
-    )
-    assert first[0] == first[1]
-    assert second[1] == pytest.approx((first[0] + second[0]) / 2, abs=1e-4)
 
 
 def test_metrics(finished: Path) -> None:
@@ -172,38 +145,6 @@ def test_tensorboard(finished: Path) -> None:
     assert [event.step for event in curves.Scalars("train/lr")] == [2, 4, 5, 7, 9, 10, 12, 14, 15]
 
 
-def test_hyperparameters_in_tensorboard(here: Path, photos: Path) -> None:
-    """Read by what is behind TensorBoard's tab: two runs that differ, the second with parameters of its own."""
-    for run, words in {"x": ["lr=0.001"], "y": ["lr=0.002", "optim=sgd"]}.items():
-        assert train(photos, f"run={run}", "epochs=1", *words) == 0
-    events = EventMultiplexer().AddRunsFromDirectory("outputs").Reload()
-    data = MultiplexerDataProvider(events, "outputs")
-    backend = Context(TBContext(multiplexer=events, data_provider=data))
-    tags = backend.hparams_metadata(RequestContext(), "")
-    table = backend.experiment_from_metadata(RequestContext(), "", True, tags, [])
-    columns = {info.name: info for info in table.hparam_infos}
-    differing = {name for name, info in columns.items() if info.differs}
-    assert differing == {"run", "lr", "optim.lr", "optim.name", "optim.weight_decay"}
-    assert "optim.momentum" in columns
-    assert {f"hparam/{name}" for name in ("val/loss", "val/top1", "images_per_s")} <= {
-        info.name.tag for info in table.metric_infos
-    }
-    finished = [Status.Value("STATUS_SUCCESS")]
-    wanted = ListSessionGroupsRequest(allowed_statuses=finished, include_metrics=True, slice_size=10)
-    groups = SessionsHandler(RequestContext(), backend, "", wanted).run().session_groups
-    found = {group.sessions[0].name: group for group in groups}
-    assert set(found) == {"x/tensorboard", "y/tensorboard"}
-    for name, group in found.items():
-        run = here / "outputs" / name.partition("/")[0]
-        config = yaml.safe_load((run / "config.yaml").read_text())
-        best = json.loads((run / "summary.json").read_text())["best"]
-        assert group.hparams["lr"].number_value == config["lr"]
-        assert group.hparams["channels_last"].bool_value is True
-        assert group.hparams["optim.name"].string_value == config["optim"]["name"]
-        values = {value.name.tag: value.value for value in group.metric_values}
-        assert values["hparam/val/top1"] == pytest.approx(best["top1"])
-
-
 def pictures(run: Path) -> list[ImageEvent]:
     """The pictures of samples that TensorBoard finds in a run folder."""
     events = EventAccumulator(str(run / "tensorboard"))
@@ -211,29 +152,6 @@ def pictures(run: Path) -> list[ImageEvent]:
     tags = events.Tags()["images"]
     assert set(tags) <= {"samples"}
     return events.Images("samples") if tags else []
-
-
-def test_samples_in_tensorboard(finished: Path) -> None:
-    (event,) = pictures(finished)
-    shown = effloop.build_loader(configs.load(finished / "config.yaml")).preview(8, 4)
-    picture = np.asarray(Image.open(io.BytesIO(event.encoded_image_string)))
-    layout = grid.Layout(ImageSize.of(16), 8, 4)
-    for row in range(8):
-        for column in range(4):
-            y, x = layout.corner(row, column)
-            assert np.array_equal(picture[y : y + 16, x : x + 16], shown.images[row, column])
-    assert np.array_equal(picture, grid.draw(shown))
-    assert (event.step, event.height, event.width) == (0, *picture.shape[:2])
-
-
-def test_samples_are_shown_once(here: Path, photos: Path) -> None:
-    assert train(photos, "run=x", "epochs=1", "record.samples=3") == 0
-    first = pictures(here / "outputs/x")
-    assert main(["resume", "outputs/x", "epochs=2"]) == 0
-    assert len(list((here / "outputs/x/tensorboard").iterdir())) == 2
-    assert pictures(here / "outputs/x") == first
-    assert train(photos, "run=y", "epochs=2", "resume=outputs/x/checkpoints/best.ckpt") == 0
-    assert pictures(here / "outputs/y") == []
 
 
 def test_a_resumed_run_keeps_its_curves_and_times(here: Path, finished: Path) -> None:
@@ -265,17 +183,6 @@ def test_a_run_that_goes_on_has_no_result_yet(here: Path, finished: Path) -> Non
     trainer.val.close()
 
 
-def test_samples_in_tensorboard_are_no_larger_than_is_sane(here: Path, photos: Path) -> None:
-    words = ("record.samples=64", "image_size=500", "augment.device=gpu", "batch_size=2")
-    trainer = effloop.build_trainer(effloop.compose([f"data.root={photos}", *words, "model.width=4", "run=x"]))
-    with trainer.recorder:
-        trainer.recorder.images("samples", trainer.train.preview)
-    (event,) = pictures(here / "outputs/x")
-    layout = grid.Layout(ImageSize.of(500), 7, 4)
-    assert (event.height, event.width) == layout.size
-    assert layout.pixels <= 8_000_000
-
-
 def test_a_picture_that_cannot_be_written_stops_nothing(here: Path, photos: Path) -> None:
     trainer = effloop.build_trainer(effloop.compose([f"data.root={photos}", *TINY, "run=x"]))
     with trainer.recorder as recorder:
@@ -298,13 +205,6 @@ def test_samples_change_no_number(here: Path, photos: Path) -> None:
     assert pictures(here / "outputs/x") == []
     assert len(pictures(here / "outputs/y")) == 1
     assert rows(here / "outputs/x") == rows(here / "outputs/y")
-
-
-def test_batches_in_memory_have_no_samples_to_show(here: Path, photos: Path) -> None:
-    trainer = effloop.build_trainer(effloop.compose([f"data.root={photos}", *TINY, "run=x"]))
-    trainer.train = Preloaded(list(trainer.train.epoch(0)), 8)
-    trainer.fit()
-    assert pictures(here / "outputs/x") == []
 
 
 def test_summary_has_best_and_last(finished: Path) -> None:
@@ -358,42 +258,3 @@ def test_without_a_record(here: Path, photos: Path, capsys: pytest.CaptureFixtur
         "state.json",
     ]
     assert capsys.readouterr().out.startswith("run: outputs/x")
-
-
-def test_output_without_a_terminal(here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train(photos, "run=x") == 0
-    out = capsys.readouterr().out
-    assert (here / "outputs/x/log.txt").read_text() in out
-    assert "top1" in out
-    assert "\x1b[" not in out
-    assert out.splitlines()[-1] == (
-        f"run: outputs/x   look: tensorboard --logdir outputs/x   score: {PROGRAM} eval outputs/x"
-    )
-
-
-def test_output_on_a_terminal(tmp_path: Path, photos: Path) -> None:
-    shown = _in_a_terminal(tmp_path, f"data.root={photos}", *TINY, "run=x")
-    assert "epoch 2/2" in shown  # the bar
-    assert "images/s" in shown
-    assert "Epoch: [1] validation  Loss" in shown
-    assert "Error@1" not in shown  # the log's lines are the log's
-    assert "│ top1" in shown  # the table
-    assert shown.rstrip().endswith(f"{PROGRAM} eval outputs/x")
-
-
-def _in_a_terminal(cwd: Path, *args: str) -> str:
-    """What `effloop ARGS` shows on a terminal of 120 columns."""
-    ours, theirs = pty.openpty()
-    places = {"PYTHONPATH": str(Path(effloop.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    environment = {**os.environ, **places, "TERM": "xterm-256color", "COLUMNS": "120"}
-    with Forked(["effloop", *args], cwd=cwd, env=environment, stdin=theirs, stdout=theirs, stderr=theirs) as process:
-        os.close(theirs)
-        shown = bytearray()
-        while True:
-            try:
-                shown += os.read(ours, 65536)
-            except OSError:  # the other side is closed
-                break
-    os.close(ours)
-    assert process.returncode == 0
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())

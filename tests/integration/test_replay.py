@@ -182,15 +182,6 @@ def refused(capsys: pytest.CaptureFixture[str], words: str, *args: str) -> None:
     assert not Path("outputs").exists()
 
 
-def test_not_to_be_done_again(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    refused(capsys, "replay needs RUN", "replay")
-    refused(capsys, "'nowhere' is not there", "replay", "nowhere")
-    refused(capsys, "data.root: '/nowhere' is not there", "replay", "run", "data.root=/nowhere")
-    refused(capsys, "epochs=1,2: several values are a sweep", "replay", "run", "epochs=1,2")
-    refused(capsys, "diff needs two runs", "diff", "run")
-    refused(capsys, "'nowhere' is not there", "diff", "run", "nowhere")
-
-
 class TestDiff:
     def of(self, capsys: pytest.CaptureFixture[str], *paths: Path) -> dict[str, dict[str, list[str]]]:
         """{group: {what differs: its words in each run}}."""
@@ -228,11 +219,6 @@ class TestDiff:
         assert found["data"] == {"classes": ["[a,b,c]", "[a,b]"]}
         assert found["result"]["state"] == ["done", "failed"]
         assert found["result"]["metrics.jsonl"] == ["4 lines", "1 lines"]
-
-    def test_what_one_has_not_recorded(self, original: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        (run / "environment.json").unlink()
-        assert main(["diff", str(original), str(run)]) == 0
-        assert "environment: not recorded in here/run\n" in capsys.readouterr().out
 
     def test_jobs_of_a_sweep(self, original: Path, run: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (here / "sweep").mkdir()

@@ -5,19 +5,17 @@ from __future__ import annotations
 import csv
 import json
 import os
-import shutil
 from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
 from folders import make_run, make_sweep, make_troubled_sweep
 from PIL import Image
-from rich.console import Console
 
 from effloop.cli.main import main
 from effloop.errors import PROGRAM
-from effloop.report.files import report_table, write_report
-from effloop.runs.reader import find_runs, read_jobs, read_run
+from effloop.report.files import write_report
+from effloop.runs.reader import read_jobs, read_run
 
 
 @pytest.fixture(scope="module")
@@ -137,34 +135,8 @@ class TestTable:
             assert best in lines
             assert (" best " in lines) == (objective == "seconds")
 
-    def test_names_give_way_to_results(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        names = [f"a_rather_long_name_of_an_experiment_{number}" for number in range(2)]
-        made = [make_run(tmp_path / name, f"lr=0.001{name[-1]}3456789012345") for name in names]
-        monkeypatch.setenv("COLUMNS", "80")
-        console = Console()
-        with console.capture() as captured:
-            console.print(report_table(find_runs(made), "val/top1"))
-        text = captured.get()
-        assert [text.count(f"…nt_{number}") for number in range(2)] == [1, 1]  # shortened in the middle
-        assert text.count("…") == 2
-        assert all(text.count(result) == 2 for result in ("68.72%", "0.9256", "11.6%", "14.1", "8/8"))
-
-    def test_what_finds_no_room(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        keys = {"lr": [0.001], "optim.weight_decay": [0.1], "batch_size": [8], "seed": [1], "epochs": [3]}
-        make_sweep(tmp_path / "a", keys)
-        make_sweep(tmp_path / "b", {key: [2 * value for value in values] for key, values in keys.items()})
-        found = find_runs([tmp_path / "a", tmp_path / "b"])
-        for columns, more in ((200, "+1 more in summary.csv: "), (80, "+3 more in summary.csv: ")):
-            monkeypatch.setenv("COLUMNS", str(columns))
-            assert str(report_table(found, "val/loss").caption).startswith(more)
-
 
 class TestCommand:
-    def test_into_the_folder_it_was_given(self, sweep: Path, tmp_path: Path) -> None:
-        shutil.copytree(sweep, tmp_path / "copy")
-        assert main(["report", str(tmp_path / "copy")]) == 0
-        assert (tmp_path / "copy/report.html").is_file()
-
     def test_runs_from_anywhere(self, sweep: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """Also one that is named twice, and a folder whose name is no text."""
         run = make_run(here / os.fsdecode(b"\xff \x1b[31m"), "model=small_resnet")

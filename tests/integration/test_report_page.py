@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from diagnoses import DECODE, EVALUATION, efficiency
-from evaluations import make_evaluation, write
 from folders import HOSTILE, make_run, make_troubled_sweep
 
 from effloop.measure.pictures import write_diagnosis
@@ -20,7 +19,6 @@ from effloop.report.files import write_report
 from effloop.runs.reader import find_runs
 
 webdriver = pytest.importorskip("selenium.webdriver")
-from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 
@@ -72,17 +70,6 @@ def column(browser: Any, name: str) -> list[str]:
 
 def head(browser: Any, name: str) -> Any:
     return browser.find_element(By.XPATH, f"//thead//th[button[text()='{name}']]")
-
-
-def lit(browser: Any) -> set[str]:
-    """Runs that are lit, of the six; a chart's lines, rows and buttons agree."""
-    found = [
-        {each.get_dom_attribute("data-run") for each in browser.find_elements(By.CSS_SELECTOR, f"{kind}.on")}
-        for kind in (".sortable tr", ".charts g", ".chip")
-    ]
-    assert found[0] == found[2]
-    assert found[1] <= found[0]
-    return found[0]
 
 
 def test_loads_without_an_error_or_a_request(opened: Any) -> None:
@@ -147,73 +134,9 @@ def test_shows_a_curve_for_each_run_that_has_one(opened: Any) -> None:
     assert opened.execute_script("return document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_swatches_have_the_colours_of_the_curves(opened: Any) -> None:
-    for run in "0125":
-        swatch = opened.find_element(By.CSS_SELECTOR, f".sortable [data-run='{run}'] .swatch")
-        line = opened.find_element(By.CSS_SELECTOR, f".charts [data-run='{run}'] path")
-        colour = swatch.value_of_css_property("background-color").replace("rgba", "rgb").replace(", 1)", ")")
-        assert line.value_of_css_property("stroke") == colour
-
-
-def test_lights_what_is_pointed_at(opened: Any) -> None:
-    assert lit(opened) == set()
-    row = opened.find_element(By.CSS_SELECTOR, ".sortable [data-run='1']")
-    ActionChains(opened).move_to_element(row).perform()
-    assert lit(opened) == {"1"}
-    row.click()
-    ActionChains(opened).move_to_element(opened.find_element(By.TAG_NAME, "h1")).perform()
-    assert lit(opened) == {"1"}  # it stays
-    pin = opened.find_element(By.CSS_SELECTOR, ".sortable [data-run='2'] .pin")
-    pin.send_keys(Keys.ENTER)
-    assert pin.get_attribute("aria-pressed") == "true"
-    assert lit(opened) == {"1", "2"}
-    pin.send_keys(Keys.ENTER)
-    row.click()
-    ActionChains(opened).move_to_element(opened.find_element(By.TAG_NAME, "h1")).perform()
-    opened.execute_script("document.activeElement.blur()")
-    assert lit(opened) == set()
-
-
-def test_points_at_a_curve(opened: Any) -> None:
-    line = opened.find_element(By.CSS_SELECTOR, ".charts [data-run='0'] use")
-    ActionChains(opened).scroll_to_element(line).move_to_element(line).perform()
-    assert lit(opened) == {"0"}
-    assert "lr=0.003" in opened.find_element(By.ID, "tip").text
-
-
 def shown(browser: Any) -> Sequence[str]:
     lines = browser.find_elements(By.CSS_SELECTOR, ".charts figure:first-child g[data-run]")
     return "".join(line.get_dom_attribute("data-run") for line in lines if line.is_displayed())
-
-
-def test_hides_runs(opened: Any) -> None:
-    chips = opened.find_elements(By.CSS_SELECTOR, ".chip")
-    chips[2].click()
-    assert (shown(opened), chips[2].get_attribute("aria-pressed")) == ("0245", "false")
-    chips[0].click()
-    assert shown(opened) == ""
-    chips[1].send_keys(Keys.ENTER)
-    assert shown(opened) == "0"
-    chips[0].click()
-    assert shown(opened) == "01245"
-
-
-def test_is_whole_in_a_narrow_window_and_in_the_dark(opened: Any) -> None:
-    opened.execute_cdp_cmd(
-        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
-    )
-    opened.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride", {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": False}
-    )
-    try:
-        assert opened.execute_script("return document.documentElement.scrollWidth <= innerWidth")
-        body = opened.find_element(By.TAG_NAME, "body").value_of_css_property
-        text = opened.find_element(By.CSS_SELECTOR, ".charts text").value_of_css_property("fill")
-        assert body("background-color").startswith(("rgb(21,", "rgba(21,"))
-        assert text.startswith("rgb(230,")
-    finally:
-        opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-        opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
 @pytest.mark.parametrize("width", [390, 1100])
@@ -237,33 +160,3 @@ def test_diagnosis_loads_without_an_error_or_a_request(browser: Any, tmp_path: P
         assert filled == pytest.approx(DECODE.wait, abs=0.03)
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-
-
-@pytest.mark.slow
-def test_evaluations_are_shown_without_a_request(browser: Any, tmp_path: Path) -> None:
-    """Names of classes are hostile; pictures are pixels in the page, and open with their run."""
-    run = make_run(tmp_path / "run")
-    for split, names in (("test", [HOSTILE, "b", "c"]), ("val", [f"c{label}" for label in range(100)])):
-        write(run / "eval" / split, make_evaluation(names, split=split))
-    write_report(find_runs([run]), run, "val/top1", "a run")
-    browser.get((run / "report.html").as_uri())
-    assert browser.get_log("browser") == []
-    assert browser.title == "a run"
-    assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
-    first, second = browser.find_elements(By.XPATH, "//h2[text()='Where it fails']/../details")
-    assert ": test, epoch 7, 500 samples, " in first.text
-    assert HOSTILE in first.text
-    widths = [browser.execute_script("return arguments[0].naturalWidth", each) for each in _all(first, "img")]
-    assert widths == [1200]
-    assert first.find_element(By.TAG_NAME, "image").size["width"] > 100  # the matrix
-    assert not second.find_element(By.TAG_NAME, "table").is_displayed()
-    second.find_element(By.TAG_NAME, "summary").click()
-    assert len(_all(second, "tbody tr")) == 50
-    assert "and 50 better ones" in second.text
-    _all(second, "thead button")[1].click()  # samples
-    counts = [int(row.find_elements(By.TAG_NAME, "td")[1].text) for row in _all(second, "tbody tr")]
-    assert counts == sorted(counts)
-
-
-def _all(element: Any, selector: str) -> list[Any]:
-    return list(element.find_elements(By.CSS_SELECTOR, selector))

@@ -229,11 +229,6 @@ class TestFinished:
         assert capsys.readouterr().out == f"{run} is done: 3 of 3 epochs; epochs=N adds more\n"
         assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
-    def test_goes_on_with_more_epochs(self, run: Path) -> None:
-        assert main(["resume", str(run), "epochs=5"]) == 0
-        assert [row["epoch"] for row in rows(run) if row["split"] == "val"] == [0, 1, 2, 3, 4]
-        assert yaml.safe_load((run / "config.yaml").read_text())["epochs"] == 5
-
     def test_has_nothing_for_a_new_run(self, run: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert train(photos, f"resume={run}", "epochs=3", "run=new") == 2
         assert "has done 3; set epochs=4 or more" in capsys.readouterr().err
@@ -321,14 +316,6 @@ class TestUntrusted:
         assert "has no checkpoints/last.ckpt (checkpoints: best.ckpt, step-00000010.ckpt)" in self.refused(
             capsys, "resume", str(run)
         )
-
-    def test_another_place(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        for override in ("out=elsewhere", "run=other"):
-            assert f"start a new run by resume={run} {override}" in self.refused(capsys, "resume", str(run), override)
-
-    def test_a_state_without_a_process(self, run: Path) -> None:
-        (run / "state.json").write_text('{"state": "running"}')
-        assert main(["resume", str(run)]) == 0  # it is done
 
     def test_a_sweep(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (run.parent / "sweep.json").write_text("{}")

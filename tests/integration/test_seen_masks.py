@@ -15,13 +15,10 @@ from runs import once
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import effloop
-from effloop.batch import ImageSize, Preview
+from effloop.batch import ImageSize
 from effloop.cli.main import main
 from effloop.errors import DataError
 from effloop.inference.trained import Trained
-from effloop.measure.memory import Tensors, device_batch, expected_memory, host_batch
-from effloop.model import models, probe
-from effloop.parallel import Parallel, ParallelConfig
 from effloop.record.grid import PALETTE, Layout, draw, overlay
 from effloop.train.evaluation import compare_some
 
@@ -156,13 +153,6 @@ def test_an_image_of_the_model_s_size_has_the_model_s_mask(run: Path, root: Path
     assert np.array_equal(found["mask"], wanted.numpy())
 
 
-def test_predict_says_the_largest_classes(run: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["predict", str(run), "tta=flip"]) == 0
-    out = capsys.readouterr().out
-    assert "0000.jpg" in out
-    assert "%" in out
-
-
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -182,11 +172,6 @@ def test_refusals(run: Path, here: Path, words: list[str], line: str, capsys: py
     assert line in err
     assert err.count("\n") == 1
     assert (here / "in/a.png").read_bytes() == before
-
-
-def test_masks_of_a_classifier_are_refused(finished: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["predict", str(finished), str(photos / "val"), "masks=m"]) == 2
-    assert "masks: task=classification gives no pixel a class; leave masks out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", ["masks=masks", "overlays=images"])
@@ -210,27 +195,3 @@ def test_exported_files(run: Path, root: Path, here: Path, to: str, capsys: pyte
         assert main(["predict", model, str(root / "val/images"), f"masks={masks}", *words]) == 0
     for path in (here / "one").iterdir():
         assert (pixels(path) == pixels(here / "two" / path.name)).mean() > 0.999
-
-
-def test_memory_names_the_masks(root: Path) -> None:
-    config = effloop.compose([f"data.root={root}", *SMALL, "num_workers=1", "engine.prefetch=3"])
-    loaders = [effloop.build_loader(config, split) for split in ("train", "val")]
-    batch = next(iter(loaders[0].engine.stream(0)))
-    told = {each.name: each for each in host_batch(loaders[0])}
-    masks = Tensors("targets", "uint8", [4, 24, 32], batch.targets.nbytes)
-    assert told["targets"] == masks == Tensors.of("targets", batch.targets.shape, "uint8")
-    assert device_batch(config, loaders[0])[1] == masks
-    loaders[0].close()
-    model = models.build(config.model, num_classes=3, channels=3, image_size=config.image_size)
-    parallel = Parallel(ParallelConfig(name="none"), batch.images.device)
-    memory = expected_memory(config, model, probe(model, config.size, channels_last=True), loaders, parallel)
-    parts = {each.name: each for each in memory.parts}
-    assert parts["train masks"].bytes == 5 * masks.bytes
-    assert "5 x 4 of uint8, 3.1 kB a batch; int64 would be 24.6 kB" in parts["train masks"].detail
-    assert parts["classes"].bytes == 8 * masks.bytes
-
-
-def test_previews_of_other_tasks_have_no_masks(photos: Path) -> None:
-    config = effloop.compose([f"data.root={photos}", "image_size=16", "batch_size=8"])
-    preview = effloop.build_loader(config).preview(2, 1)
-    assert preview == Preview(preview.images, preview.rows, preview.columns)

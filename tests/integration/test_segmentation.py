@@ -18,7 +18,6 @@ import effloop
 from effloop.checkpoint import files
 from effloop.cli.main import main
 from effloop.config.hydra_app import compose_runs
-from effloop.data.augment.base import Evaluation
 from effloop.task.segmentation import accuracy_of, iou_of
 
 SMALL = ("image_size=16", "epochs=2", "batch_size=4", "model=unet", "model.width=4", "model.depth=2", "num_workers=0")
@@ -41,21 +40,6 @@ def run(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     more = ("optim.ema=0.5", "accumulate=2", "precision=bf16", "task.class_weights=balanced", "schedule=poly")
     assert main(["train", *words(root, f"out={out}", "run=run", "task=segmentation", *more)]) == 0
     return out / "run"
-
-
-def test_task_and_model_follow_the_data(root: Path) -> None:
-    config = effloop.compose([f"data.root={root}", "model.width=4"])
-    assert (config.task.name, config.model.name, config.model.width) == ("segmentation", "unet", 4)  # type: ignore[attr-defined]
-
-
-def test_what_an_experiment_sets_is_kept(root: Path, here: Path) -> None:
-    path = here / "configs/experiment/mine.yaml"
-    path.parent.mkdir(parents=True)
-    path.write_text("# @package _global_\nmodel: {width: 4}\naugment: {eval: squash}\n")
-    config: Any = effloop.compose([f"data.root={root}", "experiment=mine"])
-    assert (config.model.name, config.model.width) == ("unet", 4)
-    assert config.augment.eval is Evaluation.squash
-    assert "RandomScaleCrop" in str(config.augment.ops)
 
 
 def test_keys_of_the_task_that_follows(root: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,23 +80,6 @@ def test_overrides(here: Path, photos: Path, override: str) -> None:
     check_tiles(picture(here / "outputs/x"), loader(photos, *overrides), [0, 19, 39], 2)
 
 
-def test_mixed(here: Path, photos: Path) -> None:
-    mixing = ("augment.mixup=0.4", "augment.cutmix=1")
-    assert show(photos, "run=x", "samples=4", "epochs=3", *mixing) == 0
-    check_tiles(picture(here / "outputs/x"), loader(photos, *mixing), [0, 13, 26, 39], 3)
-
-
-def test_evaluation(here: Path, photos: Path) -> None:
-    assert show(photos, "run=x", "split=val", "samples=3") == 0
-    check_tiles(picture(here / "outputs/x"), loader(photos, split="val"), [0, 6, 12], 1)
-
-
-def test_all_samples_where_there_are_no_more(here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert show(photos, "run=x", "split=val", "samples=64", "epochs=2") == 0
-    check_tiles(picture(here / "outputs/x"), loader(photos, split="val"), list(range(13)), 2)
-    assert ": 13 x 2 images" in capsys.readouterr().out
-
-
 def test_the_same_every_time(here: Path, photos: Path) -> None:
     args = ("samples=3", "epochs=3", "augment.mixup=1")
     for run in ("x", "y"):
@@ -165,9 +148,3 @@ def test_a_sample_that_cannot_be_decoded(here: Path, tmp_path: Path, capsys: pyt
     assert str(bad) in err
     assert err.count("\n") == 1
     assert not (here / "outputs").exists()
-
-
-def test_fewer_samples_than_a_batch_has(here: Path, photos: Path) -> None:
-    assert show(photos, "run=x", "samples=2", "epochs=1", "batch_size=64") == 0
-    check_tiles(picture(here / "outputs/x"), loader(photos), [0, 39], 1)
-    assert yaml.safe_load((here / "outputs/x/config.yaml").read_text())["data"]["tail"] == "drop"

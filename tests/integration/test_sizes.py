@@ -16,10 +16,7 @@ from runs import TINY, once, train
 import effloop
 from effloop.batch import ImageSize
 from effloop.cli.main import main
-from effloop.config import Config, to_dict
-from effloop.errors import ConfigError
-from effloop.model import models
-from effloop.model.zoo import TorchvisionConfig
+from effloop.config import Config
 from effloop.record.grid import Layout
 
 WIDE = "image_size=[24,40]"
@@ -64,12 +61,6 @@ def test_dali_is_near(photos: Path, channels: int) -> None:
         assert (found.float() - wanted.float()).abs().mean() < 2
 
 
-def test_one_number_stays_one_and_is_the_same_as_a_pair(photos: Path) -> None:
-    one, pair = config_of(photos, "image_size=20"), config_of(photos, "image_size=[20,20]")
-    assert to_dict(one)["image_size"] == 20
-    assert torch.equal(images(one, "train"), images(pair, "train"))
-
-
 @pytest.mark.slow  # the grey one isn't
 def test_a_run_its_file_and_its_picture(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["run=run", "epochs=3", "progressive=[16,[16,24],[24,40]]", "augment.cutmix=1", "augment.eval=letterbox"]
@@ -90,12 +81,6 @@ def test_a_run_its_file_and_its_picture(photos: Path, here: Path, capsys: pytest
     assert "image_size: 40x24, but the exported file takes 24x40" in capsys.readouterr().err
 
 
-def test_a_model_of_square_images_says_so() -> None:
-    config = TorchvisionConfig(name="torchvision", arch="vit_b_16")
-    with pytest.raises(ConfigError, match=r"^image_size: torchvision's vit_b_16 takes square images only, not 32x48"):
-        models.build(config, num_classes=2, image_size=[32, 48])
-
-
 def test_a_grey_run_its_file_and_its_picture(photos: Path, here: Path) -> None:
     words = ["data.channels=1", "run=run", "epochs=1", "augment.mixup=0.2", "augment.cutmix=1", "augment=native_colour"]
     assert train(photos, *words) == 0
@@ -112,15 +97,6 @@ def test_a_grey_run_its_file_and_its_picture(photos: Path, here: Path) -> None:
         tile = np.asarray(picture.convert("RGB")).astype(int)[26:60, 192:250]
     assert tile.std() > 10
     assert (tile[:, :, 0] == tile[:, :, 2]).all()
-
-
-def test_a_batch_of_grey_has_a_third_of_the_bytes(photos: Path) -> None:
-    sizes = []
-    for channels in (1, 3):
-        loader = effloop.build_loader(config_of(photos, f"data.channels={channels}"), "train")
-        request = next(iter(loader.plan.requests(0)))
-        sizes.append(loader.plan.empty_batch(request).images.untyped_storage().nbytes())
-    assert sizes == [8 * 16 * 16 * 4, 8 * 16 * 16 * 3 * 4]  # float32, normalised already
 
 
 def test_weights_of_a_run_in_colour_start_a_grey_one(photos: Path, finished: Path, here: Path) -> None:

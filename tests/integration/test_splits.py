@@ -93,13 +93,6 @@ def test_another_division_is_said(one: Path, capsys: pytest.CaptureFixture[str])
     assert "copy[fold 1 of 4] may have images that were trained on" in capsys.readouterr().err
 
 
-def test_seed_leaves_the_split(one: Path) -> None:
-    assert train(one, "data.val=0.25", "epochs=1", "seed=5", "out=.", "run=a") == 0
-    assert train(one, "data.val=0.25", "epochs=1", "seed=6", "out=.", "run=b") == 0
-    assert train(one, "data.val=0.25", "epochs=1", "data.split_seed=1", "out=.", "run=c") == 0
-    assert data_of("a") == data_of("b") != data_of("c")
-
-
 @pytest.fixture
 def uneven(photos: Path, here: Path) -> Path:
     """29 samples in three classes, 3 of them in one."""
@@ -133,14 +126,3 @@ def test_repeats_differ_in_the_device_part(uneven: Path, engine: str, workers: i
         assert rows.sum() > 3
         drawn = batch.images if part is jitter else batch.targets.amax(1)
         assert len({each.numpy().tobytes() for each in drawn[rows]}) > 2  # two also if all had the same share: it and 1
-
-
-def test_balance_needs_classes(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names = sorted(path.relative_to(photos) for path in photos.rglob("*.jpg"))
-    Path("ages.csv").write_text("".join(f"{name},{number / 3},{name.parts[0]}\n" for number, name in enumerate(names)))
-    Path("ages.csv").write_text("path,target,split\n" + Path("ages.csv").read_text())
-    assert train(Path("ages.csv"), f"data.images={photos}", "data=csv", "data.balance=0.5") == 2
-    wanted = (
-        f"data.balance: 0.5 needs one class for each sample, and {here}/ages.csv:train has numbers; set data.balance=0"
-    )
-    assert wanted in capsys.readouterr().err

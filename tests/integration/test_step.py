@@ -94,18 +94,6 @@ def test_frozen_layers_stay(photos: Path, here: Path) -> None:
     assert any("are frozen" in note for note in trainer.notes)
 
 
-def test_norms_and_biases_need_not_decay(photos: Path, here: Path) -> None:
-    groups = build(photos, "optim.decay_norm_and_bias=false").optimizer.param_groups
-    assert [group["weight_decay"] for group in groups] == [0.05, 0.0]
-    assert {parameter.ndim for parameter in groups[1]["params"]} == {1}
-
-
-def test_the_rate_is_for_so_many_images(photos: Path, here: Path) -> None:
-    trainer = build(photos, "optim.scale_lr=64", "lr=0.1", "accumulate=2")
-    assert trainer.optimizer.defaults["lr"] == pytest.approx(0.1 * 16 / 64)
-    assert any(note.startswith("lr     0.025 = 0.1 x 16 / 64") for note in trainer.notes)
-
-
 def test_training_starts_from_given_weights(photos: Path, here: Path) -> None:
     assert train(photos, "run=a", "epochs=1") == 0
     trainer = build(photos, "model.weights=outputs/a")
@@ -171,27 +159,6 @@ def test_compiled_training_is_the_same_to_rounding(photos: Path, here: Path) -> 
 def test_what_is_refused(override: str, line: str) -> None:
     with pytest.raises(ConfigError, match="^" + line.replace("[", r"\[")):
         effloop.compose([*TINY, override])
-
-
-def test_contradictions() -> None:
-    for overrides, line in (
-        (["amp=true", "precision=fp32"], "amp: true contradicts precision=fp32"),
-        (["deterministic=true", "cudnn_benchmark=true"], "deterministic: true contradicts cudnn_benchmark=true"),
-        (["deterministic=true", "cudnn_benchmark=auto"], "deterministic: true contradicts cudnn_benchmark=auto"),
-        (["parallel=dp", "compile=true"], "compile: true contradicts parallel=dp"),
-        (["parallel=dp", "compile=auto"], "compile: auto contradicts parallel=dp"),
-    ):
-        with pytest.raises(ConfigError, match=line):
-            effloop.compose(overrides)
-
-
-def test_unfreezing_is_a_run_of_its_own(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train(photos, "run=a", "epochs=1", "model.freeze=[features]") == 0
-    for key in ("model.freeze=[]", "model.freeze=[head]", "optim.decay_norm_and_bias=false"):
-        capsys.readouterr()
-        assert main(["resume", "outputs/a", "epochs=2", key]) == 2
-        assert f"{key.partition('=')[0]}: the checkpoint was trained with" in capsys.readouterr().err
-    assert train(photos, "run=b", "epochs=1", "model.weights=outputs/a") == 0
 
 
 def test_a_run_goes_on_with_what_was_settled(photos: Path, here: Path) -> None:

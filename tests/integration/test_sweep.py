@@ -121,27 +121,6 @@ class TestJobs:
 
 
 @pytest.mark.slow
-def test_two_at_once(here: Path, photos: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    args = once("-m", f"data.root={photos}", *TINY, *QUIET, "epochs=500,501", "run=x")
-    with start(*args, cwd=here) as process:
-        pid = json.loads(wait_for(here / "outputs/multirun/x/0/job.json", '"running"'))["pid"]
-        assert main([*args, "sweep.resume=true"]) == 2
-        assert f"x is being worked on by process {process.pid} on " in capfd.readouterr().err
-        wait_for(here / "outputs/multirun/x/0/metrics.jsonl", "val")
-        assert main(["report", "outputs/multirun/x"]) == 0
-        assert "outputs/multirun/x: jobs that haven't started: 1" in capfd.readouterr().out
-        assert states(here / "outputs/multirun/x") == {"0": "running"}
-        process.send_signal(signal.SIGINT)  # to this one alone; from a terminal, all hear it
-        _, err = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert err.startswith(f"effloop: interrupted; resume with: {PROGRAM} -m data.root=")
-    assert err.count("\n") == 1
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-    assert states(here / "outputs/multirun/x") == {"0": "stopped"}
-
-
-@pytest.mark.slow
 def test_a_killed_job_is_named_and_gone_on_with(here: Path, photos: Path) -> None:
     """Killed in the middle of the run; started again, only that one runs, from its checkpoint."""
     args = ["-m", f"data.root={photos}", *TINY, "record.tensorboard=false", "epochs=1,40,2", "run=x"]
@@ -165,31 +144,6 @@ def test_a_killed_job_is_named_and_gone_on_with(here: Path, photos: Path) -> Non
     epochs = [row["epoch"] for row in rows(folder / "1") if row["split"] == "val"]
     assert epochs == list(range(40))
     assert out.count("validation") < 40  # not from the beginning
-
-
-@pytest.mark.slow
-def test_ctrl_c_before_a_job_can_answer(here: Path, photos: Path) -> None:
-    """Python's traceback, in the middle of importing torch, says nothing."""
-    with start("-m", f"data.root={photos}", *TINY, *QUIET, "epochs=500,501", "run=x", cwd=here) as process:
-        wait_for(here / "outputs/multirun/x/0/job.json", '"running"')
-        os.killpg(process.pid, signal.SIGINT)
-        _, err = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert err.startswith("effloop: interrupted; resume with: ")
-    assert err.count("\n") == 1
-    assert states(here / "outputs/multirun/x") == {"0": "stopped"}
-
-
-@pytest.mark.slow
-def test_nobody_reads_the_output(here: Path, photos: Path) -> None:
-    with start("-m", f"data.root={photos}", *TINY, "epochs=1,2", "run=x", cwd=here) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.close()
-        err = process.stderr.read()
-    assert process.returncode == 130
-    assert err.startswith("effloop: interrupted; resume with: ")
-    assert err.count("\n") == 1
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from plans import open_source, write_rows, write_table
 from runs import TINY, once, rows, train
 
@@ -15,8 +14,7 @@ import effloop
 from effloop.cli.main import main
 from effloop.config.hydra_app import compose_runs
 from effloop.data.source import table_source
-from effloop.errors import ConfigError, DataError
-from effloop.run.sweep import compose_shared
+from effloop.errors import ConfigError
 
 SCORES = ("split", "epoch", "step", "loss", "top1")
 
@@ -68,19 +66,6 @@ def test_the_task_follows(column: Any, task: str, said: str, photos: Path, here:
     assert effloop.compose(["data.root=packed.effloop"]).task.name == task
 
 
-def test_show_and_verify_say_what_targets_are(
-    photos: Path, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    root = table(photos, tmp_path / "t.csv", label=lambda name, index: f"{index % 4}.0")
-    wanted = "in 4 classes (whole numbers in 'label')"
-    assert main(["show", f"data.root={root}", "image_size=16", "num_workers=0", "samples=1"]) == 0
-    assert f"40 images {wanted}, {root}:train" in capsys.readouterr().out
-    assert main(["verify", f"data.root={root}"]) == 0
-    assert [f"{split}: {count} images {wanted}" for split, count in (("train", 40), ("val", 13))] == [
-        line for line in capsys.readouterr().out.splitlines() if " images in " in line
-    ]
-
-
 def composed(root: Path, *overrides: str) -> tuple[str, str | None]:
     config = effloop.compose([f"data.root={root}", *overrides])
     return config.task.name, getattr(config.data, "targets", None)
@@ -114,11 +99,6 @@ def test_a_key_of_the_task_that_follows(
     assert "\n  loss: l1\n" in capsys.readouterr().out
     assert train(numbers, "task.loss=l1", "run=run", "epochs=1") == 0
     assert "- task=regression\n" in overrides_of(here / "outputs/run")
-
-
-def test_an_experiment_that_chooses_no_task(photos: Path, tmp_path: Path) -> None:
-    root = table(photos, tmp_path / "t.csv", label=lambda name, index: f"{name}|{index % 4}")
-    assert composed(root, "experiment=cifar10_fast", "augment.mixup=0", "augment.cutmix=0")[0] == "multilabel"
 
 
 @pytest.mark.slow  # two jobs, each a process
@@ -167,14 +147,3 @@ def test_an_error_is_found_by_one_scan(
         assert train(tmp_path / "t.csv", *words) == 2
         assert len(scans) == 1
         assert "1 of 1 images that are not there" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_sweep_over_columns(here: Path, tmp_path: Path) -> None:
-    """Without one the table can't be read."""
-    (tmp_path / "t.csv").write_text("path,x,y\nz.jpg,a,b\n")
-    parsed = OverridesParser.create().parse_overrides(["data=csv", f"data.root={tmp_path}/t.csv", "data.label=x,y"])
-    with pytest.raises(DataError, match="images that are not there"):
-        compose_shared([], parsed)  # of the first job
-    (tmp_path / "z.jpg").write_bytes(b"x")
-    assert compose_shared([], parsed)[1].data.label == "x"

@@ -20,7 +20,6 @@ from effloop.inference.formats import formats
 from effloop.inference.trained import Trained
 from effloop.report.comparison import compare_runs
 from effloop.runs.reader import read_run
-from effloop.train.evaluation import Collector
 
 TASKS = ["multilabel", "regression"]
 NAMES = {"multilabel": ["blue", "green", "red"], "regression": ["height", "grey"]}
@@ -159,18 +158,6 @@ def test_predicted(
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_another_task_is_refused(runs: dict[str, Path], task: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["eval", str(runs[task]), "task=classification"]) == 2
-    wanted = f"task: the checkpoint was trained with task={task}, not classification; keep it"
-    assert wanted in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_bench_of_the_loop(table: Path, task: str) -> None:
-    assert main(["bench", "what=loop", "repeats=1", *words(table, task)]) == 0
-
-
-@pytest.mark.parametrize("task", TASKS)
 def test_views(runs: dict[str, Path], task: str) -> None:
     assert main(["eval", str(runs[task]), "tta=flip"]) == 0
 
@@ -221,15 +208,6 @@ def test_any_ranks_have_the_same_scores(
         assert code == 0, err
         rel = 0 if task == "multilabel" else 1e-14
         assert json.loads(out.splitlines()[-1]) == [pytest.approx(scores, rel=rel, abs=0), state]
-
-
-def test_outputs_are_collected_with_their_ids(runs: dict[str, Path]) -> None:
-    collector, trained = Collector(), Trained.open(runs["regression"])
-    loader = trained.loader()
-    trained.evaluate(loader, collector)
-    found = collector.collected()
-    assert found.ids.tolist() == list(range(13))
-    assert np.array_equal(found.targets, loader.plan.source.targets)
 
 
 def test_other_kinds_of_targets_are_refused(

@@ -67,11 +67,6 @@ def test_mlflow(here: Path, photos: Path, finished: Path, store: Any, capfd: pyt
     assert capfd.readouterr().err == ""
 
 
-def test_mlflow_draws_no_random_number(here: Path, photos: Path, finished: Path, store: Any) -> None:
-    assert train(photos, "run=x", "record.mlflow=true", "epochs=3") == 0
-    assert rows(here / "outputs/x") == rows(finished)
-
-
 @pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, "KILLED"), (ValueError, "FAILED")])
 def test_mlflow_knows_how_a_run_ended(
     here: Path, photos: Path, store: Any, error: type[BaseException], status: str, monkeypatch: pytest.MonkeyPatch
@@ -85,18 +80,6 @@ def test_mlflow_knows_how_a_run_ended(
     assert train(photos, "run=x", "record.mlflow=true") == (130 if error is KeyboardInterrupt else 70)
     assert the_run(store).info.status == status
     assert the_run(store).data.metrics["train/lr"] > 0
-
-
-@pytest.mark.slow
-def test_mlflow_without_a_place_is_a_database_here(
-    here: Path, photos: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("alembic")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    assert train(photos, "run=x", "record.mlflow=true") == 0
-    assert capfd.readouterr().err == ""
-    client = import_mlflow().MlflowClient(f"sqlite:///{here}/mlflow.db")
-    check_against(client, the_run(client), here / "outputs/x")
 
 
 def test_mlflow_whose_server_is_gone(

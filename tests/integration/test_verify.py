@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -14,8 +13,6 @@ from runs import TINY, call
 
 from effloop.cli.main import main
 from effloop.data.source.storage.columns import ColumnFile
-
-IMAGE = encode(photo(), "JPEG")
 
 
 @pytest.fixture
@@ -48,11 +45,6 @@ def test_sound_data(name: str, photos: Path, tmp_path: Path) -> None:
     assert said(out) == ["nothing is wrong"]
 
 
-def test_the_photographs_that_come_along(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", "split=val"]) == 0
-    assert [row[:3] for row in rows(capsys.readouterr().out)] == [["val", "341", "10"]]
-
-
 def test_two_truncated(copy: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = [copy / "train/a/003.jpg", copy / "val/c/002.jpg"]
     for path in bad:
@@ -83,18 +75,6 @@ def test_flipped_byte_and_wrong_label(photos: Path, here: Path, capsys: pytest.C
         "file:val/a/000.jpg has the label 7; allowed are 0 to 2",
         "problems: 3",
     ]
-
-
-def test_more_than_a_screen_takes(copy: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for path in copy.rglob("*.jpg"):
-        path.write_text("no image")
-    assert main(["verify", f"data.root={copy}", "out=all.txt"]) == 1
-    lines = said(capsys.readouterr().out)
-    assert len(lines) == 52
-    assert lines[-2].startswith("... and ")
-    assert lines[-2].endswith(" more; all of them are in all.txt")
-    count = int(re.fullmatch(r"problems: (\d+)", lines[-1])[1])  # type: ignore[index]
-    assert len((here / "all.txt").read_text().splitlines()) == count == int(lines[-2].split()[2]) + 50
 
 
 def test_class_without_samples(copy: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,15 +155,6 @@ def test_everything_is_listed(copy: Path, here: Path, capsys: pytest.CaptureFixt
     wanted += ["cut.gif is an image in GIF format", "problems: 8"]
     for line, words in zip(said(out), wanted, strict=True):
         assert words in line
-
-
-def test_a_problem_of_both_parts_is_said_once(copy: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for path in sorted((copy / "train/b").iterdir())[1:]:
-        path.unlink()
-    assert main(["verify", f"data.root={copy}/train", "data.val=0.2"]) == 1
-    out = capsys.readouterr().out
-    assert out.count("the class 'b' has 1 sample") == 1
-    assert "problems: 1" in out
 
 
 def test_classes_that_one_split_lacks(copy: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
