@@ -61,6 +61,7 @@ class Server:
         pause_s: before each piece of 64 KiB.
         ranges: whether parts can be asked for.
         shift: bytes by which the parts that are sent begin before those that were asked for.
+        short: bytes that are missing at the end of answers of more than one byte.
         listings: whether folders can be listed.
         encoding: of files, as the server says.
     """
@@ -77,6 +78,7 @@ class Server:
     pause_s: float = 0.0
     ranges: bool = True
     shift: int = 0
+    short: int = 0
     listings: bool = True
     encoding: str = ""
     lock: Any = field(default_factory=threading.Lock)
@@ -245,6 +247,7 @@ class _Handler(Writing, BaseHTTPRequestHandler):
             first = max(0, int(asked) - self.of.shift)
             body = data[first : int(last or len(data)) - int(asked) + first + 1]
             self.send_header("Content-Range", f"bytes {first}-{first + len(body) - 1}/{len(data)}")
+        body = body[: max(1, len(body) - self.of.short)]
         self.send_header("ETag", etag)
         self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
         if self.of.encoding:

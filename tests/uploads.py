@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from remotes import Server, serving
 
-from effloop.data.remote import send as sending
+from effloop.data.remote import upload as sending
 from effloop.data.remote.fetch import forget
 
 PART = 1 << 16

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from effloop.convert.reencode import Recipe
 from effloop.data.remote.location import Url, meant_url
-from effloop.data.remote.send import check_url
+from effloop.data.remote.upload import check_url
 from effloop.data.source.storage.writing import SHARD_BYTES, writers
 from effloop.errors import ConfigError
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from effloop.data.remote.location import Url
-from effloop.data.remote.send import There, look, send
+from effloop.data.remote.upload import There, look, send
 from effloop.errors import ConfigError
 from effloop.system.files import describe_failure, fsync, try_lock, write_text
 

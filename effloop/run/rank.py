@@ -90,7 +90,7 @@ class RankSession:
 
     def __init__(self, group: RankGroup, state: RestartState) -> None:
         self._group, self._state, self._told = group, state, 0.0
-        this_process.told, this_process.run = self._fetches, f"{group.env.address}:{group.env.port}"
+        this_process.progressed, this_process.run = self._fetches, f"{group.env.address}:{group.env.port}"
         self.shared = False
         """Whether rank 0 has told the others what to do."""
 

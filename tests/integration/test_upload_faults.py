@@ -15,7 +15,7 @@ from effloop.data.remote.child import started
 from effloop.data.remote.fetch import forget, local_root
 from effloop.data.remote.location import Url
 from effloop.data.remote.manifest import UPLOADING
-from effloop.data.remote.send import Sent, look, send
+from effloop.data.remote.upload import Sent, look, send
 from effloop.errors import ConfigError, DataError
 
 

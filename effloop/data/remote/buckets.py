@@ -1,4 +1,4 @@
-"""Buckets of S3, Google and Azure by obstore; and which store reads which scheme."""
+"""What obstore reads: buckets of S3, Google and Azure; and which store reads which scheme."""
 
 from __future__ import annotations
 
@@ -8,25 +8,11 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from effloop.data.remote.aws import aws_options
-from effloop.data.remote.environment import check_environment
-from effloop.data.remote.filesystems import SFTP, FsspecStore
-from effloop.data.remote.http import HttpStore
 from effloop.data.remote.location import Location, redacted
-from effloop.data.remote.manifest import Manifest, RemoteFile, manifest_of
-from effloop.data.remote.sftp import SftpStore
-from effloop.data.remote.store import (
-    MOST_FILES,
-    NO_TLS,
-    TIMEOUT_S,
-    ChangedError,
-    FetchError,
-    Store,
-    TooManyError,
-    retried,
-)
-from effloop.data.remote.throttle import Throttle
+from effloop.data.remote.manifest import RemoteFile
+from effloop.data.remote.store import MOST_FILES, TIMEOUT_S, ChangedError, FetchError, Store, TooManyError, retried
 from effloop.errors import ConfigError, optional_package
 from effloop.system.files import describe_failure
 
@@ -35,191 +21,227 @@ _BY_FSSPEC = (
     *("box", "bos", "cos", "dbfs", "dropbox", "ftp", "gdrive", "github", "hdfs", "hf", "lakefs", "obs", "oci", "oss"),
     *("sftp", "smb", "ssh", "tos", "webdav", "webhdfs"),
 )
-"""Schemes of fsspec that are places; others wrap files in files, run templates or write caches of their own."""
-_METADATA = "169.254.169.254"
+"""Schemes of fsspec for remote files; others read this machine, wrap files in files or keep caches of their own."""
+EXTRA = "effloop[remote]"
+_METADATA = "169.254.169.254"  # asked for credentials where the environment has none
 _CREDENTIALS = {
-    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_SKIP_SIGNATURE=true for a public bucket)",
-    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
-    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+    "s": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_SKIP_SIGNATURE=true for a public bucket)",
+    "g": "GOOGLE_APPLICATION_CREDENTIALS",
+    "a": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
-"""Environment variables of a kind of bucket."""
-_WRONG = {
-    **{"InvalidAccessKeyId": "AWS_ACCESS_KEY_ID", "SignatureDoesNotMatch": "AWS_SECRET_ACCESS_KEY"},
-    **{"ExpiredToken": "AWS_SESSION_TOKEN", "InvalidToken": "AWS_SESSION_TOKEN"},
+"""First letter of a scheme -> environment variables."""
+_CODES = {
+    "InvalidAccessKeyId": "correct AWS_ACCESS_KEY_ID",
+    "SignatureDoesNotMatch": "correct AWS_SECRET_ACCESS_KEY",
+    "ExpiredToken": "correct AWS_SESSION_TOKEN",
+    "InvalidToken": "correct AWS_SESSION_TOKEN",
+    "NoSuchBucket": "there is no such bucket",
 }
-"""What S3 says of credentials -> which of them to correct."""
-_EXTRA = "effloop[remote]"
-_PIECE = 1 << 16  # what has come is kept when the rest does not
-_FIRST_ATTEMPTS = 4
+"""Error codes of S3 -> what to do."""
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_AWS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION")
+_AZURE = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY")
+_PIECE = 1 << 16
+RETRIES = 7
+"""Of a failed request, with pauses that double up to 15 s: about a minute."""
+FIRST_RETRIES = 3
+"""Of a request for names and sizes: a wrong address shows within seconds."""
 
 
 def store_of(location: Location) -> Store:
-    """What reads a location.
+    """The store that reads a location.
 
     Raises:
         ConfigError: a package is missing, or nothing reads such a URL.
     """
     if location.is_http:
+        from effloop.data.remote.http import HttpStore
+
         return HttpStore(location)
     if location.scheme in _BUCKETS:
         return BucketStore(location)
     if location.scheme not in _BY_FSSPEC:
         known = ", ".join(("s3", "gs", "az", "https", *_BUCKETS[4:], *_BY_FSSPEC))
         raise ConfigError(f"data.root: '{location.root}' is of no scheme that EffLoop reads; have {known}")
-    return SftpStore(location) if location.scheme in SFTP else FsspecStore(location)
+    from effloop.data.remote.filesystems import FsspecStore
+
+    return FsspecStore(location)
 
 
 class BucketStore(Store):
-    """A bucket of an object store."""
+    """A bucket of an object store. obstore repeats failed requests, and continues an answer that breaks off."""
 
     def __init__(self, location: Location) -> None:
         super().__init__(location)
-        self._obstore = optional_package("obstore", f"data.root: '{location.root}'", _EXTRA)
-        check_environment(location)
-        self._store = self._opened({"max_retries": 0})
-        self._throttle = Throttle(self._signed)
+        self._obstore = optional_package("obstore", f"data.root: '{location.root}'", EXTRA)
+        self._store, self._first = self._opened(RETRIES), self._opened(FIRST_RETRIES)
 
-    def _opened(self, retries: Mapping[str, Any], client: Mapping[str, str] | None = None, **more: Any) -> Any:
-        """A client that tries failed requests again, as `RetryConfig` of obstore has it; with other options."""
-        location = self.location
-        from_url = optional_package("obstore.store", "data.root", _EXTRA).from_url
-        client_options = {**_client_options(location), "allow_http": True, **(client or {})}
-        options = {**aws_options(location), "client_options": client_options, **more}
+    def _options(self) -> dict[str, Any]:
+        """Arguments of `obstore.store.from_url`, beside `client_options` and `retry_config`."""
+        _check_environment(self.location.scheme)
+        return _credentials(self.location)
+
+    def _client(self) -> dict[str, Any]:
+        """`client_options`: how long obstore waits, and which authorities it trusts beside the system's.
+
+        Raises:
+            ConfigError: there is no file of authorities.
+        """
+        bundle = os.environ.get("AWS_CA_BUNDLE") if self.location.scheme.startswith("s3") else None
         try:
-            return from_url(location.place, **options, retry_config=retries)
+            authorities = {"root_certificate": Path(bundle).read_bytes()} if bundle else {}
+        except OSError as error:
+            line = describe_failure(Path(bundle or ""), error).replace("written", "read")
+            raise ConfigError(f"AWS_CA_BUNDLE: {line}; correct it, or unset it") from None
+        return {"timeout": "300s", **authorities}  # for all of an answer: a part has at most 16 MiB
+
+    def _opened(self, retries: int) -> Any:
+        location = self.location
+        from_url = optional_package("obstore.store", "data.root", EXTRA).from_url
+        timeouts = dict.fromkeys(("connect_timeout", "read_timeout"), f"{TIMEOUT_S:g}s")
+        client = {**timeouts, "allow_http": True, "user_agent": "effloop", **self._client()}
+        retry = {"max_retries": retries, "backoff": {"init_backoff": timedelta(seconds=0.5)}}
+        options = self._options()
+        try:
+            return from_url(location.place, client_options=client, retry_config=retry, **options)
         except Exception as error:
             raise ConfigError(f"data.root: '{location.root}' can't be opened: {redacted(str(error))[:300]}") from None
 
-    def manifest(self) -> Manifest:
-        location = self.location
-        if location.has_patterns:
-            listed = self._listed(location.base)
-            found = [file for file in listed if location.matches(file.key)]
-            return manifest_of(location, found, alone=False, base=location.base, listed=listed)
-        folder = location.path.rstrip("/") + "/" if location.path else ""
-        found = self._listed(folder)
-        if found or not location.path or location.path.endswith("/"):
-            return manifest_of(location, found, alone=False, base=folder)
-        return manifest_of(location, [self._head(location.path)], alone=True, base=location.base)
-
-    def _listed(self, folder: str) -> list[RemoteFile]:
+    def listed(self, folder: str) -> list[RemoteFile]:
         def listed() -> list[RemoteFile]:
             found: list[RemoteFile] = []
             try:
-                for batch in self._obstore.list(self._store, prefix=folder.rstrip("/") or None, chunk_size=1000):
-                    found.extend(map(bucket_file, batch))
+                for batch in self._obstore.list(self._first, prefix=folder.rstrip("/") or None, chunk_size=1000):
+                    found.extend(map(self._file, batch))
                     if len(found) > MOST_FILES:
                         raise TooManyError
             except self._errors as error:
-                raise self._failure(error, "") from None
+                raise self._failure(error) from None
             return found
 
-        return retried(self.location.url(folder), listed, _FIRST_ATTEMPTS, done=self.done)
+        return retried(self.location.url(folder), listed, done=self.done)
 
-    def _head(self, key: str) -> RemoteFile:
-        def head() -> RemoteFile:
+    def described(self, key: str) -> RemoteFile:
+        def described() -> RemoteFile:
             try:
-                return bucket_file(self._obstore.head(self._store, key))
+                return self._describe(key)
             except self._errors as error:
-                raise self._failure(error, key) from None
+                raise self._failure(error) from None
 
-        return retried(self.location.url(key), head, _FIRST_ATTEMPTS, done=self.done)
+        return retried(self.location.url(key), described, done=self.done)
+
+    def _describe(self, key: str) -> RemoteFile:
+        return self._file(self._obstore.head(self._first, key))
+
+    def _file(self, meta: Mapping[str, Any]) -> RemoteFile:
+        """A file as obstore describes it."""
+        version = meta["e_tag"] or meta["last_modified"].isoformat()
+        return RemoteFile(meta["path"], int(meta["size"]), str(version).strip('"'))
 
     def read(self, file: RemoteFile, start: int, stop: int) -> Iterator[bytes | memoryview]:
-        options: dict[str, Any] = {"range": (start, stop)}
-        if file.version and ":" not in file.version and not file.version.startswith("W/"):  # a time is no ETag
+        options: dict[str, Any] = {"range": (start, stop)} if file.ranges else {}
+        if self._can_match(file):
             options["if_match"] = f'"{file.version}"'
         try:
             answer = self._obstore.get(self._store, file.key, options=options)
-            now = bucket_file(answer.meta)
+            now = self._file(answer.meta)
             if (now.size, now.version) != (file.size, file.version):
                 raise ChangedError
+            self._check_answer(file, answer)
             for piece in answer.stream(min_chunk_size=_PIECE):
                 yield memoryview(piece)
         except self._errors as error:
-            raise self._failure(error, file.key) from None
+            raise self._failure(error, whole=not file.ranges) from None
+
+    def _can_match(self, file: RemoteFile) -> bool:
+        """Whether the store can be asked for this version alone: a weak ETag never matches, and a time is none."""
+        return bool(file.version) and ":" not in file.version and not file.version.startswith("W/")
+
+    def _check_answer(self, file: RemoteFile, answer: Any) -> None:
+        return
 
     @property
     def _errors(self) -> tuple[type[Exception], ...]:
         return (self._obstore.exceptions.BaseError, OSError, ValueError)
 
-    def _signed(self, key: str) -> str:
-        """A URL that is valid for a minute.
-
-        Raises:
-            OSError: it can't be signed.
-        """
-        try:
-            return str(self._obstore.sign(self._store, "GET", key, timedelta(minutes=1)))
-        except self._errors:
-            raise OSError from None
-
-    def _failure(self, error: Exception, key: str) -> FetchError:
-        """An attempt that got no answer, or another one; `key` is of the file, if it is one."""
-        errors = self._obstore.exceptions
-        if isinstance(error, errors.PreconditionError):
+    def _failure(self, error: Exception, *, whole: bool = False) -> FetchError:
+        """What an exception of obstore means; `whole`: of an answer that can't be continued where it broke off."""
+        text = str(error)
+        if isinstance(error, self._obstore.exceptions.PreconditionError) or "status code: 416" in text:
             return ChangedError()
-        scheme = self.location.scheme
-        names = _CREDENTIALS["az" if scheme[0] == "a" else scheme[:2]]  # azure, adl, abfs; s3a
-        allowing = f"set {names} in the environment to credentials that allow this"
-        if _METADATA in str(error):  # which is asked where the environment has no credentials
-            return FetchError(f"no credentials; set {names} in the environment")
-        told = {
-            errors.NotFoundError: "it is not there",
-            FileNotFoundError: "it is not there",
-            errors.PermissionDeniedError: f"403 Forbidden; {allowing}",
-            errors.UnauthenticatedError: f"401 Unauthorized; {allowing}",
-        }
-        for kind, reason in told.items():
-            if isinstance(error, kind):
-                return FetchError(reason, final=True)
-        final = isinstance(error, errors.InvalidPathError | errors.NotSupportedError | ValueError)
-        return _told(str(error), final=final, after_s=self._throttle.pause_s(str(error), key))
+        if _METADATA in text:
+            return FetchError(f"no credentials; set {_CREDENTIALS[self.location.scheme[0]]} in the environment")
+        broken = "response body error" in text or (whole and "RangeNotSupported" in text)
+        return FetchError(_reason(text, self._allowing), again=broken)
+
+    @property
+    def _allowing(self) -> str:
+        """What to do about 401 and 403."""
+        return f"set {_CREDENTIALS[self.location.scheme[0]]} in the environment to credentials that allow this"
 
 
-def _told(text: str, *, final: bool, after_s: float | None) -> FetchError:
-    """What obstore says of an answer, or of none, in fewer words."""
-    status, code = re.search(r"status code: (\d{3}[ A-Za-z]*)", text), re.search(r"<Code>(\w+)</Code>", text)
-    if status is None:
-        return _unanswered(text, final=final)
-    refused = status[1][0] == "4" and status[1][:3] not in ("408", "425", "429")
-    reason = status[1].strip() + (f": {code[1]}" if code else "")
-    if code and code[1] in _WRONG:
-        reason += f"; correct {_WRONG[code[1]]}"
-    return FetchError(reason, final=final or refused, after_s=after_s, answered=True)
-
-
-def _unanswered(text: str, *, final: bool) -> FetchError:
-    """Why there was no answer: the last that obstore tells is what the system has said."""
+def _reason(text: str, allowing: str) -> str:
+    """The reason in a message of obstore's: the server's answer, or why there was none, and how often it was asked."""
+    retries = re.search(r"after (\d+) retries", text)
+    asked = f" ({int(retries[1]) + 1} attempts)" if retries else ""
+    if status := re.search(r"status code: (\d{3})([ A-Za-z]*)", text):
+        code = re.search(r"<Code>(\w+)</Code>", text)
+        fix = _CODES.get(code[1]) if code else None
+        fix = fix or (allowing if status[1] in ("401", "403") else None)
+        return f"{status[1]}{status[2].rstrip()}{f': {code[1]}' if code else ''}{f'; {fix}' if fix else ''}{asked}"
     if "TimedOut" in text:
-        return FetchError(f"no answer for {TIMEOUT_S:g} s")
+        return f"no answer for {TIMEOUT_S:g} s{asked}"
     if certificate := re.search(r"InvalidCertificate\(\s*(\w+)", text):
-        reason = f"its certificate is not valid: {certificate[1]}; SSL_CERT_FILE=FILE names authorities to trust"
-        return FetchError(reason, final=True)
+        return f"its certificate is not valid: {certificate[1]}; SSL_CERT_FILE=FILE names authorities to trust"
     if "InvalidContentType" in text:  # the first bytes are no TLS
-        return FetchError(NO_TLS, final=True)
+        return "it doesn't answer by HTTPS, perhaps by http://"
     first, _, debug = text.partition("Debug source:")
-    causes = re.findall(r'(?:message|error): "([^"]+)"', debug)
-    reason = causes[-1] if causes else first.rpartition(" - ")[2].strip()
-    return FetchError(reason, final=final or "Name or service not known" in reason)
+    causes = re.findall(r'(?:message|error): "([^"]+)"', debug)  # the last one is the system's
+    return (causes[-1] if causes else first.rpartition(" - ")[2].strip()) + asked
 
 
-def _client_options(location: Location) -> dict[str, Any]:
-    """How long obstore waits, and what AWS's own programs trust beside the system's authorities.
+def _credentials(location: Location) -> dict[str, Any]:
+    """Keys, profiles, roles and SSO of `~/.aws` by boto3, where the environment has no keys: obstore doesn't read it.
 
     Raises:
-        ConfigError: there is no such file.
+        ConfigError: boto3 is missing, or finds nothing.
     """
-    timeouts = {"connect_timeout": f"{TIMEOUT_S:g}s", "read_timeout": f"{TIMEOUT_S:g}s", "timeout": "300s"}  # of all
-    if not location.scheme.startswith("s3") or not (bundle := os.environ.get("AWS_CA_BUNDLE")):
-        return timeouts
+    if not location.scheme.startswith("s3") or {"AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE"} & os.environ.keys():
+        return {}
+    names = {"AWS_SHARED_CREDENTIALS_FILE": "credentials", "AWS_CONFIG_FILE": "config"}
+    files = [Path(os.environ.get(key) or Path.home() / ".aws" / name) for key, name in names.items()]
+    if not any(map(Path.is_file, files)):
+        return {}
+    part = f"data.root: '{location.root}' with the credentials of {files[0].parent}"
+    optional_package("boto3", part, "boto3")
     try:
-        return {**timeouts, "root_certificate": Path(bundle).read_bytes()}
-    except OSError as error:
-        raise ConfigError(f"AWS_CA_BUNDLE: {describe_failure(Path(bundle), error)}; correct it, or unset it") from None
+        return {"credential_provider": optional_package("obstore.auth.boto3", part, EXTRA).Boto3CredentialProvider()}
+    except Exception as error:  # botocore's: a profile that isn't there, an SSO session that has ended
+        raise ConfigError(f"{part}: {redacted(str(error))[:300]}; correct it, or set AWS_ACCESS_KEY_ID") from None
 
 
-def bucket_file(meta: Mapping[str, Any]) -> RemoteFile:
-    """A file as obstore describes it."""
-    version = meta.get("e_tag") or meta["last_modified"].isoformat()
-    return RemoteFile(meta["path"], int(meta["size"]), str(version).strip('"'))
+def _check_environment(scheme: str) -> None:
+    """Refuse values that obstore's own code panics with.
+
+    Raises:
+        ConfigError: an address is no URL, or a value, which may be a secret, has characters that a header can't have.
+    """
+    aws = scheme.startswith("s3")
+    for name in _ENDPOINTS if aws else ():
+        if (value := os.environ.get(name)) is not None and not _is_url(value):
+            raise ConfigError(f"{name}: '{redacted(value)}' is not a URL; set it to http://HOST:PORT or https://HOST")
+    for name in _AWS if aws else _AZURE:
+        if not _is_word(os.environ.get(name, "")):
+            raise ConfigError(f"{name}: it has a space, a line end or another character that no key has; correct it")
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and _is_word(text)
+    except ValueError:  # its port is no number, or too large
+        return False
+
+
+def _is_word(text: str) -> bool:
+    return text.isascii() and text.isprintable() and " " not in text

@@ -1,4 +1,4 @@
-"""The folder of what was fetched: each file's content once, and a folder of links for each dataset.
+"""The folder for fetched files: each file's content once, and a folder of links for each dataset.
 
 FOLDER/objects/SHA256            content, named by URL, size and version
 FOLDER/data/NAME-DIGEST/…        links to it, under the names that the files have in the store
@@ -9,39 +9,39 @@ FOLDER/locks/PLACE-DIGEST        locked as long as a process lists and fetches
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 from effloop.data.remote.manifest import Manifest, RemoteFile
 from effloop.errors import ConfigError, DataError, warn
-from effloop.system.files import describe_failure, remove_stale, try_lock
+from effloop.system.files import describe_failure, locked, remove_stale, try_lock
 from effloop.system.processes import describe_process
 
 PART = ".part"
-"""Ending of what isn't whole yet."""
+"""Suffix of a content that is being fetched."""
 DONE = ".done"
-"""Ending of the list of its parts that are there."""
+"""Suffix of the list of its parts that are there."""
 _POLL_S = 0.2
-_SAY_S = 2.0
+_REPORT_S = 2.0
 _SILENT_S = 300.0
 _SHARE = 0.8
 """Of the free disk."""
 
 
 class Cache:
-    """The folder of what was fetched.
+    """The folder for fetched files.
 
     Args:
-        folder: is made.
+        folder: is created.
 
     Raises:
         ConfigError: it can't be.
@@ -64,46 +64,49 @@ class Cache:
         return self.folder / "data" / manifest.folder
 
     def root(self, manifest: Manifest) -> Path:
-        """What stands for `data.root`: the folder, or the only file in it."""
+        """The local path of `data.root`: the folder of links, or the only file in it."""
         view = self.view(manifest)
         return view / manifest.name(manifest.files[0]) if manifest.alone else view
 
     def missing(self, manifest: Manifest) -> list[RemoteFile]:
-        """The files whose content isn't whole here."""
+        """The files whose content isn't here, or not all of it."""
         return [file for file in manifest.files if not _has_size(self.content(manifest, file), file.size)]
 
     def link(self, manifest: Manifest) -> None:
-        """Make the folder of links."""
+        """Create the folder of links."""
         view, objects = str(self.view(manifest)), str(self.folder / "objects")
-        ways: dict[str, str] = {}  # folder of links -> how the contents are reached from there
+        contents: dict[str, str] = {}  # folder of links -> relative path of the contents
         for file in manifest.files:
             path = f"{view}/{manifest.name(file)}"
             folder = path.rpartition("/")[0]
-            if folder not in ways:
+            if folder not in contents:
                 os.makedirs(folder, exist_ok=True)
-                ways[folder] = os.path.relpath(objects, folder)
-            _link(path, f"{ways[folder]}/{file.identity(manifest.place)}")
+                contents[folder] = os.path.relpath(objects, folder)
+            _link(path, f"{contents[folder]}/{file.identity(manifest.place)}")
 
     def use(self, manifest: Manifest) -> IO[str]:
         """Keep a dataset from being removed as long as the file that this returns is open."""
         path = self.view(manifest).with_name(f"{manifest.folder}.lock")
         with self._removing():
             file = path.open("a")
-            with suppress(OSError):  # a file system without locks
-                fcntl.flock(file, fcntl.LOCK_SH)
+            _lock(file, math.inf, shared=True)
             os.utime(path)  # the time of its last use
             manifest.write(self._manifest_path(manifest.folder))
         return file
+
+    def manifest(self, name: str) -> Manifest | None:
+        """The manifest that `use` has written, by `Manifest.folder`; None where it was removed."""
+        return Manifest.read(self._manifest_path(name))
 
     def _manifest_path(self, name: str) -> Path:
         return self.folder / "data" / f"{name}.json"
 
     def make_room(self, manifest: Manifest, limit: float | None) -> None:
-        """Remove datasets that no process uses, those first whose last use is longest ago, until this one fits.
+        """Remove datasets that no process uses, least recently used first, until this one fits.
 
         Args:
             manifest: of the dataset.
-            limit: bytes that the folder may have; None is 80 % of what is free, and of what can be removed.
+            limit: bytes that the folder may take; None is 80 % of the free disk, and of what can be removed.
 
         Raises:
             ConfigError: it doesn't fit.
@@ -124,7 +127,7 @@ class Cache:
                 total -= held.get(path, 0)
 
     def _contents(self, manifest: Manifest) -> set[Path]:
-        """The contents of a dataset, and what isn't whole of them."""
+        """The contents of a dataset, whole or not."""
         contents = [self.content(manifest, file) for file in manifest.files]
         return {path.with_name(path.name + ending) for path in contents for ending in ("", PART, DONE)}
 
@@ -139,12 +142,12 @@ class Cache:
         )
 
     def _removable(self, own: set[Path]) -> Iterator[Path]:
-        """Contents that no process uses; datasets are taken apart one by one, as this is iterated."""
+        """Contents that no process uses; datasets are dissolved one by one, as this is iterated."""
         keep, idle = set(own), []
         for path in (self.folder / "data").glob("*.json"):
             manifest, lock = Manifest.read(path), path.with_suffix(".lock")
             contents = self._contents(manifest) if manifest else set()
-            if _is_locked(lock):
+            if _is_used(lock):
                 keep |= contents
             else:
                 idle.append((lock.stat().st_mtime, path, contents))
@@ -158,55 +161,53 @@ class Cache:
 
     @contextmanager
     def _removing(self) -> Iterator[None]:
-        """No other process begins to use a dataset, or removes one."""
+        """During the block, no other process begins to use a dataset, or removes one."""
         with (self.folder / "locks" / "removing").open("a") as file:
-            with suppress(OSError):
-                fcntl.flock(file, fcntl.LOCK_EX)
+            _lock(file, math.inf)
             remove_stale(self.folder / "data")
             yield
 
     @contextmanager
     def fetching(
-        self, place: str, say: Callable[[str], None], waits: Callable[[], None]
+        self, place: str, report: Callable[[str], None], progressed: Callable[[], None]
     ) -> Iterator[tuple[IO[str], dict[str, Any]]]:
         """Be the only process on this machine that lists and fetches from a place.
 
-        Gives the locked file, which may be handed on to a process, and what was noted in it last, which stays noted.
+        Yields the locked file, which a child may keep open, and the facts that `note` wrote to it last.
 
         Args:
-            place: of the files.
-            say: takes a line about another process that is waited for.
-            waits: is called while that makes progress.
+            place: URL of the bucket or host.
+            report: gets a line about the process that this one waits for.
+            progressed: called while that one makes progress.
 
         Raises:
-            DataError: another one does, and makes no progress.
+            DataError: it makes none.
         """
         name = re.sub(r"[^A-Za-z0-9]+", "-", place)[:60]
         path = self.folder / "locks" / f"{name}-{hashlib.sha256(place.encode()).hexdigest()[:8]}"
         with path.open("a+") as file:
-            began, said = time.monotonic(), False
+            began, reported = time.monotonic(), False
             last, since = 0, began
-            while not _try(file):
+            while not _lock(file, _POLL_S):
                 owner = "{pid} on {host}".format(**{"pid": "?", "host": "?", **_noted(path)})
                 now = time.monotonic()
-                if (beat := path.stat().st_mtime_ns) != last:  # of a server whose clock may be another one
+                if (beat := path.stat().st_mtime_ns) != last:  # of a file server, whose clock may differ
                     last, since = beat, now
                 if now - since > _SILENT_S:
                     raise DataError(
                         f"{place}: process {owner} fetches it, and has made no progress for {_SILENT_S:g} s; end it"
                     )
-                if not said and now - began > _SAY_S:
-                    say(f"process {owner} is fetching from {place}; waiting for it")
-                    said = True
-                waits()
-                time.sleep(_POLL_S)
+                if not reported and now - began > _REPORT_S:
+                    report(f"process {owner} is fetching from {place}; waiting for it")
+                    reported = True
+                progressed()
             before = _noted(path)
             self.note(file, before)
             yield file, before
 
     @staticmethod
     def note(file: IO[str], facts: Mapping[str, Any]) -> None:
-        """Write to the locked file of `fetching` who has it, and more."""
+        """Write facts, and which process this is, to the locked file of `fetching`."""
         file.truncate(0)
         file.write(json.dumps({**facts, **describe_process()}))
         file.flush()
@@ -218,25 +219,23 @@ def is_removed(path: Path) -> bool:
     return any(not view.exists() for view in views)
 
 
-def _try(file: IO[str]) -> bool:
+def _lock(file: IO[str], wait_s: float, *, shared: bool = False) -> bool:
     try:
-        return try_lock(file.fileno())
+        return try_lock(file.fileno(), wait_s, shared=shared)
     except OSError:
         warn("data.download_dir: its file system has no locks; only one run at a time may fetch there")
         return True
 
 
-def _is_locked(path: Path) -> bool:
-    """Whether a process uses a dataset."""
+def _is_used(lock: Path) -> bool:
     try:
-        with path.open("a") as file:
-            return not try_lock(file.fileno())
-    except OSError:
+        with locked(lock) as free:
+            return not free
+    except OSError:  # a file system without locks
         return True
 
 
 def _link(path: str, target: str) -> None:
-    """Have a link there, to this target."""
     try:
         os.symlink(target, path)
     except FileExistsError:

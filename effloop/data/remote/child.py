@@ -1,157 +1,137 @@
-"""Processes of their own for clients, whose threads and connections don't survive a fork: workers are forked.
+"""Runs network clients in a child process: their threads and connections don't survive the fork of workers.
 
-The process that starts one writes it a line of JSON, and reads what it says: a line of JSON each. It ends with the
-block that started it, and with the process that did.
+The child gets its request from `system.children`, and answers with lines of JSON: {"total": N} bytes to move,
+{"bytes": N} moved since the last such line, facts of its own, and at its end {"done": VALUE} or {"error": LINE,
+"kind": KIND}.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import selectors
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-from effloop.errors import ConfigError, DataError, EffLoopError
-from effloop.system.processes import end_with_parent, how_ended
-from effloop.system.signals import (
-    ignore_interrupts,
-    ignore_stops,
-    interrupts_blocked_in_children,
-    unblock_interrupts,
-)
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-_SILENT_S = 60.0
+from effloop.errors import ConfigError, DataError, EffLoopError, warn
+from effloop.system import children
+from effloop.system.processes import how_ended
+from effloop.system.signals import ignore_interrupts, ignore_stops, unblock_interrupts
+
+_STARTS = 3
 _TELL_S = 0.2
+_LINE_EVERY_S = 10.0
 _answers = 1
-"""Where this process says what it has done, if it is such a process."""
+"""File descriptor for the answers, in a child."""
 
 
-class EndedError(Exception):
-    """A process has ended before it was done: killed, or it hangs."""
+class _KilledError(Exception):
+    """A child was killed before it was done."""
 
 
-class Child:
-    """A process that was started.
-
-    Args:
-        process: has pipes.
-        does: what it does, as `fetches`.
-    """
-
-    def __init__(self, process: subprocess.Popen[str], does: str) -> None:
-        self._process, self._who = process, f"the process that {does} (pid {process.pid})"
-
-    def write(self, line: str) -> None:
-        """Give it a line."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{line}\n")
-        self._process.stdin.flush()
-
-    def messages(self) -> Iterator[Any]:
-        """What it says, until it ends.
-
-        Raises:
-            ConfigError, DataError: it says so.
-            EndedError: it says nothing any more.
-        """
-        assert self._process.stdout is not None
-        pipe, rest = self._process.stdout.fileno(), b""
-        with selectors.DefaultSelector() as selector:
-            selector.register(pipe, selectors.EVENT_READ)
-            while True:
-                if not selector.select(_SILENT_S):
-                    raise EndedError(f"{self._who} has said nothing for {_SILENT_S:g} s")
-                data = os.read(pipe, 1 << 16)  # not `readline`: of two lines the second would stay in a buffer, unseen
-                *lines, rest = (rest + data).split(b"\n")
-                for message in map(json.loads, lines):
-                    if "error" in message:
-                        raise (ConfigError if message["kind"] == "config" else DataError)(message["error"])
-                    yield message
-                if not data:
-                    return
-
-    def ended(self) -> Exception:
-        """Of a process that has ended before it was done: killed, or by a bug, of which it has said more."""
-        code = self._process.wait()
-        line = f"{self._who} {how_ended(code)}"
-        return EndedError(line) if code < 0 else RuntimeError(line)
-
-
-@contextmanager
-def started(module: str, does: str, asked: Mapping[str, Any], fds: Sequence[int] = ()) -> Iterator[Child]:
-    """Start a process that runs `serve`; it is ended with the block.
+def run(
+    module: str,
+    who: str,
+    request: Mapping[str, Any],
+    meter: ByteMeter,
+    heard: Callable[[Mapping[str, Any]], None] = lambda _: None,
+    fds: Sequence[int] = (),
+) -> Any:
+    """Run a child to its end, again where it was killed; returns the value that it has "done".
 
     Args:
-        module: is run.
-        does: what it does, for messages.
-        asked: what it gets.
-        fds: open files that it keeps open.
+        module: calls `serve`.
+        who: the child in messages, as `out: URL: the process that uploads`.
+        request: for the child.
+        meter: shows the bytes of all starts.
+        heard: gets each message.
+        fds: open files that the child keeps open.
+
+    Raises:
+        ConfigError, DataError: the child's.
     """
-    places = [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    with interrupts_blocked_in_children():
-        process = subprocess.Popen(
-            [sys.executable, "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
-            pass_fds=fds,
-        )
-    child = Child(process, does)
+    for start in range(1, _STARTS + 1):
+        try:
+            return _run(module, who, request, meter, heard, fds)
+        except _KilledError as error:
+            if start == _STARTS:
+                raise DataError(f"{error}; start again") from None
+            warn(f"{error}; it is started again")
+    raise AssertionError
+
+
+def _run(
+    module: str,
+    who: str,
+    request: Mapping[str, Any],
+    meter: ByteMeter,
+    heard: Callable[[Mapping[str, Any]], None],
+    fds: Sequence[int],
+) -> Any:
+    process = children.start(module, stdout=subprocess.PIPE, fds=fds)
+    assert process.stdout is not None
     try:
-        child.write(json.dumps({**asked, "parent": os.getpid()}))
-        yield child
-    except BrokenPipeError:
-        raise child.ended() from None
+        children.send(process, request)
+        for message in map(json.loads, process.stdout):
+            if "error" in message:
+                raise (ConfigError if message["kind"] == "config" else DataError)(message["error"])
+            meter.total = meter.total or message.get("total", 0)  # of the first start
+            meter.advance(message.get("bytes", 0))
+            heard(message)
+            if "done" in message:
+                return message["done"]
+        line = f"{who} (pid {process.pid}) {how_ended(code := process.wait())}"
+        raise _KilledError(line) if code < 0 else RuntimeError(line)  # a bug, of which it has printed more
     finally:
         process.kill()
         process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe:
-                pipe.close()
+        process.stdout.close()
 
 
-def serve(run: Callable[[dict[str, Any]], None], unwritable: Callable[[dict[str, Any], OSError], str]) -> None:
-    """Do in such a process what the line on the standard input asks for.
+def serve(work: Callable[[dict[str, Any]], Any], describe: Callable[[dict[str, Any], OSError], str]) -> None:
+    """In a child: do the work of its request.
 
     Args:
-        run: does it.
-        unwritable: the line for a file of this machine that can't be read or written.
+        work: gets the request, and returns the value that is "done".
+        describe: the line for a file of this machine that can't be read or written.
     """
     global _answers
     _answers = os.dup(sys.stdout.fileno())
     ignore_interrupts()
     ignore_stops()
     unblock_interrupts()
-    asked = json.loads(sys.stdin.readline())
-    end_with_parent(asked["parent"])
+    request = children.receive()
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what packages print is no answer
     try:
-        run(asked)
+        say(done=work(request))
     except EffLoopError as error:
         say(error=str(error), kind="config" if isinstance(error, ConfigError) else "data")
     except OSError as error:
-        say(error=unwritable(asked, error), kind="config")
-    os._exit(0)  # a client may have threads that wait
+        say(error=describe(request, error), kind="config")
+    while True:  # the parent ends this process, whose locks it has taken over by then
+        signal.pause()
 
 
 def say(**facts: Any) -> None:
-    """Say something to the process that has asked."""
+    """Send a message to the parent."""
     try:
-        os.write(_answers, json.dumps(facts).encode() + b"\n")  # a line at once, whichever thread says it
-    except BrokenPipeError:  # the process that has asked is gone
+        os.write(_answers, json.dumps(facts).encode() + b"\n")  # a line at once, whichever thread sends it
+    except BrokenPipeError:  # it is gone
         os._exit(1)
 
 
 @contextmanager
-def telling(count: Callable[[], int] = lambda: 0, every_s: float = _TELL_S) -> Iterator[None]:
-    """Say regularly how many more bytes have come or gone, during the block: this shows that this process is alive."""
+def telling(count: Callable[[], int] = lambda: 0) -> Iterator[None]:
+    """During the block, regularly say how many more bytes were moved: other ranks wait as long as a child does that."""
     over, told = threading.Event(), 0
 
     def tell() -> None:
@@ -161,7 +141,7 @@ def telling(count: Callable[[], int] = lambda: 0, every_s: float = _TELL_S) -> I
         told = now
 
     def repeat() -> None:
-        while not over.wait(every_s):
+        while not over.wait(_TELL_S):
             tell()
 
     thread = threading.Thread(target=repeat, daemon=True)
@@ -172,3 +152,42 @@ def telling(count: Callable[[], int] = lambda: 0, every_s: float = _TELL_S) -> I
         over.set()
         thread.join()
         tell()
+
+
+class ByteMeter:
+    """Shows on stderr how many bytes were moved: a bar on a terminal, elsewhere a plain line every 10 seconds.
+
+    Args:
+        what: the URL.
+    """
+
+    def __init__(self, what: str) -> None:
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        self._plain = not console.is_terminal
+        self._bar = Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=self._plain)
+        self._task = self._bar.add_task(what, total=None)
+        self._what, self.total, self.bytes = what, 0, 0
+        self._began = self._shown = time.monotonic()
+
+    def __enter__(self) -> ByteMeter:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._bar.stop()
+
+    @property
+    def seconds(self) -> float:
+        """Since the beginning."""
+        return time.monotonic() - self._began
+
+    def advance(self, count: int) -> None:
+        """`count` more bytes were moved."""
+        self.bytes += count
+        self._bar.update(self._task, total=self.total or None, completed=self.bytes)
+        if self._plain and time.monotonic() - self._shown >= _LINE_EVERY_S:
+            self._shown = time.monotonic()
+            moved, total = self.bytes / 1e6, self.total / 1e6
+            line = f"{moved:,.1f} of {total:,.1f} MB, {moved / self.seconds:,.1f} MB/s" if total else "nothing yet"
+            print(f"{self._what}: {line}", file=sys.stderr, flush=True)

@@ -1,117 +1,176 @@
-"""The process that lists and fetches: `python -m effloop.data.remote.download`, started by `fetch`.
+"""The child that lists and fetches: `python -m effloop.data.remote.download`, run by `fetch`.
 
-It reads a line of JSON, writes the path of a manifest, waits for a line, and fetches. What it says is a line of JSON:
-{"manifest": PATH}, {"total": N} bytes to come,
-{"bytes": N} of what has come since, {"done": true, "files": N, "size": BYTES} or {"error": LINE, "kind": NAME}.
+It says {"manifest": NAME} when it has listed, and has then a lock on that dataset, which keeps it from being removed.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from effloop.data.remote.buckets import store_of
-from effloop.data.remote.cache import Cache
+from effloop.data.remote.cache import DONE, PART, Cache
 from effloop.data.remote.child import say, serve, telling
 from effloop.data.remote.location import Location
-from effloop.data.remote.manifest import Manifest
-from effloop.data.remote.part import Part
-from effloop.data.remote.store import Attempts, ChangedError, FetchError, Store, retried, steady
+from effloop.data.remote.manifest import Manifest, RemoteFile
+from effloop.data.remote.store import ChangedError, FetchError, Store, in_threads, retried
 from effloop.errors import ConfigError
 from effloop.system.files import describe_failure
 
 CHUNK_BYTES = 16 << 20
-"""What a thread asks for at once, and what a killed process begins again."""
+"""Size of the parts that a thread requests: what a killed process, or a broken connection, begins again."""
+_locks: list[IO[str]] = []
+"""Held until this process ends."""
+
+
+@cache
+def _boot() -> str:
+    """Identifies this start of the machine; empty if it has no such name."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
+class Part:
+    """A file that is being fetched: its bytes at their places, and a list of the chunks that are there.
+
+    Chunks aren't synced to the disk one by one, so the list counts until the machine starts again: its first line names
+    the start that it was written in.
+
+    Args:
+        file: to fetch.
+        path: where it goes when it is whole.
+        chunk_bytes: size of its chunks; all of a file without ranges is one.
+    """
+
+    def __init__(self, file: RemoteFile, path: Path, chunk_bytes: int) -> None:
+        self.file, self._path = file, path
+        self._part, self._list = path.with_name(path.name + PART), path.with_name(path.name + DONE)
+        size = chunk_bytes if file.ranges else file.size
+        chunks = [(start, min(start + size, file.size)) for start in range(0, file.size, size)]
+        known = self._known() & {*chunks} if file.ranges else set()
+        self._fd = os.open(self._part, os.O_RDWR | os.O_CREAT, 0o644)
+        self._done = self._list.open("a" if known else "w")
+        if not known:
+            self._done.write(f"{_boot()}\n")
+        self.missing = [chunk for chunk in chunks if chunk not in known]
+        self._left, self._lock = len(self.missing), threading.Lock()
+
+    def _known(self) -> set[tuple[int, int]]:
+        try:
+            boot, *rows = [line for line in self._list.read_text().splitlines(keepends=True) if line.endswith("\n")]
+            found = {(int(start), int(stop)) for start, stop in map(str.split, rows)}
+            return found if boot.strip() == _boot() != "" and self._part.exists() else set()
+        except (OSError, ValueError):
+            return set()
+
+    def write(self, data: bytes | memoryview, at: int) -> None:
+        """Write bytes at their place."""
+        view = memoryview(data)
+        while view:
+            count = os.pwrite(self._fd, view, at)
+            view, at = view[count:], at + count
+
+    def chunk_done(self, start: int, stop: int) -> bool:
+        """Note that a chunk is there; whether it was the last one."""
+        with self._lock:
+            self._done.write(f"{start} {stop}\n")
+            self._done.flush()
+            self._left -= 1
+            return not self._left
+
+    def discard(self) -> None:
+        """Begin anew the next time."""
+        self._list.unlink(missing_ok=True)
+
+    def finish(self) -> None:
+        """Sync the file to the disk, and give it its name."""
+        os.ftruncate(self._fd, self.file.size)
+        os.fsync(self._fd)
+        self.close()
+        os.replace(self._part, self._path)
+        self._list.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Leave it as it is."""
+        os.close(self._fd)
+        with suppress(OSError):
+            self._done.close()
 
 
 class Download:
     """Fetches files by threads.
 
     Args:
-        store: where they are.
-        manifest: which they are.
+        store: has them.
+        manifest: names them.
         cache: where they go.
         chunk_bytes: see `CHUNK_BYTES`.
     """
 
     def __init__(self, store: Store, manifest: Manifest, cache: Cache, chunk_bytes: int) -> None:
         self._store, self._manifest, self._cache, self._chunk_bytes = store, manifest, cache, chunk_bytes
-        self._stopped = threading.Event()
         self._lock = threading.Lock()
-        self._open: list[Part] = []
-        self._tasks = self._each_chunk()
         self.bytes = 0
 
     def run(self) -> None:
         """Fetch what is missing.
 
         Raises:
-            DataError: something can't be fetched.
+            DataError: something can't be fetched. Threads that still fetch end with the process.
             OSError: it can't be written.
         """
-        try:
-            with ThreadPoolExecutor(self._store.at_once) as pool:
-                threads = [pool.submit(self._work) for _ in range(self._store.at_once)]
-                try:
-                    for each in as_completed(threads):
-                        each.result()  # the first that fails ends the others
-                finally:
-                    self._stopped.set()
-        finally:
-            for part in self._open:
-                part.close()
+        chunks = self._chunks()
 
-    def _each_chunk(self) -> Iterator[tuple[Part, int, int]]:
+        def work(_: int) -> None:
+            while True:
+                with self._lock:
+                    chunk = next(chunks, None)
+                if chunk is None:
+                    return
+                self._fetch(*chunk)
+
+        in_threads(work, range(self._store.at_once), self._store.at_once)
+
+    def _chunks(self) -> Iterator[tuple[Part, int, int]]:
         for file in self._cache.missing(self._manifest):
             part = Part(file, self._cache.content(self._manifest, file), self._chunk_bytes)
-            self._open = [each for each in self._open if not each.closed] + [part]
             if not part.missing:
                 self._finish(part)
             for start, stop in part.missing:
                 yield part, start, stop
 
-    def _work(self) -> None:
-        while not self._stopped.is_set():
-            with self._lock:
-                task = next(self._tasks, None)
-            if task is None:
-                return
-            self._fetch(*task)
-
     def _fetch(self, part: Part, start: int, stop: int) -> None:
-        """Fetch a chunk; a connection that ends early is gone on with where it ended."""
-        at = furthest = start
-        attempts = Attempts(self._store.location.url(part.file.key), stopped=self._stopped)
-        while at < stop and not self._stopped.is_set():
+        def fetch() -> None:
+            at = start
             try:
-                for data in steady(self._store.read(part.file, at, stop)):
-                    if self._stopped.is_set():
-                        return
+                for data in self._store.read(part.file, start, stop):
                     if at + len(data) > stop:
-                        raise FetchError(f"it has more than {stop:,} bytes", final=True)
+                        raise FetchError(f"it has more than {stop:,} bytes")
                     part.write(data, at)
                     at += len(data)
-                    if at > furthest:
-                        furthest = at
-                        attempts.progress()
-                    with self._lock:
-                        self.bytes += len(data)
+                    self._add(len(data))
                 if at < stop:
-                    raise FetchError(f"the connection ended after {at:,} of {part.file.size:,} bytes")
-            except FetchError as error:
-                attempts.failed(error)
-                if not part.file.ranges:
-                    at = start
-        if at == stop and part.chunk_done(start, stop):
+                    raise FetchError(f"the answer ended after {at:,} of {part.file.size:,} bytes", again=True)
+            except FetchError:
+                self._add(start - at)
+                raise
+
+        retried(self._store.location.url(part.file.key), fetch)
+        if part.chunk_done(start, stop):
             self._finish(part)
 
+    def _add(self, count: int) -> None:
+        with self._lock:
+            self.bytes += count
+
     def _finish(self, part: Part) -> None:
-        """Have a file appear under its name, if it was the same one all the time."""
+        """Check that a file is still the one that was listed, and have it appear under its name."""
 
         def check() -> None:
             try:
@@ -120,31 +179,29 @@ class Download:
                 part.discard()
                 raise
 
-        retried(self._store.location.url(part.file.key), check, stopped=self._stopped)
+        retried(self._store.location.url(part.file.key), check)
         part.finish()
 
 
-def _run(asked: dict[str, Any]) -> None:
-    cache, location = Cache(Path(asked["folder"])), Location.of(asked["root"])
-    with telling():  # all the time: 100,000 files take minutes to look at on a network's file system
+def _run(request: dict[str, Any]) -> dict[str, int]:
+    cache, location = Cache(Path(request["folder"])), Location.of(request["root"])
+    with telling():  # all the time: looking at 100,000 files takes minutes on a network's file system
         store = store_of(location)
         manifest = store.manifest()
-        used = cache.use(manifest)  # and so does the process that has asked, before this one goes on
-        say(manifest=str(cache.view(manifest).with_suffix(".json")))
-        sys.stdin.readline()
+        _locks.append(cache.use(manifest))
+        say(manifest=manifest.folder)
         if missing := cache.missing(manifest):
             say(total=sum(file.size for file in missing))
-            _fetch(store, manifest, cache, asked)
+            _fetch(store, manifest, cache, request)
         cache.link(manifest)
-        used.close()
-    say(done=True, files=len(manifest.files), size=manifest.bytes)
+    return {"files": len(manifest.files), "bytes": manifest.bytes}
 
 
-def _fetch(store: Store, manifest: Manifest, cache: Cache, asked: dict[str, Any]) -> None:
-    download = Download(store, manifest, cache, asked["chunk_bytes"])
+def _fetch(store: Store, manifest: Manifest, cache: Cache, request: dict[str, Any]) -> None:
+    download = Download(store, manifest, cache, request["chunk_bytes"])
     try:
         with telling(lambda: download.bytes):
-            cache.make_room(manifest, asked["limit"])
+            cache.make_room(manifest, request["limit"])
             download.run()
     except OSError as error:
         raise ConfigError(
@@ -153,8 +210,8 @@ def _fetch(store: Store, manifest: Manifest, cache: Cache, asked: dict[str, Any]
         ) from None
 
 
-def _unwritable(asked: dict[str, Any], error: OSError) -> str:
-    path = Path(os.fsdecode(error.filename)) if error.filename else Path(asked["folder"])
+def _unwritable(request: dict[str, Any], error: OSError) -> str:
+    path = Path(os.fsdecode(error.filename)) if error.filename else Path(request["folder"])
     return f"data.download_dir: {describe_failure(path, error)}; set another folder"
 
 

@@ -1,113 +1,137 @@
-"""Files behind a plain HTTP server: named one by one, by an index, or in the server's listing of a folder."""
+"""Files on a web server: named one by one, by an index, or in the server's listing of a folder. obstore reads them."""
 
 from __future__ import annotations
 
+import email.utils
+import http.client
 import json
+import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from threading import Event
-from urllib.parse import urlsplit
+import ssl
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from html.parser import HTMLParser
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import unquote, urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from effloop.data.remote.answers import (
-    NO_AUTHORIZATION,
-    PIECE,
-    EmptyError,
-    UnlistedError,
-    first_of,
-    open_url,
-    pieces,
-    size_of,
-    version_of,
-)
-from effloop.data.remote.listing import Links, names_in, names_in_json
+from effloop.data.remote.buckets import BucketStore
 from effloop.data.remote.manifest import Manifest, RemoteFile, manifest_of
-from effloop.data.remote.store import MOST_FILES, ChangedError, FetchError, Store, TooManyError, retried, steady
-from effloop.errors import DataError
+from effloop.data.remote.store import (
+    MOST_FILES,
+    TIMEOUT_S,
+    ChangedError,
+    FetchError,
+    TooManyError,
+    in_threads,
+    retried,
+)
+from effloop.errors import ConfigError, DataError
 
+AUTHORIZATION = "EFFLOOP_HTTP_AUTHORIZATION"
+"""Environment variable with the header `Authorization`, which other hosts don't get."""
+_AUTHORIZE = f"set {AUTHORIZATION} in the environment, e.g. to 'Bearer …'"
+_AGAIN = (408, 425, 429, 500, 502, 503, 504)
 _MOST_INDEX = 64 << 20  # bytes; 100,000 names of 600 bytes
-_THREADS = 16
 _DEEPEST = 8  # folders in each other
 _MOST_FOLDERS = 10_000
-_PACKED = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".br", ".Z")  # some servers say so of what is stored like that
-_FIRST_ATTEMPTS = 4  # 3 s: a wrong address should not be tried for minutes
+_PACKED = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".br", ".Z")  # some servers call such files compressed answers
+_PAGES = (".html", ".htm")
+_CHECKED = 1 << 20  # bytes; a smaller file is sent at once
 
 
-class HttpStore(Store):
-    """An HTTP server."""
+class HttpStore(BucketStore):
+    """A web server."""
+
+    def _options(self) -> dict[str, Any]:
+        return {}
+
+    def _client(self) -> dict[str, Any]:
+        # A server without ranges sends a whole file, which may take long: `read_timeout` notices one that stalls.
+        return {"timeout": "1d", "default_headers": _authorization()}
 
     def manifest(self) -> Manifest:
         location = self.location
         if location.has_wildcards:
             names = self._below(location.base, location.levels, location.matches)
-            return manifest_of(location, self._described(names), alone=False, base=location.base)
+            return manifest_of(location, self._all(names), alone=False, base=location.base)
         if location.has_patterns:
-            return manifest_of(location, self._described(location.names), alone=False, base=location.base)
+            return manifest_of(location, self._all(location.names), alone=False, base=location.base)
         key = location.key(location.path)
         if key.endswith(".json"):
-            return manifest_of(location, self._described(self._indexed(key)), alone=False, base=location.base)
+            return manifest_of(location, self._all(self._indexed(key)), alone=False, base=location.base)
         if key and not key.endswith("/"):
-            (found,) = self._described([key], or_folder=True)
-            if not found.key.endswith("/"):
-                return manifest_of(location, [found], alone=True, base=location.base)
+            try:
+                return manifest_of(location, [self.described(key)], alone=True, base=location.base)
+            except _PageError:
+                if not (names := self._below(f"{key}/")):  # else the page lists a folder
+                    raise
+                return manifest_of(location, self._all(names), alone=False, base=f"{key}/")
+            except DataError as error:
+                raise error if "." in key.rpartition("/")[2] else self._named(error) from None
         folder = key.rstrip("/") + "/" if key else ""
-        return manifest_of(location, self._described(self._below(folder)), alone=False, base=folder)
+        return manifest_of(location, self.listed(folder), alone=False, base=folder)
 
-    def read(self, file: RemoteFile, start: int, stop: int) -> Iterator[bytes | memoryview]:
-        part = file.ranges and (start > 0 or stop < file.size)
-        headers = {"Range": f"bytes={start}-{stop - 1}"} if part else {}
+    def listed(self, folder: str) -> list[RemoteFile]:
+        return self._all(self._below(folder))
+
+    def _all(self, names: Sequence[str]) -> list[RemoteFile]:
+        return in_threads(self.described, names, self.at_once)
+
+    def _describe(self, key: str) -> RemoteFile:
+        """Size and version of a file by its first byte: some servers answer HEAD otherwise."""
         try:
-            opened = open_url(self.location.url(file.key), headers)
-        except EmptyError:  # it has become shorter
-            raise ChangedError from None
-        with opened as answer:
-            if part and answer.status != 206:
-                raise FetchError(f"the server answers {answer.status} to a request for a part", final=True)
-            if version_of(answer.headers) != file.version or size_of(answer) != file.size:
-                raise ChangedError
-            if (packed := answer.headers.get("Content-Encoding")) and not file.key.endswith(_PACKED):
-                raise FetchError(f"the server sends it compressed ({packed}), which was not asked for", final=True)
-            if answer.status == 206 and first_of(answer) != start:
-                told = answer.headers.get("Content-Range")
-                raise FetchError(f"the server sends {told} where bytes {start}-{stop - 1} were asked for", final=True)
-            yield from pieces(answer)
+            answer, ranges = self._obstore.get(self._first, key, options={"range": (0, 1)}), True
+        except self._errors as error:
+            # A server without ranges; an empty file, which has no first byte; or a size that only a whole answer has.
+            if not re.search(r"RangeNotSupported|status code: 416|ParseContentRange", str(error)):
+                raise
+            answer, ranges = self._obstore.get(self._first, key), False
+        if answer.attributes.get("Content-Type", "").startswith("text/html") and not key.endswith(_PAGES):
+            line = f"it leads to a web page, as of a login ({_AUTHORIZE})"
+            raise _PageError(f"{self.location.url(key)} can't be fetched: {line}")
+        if ranges:
+            answer.bytes()  # the connection is kept if nothing is left to read
+        file = self._file(answer.meta)
+        return RemoteFile(key, file.size, file.version, ranges)
+
+    def _file(self, meta: Mapping[str, Any]) -> RemoteFile:
+        time = meta["last_modified"]  # 1970 where the server doesn't tell it
+        modified = email.utils.format_datetime(time, usegmt=True) if time.timestamp() else ""
+        version = (meta["e_tag"] or modified).removeprefix("W/").strip('"')
+        return RemoteFile(meta["path"], int(meta["size"]), version)
+
+    def _can_match(self, file: RemoteFile) -> bool:
+        return False  # an ETag here may have been a weak one
+
+    def _check_answer(self, file: RemoteFile, answer: Any) -> None:
+        packed = answer.attributes.get("Content-Encoding")
+        if packed and not file.key.endswith(_PACKED):
+            raise FetchError(f"the server sends it compressed ({packed}), which was not asked for")
 
     def check(self, file: RemoteFile) -> None:
-        if file.size > PIECE:  # one written over while it is sent has the old header; a small one is sent at once
-            now = _describe(self.location.url(file.key), file.key, or_folder=False)
+        # A file that is overwritten while it is sent has the old header.
+        if file.size > _CHECKED:
+            now = self.described(file.key)
             if (now.size, now.version) != (file.size, file.version):
                 raise ChangedError
 
-    def _described(self, names: Sequence[str], *, or_folder: bool = False) -> list[RemoteFile]:
-        """Sizes and versions of some files.
+    @property
+    def _allowing(self) -> str:
+        return _AUTHORIZE
 
-        Args:
-            names: of the files.
-            or_folder: whether one may be a folder, whose key ends with `/` then.
-        """
-        stopped = Event()
-
-        def describe(name: str) -> RemoteFile:
-            url = self.location.url(name)
-            return retried(url, lambda: _describe(url, name, or_folder=or_folder), _FIRST_ATTEMPTS, stopped)
-
-        with ThreadPoolExecutor(_THREADS) as pool:
-            found = [pool.submit(describe, name) for name in names]
-            try:
-                for each in as_completed(found):
-                    each.result()  # the first that fails ends the others
-                return [each.result() for each in found]
-            except DataError:
-                stopped.set()
-                pool.shutdown(cancel_futures=True)
-                raise
+    def _named(self, error: DataError) -> DataError:
+        """The failure to list a folder, with what to do about it."""
+        if not re.search(r"\b(403|404|405)\b", str(error)):
+            return error
+        names = f"{self.location.place}/…/train-{{000..127}}.tar"
+        return DataError(f"{error}; a server that lists no folders needs names: {names}")
 
     def _indexed(self, key: str) -> list[str]:
         """The files that a JSON file lists."""
         url = self.location.url(key)
         try:
-            listed = json.loads(self._text(url))
-            names = [*names_in(listed)]
+            names = [*names_in(json.loads(self._page(url)))]
         except (ValueError, RecursionError):
             raise DataError(f"{url} is no list of file names in JSON; set data.root to a folder or a pattern") from None
         self._check_number(names)
@@ -120,8 +144,8 @@ class HttpStore(Store):
 
         Args:
             folder: ends with `/`, or is empty.
-            levels: of folders in it that are looked into; None is all.
-            wanted: whether a file is.
+            levels: how deep to look into its folders; None for all of them.
+            wanted: whether to keep a file.
 
         Raises:
             DataError: there are too many.
@@ -130,7 +154,7 @@ class HttpStore(Store):
         pending, seen = [(folder, 0)], {folder}
         while pending:
             parent, depth = pending.pop()
-            for name in self._listed(parent):
+            for name in self._names(parent):
                 key = parent + name
                 if not key.endswith("/"):
                     found += [key] * wanted(key)
@@ -149,10 +173,12 @@ class HttpStore(Store):
         if len(names) > MOST_FILES:
             raise DataError(f"data.root: '{self.location.root}' can't be fetched: {TooManyError()}")
 
-    def _listed(self, folder: str) -> list[str]:
+    def _names(self, folder: str) -> list[str]:
         """The names in a folder, those of folders with `/`, from the server's page or JSON of it."""
-        url = self.location.url(folder)
-        text = self._text(url)
+        try:
+            text = self._page(self.location.url(folder))
+        except DataError as error:
+            raise self._named(error) from None
         try:
             return names_in_json(json.loads(text))
         except (ValueError, RecursionError):
@@ -160,50 +186,107 @@ class HttpStore(Store):
             links.feed(text)
             return links.names(f"/{folder}")
 
-    def _text(self, url: str) -> str:
-        def read() -> str:
-            with open_url(url) as answer:
-                found = b""
-                for piece in steady(pieces(answer)):
-                    found += piece
-                    if len(found) > _MOST_INDEX:
-                        raise FetchError("it is no listing: it is too long", final=True)
-                if len(found) < (size_of(answer) or 0):
-                    raise FetchError(f"the connection ended after {len(found):,} bytes")
-                return found.decode("utf-8", "replace")
+    def _page(self, url: str) -> str:
+        """A page's text; obstore can't ask for a URL that ends with `/`."""
+        request = Request(url, headers={"User-Agent": "effloop"})  # noqa: S310
+        for name, value in _authorization().items():
+            request.add_unredirected_header(name, value)
 
-        try:
-            return retried(url, read, _FIRST_ATTEMPTS)
-        except DataError as error:
-            if not re.search(r"\b(403|404|405)\b", str(error)):
-                raise
-            raise DataError(
-                f"{error}; a server that lists no folders needs names: {self.location.place}/…/train-{{000..127}}.tar"
-            ) from None
+        def page() -> str:
+            try:
+                with build_opener(_Redirects).open(request, timeout=TIMEOUT_S) as answer:
+                    data = answer.read(_MOST_INDEX + 1)
+            except HTTPError as error:
+                error.close()
+                hint = f"; {_AUTHORIZE}" if error.code == 401 else ""
+                raise FetchError(f"{error.code} {error.reason}{hint}", again=error.code in _AGAIN) from None
+            except (OSError, http.client.HTTPException) as error:
+                raise _no_answer(error) from None
+            if len(data) > _MOST_INDEX:
+                raise FetchError("it is no listing: it is too long")
+            if answer.length:
+                raise FetchError(f"the answer ended after {len(data):,} bytes", again=True)
+            return str(data.decode("utf-8", "replace"))
 
-
-def _describe(url: str, name: str, *, or_folder: bool) -> RemoteFile:
-    """Size and version of a file, by its first byte: some servers answer HEAD otherwise."""
-    try:
-        answer = open_url(url, {"Range": "bytes=0-0"})
-    except EmptyError:
-        return RemoteFile(name, 0, "")
-    except UnlistedError:
-        if or_folder:
-            return RemoteFile(f"{name}/", 0, "")
-        raise
-    with answer:
-        if or_folder and urlsplit(answer.url).path.endswith("/"):
-            return RemoteFile(f"{name}/", 0, "")
-        if answer.headers.get_content_type() == "text/html" and _last(answer.url) != _last(url):
-            raise FetchError(f"it leads to a web page, as of a login: {answer.url} ({NO_AUTHORIZATION})", final=True)
-        size = size_of(answer)
-        if size is None:
-            raise FetchError("the server doesn't tell its size", final=True)
-        if answer.status == 206:
-            next(pieces(answer), None)  # the connection is kept if nothing is left to read
-        return RemoteFile(name, size, version_of(answer.headers), ranges=answer.status == 206)
+        return retried(url, page)
 
 
-def _last(url: str) -> str:
-    return urlsplit(url).path.rpartition("/")[2]
+class _PageError(DataError):
+    """A web page in the place of a file."""
+
+
+class _Redirects(HTTPRedirectHandler):
+    """Redirects to http and https alone."""
+
+    def redirect_request(self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Request | None:
+        if (scheme := urlsplit(newurl).scheme) not in ("http", "https"):
+            raise HTTPError(newurl, code, f"a redirect to {scheme}://", headers, fp)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _no_answer(error: Exception) -> FetchError:
+    cause = error.reason if isinstance(error, URLError) else error
+    if isinstance(cause, TimeoutError):
+        return FetchError(f"no answer for {TIMEOUT_S:g} s", again=True)
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        line = f"its certificate is not valid: {cause.verify_message}; SSL_CERT_FILE=FILE names authorities to trust"
+        return FetchError(line)
+    if isinstance(cause, ssl.SSLError) and cause.reason == "WRONG_VERSION_NUMBER":
+        return FetchError("it doesn't answer by HTTPS, perhaps by http://")
+    return FetchError(getattr(cause, "strerror", None) or str(cause) or type(cause).__name__, again=True)
+
+
+def _authorization() -> dict[str, str]:
+    """The header `Authorization`, if the environment has one.
+
+    Raises:
+        ConfigError: it has characters that a header can't have.
+    """
+    value = os.environ.get(AUTHORIZATION, "").strip()
+    if not (value.isascii() and value.isprintable()):
+        raise ConfigError(f"{AUTHORIZATION} has characters that a header can't have; correct it")
+    return {"Authorization": value} if value else {}
+
+
+def names_in(listed: Any) -> Iterator[str]:
+    """The names in an index: a list of names, or of objects with a name, or WebDataset's `shardlist`."""
+    rows = listed.get("shardlist", listed.get("files")) if isinstance(listed, dict) else listed
+    if not isinstance(rows, list):
+        raise ValueError
+    for row in rows:
+        name = next((row[key] for key in ("name", "url", "key") if key in row), None) if isinstance(row, dict) else row
+        if not isinstance(name, str) or not _is_name(name):
+            raise ValueError
+        yield name.removeprefix("./")
+
+
+def names_in_json(rows: Any) -> list[str]:
+    """The names in a listing of nginx's, those of folders with `/`; other entries are left out."""
+    if not isinstance(rows, list):
+        raise ValueError
+    found = [row for row in rows if isinstance(row, dict) and isinstance(row.get("name"), str)]
+    names = [row["name"].rstrip("/") + "/" * (row.get("type") == "directory") for row in found]
+    return [name for name in names if _is_name(name.rstrip("/"))]
+
+
+def _is_name(name: str) -> bool:
+    strange = name.startswith("/") or "://" in name or ".." in name.split("/") or re.search("[\ud800-\udfff]", name)
+    return bool(name) and not strange
+
+
+class Links(HTMLParser):
+    """The links in a page that lists a folder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "a":
+            self._found += [value for name, value in attrs if name == "href" and value]
+
+    def names(self, folder: str) -> list[str]:
+        """Those directly in a folder, which has this path."""
+        plain = [unquote(href) for href in self._found if not re.search(r"[?#]|^[a-z]+:", href)]
+        names = [href.removeprefix(folder).removeprefix("./") for href in plain]
+        return list(dict.fromkeys(name for name in names if _is_name(name) and "/" not in name.rstrip("/")))

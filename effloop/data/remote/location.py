@@ -1,4 +1,4 @@
-"""What a remote `data.root` names: a place, a path in it, and patterns of files."""
+"""URLs: what a remote `data.root` names, a bucket or host, a path in it, and patterns of files."""
 
 from __future__ import annotations
 
@@ -24,23 +24,22 @@ _SECRET = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL|AUTHORIZATION")
 _NO_TEXT = re.compile("[\ud800-\udfff]")
 _HTTP = ("http", "https")
 _PLAIN = "/:[]!$&'()*+,;=@~"
-"""What may stand as it is in the path of a URL; a `%` in a name may not."""
+"""Characters that stay as they are in the path of a URL; `%` in a name doesn't."""
 
 
 @dataclass
 class ThisProcess:
-    """What this process knows of itself.
+    """What fetching needs to know about the process that asks for data.
 
     Attributes:
-        began: Unix time; listings of other processes that are newer are reused.
-        told: is called several times a second as long as something is listed or fetched, here or by another process
-            that this one waits for.
-        run: the name of a run of several ranks, of which this process is one: what one has fetched, all have. Empty for
-            a run of one process.
+        started_at: Unix time; listings that other processes made later are reused.
+        progressed: called several times a second while data is listed or fetched, by this process or one that it
+            waits for.
+        run: identifies a run of several ranks, which count what one of them fetched; empty for a run of one process.
     """
 
-    began: float
-    told: Callable[[], None]
+    started_at: float
+    progressed: Callable[[], None]
     run: str = ""
 
 
@@ -54,40 +53,40 @@ def is_remote(root: str | None) -> bool:
 
 
 def meant_url(root: str) -> str:
-    """The URL that is meant by one with a slash too few, as `s3:/bucket/x`; empty if it is something else."""
+    """The URL that `s3:/bucket/x`, with a slash too few, stands for; empty for another text."""
     found = _ONE_SLASH.fullmatch(root)
     return f"{found[1]}://{found[2]}" if found else ""
 
 
 class Url(str):
-    """The URL of a file or folder that is written."""
+    """The URL of a file or folder to write."""
 
     @property
     def name(self) -> str:
-        """What follows the last slash."""
+        """The part after the last slash."""
         return self.rpartition("/")[2]
 
     def with_name(self, name: str) -> Url:
-        """Another one beside it."""
+        """A URL beside this one."""
         return Url(f"{self.rpartition('/')[0]}/{name}")
 
 
 def local_name(root: str) -> str:
-    """A name for a local copy of what a URL names: its last folder or file, without patterns."""
+    """A name for a local copy: the URL's last folder or file without patterns."""
     parts = [part for part in root.partition("://")[2].split("/") if part and not re.search(r"[*?\[{]", part)]
     return re.sub(r"[^\w.-]", "-", unquote(parts[-1]) if parts else "").strip("-.") or "data"
 
 
 def check_root(root: str, key: str = "root") -> None:
-    """Refuse a URL with credentials in it, which would be kept in the run folder; `data.KEY` is what it is for.
+    """Refuse a URL with credentials, which the run folder would keep; `data.KEY` is the key in messages.
 
     Raises:
         ConfigError: it has a user, a password or a query.
     """
     if not is_remote(root):
         return
-    _, host, path = _parts(root)
-    http = _scheme(root) in _HTTP
+    scheme, host, path = _parts(root)
+    http = scheme in _HTTP
     if "@" in host and (http or ":" in host.partition("@")[0]):
         instead = "EFFLOOP_HTTP_AUTHORIZATION, e.g. to 'Bearer …'" if http else "AWS_ACCESS_KEY_ID and the like"
         raise ConfigError(
@@ -102,7 +101,7 @@ def check_root(root: str, key: str = "root") -> None:
 
 
 def redacted(text: str) -> str:
-    """A text on one line without what may be secret: passwords and queries of URLs, values of the environment."""
+    """A text on one line without secrets: passwords and queries of URLs, values of the environment."""
     text = re.sub(r"//[^/\s@'\"]*@", "//***@", " ".join(text.split()))
     text = re.sub(r"(://[^\s?'\"]*)\?[^\s'\")]*", r"\1?***", text)
     for name, value in os.environ.items():
@@ -121,7 +120,7 @@ class Location:
         root: as typed.
         scheme: `s3`, `https`, …
         host: the bucket, or host and port.
-        path: what follows, with its patterns, as typed: of a web server a name's `%20` is a space.
+        path: the rest, with its patterns, as typed: `%20` is a space in the name of a web server's file.
     """
 
     root: str
@@ -131,10 +130,10 @@ class Location:
 
     @classmethod
     def of(cls, root: str) -> Location:
-        """That of a URL.
+        """Parse a URL.
 
         Raises:
-            ConfigError: it names no place, holds credentials, or isn't UTF-8.
+            ConfigError: it names no host or bucket, holds credentials, or isn't UTF-8.
         """
         check_root(root)
         scheme, host, path = _parts(root)
@@ -142,11 +141,11 @@ class Location:
             raise ConfigError(f"data.root: '{redacted(root)}' isn't UTF-8; set data.root to a URL in UTF-8")
         if not host and (scheme in _HTTP or not path):
             raise ConfigError(f"data.root: '{redacted(root)}' names no host or bucket; set data.root=s3://BUCKET/PATH")
-        return cls(root, scheme.lower(), host, re.sub("/{2,}", "/", path))
+        return cls(root, scheme, host, re.sub("/{2,}", "/", path))
 
     @property
     def is_http(self) -> bool:
-        """Whether it is read by plain requests."""
+        """Whether it is on a web server."""
         return self.scheme in _HTTP
 
     @property
@@ -159,12 +158,12 @@ class Location:
         return f"{self.place}/{quote(key, safe=_PLAIN) if self.is_http else key}"
 
     def key(self, text: str) -> str:
-        """The name that a part of the path without patterns stands for."""
+        """The name of a file as the store has it, from its text in the URL."""
         return unquote(text) if self.is_http else text
 
     @cached_property
     def names(self) -> list[str]:
-        """The paths that the braces stand for, each with or without wildcards.
+        """The paths after braces are expanded, each with or without wildcards.
 
         Raises:
             ConfigError: they are too many.
@@ -180,30 +179,30 @@ class Location:
 
     @property
     def has_patterns(self) -> bool:
-        """Whether the path has wildcards or braces; otherwise it is one file, or a folder."""
+        """Whether the path has wildcards or braces; otherwise it is one file or folder."""
         return self.has_wildcards or self._typed != [self.path]
 
     @property
     def has_wildcards(self) -> bool:
-        """Whether files have to be listed to know their names."""
+        """Whether a listing is needed to know the files' names."""
         return any(_GLOB.search(name) for name in self._typed)
 
     @property
     def base(self) -> str:
-        """The folder that all paths share, as `a/b/`, or empty; of a path without patterns, that of the path."""
+        """The folder that all paths share, as `a/b/`, or empty."""
         folders = [_GLOB.split(name)[0].split("/")[:-1] for name in self._typed]
         shared = takewhile(lambda level: len({*level}) == 1, zip(*folders, strict=False))
         return self.key("".join(f"{name}/" for name, *_ in shared))
 
     @property
     def levels(self) -> int | None:
-        """How many folders below `base` the deepest file may be; None if `**` is any number."""
+        """How many folders below `base` the deepest file may be; None for any number, with `**`."""
         if any("**" in name for name in self._typed):
             return None
         return max(name.count("/") for name in self.names) - self.base.count("/")
 
     def matches(self, key: str) -> bool:
-        """Whether a file is one of those that the patterns name."""
+        """Whether the patterns name a file."""
         return any(pattern.fullmatch(key) for pattern in self._patterns) or key in self._plain
 
     @cached_property
@@ -221,12 +220,8 @@ class Location:
             ) from None
 
     def missing(self, keys: set[str]) -> list[str]:
-        """Of the files that are named without wildcards those that aren't among some."""
+        """The files named without wildcards that aren't among `keys`."""
         return [name for name in self.names if name in self._plain and name not in keys]
-
-
-def _scheme(root: str) -> str:
-    return _parts(root)[0].lower()
 
 
 def _parts(root: str) -> tuple[str, str, str]:
@@ -236,7 +231,7 @@ def _parts(root: str) -> tuple[str, str, str]:
 
 
 def _expanded(path: str) -> Iterator[str]:
-    """The words that `{a,b}` and `{000..127}` stand for, as in a shell; other braces stay."""
+    """Expand `{a,b}` and `{000..127}` as a shell does; other braces stay."""
     pending, count = [path], 0
     while pending:
         text = pending.pop()
@@ -252,7 +247,7 @@ def _expanded(path: str) -> Iterator[str]:
 
 
 def _choices(inside: str) -> list[str]:
-    """What stands in braces; empty if that is no choice."""
+    """The alternatives in braces; empty for other text."""
     found = _RANGE.fullmatch(inside)
     if found is None:
         return inside.split(",") if "," in inside else []

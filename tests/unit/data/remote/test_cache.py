@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from remotes import serving
 
-from effloop.data.remote import cache
+from effloop.data.remote import cache, child
 from effloop.data.remote.cache import Cache
-from effloop.data.remote.child import started
 from effloop.data.remote.manifest import Manifest, RemoteFile
 from effloop.errors import ConfigError, DataError
 
@@ -27,13 +28,20 @@ def kept(tmp_path: Path) -> Cache:
 def test_what_was_just_listed_is_in_use(kept, tmp_path):
     (tmp_path / "served").mkdir()
     (tmp_path / "served/a.tar").write_bytes(b"whole")
-    with serving(tmp_path / "served") as server:
-        asked = {"root": f"{server.url}/a.tar", "folder": str(kept.folder)}
-        with started("effloop.data.remote.download", "fetches", asked) as child:
-            path = next(Path(message["manifest"]) for message in child.messages() if "manifest" in message)
+    heard = []
+
+    def hear(message: Mapping[str, Any]) -> None:
+        if {"manifest", "done"} & message.keys():
             with pytest.raises(ConfigError, match="has room for"):
-                kept.make_room(HUGE, None)  # as another run does before the one that has asked goes on
-            assert Manifest.read(path)
+                kept.make_room(HUGE, None)  # as another run does before this one has a lock of its own
+            heard.append(kept.manifest(message.get("manifest") or heard[0].folder))
+
+    with serving(tmp_path / "served") as server, child.ByteMeter("") as meter:
+        request = {"root": f"{server.url}/a.tar", "folder": str(kept.folder), "limit": None, "chunk_bytes": 100}
+        done = child.run("effloop.data.remote.download", "the process that fetches", request, meter, hear)
+    assert (done, meter.bytes) == ({"files": 1, "bytes": 5}, 5)
+    assert len(heard) == 2
+    assert all(heard)
 
 
 def test_another_run_is_waited_for_as_long_as_it_makes_progress(kept, monkeypatch):

@@ -2,39 +2,69 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 from remotes import Fault, Server, serving
 
 from effloop.data.remote import store
-from effloop.data.remote.cache import Cache
-from effloop.data.remote.download import Download
+from effloop.data.remote.cache import DONE, Cache
+from effloop.data.remote.download import Download, Part
 from effloop.data.remote.http import HttpStore
 from effloop.data.remote.location import Location
+from effloop.data.remote.manifest import RemoteFile
 from effloop.errors import DataError
 
 
 @pytest.fixture
-def server(tmp_path, monkeypatch):
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """A server of `a.tar`, of 300,000 bytes."""
-    monkeypatch.setattr(store, "_FIRST_S", 0.001)
+    monkeypatch.setattr(store, "FIRST_PAUSE_S", 0.001)
     (tmp_path / "served").mkdir()
     (tmp_path / "served/a.tar").write_bytes(b"whole" * 60_000)
     with serving(tmp_path / "served") as found:
         yield found
 
 
-def fetch(server: Server, cache: Cache) -> bytes:
-    """What is fetched of its file."""
+def fetch(server: Server, cache: Cache) -> tuple[bytes, int]:
+    """What is fetched of its file, and how many bytes are counted."""
     reads = HttpStore(Location.of(f"{server.url}/a.tar"))
     manifest = reads.manifest()
-    Download(reads, manifest, cache, 1 << 20).run()
-    return cache.content(manifest, manifest.files[0]).read_bytes()
+    download = Download(reads, manifest, cache, 1 << 20)
+    download.run()
+    return cache.content(manifest, manifest.files[0]).read_bytes(), download.bytes
 
 
-def test_bytes_that_come_again_are_no_progress(server, tmp_path):
+def test_a_whole_file_that_breaks_off_is_fetched_anew(server, tmp_path):
     server.ranges = False
     server.faults = [Fault(cut=100_000, times=99)]
-    with pytest.raises(DataError, match=r"ended after 100,000 of 300,000 bytes \(attempt 8 of 8"):
+    with pytest.raises(DataError, match=r"a\.tar can't be fetched: .* \(4 attempts\); start again"):
         fetch(server, Cache(tmp_path / "kept"))
-    server.faults = [Fault(cut=20_000 * number) for number in range(1, 12)]
-    assert fetch(server, Cache(tmp_path / "kept")) == b"whole" * 60_000
+    server.faults = [Fault(cut=100_000, times=3)]
+    assert fetch(server, Cache(tmp_path / "kept")) == (b"whole" * 60_000, 300_000)
+
+
+def test_an_answer_that_is_shorter_than_it_says_is_not_taken(server, tmp_path):
+    server.short = 1
+    with pytest.raises(DataError, match=r"a\.tar can't be fetched: the answer ended after 299,999 of 300,000 bytes"):
+        fetch(server, Cache(tmp_path / "kept"))
+
+
+@pytest.mark.parametrize("boot", [None, "another", ""])
+def test_parts_are_known_until_the_machine_starts_again(boot, tmp_path):
+    file, path = RemoteFile("a.tar", 10, "v"), tmp_path / "a"
+    part = Part(file, path, 4)
+    part.write(b"0123", 0)
+    assert not part.chunk_done(0, 4)
+    part.close()
+    done = path.with_name(path.name + DONE)
+    if boot is not None:
+        done.write_text("\n".join([boot, *done.read_text().splitlines()[1:], ""]))
+    again = Part(file, path, 4)
+    assert again.missing == [(0, 4), (4, 8), (8, 10)][boot is None :]
+    assert not again.chunk_done(4, 8)
+    again.close()
+    last = Part(file, path, 4)  # what a second start has added is known as well
+    assert len(last.missing) == (1 if boot is None else 2)
+    last.close()
