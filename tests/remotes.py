@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +25,6 @@ class Fault:
         status: of the answer; 0 is the usual one.
         times: how often.
         cut: bytes after which the connection is closed.
-        retry_after: of the answer's header.
         of: the end of the paths that it is for.
         act, after: called before the answer, and after it.
         method: of the requests that it is for; empty is any.
@@ -36,7 +34,6 @@ class Fault:
     status: int = 0
     times: int = 1
     cut: int | None = None
-    retry_after: str = ""
     of: str = ""
     method: str = ""
     on_listing: bool = False
@@ -57,7 +54,6 @@ class Server:
         etags: path -> content and ETag of what came in parts.
         parts: of uploads that aren't complete: their ID -> number -> what came.
         connections: that were opened so far.
-        hangs_up: whether it ends each connection after an answer, without saying so in it.
         pause_s: before each piece of 64 KiB.
         ranges: whether parts can be asked for.
         shift: bytes by which the parts that are sent begin before those that were asked for.
@@ -74,7 +70,6 @@ class Server:
     etags: dict[Path, tuple[bytes, str]] = field(default_factory=dict)
     parts: dict[str, dict[int, bytes]] = field(default_factory=dict)
     connections: int = 0
-    hangs_up: bool = False
     pause_s: float = 0.0
     ranges: bool = True
     shift: int = 0
@@ -129,32 +124,6 @@ def serving(root: Path) -> Iterator[Server]:
             thread.join()
 
 
-@contextmanager
-def measuring(folder: Path) -> Iterator[list[int]]:
-    """The largest sum of the bytes of all files in a folder, looked at every few milliseconds."""
-    most, over = [0], threading.Event()
-
-    def look() -> None:
-        while not over.wait(0.002):
-            sizes = [os.stat(path).st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
-            most[0] = max(most[0], sum(sizes))
-
-    def measure() -> None:
-        while not over.is_set():
-            try:
-                look()
-            except OSError:  # removed in between
-                continue
-
-    thread = threading.Thread(target=measure)
-    thread.start()
-    try:
-        yield most
-    finally:
-        over.set()
-        thread.join()
-
-
 class _Handler(Writing, BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # a body waits 40 ms for its header to be acknowledged
@@ -172,7 +141,6 @@ class _Handler(Writing, BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         asked = urlsplit(self.path)
-        self.close_connection = self.close_connection or self.of.hangs_up
         name, query, part = unquote(asked.path), parse_qs(asked.query), self.headers.get("Range", "")
         self.of.requests.append((self.command, name, part))
         self.of.queries.append((asked.query, self.headers.get("Authorization", "")))
@@ -196,8 +164,7 @@ class _Handler(Writing, BaseHTTPRequestHandler):
             return False
         fault.act()
         if fault.status:
-            headers = {"Retry_After": fault.retry_after} if fault.retry_after else {}
-            self._answer(fault.status, b"", **headers)
+            self._answer(fault.status, b"")
         return bool(fault.status)
 
     def _answer(self, status: int, body: bytes, cut: int | None = None, **headers: str) -> None:

@@ -95,12 +95,12 @@ def test_more_files_than_can_be_read(server, photos, here, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("out", "wanted"),
     [
-        ("https://host/set", "out: https://host/set can't be written, web servers are read only; set out=s3://"),
+        ("https://host/set", "out: https://host/set can't be written; set out=s3://BUCKET/NAME, gs:// or az://"),
         ("s3://b", "out: s3://b has no name; set out=s3://b/NAME"),
         ("s3://b/{a,b}", "has wildcards or braces"),
         ("s3://key:word@b/set", "out: 's3://***@b/set' has a user or a password"),
-        ("s4://b/set", "out: 's4://b/set' is of no scheme"),
-        ("hf://datasets/a/b", "set to=parquet out=FOLDER, and upload that by hf upload"),
+        ("s4://b/set", "out: s4://b/set can't be written; set out=s3://"),
+        ("hf://datasets/a/b", "or out=PATH, and copy that by another program, as hf upload or rclone"),
     ],
 )
 def test_urls_that_nothing_is_written_to(out, wanted, photos, here, capsys):

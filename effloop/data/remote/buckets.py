@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from effloop.data.remote.location import Location, redacted
@@ -16,7 +16,9 @@ from effloop.data.remote.store import MOST_FILES, TIMEOUT_S, ChangedError, Fetch
 from effloop.errors import ConfigError, optional_package
 from effloop.system.files import describe_failure
 
-_BUCKETS = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss")
+T = TypeVar("T")
+
+BUCKETS = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss")
 _BY_FSSPEC = (
     *("box", "bos", "cos", "dbfs", "dropbox", "ftp", "gdrive", "github", "hdfs", "hf", "lakefs", "obs", "oci", "oss"),
     *("sftp", "smb", "ssh", "tos", "webdav", "webhdfs"),
@@ -42,6 +44,7 @@ _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _AWS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION")
 _AZURE = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY")
 _PIECE = 1 << 16
+PAUSE_S = 0.5
 RETRIES = 7
 """Of a failed request, with pauses that double up to 15 s: about a minute."""
 FIRST_RETRIES = 3
@@ -58,10 +61,10 @@ def store_of(location: Location) -> Store:
         from effloop.data.remote.http import HttpStore
 
         return HttpStore(location)
-    if location.scheme in _BUCKETS:
+    if location.scheme in BUCKETS:
         return BucketStore(location)
     if location.scheme not in _BY_FSSPEC:
-        known = ", ".join(("s3", "gs", "az", "https", *_BUCKETS[4:], *_BY_FSSPEC))
+        known = ", ".join(("s3", "gs", "az", "https", *BUCKETS[4:], *_BY_FSSPEC))
         raise ConfigError(f"data.root: '{location.root}' is of no scheme that EffLoop reads; have {known}")
     from effloop.data.remote.filesystems import FsspecStore
 
@@ -100,35 +103,41 @@ class BucketStore(Store):
         from_url = optional_package("obstore.store", "data.root", EXTRA).from_url
         timeouts = dict.fromkeys(("connect_timeout", "read_timeout"), f"{TIMEOUT_S:g}s")
         client = {**timeouts, "allow_http": True, "user_agent": "effloop", **self._client()}
-        retry = {"max_retries": retries, "backoff": {"init_backoff": timedelta(seconds=0.5)}}
+        retry = {"max_retries": retries, "backoff": {"init_backoff": timedelta(seconds=PAUSE_S)}}
         options = self._options()
         try:
             return from_url(location.place, client_options=client, retry_config=retry, **options)
         except Exception as error:
             raise ConfigError(f"data.root: '{location.root}' can't be opened: {redacted(str(error))[:300]}") from None
 
+    def ask(self, key: str, call: Callable[[], T], done: str = "") -> T:
+        """What a call of obstore returns; `done` says in messages what it does with the file.
+
+        Raises:
+            DataError: it fails.
+        """
+
+        def attempt() -> T:
+            try:
+                return call()
+            except self._errors as error:
+                raise self._failure(error) from None
+
+        return retried(self.location.url(key), attempt, done or self.done)
+
     def listed(self, folder: str) -> list[RemoteFile]:
         def listed() -> list[RemoteFile]:
             found: list[RemoteFile] = []
-            try:
-                for batch in self._obstore.list(self._first, prefix=folder.rstrip("/") or None, chunk_size=1000):
-                    found.extend(map(self._file, batch))
-                    if len(found) > MOST_FILES:
-                        raise TooManyError
-            except self._errors as error:
-                raise self._failure(error) from None
+            for batch in self._obstore.list(self._first, prefix=folder.rstrip("/") or None, chunk_size=1000):
+                found.extend(map(self._file, batch))
+                if len(found) > MOST_FILES:
+                    raise TooManyError
             return found
 
-        return retried(self.location.url(folder), listed, done=self.done)
+        return self.ask(folder, listed)
 
     def described(self, key: str) -> RemoteFile:
-        def described() -> RemoteFile:
-            try:
-                return self._describe(key)
-            except self._errors as error:
-                raise self._failure(error) from None
-
-        return retried(self.location.url(key), described, done=self.done)
+        return self.ask(key, lambda: self._describe(key))
 
     def _describe(self, key: str) -> RemoteFile:
         return self._file(self._obstore.head(self._first, key))
@@ -167,7 +176,8 @@ class BucketStore(Store):
     def _failure(self, error: Exception, *, whole: bool = False) -> FetchError:
         """What an exception of obstore means; `whole`: of an answer that can't be continued where it broke off."""
         text = str(error)
-        if isinstance(error, self._obstore.exceptions.PreconditionError) or "status code: 416" in text:
+        shorter = re.search("status code: 416|Wanted range starting at", text)
+        if isinstance(error, self._obstore.exceptions.PreconditionError) or shorter:
             return ChangedError()
         if _METADATA in text:
             return FetchError(f"no credentials; set {_CREDENTIALS[self.location.scheme[0]]} in the environment")

@@ -34,10 +34,6 @@ _answers = 1
 """File descriptor for the answers, in a child."""
 
 
-class _KilledError(Exception):
-    """A child was killed before it was done."""
-
-
 def run(
     module: str,
     who: str,
@@ -57,44 +53,32 @@ def run(
         fds: open files that the child keeps open.
 
     Raises:
-        ConfigError, DataError: the child's.
+        ConfigError, DataError: the child's, or it was killed too often.
     """
     for start in range(1, _STARTS + 1):
+        process = children.start(module, stdout=subprocess.PIPE, fds=fds)
+        assert process.stdout is not None
         try:
-            return _run(module, who, request, meter, heard, fds)
-        except _KilledError as error:
-            if start == _STARTS:
-                raise DataError(f"{error}; start again") from None
-            warn(f"{error}; it is started again")
-    raise AssertionError
-
-
-def _run(
-    module: str,
-    who: str,
-    request: Mapping[str, Any],
-    meter: ByteMeter,
-    heard: Callable[[Mapping[str, Any]], None],
-    fds: Sequence[int],
-) -> Any:
-    process = children.start(module, stdout=subprocess.PIPE, fds=fds)
-    assert process.stdout is not None
-    try:
-        children.send(process, request)
-        for message in map(json.loads, process.stdout):
-            if "error" in message:
-                raise (ConfigError if message["kind"] == "config" else DataError)(message["error"])
-            meter.total = meter.total or message.get("total", 0)  # of the first start
-            meter.advance(message.get("bytes", 0))
-            heard(message)
-            if "done" in message:
-                return message["done"]
-        line = f"{who} (pid {process.pid}) {how_ended(code := process.wait())}"
-        raise _KilledError(line) if code < 0 else RuntimeError(line)  # a bug, of which it has printed more
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+            children.send(process, request)
+            for message in map(json.loads, process.stdout):
+                if "error" in message:
+                    raise (ConfigError if message["kind"] == "config" else DataError)(message["error"])
+                meter.total = meter.total or message.get("total", 0)  # of the first start
+                meter.advance(message.get("bytes", 0))
+                heard(message)
+                if "done" in message:
+                    return message["done"]
+            code = process.wait()
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+        line = f"{who} (pid {process.pid}) {how_ended(code)}"
+        if code >= 0:
+            raise RuntimeError(line)  # a bug, of which it has printed more
+        if start < _STARTS:
+            warn(f"{line}; it is started again")
+    raise DataError(f"{line}; start again")
 
 
 def serve(work: Callable[[dict[str, Any]], Any], describe: Callable[[dict[str, Any], OSError], str]) -> None:

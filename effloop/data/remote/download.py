@@ -55,9 +55,9 @@ class Part:
         chunks = [(start, min(start + size, file.size)) for start in range(0, file.size, size)]
         known = self._known() & {*chunks} if file.ranges else set()
         self._fd = os.open(self._part, os.O_RDWR | os.O_CREAT, 0o644)
-        self._done = self._list.open("a" if known else "w")
+        self._done = os.open(self._list, os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if known else os.O_TRUNC), 0o644)
         if not known:
-            self._done.write(f"{_boot()}\n")
+            os.write(self._done, f"{_boot()}\n".encode())
         self.missing = [chunk for chunk in chunks if chunk not in known]
         self._left, self._lock = len(self.missing), threading.Lock()
 
@@ -79,8 +79,7 @@ class Part:
     def chunk_done(self, start: int, stop: int) -> bool:
         """Note that a chunk is there; whether it was the last one."""
         with self._lock:
-            self._done.write(f"{start} {stop}\n")
-            self._done.flush()
+            os.write(self._done, f"{start} {stop}\n".encode())
             self._left -= 1
             return not self._left
 
@@ -99,8 +98,7 @@ class Part:
     def close(self) -> None:
         """Leave it as it is."""
         os.close(self._fd)
-        with suppress(OSError):
-            self._done.close()
+        os.close(self._done)
 
 
 class Download:

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -161,7 +162,10 @@ def _inherited(root: str, folder: Path) -> _Opened | None:
 def _open(root: str, folder: Path, limit_gb: float | None) -> _Opened:
     location, cache = Location.of(root), Cache(folder)
     began = time.monotonic()
-    with cache.fetching(location.place, warn, lambda: this_process.progressed()) as (place, before):
+    with (
+        cache.fetching(location.place, warn, lambda: this_process.progressed()) as (place, before),
+        ExitStack() as held,
+    ):
         listed = before.get("roots", {})
         if found := _just_listed(listed.get(root), cache):
             return found
@@ -173,7 +177,7 @@ def _open(root: str, folder: Path, limit_gb: float | None) -> _Opened:
             if "manifest" in message:
                 manifest = cache.manifest(message["manifest"])
                 assert manifest is not None  # the child has locked it
-                used.append((manifest, cache.use(manifest)))
+                used.append((manifest, held.enter_context(cache.use(manifest))))
 
         limit = None if limit_gb is None else limit_gb * 1e9
         request = {"root": root, "folder": str(folder), "limit": limit, "chunk_bytes": CHUNK_BYTES}
@@ -185,6 +189,7 @@ def _open(root: str, folder: Path, limit_gb: float | None) -> _Opened:
         facts = {"name": manifest.folder, "listed": time.time(), "fetched": asdict(fetched), "by": this_process.run}
         recent = sorted({**listed, root: facts}.items(), key=lambda each: each[1]["listed"])[-_KNOWN:]
         cache.note(place, {"roots": dict(recent)})
+        held.pop_all()
     return _Opened(cache.root(manifest), manifest, fetched, folder, lock)
 
 

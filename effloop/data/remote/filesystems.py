@@ -36,32 +36,34 @@ class FsspecStore(Store):
             self.at_once = 1
         self._known: Any = None
         try:
-            self._kind = type(retried(location.place, lambda: self._asked(lambda system: system)))
+            self._kind = type(self._ask("", lambda system: system))
         except (ImportError, ValueError) as error:
             raise ConfigError(f"data.root: '{location.root}': {redacted(str(error))[:300]}") from None
         self._root = self._path("").rstrip("/")
 
+    def _ask(self, key: str, call: Callable[[Any], T]) -> T:
+        return retried(self.location.url(key), lambda: self._asked(call))
+
     def _asked(self, call: Callable[[Any], T]) -> T:
-        """What a call of the file system returns.
+        """What a call with the file system returns.
 
         Raises:
             FetchError: it fails; each file system has exceptions of its own. The next call has another connection.
             ImportError, ValueError: there is no such file system.
         """
         try:
-            self._known = self._known or self._opened()
-        except (ImportError, ValueError):
-            raise
-        except Exception as error:
-            raise _failure(error) from None
-        try:
+            if self._known is None:
+                self._known = self._opened()
             return call(self._known)
-        except DataError:
+        except (DataError, FetchError):
             raise
         except Exception as error:
+            if self._known is None and isinstance(error, ImportError | ValueError):
+                raise
             if self.location.scheme in _CONNECTED:
                 self._known = None
-            raise _failure(error) from None
+            again = not isinstance(error, _FINAL)
+            raise FetchError(f"{type(error).__name__}: {error}", again=again) from None
 
     def _opened(self) -> Any:
         if self.location.scheme not in _SFTP:
@@ -93,7 +95,7 @@ class FsspecStore(Store):
                 return []
             return [self._file(name, row) for name, row in self._walked(system, path).items()]
 
-        return retried(self.location.url(folder), lambda: self._asked(listed))
+        return self._ask(folder, listed)
 
     def _walked(self, system: Any, top: str) -> dict[str, Mapping[str, Any]]:
         """As `find`, which leaves out folders that it can't list, and takes the size of a link for that of its file."""
@@ -116,8 +118,7 @@ class FsspecStore(Store):
 
     def described(self, key: str) -> RemoteFile:
         path = self._path(key)
-        found = retried(self.location.url(key), lambda: self._asked(lambda system: system.info(path)))
-        return self._file(path, found)
+        return self._file(path, self._ask(key, lambda system: system.info(path)))
 
     def _file(self, name: str, row: Mapping[str, Any]) -> RemoteFile:
         key = name.removeprefix(self._root).lstrip("/")
@@ -140,11 +141,5 @@ class FsspecStore(Store):
             rows = system.ls(folder, detail=True)  # some describe a file there otherwise than by itself
             return file in [self._file(row["name"], row) for row in rows if row.get("size") is not None]
 
-        if not retried(self.location.url(file.key), lambda: self._asked(is_same)):
+        if not self._ask(file.key, is_same):
             raise ChangedError
-
-
-def _failure(error: Exception) -> FetchError:
-    if isinstance(error, FetchError):
-        return error
-    return FetchError(f"{type(error).__name__}: {error}", again=not isinstance(error, _FINAL))

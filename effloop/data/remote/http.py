@@ -8,7 +8,7 @@ import json
 import os
 import re
 import ssl
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html.parser import HTMLParser
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -131,7 +131,7 @@ class HttpStore(BucketStore):
         """The files that a JSON file lists."""
         url = self.location.url(key)
         try:
-            names = [*names_in(json.loads(self._page(url)))]
+            names = names_in(json.loads(self._page(url)))
         except (ValueError, RecursionError):
             raise DataError(f"{url} is no list of file names in JSON; set data.root to a folder or a pattern") from None
         self._check_number(names)
@@ -180,7 +180,7 @@ class HttpStore(BucketStore):
         except DataError as error:
             raise self._named(error) from None
         try:
-            return names_in_json(json.loads(text))
+            return names_in(json.loads(text))
         except (ValueError, RecursionError):
             links = Links()
             links.feed(text)
@@ -248,25 +248,26 @@ def _authorization() -> dict[str, str]:
     return {"Authorization": value} if value else {}
 
 
-def names_in(listed: Any) -> Iterator[str]:
-    """The names in an index: a list of names, or of objects with a name, or WebDataset's `shardlist`."""
+def names_in(listed: Any) -> list[str]:
+    """The names in JSON: an index, which is a list of names or WebDataset's `shardlist`, or nginx's list of a folder.
+
+    Returns:
+        Names, those of folders with `/`.
+
+    Raises:
+        ValueError: it is something else.
+    """
     rows = listed.get("shardlist", listed.get("files")) if isinstance(listed, dict) else listed
     if not isinstance(rows, list):
         raise ValueError
+    names = []
     for row in rows:
         name = next((row[key] for key in ("name", "url", "key") if key in row), None) if isinstance(row, dict) else row
         if not isinstance(name, str) or not _is_name(name):
             raise ValueError
-        yield name.removeprefix("./")
-
-
-def names_in_json(rows: Any) -> list[str]:
-    """The names in a listing of nginx's, those of folders with `/`; other entries are left out."""
-    if not isinstance(rows, list):
-        raise ValueError
-    found = [row for row in rows if isinstance(row, dict) and isinstance(row.get("name"), str)]
-    names = [row["name"].rstrip("/") + "/" * (row.get("type") == "directory") for row in found]
-    return [name for name in names if _is_name(name.rstrip("/"))]
+        is_folder = isinstance(row, dict) and row.get("type") == "directory"
+        names.append(name.removeprefix("./") + "/" * is_folder)
+    return names
 
 
 def _is_name(name: str) -> bool:

@@ -16,7 +16,7 @@ from effloop.errors import DataError
 from effloop.system.files import write_text
 
 UPLOADING = "effloop-uploading.json"
-"""A file that is in a folder as long as `convert` uploads to it."""
+"""A file in a folder that `convert` uploads to, until all of it is there."""
 _LONGEST_NAME = 60
 
 
@@ -27,7 +27,7 @@ class RemoteFile:
     Attributes:
         key: its whole path there.
         size: bytes.
-        version: what its content has alone: the ETag, or else when it was modified; empty if neither is known.
+        version: identifies its content: the ETag, or else the time of its last change; empty if neither is known.
         ranges: whether a part of it can be read.
     """
 
@@ -61,7 +61,7 @@ class Manifest:
 
     @property
     def bytes(self) -> int:
-        """Of all files."""
+        """Sum of the files' sizes."""
         return sum(file.size for file in self.files)
 
     @cached_property
@@ -72,7 +72,7 @@ class Manifest:
 
     @property
     def folder(self) -> str:
-        """The name of the local folder for these very files."""
+        """The name of the local folder for these files in these versions."""
         name = re.sub(r"[^A-Za-z0-9]+", "-", self.root.partition("://")[2]).strip("-")[:_LONGEST_NAME]
         digest = hashlib.sha256(f"{self.place}/{self.base}\0{self.alone}\0{self.sha256}".encode())
         return f"{name}-{digest.hexdigest()[:16]}"
@@ -86,22 +86,22 @@ class Manifest:
         return {"files": len(self.files), "bytes": self.bytes, "sha256": self.sha256}
 
     def to_plain(self) -> dict[str, Any]:
-        """As plain values, for JSON."""
+        """Plain values, for JSON."""
         return {**vars(self), "files": [asdict(file) for file in self.files]} | {"sha256": self.sha256}
 
     def write(self, path: Path) -> None:
-        """Write it as JSON, whole or not at all."""
+        """Write it as JSON, atomically."""
         write_text(path, json.dumps(self.to_plain()) + "\n")
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Manifest:
-        """What `to_plain` gave."""
+        """The inverse of `to_plain`."""
         files = tuple(RemoteFile(**file) for file in plain["files"])
         return cls(plain["root"], plain["place"], plain["base"], plain["alone"], files)
 
     @classmethod
     def read(cls, path: Path) -> Manifest | None:
-        """From a file; None if it isn't there or is something else."""
+        """Read a file; None if it isn't there or is something else."""
         try:
             return cls.of(json.loads(path.read_text()))
         except (OSError, ValueError, LookupError, TypeError):
@@ -116,18 +116,18 @@ def manifest_of(
     base: str,
     listed: Sequence[RemoteFile] | None = None,
 ) -> Manifest:
-    """The manifest of what a store has listed; empty files and the markers of folders are left out.
+    """The manifest of a listing; empty files and the markers of folders are left out.
 
     Args:
         location: what was listed.
-        files: those that it names.
-        alone: as `Manifest` has it.
-        base: as `Manifest` has it.
-        listed: those beside them as well; None is `files`.
+        files: the files that it names.
+        alone: see `Manifest`.
+        base: see `Manifest`.
+        listed: also the files beside them; None is `files`.
 
     Raises:
-        DataError: there is nothing, a file that is named is missing, a name isn't one for a local file, or the files
-            are being uploaded.
+        DataError: there are no files, one that is named is missing or can't be a local file's name, or the files are
+            being uploaded.
     """
     keys = {file.key for file in files}
     missing = location.missing(keys) if location.has_patterns else []

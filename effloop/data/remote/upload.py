@@ -10,17 +10,17 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from io import FileIO
 from pathlib import Path, PurePosixPath
 from secrets import token_hex
 from typing import Any
 
 from effloop.data.remote import child
-from effloop.data.remote.buckets import BucketStore, store_of
+from effloop.data.remote.buckets import BUCKETS, BucketStore
 from effloop.data.remote.location import Location, Url
 from effloop.data.remote.manifest import UPLOADING, RemoteFile
-from effloop.data.remote.store import in_threads, retried
+from effloop.data.remote.store import in_threads
 from effloop.errors import ConfigError, DataError
 
 PART_BYTES = 8 << 20
@@ -80,10 +80,11 @@ def check_url(url: Url) -> None:
         patterns = location.has_patterns
     except ConfigError as error:
         raise ConfigError(str(error).replace("data.root", "out")) from None
-    if location.scheme == "hf":
-        raise ConfigError(f"out: {url} can't be written; set to=parquet out=FOLDER, and upload that by hf upload")
-    if location.is_http:
-        raise ConfigError(f"out: {url} can't be written, web servers are read only; set out=s3://BUCKET/NAME or PATH")
+    if location.scheme not in BUCKETS:
+        raise ConfigError(
+            f"out: {url} can't be written; set out=s3://BUCKET/NAME, gs:// or az://, or out=PATH, and copy that by "
+            "another program, as hf upload or rclone"
+        )
     if patterns:
         raise ConfigError(f"out: {url} has wildcards or braces; set out to the URL of one file or folder")
     if not location.path or location.path.endswith("/"):
@@ -124,10 +125,14 @@ def _child(request: Mapping[str, Any], url: Url) -> tuple[dict[str, Any], int]:
         return done, meter.bytes
 
 
-class Target(BucketStore):
-    """A file or folder of a bucket that is written; the location's path has no patterns."""
+class Upload(BucketStore):
+    """Writes a file or the files of a folder; the location's path has no patterns."""
 
     done = "written"
+
+    def __init__(self, location: Location) -> None:
+        super().__init__(location)
+        self._lock, self.bytes = threading.Lock(), 0
 
     def _options(self) -> dict[str, Any]:
         plain = {"disable_bulk_delete": "true"} if self.location.scheme.startswith("s3") else {}  # not all servers do
@@ -136,87 +141,148 @@ class Target(BucketStore):
     def _client(self) -> dict[str, Any]:
         return {**super()._client(), "read_timeout": "300s"}  # the answer comes when a part was sent
 
-    def key(self, name: str) -> str:
+    def _key(self, name: str) -> str:
         """The path of a file of the folder; of an empty name, that of the folder itself."""
         return f"{self.location.path}/{name}" if name else self.location.path
 
-    def found(self) -> dict[str, RemoteFile]:
-        """What is there: name in the folder -> file; the name is empty for a file in the folder's place.
-
-        Raises:
-            DataError: it can't be listed.
-        """
-        folder = self.key("") + "/"
+    def _found(self) -> dict[str, RemoteFile]:
+        """What is there: name in the folder -> file; the name is empty for a file in the folder's place."""
+        folder = self._key("") + "/"
         files = {file.key.removeprefix(folder): file for file in self.listed(folder) if file.key.startswith(folder)}
-        missing = (self._obstore.exceptions.NotFoundError, FileNotFoundError)
 
         def alone() -> dict[str, RemoteFile]:
             try:
-                return {"": self._describe(self.key(""))}
-            except missing:
+                return {"": self._describe(self._key(""))}
+            except (self._obstore.exceptions.NotFoundError, FileNotFoundError):
                 return {}
-            except self._errors as error:
-                raise self._failure(error) from None
 
-        return {**files, **retried(self.location.root, alone, done=self.done)}
+        return files | self.ask(self._key(""), alone)
 
-    def put(self, name: str, data: bytes | FileIO, **options: Any) -> None:
-        """Upload a file of the folder, which appears when it is whole.
+    def look(self) -> There:
+        """What is there. Where files may be written, one is, and removed.
 
         Raises:
-            DataError: it can't be.
+            DataError: that fails.
         """
-        key = self.key(name)
+        found = self._found()
+        marker = found.get(UPLOADING)
+        if not found or marker:
+            key = f"{self._key('')}.effloop-{token_hex(4)}"  # nobody's
+            self.ask(self._key(""), lambda: self._obstore.put(self._store, key, b"{}"))
+            self._remove(key)
+        return There(bool(found) and not marker, self._job(marker) if marker else None)
 
-        def put() -> None:
-            try:
-                if isinstance(data, FileIO):
-                    data.seek(0)
-                self._obstore.put(self._store, key, data, **options)
-            except self._errors as error:
-                raise self._failure(error) from None
+    def send(self, path: Path, job: str, part_bytes: int) -> dict[str, int]:
+        """Write what isn't there; returns how many files and bytes are there then.
 
-        retried(self.location.url(key), put, done=self.done)
-
-    def create(self, name: str, data: bytes) -> None:
-        """Upload a file unless one is there, as far as the server can tell.
+        Args:
+            path: of the file or folder.
+            job: identifies the bytes.
+            part_bytes: see `PART_BYTES`.
 
         Raises:
-            DataError: it can't be.
+            ConfigError: something else is there.
+            DataError: it can't be written.
+            OSError: a local file can't be read.
         """
-        exceptions = self._obstore.exceptions
+        found = [path] if path.is_file() else sorted(filter(Path.is_file, path.rglob("*")))
+        files = {"" if file == path else str(file.relative_to(path)): file for file in found}
+        sizes = {name: file.stat().st_size for name, file in files.items()}
+        missing = self._missing(sizes, job)
+        child.say(total=sum(sizes[name] for name in missing))
+        if missing and "" not in files:
+            self._claim(job)
+
+        def put(name: str) -> None:
+            self._put(name, files[name], max(part_bytes, -(-sizes[name] // _MOST_PARTS)))
+
+        headers = [name for name in missing if _is_header(name)]
+        for some in ([name for name in missing if name not in headers], headers):
+            large = [name for name in some if sizes[name] > part_bytes]
+            in_threads(put, large, _LARGE_AT_ONCE)
+            in_threads(put, [name for name in some if name not in large], self.at_once)
+        self._complete(sizes, job)
+        return {"files": len(files), "bytes": sum(sizes.values())}
+
+    def _missing(self, sizes: Mapping[str, int], job: str) -> list[str]:
+        """The files to send."""
+        found = self._found()
+        marker = found.pop(UPLOADING, None)
+        there = {name: file.size for name, file in found.items()}
+        self._check_job(marker, job)
+        if others := sorted({*found} - {*sizes}):
+            named = ", ".join(others[:_FEW]) + ", …" * (len(others) > _FEW)
+            raise ConfigError(f"out: {self._url} has files of something else ({named}); remove them or set out=URL")
+        if found and marker is None and there != sizes:  # else all was done, and the process killed before it said so
+            raise ConfigError(
+                f"out: {self._url} is there already, and nothing is overwritten; remove it or set out=URL"
+            )
+        return [name for name, size in sizes.items() if there.get(name) != size]
+
+    def _claim(self, job: str) -> None:
+        """Write which job uploads to the folder, unless another one does, as far as the server can tell."""
+        key, exceptions = self._key(UPLOADING), self._obstore.exceptions
+        why = "effloop convert uploads to this folder; it isn't complete"
+        text = json.dumps({"job": job, "why": why}).encode()
         try:
-            self._obstore.put(self._store, self.key(name), data, mode="create")
+            self._obstore.put(self._store, key, text, mode="create")
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
-            return
+            pass
         except self._errors:  # some servers write without conditions only
-            self.put(name, data)
+            self.ask(key, lambda: self._obstore.put(self._store, key, text))
+        self._check_job(self._found().get(UPLOADING), job)
 
-    def remove(self, name: str) -> None:
-        """Remove a file of the folder.
+    def _put(self, name: str, path: Path, part_bytes: int) -> None:
+        def put() -> None:
+            options = {"chunk_size": part_bytes, "max_concurrency": self.at_once // _LARGE_AT_ONCE}
+            with _Counted(path, self._add) as file:
+                large = path.stat().st_size > part_bytes
+                self._obstore.put(self._store, self._key(name), file, use_multipart=large, **options)
 
-        Raises:
-            DataError: it can't be.
-        """
-        key = self.key(name)
+        self.ask(self._key(name), put)
 
-        def remove() -> None:
-            try:
-                self._obstore.delete(self._store, key)
-            except self._errors as error:
-                raise self._failure(error) from None
+    def _complete(self, sizes: Mapping[str, int], job: str) -> None:
+        """Compare what is there, and remove the file that says that it isn't complete."""
+        found = self._found()
+        for name, size in sizes.items():
+            if name not in found or found[name].size != size:
+                has = f"{found[name].size:,} bytes" if name in found else "nothing"
+                url = self.location.url(self._key(name))
+                raise DataError(f"{url} has {has} after {size:,} were written; start again")
+        marker = found.get(UPLOADING)
+        self._check_job(marker, job)
+        if marker:
+            self._remove(marker.key)
+        elif self.bytes and "" not in sizes:
+            raise ConfigError(
+                f"out: {self._url} was completed by another process while this one has uploaded to it; remove it or "
+                "set out=URL"
+            )
 
-        retried(self.location.url(key), remove, done="removed")
+    def _check_job(self, marker: RemoteFile | None, job: str) -> None:
+        if marker and self._job(marker) != job:
+            raise ConfigError(
+                f"out: {self._url} has what another conversion has uploaded and not completed; remove it or set out=URL"
+            )
 
-    def job(self, marker: RemoteFile) -> str | None:
+    def _job(self, marker: RemoteFile) -> str | None:
         """The job in a file `UPLOADING`; None if it is something else."""
-        text = retried(
-            self.location.url(marker.key), lambda: b"".join(self.read(marker, 0, marker.size)), done=self.done
-        )
+        text = self.ask(marker.key, lambda: b"".join(self.read(marker, 0, marker.size)))
         try:
             return str(json.loads(text)["job"])
         except (ValueError, LookupError, TypeError):
             return None
+
+    def _remove(self, key: str) -> None:
+        self.ask(key, lambda: self._obstore.delete(self._store, key), "removed")
+
+    def _add(self, count: int) -> None:
+        with self._lock:
+            self.bytes += count
+
+    @property
+    def _url(self) -> str:
+        return self.location.root
 
 
 class _Counted(FileIO):
@@ -232,131 +298,22 @@ class _Counted(FileIO):
         return data
 
 
-class Upload:
-    """Writes a file or the files of a folder.
-
-    Args:
-        target: where they go.
-        path: of the file or folder.
-        job: identifies the bytes.
-        part_bytes: see `PART_BYTES`.
-    """
-
-    def __init__(self, target: Target, path: Path, job: str, part_bytes: int) -> None:
-        self._target, self._job, self._part_bytes = target, job, part_bytes
-        found = [path] if path.is_file() else sorted(filter(Path.is_file, path.rglob("*")))
-        self._files = {"" if file == path else str(file.relative_to(path)): file for file in found}
-        self._sizes = {name: file.stat().st_size for name, file in self._files.items()}
-        self._url, self._lock, self.bytes = target.location.root, threading.Lock(), 0
-
-    def run(self) -> dict[str, int]:
-        """Write what isn't there.
-
-        Raises:
-            ConfigError: something else is there.
-            DataError: it can't be written.
-            OSError: a local file can't be read.
-        """
-        missing = self._missing()
-        child.say(total=sum(map(self._sizes.__getitem__, missing)))
-        if missing and "" not in self._files:
-            text = {"job": self._job, "why": "effloop convert uploads to this folder; it isn't complete"}
-            self._target.create(UPLOADING, json.dumps(text).encode())
-            self._check_marker(self._target.found().get(UPLOADING))
-        headers = [name for name in missing if _is_header(name)]
-        for some in ([name for name in missing if name not in headers], headers):
-            large = [name for name in some if self._sizes[name] > self._part_bytes]
-            in_threads(self._put, large, _LARGE_AT_ONCE)
-            in_threads(self._put, [name for name in some if name not in large], self._target.at_once)
-        if missing:
-            self._check_complete()
-        return {"files": len(self._files), "bytes": sum(self._sizes.values())}
-
-    def _missing(self) -> list[str]:
-        """The files to send."""
-        found = self._target.found()
-        marker = found.pop(UPLOADING, None)
-        sizes = {name: file.size for name, file in found.items()}
-        if marker is None:
-            if found and sizes != self._sizes:  # else all was done, and the process killed before it could say so
-                raise ConfigError(
-                    f"out: {self._url} is there already, and nothing is overwritten; remove it or set out=URL"
-                )
-        else:
-            self._check_marker(marker)
-        if others := sorted({*found} - {*self._files}):
-            named = ", ".join(others[:_FEW]) + ", …" * (len(others) > _FEW)
-            raise ConfigError(f"out: {self._url} has files of something else ({named}); remove them or set out=URL")
-        missing = [name for name, size in self._sizes.items() if sizes.get(name) != size]
-        if marker and not missing:
-            self._target.remove(UPLOADING)
-        return missing
-
-    def _check_marker(self, marker: RemoteFile | None) -> None:
-        if marker is not None and self._target.job(marker) != self._job:
-            raise ConfigError(
-                f"out: {self._url} has what another conversion has uploaded and not completed; remove it or set out=URL"
-            )
-
-    def _put(self, name: str) -> None:
-        size = self._sizes[name]
-        part = max(self._part_bytes, -(-size // _MOST_PARTS))
-        options = {"chunk_size": part, "max_concurrency": self._target.at_once // _LARGE_AT_ONCE}
-        with _Counted(self._files[name], self._add) as file:
-            self._target.put(name, file, use_multipart=size > part, **options)
-
-    def _add(self, count: int) -> None:
-        with self._lock:
-            self.bytes += count
-
-    def _check_complete(self) -> None:
-        found = self._target.found()
-        for name, size in self._sizes.items():
-            if name not in found or found[name].size != size:
-                has = f"{found[name].size:,} bytes" if name in found else "nothing"
-                url = self._target.location.url(self._target.key(name))
-                raise DataError(f"{url} has {has} after {size:,} were written; start again")
-        if "" in self._files:
-            return
-        marker = found.get(UPLOADING)
-        self._check_marker(marker)
-        if marker is None:
-            raise ConfigError(
-                f"out: {self._url} was completed by another process while this one has uploaded to it; "
-                "remove it or set out=URL"
-            )
-        self._target.remove(UPLOADING)
-
-
 def _is_header(name: str) -> bool:
     path = PurePosixPath(name)
     return path.suffix in _HEADERS or path.name.startswith(".z")
 
 
-def _look(target: Target) -> dict[str, Any]:
-    found = target.found()
-    marker = found.get(UPLOADING)
-    if not found or marker:
-        probe = Target(Location.of(f"{target.location.root}.effloop-{token_hex(4)}"))  # nobody's: it is removed
-        probe.put("", b"{}")
-        probe.remove("")
-    return {"whole": bool(found) and not marker, "job": target.job(marker) if marker else None}
-
-
 def _run(request: dict[str, Any]) -> dict[str, Any]:
     location = Location.of(request["url"])
     with child.telling():
-        if type(store_of(location)) is not BucketStore:
-            raise ConfigError(
-                f"out: {location.root} can't be written; set out=s3://BUCKET/NAME, gs:// or az://, or out=PATH, and "
-                "copy that by a program of the store's"
-            )
-        target = Target(location)
+        try:
+            upload = Upload(location)
+        except ConfigError as error:
+            raise ConfigError(str(error).replace("data.root", "out")) from None
         if request["path"] is None:
-            return _look(target)
-        upload = Upload(target, Path(request["path"]), request["job"], request["part_bytes"])
+            return asdict(upload.look())
         with child.telling(lambda: upload.bytes):
-            return upload.run()
+            return upload.send(Path(request["path"]), request["job"], request["part_bytes"])
 
 
 def _unreadable(request: dict[str, Any], error: OSError) -> str:

@@ -164,7 +164,7 @@ def test_profiles_are_read_by_boto3(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return
     store_of(Location.of("s3://bucket/x"))
     monkeypatch.setenv("AWS_PROFILE", "other")
-    with pytest.raises(ConfigError, match="other.*; correct it, or set AWS_ACCESS_KEY_ID"):
+    with pytest.raises(ConfigError, match=r"other.*; correct it, or set AWS_ACCESS_KEY_ID"):
         store_of(Location.of("s3://bucket/x"))
 
 
@@ -257,5 +257,5 @@ def test_more_files_than_a_dataset_may_have_are_refused(system: Any, monkeypatch
 
 
 def test_a_server_that_does_not_answer_is_no_matter_of_this_disk() -> None:
-    with pytest.raises(DataError, match=r"ftp://127\.0\.0\.1:1 can't be fetched: ConnectionRefusedError"):
+    with pytest.raises(DataError, match=r"ftp://127\.0\.0\.1:1/ can't be fetched: ConnectionRefusedError"):
         FsspecStore(Location.of("ftp://127.0.0.1:1/set"))
