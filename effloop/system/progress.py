@@ -11,7 +11,17 @@ from types import TracebackType
 from typing import TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.text import Text
 
 T = TypeVar("T")
@@ -27,7 +37,7 @@ class _Speed(ProgressColumn):
 
 
 class Meter:
-    """Shows how many images are done, one stage after the other; thread-safe.
+    """Shows how many images or bytes are done, one stage after the other; thread-safe.
 
     with Meter() as meter:
         meter.begin("train", total=1000)
@@ -35,11 +45,13 @@ class Meter:
 
     Args:
         stderr: show it there, and not among what a command prints.
+        in_bytes: what is done are bytes, not images.
     """
 
-    def __init__(self, *, stderr: bool = False) -> None:
-        self._console = console = Console(stderr=stderr)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Speed(), TimeRemainingColumn())
+    def __init__(self, *, stderr: bool = False, in_bytes: bool = False) -> None:
+        self._console, self._in_bytes = (console := Console(stderr=stderr)), in_bytes
+        counts = (DownloadColumn(), TransferSpeedColumn()) if in_bytes else (MofNCompleteColumn(), _Speed())
+        columns = (TextColumn("{task.description}"), BarColumn(), *counts, TimeRemainingColumn())
         self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._plain = not console.is_terminal
         self._lock = threading.Lock()
@@ -52,7 +64,7 @@ class Meter:
         self._bar.stop()
 
     def begin(self, what: str, total: int, done: int = 0) -> None:
-        """Start a stage of `total` images, `done` of which are finished already."""
+        """Start a stage of `total` images or bytes, `done` of which are finished already."""
         for task in self._bar.task_ids:
             self._bar.remove_task(task)
         self._task = self._bar.add_task(what, total=total, completed=done)
@@ -60,7 +72,7 @@ class Meter:
         self._started = self._said = time.monotonic()
 
     def advance(self, count: int) -> None:
-        """`count` more images are done."""
+        """`count` more images or bytes are done."""
         self._bar.advance(self._task, count)
         with self._lock:
             self._done += count
@@ -71,7 +83,10 @@ class Meter:
 
     def _line(self, now: float) -> str:
         speed = (self._done - self._first) / (now - self._started)
-        left = (self._total - self._done) / speed if speed else 0.0
+        left = max(0, self._total - self._done) / speed if speed else 0.0
+        if self._in_bytes:
+            done, total, speed = (count / 1e6 for count in (self._done, self._total, speed))
+            return f"{self._what}: {done:,.1f} of {total:,.1f} MB, {speed:,.1f} MB/s, {duration(left)} left"
         return f"{self._what}: {self._done:,} of {self._total:,} images, {speed:,.0f} images/s, {duration(left)} left"
 
     def track(self, items: Iterable[T], what: str, total: int) -> Iterator[T]:

@@ -136,6 +136,5 @@ def test_a_child_sends_messages_while_it_waits_for_a_server(server, tmp_path):
         if len(messages) > 2:
             heard.set()
 
-    with child.ByteMeter("") as meter:
-        child.run("effloop.data.remote.upload", "the process that uploads", request, meter, hear)
+    child.run("effloop.data.remote.upload", "the process that uploads", "", request, hear)
     assert answered == [True]

@@ -15,14 +15,13 @@ import math
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 from effloop.data.remote.manifest import Manifest, RemoteFile
-from effloop.errors import ConfigError, DataError, warn
+from effloop.errors import ConfigError, warn
 from effloop.system.files import describe_failure, locked, remove_stale, try_lock
 from effloop.system.processes import describe_process
 
@@ -32,7 +31,6 @@ DONE = ".done"
 """Suffix of the list of its parts that are there."""
 _POLL_S = 0.2
 _REPORT_S = 2.0
-_SILENT_S = 300.0
 _SHARE = 0.8
 """Of the free disk."""
 
@@ -168,39 +166,23 @@ class Cache:
             yield
 
     @contextmanager
-    def fetching(
-        self, place: str, report: Callable[[str], None], progressed: Callable[[], None]
-    ) -> Iterator[tuple[IO[str], dict[str, Any]]]:
+    def fetching(self, place: str, waiting: Callable[[], None]) -> Iterator[tuple[IO[str], dict[str, Any]]]:
         """Be the only process on this machine that lists and fetches from a place.
 
         Yields the locked file, which a child may keep open, and the facts that `note` wrote to it last.
 
         Args:
             place: URL of the bucket or host.
-            report: gets a line about the process that this one waits for.
-            progressed: called while that one makes progress.
-
-        Raises:
-            DataError: it makes none.
+            waiting: called several times a second while another one is.
         """
         name = re.sub(r"[^A-Za-z0-9]+", "-", place)[:60]
         path = self.folder / "locks" / f"{name}-{hashlib.sha256(place.encode()).hexdigest()[:8]}"
         with path.open("a+") as file:
-            began, reported = time.monotonic(), False
-            last, since = 0, began
-            while not _lock(file, _POLL_S):
+            if not _lock(file, _REPORT_S):
                 owner = "{pid} on {host}".format(**{"pid": "?", "host": "?", **_noted(path)})
-                now = time.monotonic()
-                if (beat := path.stat().st_mtime_ns) != last:  # of a file server, whose clock may differ
-                    last, since = beat, now
-                if now - since > _SILENT_S:
-                    raise DataError(
-                        f"{place}: process {owner} fetches it, and has made no progress for {_SILENT_S:g} s; end it"
-                    )
-                if not reported and now - began > _REPORT_S:
-                    report(f"process {owner} is fetching from {place}; waiting for it")
-                    reported = True
-                progressed()
+                warn(f"process {owner} is fetching from {place}; waiting for it")
+                while not _lock(file, _POLL_S):
+                    waiting()
             before = _noted(path)
             self.note(file, before)
             yield file, before

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from effloop.data.remote.buckets import store_of
 from effloop.data.remote.cache import DONE, PART, Cache
-from effloop.data.remote.child import say, serve, telling
+from effloop.data.remote.child import moved, say, serve
 from effloop.data.remote.location import Location
 from effloop.data.remote.manifest import Manifest, RemoteFile
 from effloop.data.remote.store import ChangedError, FetchError, Store, in_threads, retried
@@ -114,7 +114,6 @@ class Download:
     def __init__(self, store: Store, manifest: Manifest, cache: Cache, chunk_bytes: int) -> None:
         self._store, self._manifest, self._cache, self._chunk_bytes = store, manifest, cache, chunk_bytes
         self._lock = threading.Lock()
-        self.bytes = 0
 
     def run(self) -> None:
         """Fetch what is missing.
@@ -152,20 +151,16 @@ class Download:
                         raise FetchError(f"it has more than {stop:,} bytes")
                     part.write(data, at)
                     at += len(data)
-                    self._add(len(data))
+                    moved(len(data))
                 if at < stop:
                     raise FetchError(f"the answer ended after {at:,} of {part.file.size:,} bytes", again=True)
             except FetchError:
-                self._add(start - at)
+                moved(start - at)
                 raise
 
         retried(self._store.location.url(part.file.key), fetch)
         if part.chunk_done(start, stop):
             self._finish(part)
-
-    def _add(self, count: int) -> None:
-        with self._lock:
-            self.bytes += count
 
     def _finish(self, part: Part) -> None:
         """Check that a file is still the one that was listed, and have it appear under its name."""
@@ -183,24 +178,21 @@ class Download:
 
 def _run(request: dict[str, Any]) -> dict[str, int]:
     cache, location = Cache(Path(request["folder"])), Location.of(request["root"])
-    with telling():  # all the time: looking at 100,000 files takes minutes on a network's file system
-        store = store_of(location)
-        manifest = store.manifest()
-        _locks.append(cache.use(manifest))
-        say(manifest=manifest.folder)
-        if missing := cache.missing(manifest):
-            say(total=sum(file.size for file in missing))
-            _fetch(store, manifest, cache, request)
-        cache.link(manifest)
+    store = store_of(location)
+    manifest = store.manifest()
+    _locks.append(cache.use(manifest))
+    say(manifest=manifest.folder)
+    if missing := cache.missing(manifest):
+        say(total=sum(file.size for file in missing))
+        _fetch(store, manifest, cache, request)
+    cache.link(manifest)
     return {"files": len(manifest.files), "bytes": manifest.bytes}
 
 
 def _fetch(store: Store, manifest: Manifest, cache: Cache, request: dict[str, Any]) -> None:
-    download = Download(store, manifest, cache, request["chunk_bytes"])
     try:
-        with telling(lambda: download.bytes):
-            cache.make_room(manifest, request["limit"])
-            download.run()
+        cache.make_room(manifest, request["limit"])
+        Download(store, manifest, cache, request["chunk_bytes"]).run()
     except OSError as error:
         raise ConfigError(
             f"data.download_dir: {describe_failure(cache.folder, error)}; make room there, or set "

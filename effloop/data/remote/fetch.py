@@ -16,7 +16,7 @@ from effloop.data.remote.cache import Cache
 from effloop.data.remote.download import CHUNK_BYTES
 from effloop.data.remote.location import Location, this_process
 from effloop.data.remote.manifest import Manifest
-from effloop.errors import ConfigError, EffLoopError, warn
+from effloop.errors import ConfigError, EffLoopError
 from effloop.system.files import describe_failure
 
 _FOUND = "EFFLOOP_REMOTE"
@@ -163,7 +163,7 @@ def _open(root: str, folder: Path, limit_gb: float | None) -> _Opened:
     location, cache = Location.of(root), Cache(folder)
     began = time.monotonic()
     with (
-        cache.fetching(location.place, warn, lambda: this_process.progressed()) as (place, before),
+        cache.fetching(location.place, lambda: this_process.progressed()) as (place, before),
         ExitStack() as held,
     ):
         listed = before.get("roots", {})
@@ -172,7 +172,6 @@ def _open(root: str, folder: Path, limit_gb: float | None) -> _Opened:
         used: list[tuple[Manifest, IO[str]]] = []
 
         def heard(message: Mapping[str, Any]) -> None:
-            os.utime(place.fileno())
             this_process.progressed()
             if "manifest" in message:
                 manifest = cache.manifest(message["manifest"])
@@ -182,10 +181,9 @@ def _open(root: str, folder: Path, limit_gb: float | None) -> _Opened:
         limit = None if limit_gb is None else limit_gb * 1e9
         request = {"root": root, "folder": str(folder), "limit": limit, "chunk_bytes": CHUNK_BYTES}
         who = f"data.root: '{root}': the process that fetches"
-        with child.ByteMeter(root) as meter:
-            done = child.run("effloop.data.remote.download", who, request, meter, heard, [place.fileno()])
+        done, moved = child.run("effloop.data.remote.download", who, root, request, heard, [place.fileno()])
         manifest, lock = used[-1]
-        fetched = Fetched(done["files"], done["bytes"], meter.bytes, time.monotonic() - began)
+        fetched = Fetched(done["files"], done["bytes"], moved, time.monotonic() - began)
         facts = {"name": manifest.folder, "listed": time.time(), "fetched": asdict(fetched), "by": this_process.run}
         recent = sorted({**listed, root: facts}.items(), key=lambda each: each[1]["listed"])[-_KNOWN:]
         cache.note(place, {"roots": dict(recent)})

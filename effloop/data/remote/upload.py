@@ -7,9 +7,8 @@ nothing reads the folder. A single file appears when it is complete.
 from __future__ import annotations
 
 import json
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from io import FileIO
 from pathlib import Path, PurePosixPath
@@ -120,19 +119,14 @@ def send(path: Path, url: Url, job: str) -> Sent:
 
 def _child(request: Mapping[str, Any], url: Url) -> tuple[dict[str, Any], int]:
     """What the child has done, and how many bytes were sent."""
-    with child.ByteMeter(f"to {url}") as meter:
-        done = child.run("effloop.data.remote.upload", f"out: {url}: the process that uploads", request, meter)
-        return done, meter.bytes
+    who = f"out: {url}: the process that uploads"
+    return child.run("effloop.data.remote.upload", who, f"to {url}", request)
 
 
 class Upload(BucketStore):
     """Writes a file or the files of a folder; the location's path has no patterns."""
 
     done = "written"
-
-    def __init__(self, location: Location) -> None:
-        super().__init__(location)
-        self._lock, self.bytes = threading.Lock(), 0
 
     def _options(self) -> dict[str, Any]:
         plain = {"disable_bulk_delete": "true"} if self.location.scheme.startswith("s3") else {}  # not all servers do
@@ -201,7 +195,7 @@ class Upload(BucketStore):
             large = [name for name in some if sizes[name] > part_bytes]
             in_threads(put, large, _LARGE_AT_ONCE)
             in_threads(put, [name for name in some if name not in large], self.at_once)
-        self._complete(sizes, job)
+        self._complete(sizes, job, sent=bool(missing))
         return {"files": len(files), "bytes": sum(sizes.values())}
 
     def _missing(self, sizes: Mapping[str, int], job: str) -> list[str]:
@@ -235,13 +229,13 @@ class Upload(BucketStore):
     def _put(self, name: str, path: Path, part_bytes: int) -> None:
         def put() -> None:
             options = {"chunk_size": part_bytes, "max_concurrency": self.at_once // _LARGE_AT_ONCE}
-            with _Counted(path, self._add) as file:
+            with _Counted(path) as file:
                 large = path.stat().st_size > part_bytes
                 self._obstore.put(self._store, self._key(name), file, use_multipart=large, **options)
 
         self.ask(self._key(name), put)
 
-    def _complete(self, sizes: Mapping[str, int], job: str) -> None:
+    def _complete(self, sizes: Mapping[str, int], job: str, *, sent: bool) -> None:
         """Compare what is there, and remove the file that says that it isn't complete."""
         found = self._found()
         for name, size in sizes.items():
@@ -253,7 +247,7 @@ class Upload(BucketStore):
         self._check_job(marker, job)
         if marker:
             self._remove(marker.key)
-        elif self.bytes and "" not in sizes:
+        elif sent and "" not in sizes:
             raise ConfigError(
                 f"out: {self._url} was completed by another process while this one has uploaded to it; remove it or "
                 "set out=URL"
@@ -276,10 +270,6 @@ class Upload(BucketStore):
     def _remove(self, key: str) -> None:
         self.ask(key, lambda: self._obstore.delete(self._store, key), "removed")
 
-    def _add(self, count: int) -> None:
-        with self._lock:
-            self.bytes += count
-
     @property
     def _url(self) -> str:
         return self.location.root
@@ -288,13 +278,9 @@ class Upload(BucketStore):
 class _Counted(FileIO):
     """A file that counts the bytes that are read of it."""
 
-    def __init__(self, path: Path, add: Callable[[int], None]) -> None:
-        super().__init__(path)
-        self._add = add
-
     def read(self, size: int | None = -1) -> bytes:
         data = super().read(size) or b""
-        self._add(len(data))
+        child.moved(len(data))
         return data
 
 
@@ -305,15 +291,13 @@ def _is_header(name: str) -> bool:
 
 def _run(request: dict[str, Any]) -> dict[str, Any]:
     location = Location.of(request["url"])
-    with child.telling():
-        try:
-            upload = Upload(location)
-        except ConfigError as error:
-            raise ConfigError(str(error).replace("data.root", "out")) from None
-        if request["path"] is None:
-            return asdict(upload.look())
-        with child.telling(lambda: upload.bytes):
-            return upload.send(Path(request["path"]), request["job"], request["part_bytes"])
+    try:
+        upload = Upload(location)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("data.root", "out")) from None
+    if request["path"] is None:
+        return asdict(upload.look())
+    return upload.send(Path(request["path"]), request["job"], request["part_bytes"])
 
 
 def _unreadable(request: dict[str, Any], error: OSError) -> str:
