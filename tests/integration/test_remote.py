@@ -23,8 +23,8 @@ from runs import TINY, composed, once, rows
 
 from effloop.cli.main import main
 from effloop.data.remote import buckets, fetch, store
-from effloop.data.remote.buckets import store_of
 from effloop.data.remote.cache import PART
+from effloop.data.remote.download import store_of
 from effloop.data.remote.fetch import fetched_before, fetched_of, forget, local_root
 from effloop.data.remote.location import Location
 from effloop.errors import ConfigError, DataError

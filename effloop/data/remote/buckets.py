@@ -1,4 +1,4 @@
-"""What obstore reads: buckets of S3, Google and Azure; and which store reads which scheme."""
+"""What obstore reads: buckets of S3, Google and Azure."""
 
 from __future__ import annotations
 
@@ -19,11 +19,6 @@ from effloop.system.files import describe_failure
 T = TypeVar("T")
 
 BUCKETS = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss")
-_BY_FSSPEC = (
-    *("box", "bos", "cos", "dbfs", "dropbox", "ftp", "gdrive", "github", "hdfs", "hf", "lakefs", "obs", "oci", "oss"),
-    *("sftp", "smb", "ssh", "tos", "webdav", "webhdfs"),
-)
-"""Schemes of fsspec for remote files; others read this machine, wrap files in files or keep caches of their own."""
 EXTRA = "effloop[remote]"
 _METADATA = "169.254.169.254"  # asked for credentials where the environment has none
 _CREDENTIALS = {
@@ -49,26 +44,6 @@ RETRIES = 7
 """Of a failed request, with pauses that double up to 15 s: about a minute."""
 FIRST_RETRIES = 3
 """Of a request for names and sizes: a wrong address shows within seconds."""
-
-
-def store_of(location: Location) -> Store:
-    """The store that reads a location.
-
-    Raises:
-        ConfigError: a package is missing, or nothing reads such a URL.
-    """
-    if location.is_http:
-        from effloop.data.remote.http import HttpStore
-
-        return HttpStore(location)
-    if location.scheme in BUCKETS:
-        return BucketStore(location)
-    if location.scheme not in _BY_FSSPEC:
-        known = ", ".join(("s3", "gs", "az", "https", *BUCKETS[4:], *_BY_FSSPEC))
-        raise ConfigError(f"data.root: '{location.root}' is of no scheme that EffLoop reads; have {known}")
-    from effloop.data.remote.filesystems import FsspecStore
-
-    return FsspecStore(location)
 
 
 class BucketStore(Store):

@@ -13,19 +13,40 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
-from effloop.data.remote.buckets import store_of
+from effloop.data.remote.buckets import BUCKETS, BucketStore
 from effloop.data.remote.cache import DONE, PART, Cache
 from effloop.data.remote.child import moved, say, serve
+from effloop.data.remote.filesystems import FsspecStore
+from effloop.data.remote.http import HttpStore
 from effloop.data.remote.location import Location
 from effloop.data.remote.manifest import Manifest, RemoteFile
 from effloop.data.remote.store import ChangedError, FetchError, Store, in_threads, retried
 from effloop.errors import ConfigError
 from effloop.system.files import describe_failure
 
-CHUNK_BYTES = 16 << 20
-"""Size of the parts that a thread requests: what a killed process, or a broken connection, begins again."""
+_BY_FSSPEC = (
+    *("box", "bos", "cos", "dbfs", "dropbox", "ftp", "gdrive", "github", "hdfs", "hf", "lakefs", "obs", "oci", "oss"),
+    *("sftp", "smb", "ssh", "tos", "webdav", "webhdfs"),
+)
+"""Schemes of fsspec for remote files; others read this machine, wrap files in files or keep caches of their own."""
 _locks: list[IO[str]] = []
 """Held until this process ends."""
+
+
+def store_of(location: Location) -> Store:
+    """The store that reads a location.
+
+    Raises:
+        ConfigError: a package is missing, or nothing reads such a URL.
+    """
+    if location.is_http:
+        return HttpStore(location)
+    if location.scheme in BUCKETS:
+        return BucketStore(location)
+    if location.scheme in _BY_FSSPEC:
+        return FsspecStore(location)
+    known = ", ".join(("s3", "gs", "az", "https", *BUCKETS[4:], *_BY_FSSPEC))
+    raise ConfigError(f"data.root: '{location.root}' is of no scheme that EffLoop reads; have {known}")
 
 
 @cache
@@ -108,7 +129,7 @@ class Download:
         store: has them.
         manifest: names them.
         cache: where they go.
-        chunk_bytes: see `CHUNK_BYTES`.
+        chunk_bytes: size of the parts that a thread requests.
     """
 
     def __init__(self, store: Store, manifest: Manifest, cache: Cache, chunk_bytes: int) -> None:

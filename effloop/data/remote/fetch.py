@@ -13,12 +13,13 @@ from typing import IO, Any
 
 from effloop.data.remote import child
 from effloop.data.remote.cache import Cache
-from effloop.data.remote.download import CHUNK_BYTES
 from effloop.data.remote.location import Location, this_process
 from effloop.data.remote.manifest import Manifest
 from effloop.errors import ConfigError, EffLoopError
 from effloop.system.files import describe_failure
 
+CHUNK_BYTES = 16 << 20
+"""Size of the parts that a thread requests: what a killed process, or a broken connection, begins again."""
 _FOUND = "EFFLOOP_REMOTE"
 """Environment variable with the local paths of remote roots, for processes that are started from here."""
 _KNOWN = 8

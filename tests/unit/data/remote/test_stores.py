@@ -18,7 +18,7 @@ import pytest
 from plans import line
 
 from effloop.data.remote import buckets, filesystems, store
-from effloop.data.remote.buckets import store_of
+from effloop.data.remote.download import store_of
 from effloop.data.remote.filesystems import FsspecStore
 from effloop.data.remote.location import Location
 from effloop.data.remote.store import ChangedError, FetchError
