@@ -33,12 +33,7 @@ class NoEMA:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any], weights: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned.
-
-        Args:
-            state: what `state_dict` returned, empty if that run had no average.
-            weights: the state dict of that run's `model`.
-        """
+        """Restore what `state_dict` returned, {} of a run without an average; `weights` of that run's `model`."""
 
 
 class EMA(NoEMA):
@@ -65,9 +60,10 @@ class EMA(NoEMA):
         super().__init__(copy.deepcopy(model).requires_grad_(False))
         self.decay = decay
         self.updates = 0
-        # By dtype: _foreach functions are fast for tensors of one dtype only.
+        # By dtype: _foreach functions are fast for tensors of one dtype only. Non-persistent buffers are averaged, too.
         pairs: defaultdict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
-        for own, new in zip(_tensors(self.model), _tensors(model), strict=True):
+        ours, theirs = (chain(each.parameters(), each.buffers()) for each in (self.model, model))
+        for own, new in zip(ours, theirs, strict=True):
             pairs[own.dtype][0].append(own)
             pairs[own.dtype][1].append(new)
         self._averaged = [each for dtype, each in pairs.items() if dtype.is_floating_point]
@@ -96,8 +92,3 @@ class EMA(NoEMA):
             for own, new in (*self._averaged, *self._copied):
                 torch._foreach_copy_(own, new)
         self.updates = state.get("updates", 0)
-
-
-def _tensors(model: nn.Module) -> chain[Tensor]:
-    """Parameters and buffers, each once, including non-persistent ones."""
-    return chain(model.parameters(), model.buffers())

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from effloop.errors import ConfigError, reason
+from effloop.errors import ConfigError, check_value, reason
 from effloop.registry import PartConfig, Registry
 
 Parameters: TypeAlias = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
@@ -45,20 +45,20 @@ class OptimConfig(PartConfig):
     head_lr: float | None = None
 
     def __post_init__(self) -> None:
-        _range("lr", self.lr, self.lr > 0, "a finite number above 0")
-        _range("weight_decay", self.weight_decay, self.weight_decay >= 0, "a finite number of at least 0")
-        good = self.scale_lr is None or self.scale_lr > 0
-        _range("scale_lr", self.scale_lr or 0, good, "a number of images above 0, e.g. 256, or null")
-        _range("ema", self.ema, 0 <= self.ema < 1, "a share from 0 to below 1, e.g. 0.999")
-        if self.layer_decay is not None:
-            _range("layer_decay", self.layer_decay, 0 < self.layer_decay <= 1, "a factor above 0, at most 1, or null")
-        if self.head_lr is not None:
-            _range("head_lr", self.head_lr, self.head_lr > 0, "a finite number above 0, or null")
+        images, decay, head = self.scale_lr, self.layer_decay, self.head_lr
+        for key, good, allowed in (
+            ("lr", _finite(self.lr) > 0, "a finite number above 0"),
+            ("weight_decay", _finite(self.weight_decay) >= 0, "a finite number of at least 0"),
+            ("scale_lr", images is None or images > 0, "a number of images above 0, e.g. 256, or null"),
+            ("ema", 0 <= self.ema < 1, "a share from 0 to below 1, e.g. 0.999"),
+            ("layer_decay", decay is None or 0 < decay <= 1, "a factor above 0, at most 1, or null"),
+            ("head_lr", head is None or _finite(head) > 0, "a finite number above 0, or null"),
+        ):
+            check_value(f"optim.{key}", getattr(self, key), good, allowed)
 
 
-def _range(key: str, value: float, good: bool, allowed: str) -> None:
-    if not good or not math.isfinite(value):
-        raise ConfigError(f"optim.{key}: {value} is not allowed; set {allowed}")
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else math.nan  # which is neither above nor below anything
 
 
 def scaled_lr(config: OptimConfig, images_per_update: int) -> float:
@@ -77,36 +77,26 @@ optimizers: Registry[torch.optim.Optimizer] = Registry("optim")
 def _made(
     kind: type[torch.optim.Optimizer], config: OptimConfig, parameters: Parameters, **settings: Any
 ) -> torch.optim.Optimizer:
-    """A torch optimizer with the common settings.
-
-    Raises:
-        ConfigError: `fused` is set and torch has no such kernel.
-    """
+    """A torch optimizer with the common settings; a ConfigError if `fused` is set and torch has no such kernel."""
     make: Callable[..., torch.optim.Optimizer] = kind
-    common = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": config.fused, **settings}
-    optimizer = make(parameters, **common)
+    optimizer = make(parameters, lr=config.lr, weight_decay=config.weight_decay, fused=config.fused, **settings)
     found = {(each.device, each.dtype) for group in optimizer.param_groups for each in group["params"]}
-    if config.fused:
-        for device, dtype in found:
-            _check_fused(make, device, dtype)
+    for device, dtype in found if config.fused else ():
+        # Try the kernel on one number: torch raises only at the first step.
+        number = nn.Parameter(torch.zeros(1, device=device, dtype=dtype))
+        number.grad = torch.zeros_like(number)
+        try:
+            make([number], lr=0.1, fused=True).step()
+        except RuntimeError as error:
+            raise ConfigError(
+                f"optim.fused: torch {torch.__version__} has no fused kernel for {dtype} on '{device}' "
+                f"({reason(error)}); set optim.fused=null"
+            ) from None
     if config.fused is False:
         # torch then also turns off foreach, its own default on a GPU.
         for group in optimizer.param_groups:
             group["foreach"] = all(device.type == "cuda" for device, _ in found)
     return optimizer
-
-
-def _check_fused(make: Callable[..., torch.optim.Optimizer], device: torch.device, dtype: torch.dtype) -> None:
-    """Try the kernel on one number: torch raises only at the first step."""
-    number = nn.Parameter(torch.zeros(1, device=device, dtype=dtype))
-    number.grad = torch.zeros_like(number)
-    try:
-        make([number], lr=0.1, fused=True).step()
-    except RuntimeError as error:
-        raise ConfigError(
-            f"optim.fused: torch {torch.__version__} has no fused kernel for {dtype} on '{device}' "
-            f"({reason(error)}); set optim.fused=null"
-        ) from None
 
 
 @dataclass
@@ -123,7 +113,7 @@ class SgdConfig(OptimConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _range("momentum", self.momentum, 0 <= self.momentum < 1, "a share from 0 to below 1")
+        check_value("optim.momentum", self.momentum, 0 <= self.momentum < 1, "a share from 0 to below 1")
         if self.nesterov and self.momentum == 0:
             raise ConfigError("optim.nesterov: true needs momentum; set optim.momentum above 0 or optim.nesterov=false")
 
@@ -150,9 +140,9 @@ class AdamwConfig(OptimConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ConfigError(f"optim.betas: {self.betas} is not allowed; set two numbers from 0 to below 1")
-        _range("eps", self.eps, self.eps > 0, "a finite number above 0")
+        good = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
+        check_value("optim.betas", self.betas, good, "two numbers from 0 to below 1")
+        check_value("optim.eps", self.eps, _finite(self.eps) > 0, "a finite number above 0")
 
 
 @optimizers.register("adamw", AdamwConfig)

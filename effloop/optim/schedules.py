@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from effloop.errors import ConfigError
+from effloop.errors import check_value
 from effloop.registry import PartConfig, Registry
 
 
@@ -24,10 +24,8 @@ class ScheduleConfig(PartConfig):
     warmup_ratio: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.warmup_ratio < 1:
-            raise ConfigError(
-                f"schedule.warmup_ratio: {self.warmup_ratio} is not allowed; set a share from 0 to below 1"
-            )
+        ratio = self.warmup_ratio
+        check_value("schedule.warmup_ratio", ratio, 0 <= ratio < 1, "a share from 0 to below 1")
 
 
 schedules: Registry[LRScheduler] = Registry("schedule")
@@ -66,8 +64,7 @@ class DecayConfig(ScheduleConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.final <= 1:
-            raise ConfigError(f"schedule.final: {self.final} is not allowed; set a share from 0 to 1")
+        check_value("schedule.final", self.final, 0 <= self.final <= 1, "a share from 0 to 1")
 
 
 def _decaying(
@@ -82,24 +79,14 @@ def _decaying(
     return _with_warmup(optimizer, config, updates, factor)
 
 
-@dataclass
-class CosineConfig(DecayConfig):
-    """Fields of `schedule=cosine`."""
-
-
-@schedules.register("cosine", CosineConfig)
-def cosine(config: CosineConfig, optimizer: torch.optim.Optimizer, *, updates: int) -> LRScheduler:
+@schedules.register("cosine", DecayConfig)
+def cosine(config: DecayConfig, optimizer: torch.optim.Optimizer, *, updates: int) -> LRScheduler:
     """Half a cosine from the peak rate down to `final` (Loshchilov and Hutter 2017, "SGDR")."""
     return _decaying(optimizer, config, updates, lambda done: (1 + math.cos(math.pi * done)) / 2)
 
 
-@dataclass
-class LinearConfig(DecayConfig):
-    """Fields of `schedule=linear`."""
-
-
-@schedules.register("linear", LinearConfig)
-def linear(config: LinearConfig, optimizer: torch.optim.Optimizer, *, updates: int) -> LRScheduler:
+@schedules.register("linear", DecayConfig)
+def linear(config: DecayConfig, optimizer: torch.optim.Optimizer, *, updates: int) -> LRScheduler:
     """Linear from the peak rate down to `final`."""
     return _decaying(optimizer, config, updates, lambda done: 1 - done)
 
@@ -116,8 +103,7 @@ class PolyConfig(DecayConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.power < math.inf:
-            raise ConfigError(f"schedule.power: {self.power} is not allowed; set a finite number above 0")
+        check_value("schedule.power", self.power, 0 < self.power < math.inf, "a finite number above 0")
 
 
 @schedules.register("poly", PolyConfig)
@@ -140,10 +126,9 @@ class StepConfig(ScheduleConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not all(0 < milestone <= 1 for milestone in self.milestones):
-            raise ConfigError(f"schedule.milestones: {self.milestones} is not allowed; set shares above 0, at most 1")
-        if not 0 < self.gamma <= 1:
-            raise ConfigError(f"schedule.gamma: {self.gamma} is not allowed; set a factor above 0, at most 1")
+        good = all(0 < milestone <= 1 for milestone in self.milestones)
+        check_value("schedule.milestones", self.milestones, good, "shares above 0, at most 1")
+        check_value("schedule.gamma", self.gamma, 0 < self.gamma <= 1, "a factor above 0, at most 1")
 
 
 @schedules.register("step", StepConfig)

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import cast
 
 import torch
@@ -23,6 +22,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from effloop.batch import Batch
 from effloop.errors import RankError, reason, warn
+from effloop.system.processes import this_system
 
 _WAITING = ("torch.autograd.graph", "torch.distributed", "torch.cuda", "effloop.parallel.ddp")
 """Modules that wait for other ranks: in backward, in collectives, or for a GPU that runs them."""
@@ -48,7 +48,7 @@ class Heartbeat:
             evaluation, and two for each collective.
         at: the progress, for messages.
         host, pid: of the rank.
-        space: the PID namespace of `pid`.
+        space: the PID namespace of `pid`, see `this_system`: if two are equal, equal PIDs are the same process.
         waits: whether the loop is inside torch's backward or a collective, which wait for the other ranks.
         collective: purpose of the current collective, for messages; empty outside of one.
         batches: that it has trained on.
@@ -61,7 +61,7 @@ class Heartbeat:
     at: str
     host: str
     pid: int
-    space: str
+    space: Sequence[str]
     waits: bool = False
     collective: str = ""
     batches: int = 0
@@ -239,7 +239,7 @@ class Watchdog:
             at,
             socket.gethostname(),
             os.getpid(),
-            pid_space(),
+            this_system(),
             self._waits(),
             self._collective,
             self._trained,
@@ -313,19 +313,11 @@ class Watchdog:
         return [Heartbeat(**json.loads(store.get(key))) if store.check([key]) else None for key in keys]
 
 
-def pid_space() -> str:
-    """The PID namespace of this process: if two are equal, equal PIDs are the same process."""
-    with suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    return f"unknown to {os.getpid()}"
-
-
 def end_all(report: Callable[[str], None], stall: Stall) -> None:
     """Report a stall, kill the stalled rank if it is on this machine, and end this process."""
     report(stall.line)
     beat = stall.beat
-    if beat and beat.space == pid_space() and beat.pid != os.getpid():
+    if beat and all(beat.space) and tuple(beat.space) == this_system() and beat.pid != os.getpid():
         with suppress(ProcessLookupError, PermissionError):
             os.kill(beat.pid, signal.SIGKILL)  # a stopped process handles no other signal
     sys.stdout.flush()

@@ -175,6 +175,21 @@ class Sink:
         """Close files and connections, also after a failure."""
 
 
+class CurvesSink(Sink):
+    """Writes numbers by update."""
+
+    def curves(self, values: Scores, step: int) -> None:
+        """Write {name of a curve: its value} at an update."""
+        raise NotImplementedError
+
+    def train(self, report: StepReport) -> None:
+        self.curves(report.curves(), report.position.step)
+
+    def epoch(self, report: EpochReport) -> None:
+        if report.val:
+            self.curves(report.curves(), report.position.step)
+
+
 class Sinks:
     """A list of sinks. One that fails is dropped with a warning; the others continue."""
 

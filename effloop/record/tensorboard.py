@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from effloop.record.grid import png
-from effloop.record.sinks import AppendFile, EpochReport, Scores, Sink, StepReport
+from effloop.record.sinks import AppendFile, CurvesSink, Scores
 
 
-class TensorBoardSink(Sink):
+class TensorBoardSink(CurvesSink):
     """Writes the curves train/*, val/*, perf/*, a picture of samples, hyperparameters and best scores (`names`).
 
     Events are written by the calling thread, one for all curves of a report. TensorBoard's own SummaryWriter uses a
@@ -43,18 +43,11 @@ class TensorBoardSink(Sink):
         image = Summary.Image(width=width, height=height, colorspace=3, encoded_image_string=png(picture))
         self._write(step, summary=Summary(value=[Summary.Value(tag=name, image=image)]))
 
-    def train(self, report: StepReport) -> None:
-        self._curves(report.curves(), report.position.step)
-
-    def epoch(self, report: EpochReport) -> None:
-        if report.val:
-            self._curves(report.curves(), report.position.step)
-
     def finish(self, summary: Mapping[str, Any]) -> None:
         from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 
         best = {f"hparam/val/{name}": summary["best"][name] for name in self._names}
-        self._curves({**best, "hparam/images_per_s": summary["images_per_s"]}, summary["step"])
+        self.curves({**best, "hparam/images_per_s": summary["images_per_s"]}, summary["step"])
         end = plugin_data_pb2.SessionEndInfo(status=api_pb2.STATUS_SUCCESS, end_time_secs=time.time())
         self._session(metadata.SESSION_END_INFO_TAG, session_end_info=end)
 
@@ -83,7 +76,7 @@ class TensorBoardSink(Sink):
         data = metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(**info))
         self._write(0, summary=Summary(value=[Summary.Value(tag=tag, metadata=data)]))
 
-    def _curves(self, values: Scores, step: int) -> None:
+    def curves(self, values: Scores, step: int) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         points = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]

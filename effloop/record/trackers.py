@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from effloop.errors import ConfigError, optional_package
-from effloop.record.sinks import EpochReport, Scores, Sink, StepReport
+from effloop.record.sinks import CurvesSink, EpochReport, Scores
 from effloop.system.files import write_text
 from effloop.system.untrusted import read_json
 
@@ -45,7 +45,7 @@ def import_wandb() -> ModuleType:
     return optional_package("wandb", "record.wandb=true", "effloop[wandb]")
 
 
-class MlflowSink(Sink):
+class MlflowSink(CurvesSink):
     """Logs to an MLflow run: params, metrics by step, the final status.
 
     Metrics are sent every ten seconds and after each epoch: a request takes 30 ms with a local file, and more over
@@ -79,26 +79,23 @@ class MlflowSink(Sink):
         for first in range(0, len(params), _MAX_PARAMS):
             self._client.log_batch(self._run_id, params=params[first : first + _MAX_PARAMS])
 
-    def train(self, report: StepReport) -> None:
-        self._add(report.curves(), report.position.step)
+    def curves(self, values: Scores, step: int) -> None:
+        now = int(time.time() * 1000)
+        self._pending += [self._metric(name, value, now, step) for name, value in values.items()]
         if time.monotonic() - self._flushed > _FLUSH_S:
             self._flush()
 
     def epoch(self, report: EpochReport) -> None:
-        self._add(report.curves(), report.position.step)
+        super().epoch(report)
         self._flush()
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        self._add(_flatten(summary), summary["step"])
+        self.curves(_flatten(summary), summary["step"])
 
     def end(self, error: BaseException | None) -> None:
         self._flush()
         status = "FAILED" if error else "FINISHED"
         self._client.set_terminated(self._run_id, "KILLED" if isinstance(error, KeyboardInterrupt) else status)
-
-    def _add(self, values: Scores, step: int) -> None:
-        now = int(time.time() * 1000)
-        self._pending += [self._metric(name, value, now, step) for name, value in values.items()]
 
     def _flush(self) -> None:
         for first in range(0, len(self._pending), _MAX_METRICS):
@@ -107,7 +104,7 @@ class MlflowSink(Sink):
         self._flushed = time.monotonic()
 
 
-class WandbSink(Sink):
+class WandbSink(CurvesSink):
     """Logs to a Weights & Biases run: config, metrics by step, summary, exit code. Its files are in the run folder."""
 
     def __init__(self, run_dir: Path, project: str, hyperparameters: Mapping[str, Any]) -> None:
@@ -129,12 +126,8 @@ class WandbSink(Sink):
         )
         _save_id(run_dir, "wandb", self._run.id)
 
-    def train(self, report: StepReport) -> None:
-        self._run.log(report.curves(), step=report.position.step)
-
-    def epoch(self, report: EpochReport) -> None:
-        if report.val:
-            self._run.log(report.curves(), step=report.position.step)
+    def curves(self, values: Scores, step: int) -> None:
+        self._run.log(dict(values), step=step)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         self._run.summary.update(_flatten(summary))

@@ -8,13 +8,14 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TextIO, cast
 
 from effloop.errors import printable
+from effloop.system.processes import WrappedStream
 
 # What is printed does nothing to a terminal but show: names of files, classes and runs may hold its commands.
 
@@ -37,11 +38,11 @@ def escaped_output() -> Iterator[None]:
             sys.stdout, sys.stderr = before
 
 
-class EscapedStream:
+class EscapedStream(WrappedStream):
     r"""A text stream in which control characters are written as `\x1b`, but for colours and progress bars."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        super().__init__(stream)
         self._kept = _KEPT[stream.isatty()]
 
     def write(self, text: str) -> int:
@@ -50,13 +51,6 @@ class EscapedStream:
             text = "".join(part if index % 2 else printable(part) for index, part in enumerate(self._kept.split(text)))
         self._stream.write(text)
         return size
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self.write(line)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
 
 
 # A line for SIGBUS: what the kernel sends when a mapped file has become shorter, or a disk under it has failed.

@@ -57,7 +57,7 @@ def end_with_parent(parent: int) -> None:
 
 def describe_process(pid: int | None = None) -> dict[str, Any]:
     """What tells a process (None: this one) from all others, for JSON: `pid`, `host`, and when it `started`."""
-    return {"pid": (pid := pid or os.getpid()), "host": socket.gethostname(), "started": [*_this_system(), _start(pid)]}
+    return {"pid": (pid := pid or os.getpid()), "host": socket.gethostname(), "started": [*this_system(), _start(pid)]}
 
 
 def is_alive(process: Mapping[str, Any]) -> bool | None:
@@ -65,13 +65,13 @@ def is_alive(process: Mapping[str, Any]) -> bool | None:
     *system, start = process.get("started") or [None]
     if start is None or process.get("host") != socket.gethostname():
         return None
-    boot, namespace = _this_system()
+    boot, namespace = this_system()
     if system[0] != boot:  # the machine was started again
         return False
     return start == _start(process["pid"]) if system[1] == namespace else None
 
 
-def _this_system() -> tuple[str, str]:
+def this_system() -> tuple[str, str]:
     """The IDs of the machine's boot, and of the PID namespace (the container); empty if they aren't known."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")
@@ -137,11 +137,30 @@ def prefix_output(prefix: str) -> None:
     sys.stderr = cast("TextIO", PrefixedStream(sys.stderr, prefix))
 
 
-class PrefixedStream:
+class WrappedStream:
+    """A text stream of which a subclass changes what is written."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text, changed."""
+        raise NotImplementedError
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class PrefixedStream(WrappedStream):
     """A text stream that begins each line with a prefix, and writes whole lines until it is flushed."""
 
     def __init__(self, stream: TextIO, prefix: str) -> None:
-        self._stream, self._prefix = stream, prefix
+        super().__init__(stream)
+        self._prefix = prefix
         self._head = prefix
         """Of the next line to be written; empty where a part of that line has been written."""
         self._pending = ""
@@ -158,10 +177,3 @@ class PrefixedStream:
             self._stream.write(self._head + self._pending)
             self._pending = self._head = ""
         self._stream.flush()
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self.write(line)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)

@@ -19,11 +19,11 @@ from effloop.parallel.watchdog import (
     Watchdog,
     find_stalled_rank,
     find_straggler,
-    pid_space,
 )
+from effloop.system.processes import this_system
 
 PATIENCE_S = 180  # a store takes 5 s and more to open where names can't be looked up
-BEAT = Heartbeat(number=7, steps=34, at="in training batch 17", host="here", pid=4711, space="")
+BEAT = Heartbeat(number=7, steps=34, at="in training batch 17", host="here", pid=4711, space=("", ""))
 
 
 def after(beat: Heartbeat, **changes) -> Heartbeat:
@@ -95,7 +95,7 @@ def test_two_ranks_on_a_real_store():
     assert "rank 1 on" in said.line
     assert f"(pid {os.getpid()})" in said.line
     assert "in training batch 3" in said.line
-    assert said.beat.space == pid_space()
+    assert tuple(said.beat.space) == this_system()
 
 
 def built(store: PrefixStore, rank: int, found: list[Stall], go_on: threading.Event) -> None:

@@ -65,126 +65,83 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def make_group(root: Path, path: str, limit: object, used: int, given_back: int = 0) -> None:
-    group = root / "fs" / path
-    first = path.split("/")[0] == "memory"
-    names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if first else ("memory.max", "memory.current")
+FIRST = "5:devices:/other\n4:cpu,memory:{}\n1:name=systemd:/\n0::/\n"
+"""The groups of a process where the first version of cgroups has both controllers; {} is its own."""
+SECOND = "0::{}\n"
+
+
+def make_group(root: Path, path: str, memory: object, cores: object) -> None:
+    """A group that uses 5 GB, of which the kernel can take 3 GB back; limits of None are as the kernel writes them."""
+    controller, group = path.split("/")[0], root / "fs" / path
     group.mkdir(parents=True, exist_ok=True)
-    for name, value in zip(names, (limit, used), strict=True):
+    files: dict[str, object]
+    if controller == "memory":
+        files = {"memory.limit_in_bytes": memory or 0x7FFFFFFFFFFFF000, "memory.usage_in_bytes": 5 * GB}
+        files["memory.stat"] = f"anon 1\ninactive_file 0\ntotal_inactive_file {3 * GB}\n"
+    elif controller == "cpu":
+        files = {"cpu.cfs_quota_us": cores or -1, "cpu.cfs_period_us": 100_000}
+    else:
+        files = {"memory.max": memory or "max", "memory.current": 5 * GB, "cpu.max": f"{cores or 'max'} 100000"}
+        files["memory.stat"] = f"anon 1\ninactive_file {3 * GB}\n"
+    for name, value in files.items():
         (group / name).write_text(f"{value}\n")
-    total = f"total_inactive_file {given_back}\n" if first else ""
-    own = 0 if first else given_back
-    (group / "memory.stat").write_text(f"anon 1\ninactive_file {own}\n{total}")
-
-
-def test_memory_without_groups(groups: Path) -> None:
-    assert hardware.available_memory() == 50 * GB
-    (groups / "cgroup").write_text("0::/a\n")  # no such folder is shown
-    assert hardware.available_memory() == 50 * GB
-
-
-@pytest.mark.parametrize(
-    ("limits", "free"),
-    [
-        ({"slice/job/step": 9 * GB}, 7 * GB),
-        ({"slice/job": 8 * GB}, 6 * GB),  # of a group above
-        ({"slice/job/step": 9 * GB, "slice": 5 * GB}, 3 * GB),
-        ({"": 4 * GB}, 2 * GB),  # a container sees its own group as the root
-        ({"slice/other": 1 * GB}, 50 * GB),  # somebody else's
-        ({"slice": 1 * GB}, 0),  # more is used than is allowed
-        ({"slice": 99 * GB}, 50 * GB),
-    ],
-)
-def test_memory_in_groups(limits: dict[str, int], free: int, groups: Path) -> None:
-    (groups / "cgroup").write_text("0::/slice/job/step\n")
-    for path in ("", "slice", "slice/job", "slice/job/step", "slice/other"):
-        make_group(groups, path, limits.get(path, "max"), 5 * GB, 3 * GB)
-    assert hardware.available_memory() == free
-
-
-@pytest.mark.parametrize(
-    ("path", "limits", "free"),
-    [
-        ("/job/step", {"memory/job/step": 9 * GB}, 7 * GB),
-        ("/job/step", {"memory/job": 8 * GB}, 6 * GB),
-        ("/docker/0123", {"memory": 4 * GB}, 2 * GB),  # a path outside of the container
-        ("/../job", {"memory/job": 4 * GB}, 2 * GB),
-        ("/job/step", {}, 50 * GB),
-    ],
-)
-def test_memory_in_groups_of_the_first_version(path: str, limits: dict[str, int], free: int, groups: Path) -> None:
-    (groups / "cgroup").write_text(f"5:devices:/other\n4:cpu,memory:{path}\n1:name=systemd:/\n0::/\n")
-    for group in ("memory", "memory/job", "memory/job/step", "memory/other"):
-        make_group(groups, group, limits.get(group, 0x7FFFFFFFFFFFF000), 5 * GB, 3 * GB)
-    assert hardware.available_memory() == free
-
-
-def test_available_memory_of_this_machine() -> None:
-    assert 1 << 20 < hardware.available_memory() < 1 << 50
 
 
 MANY = 1000  # cores, so that this machine's own number doesn't come into it
 
 
-@pytest.fixture
-def many_cores(groups: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.mark.parametrize(
+    ("listed", "path", "memory", "cores", "free", "count"),
+    [
+        (SECOND, "/slice/job/step", {}, {}, 50, MANY),
+        (SECOND, "/slice/job/step", {"slice/job/step": 9 * GB}, {"slice/job/step": 400_000}, 7, 4),
+        (SECOND, "/slice/job/step", {"slice/job": 8 * GB}, {"slice/job": 800_000}, 6, 8),  # of a group above
+        (
+            *(SECOND, "/slice/job/step", {"slice/job/step": 9 * GB, "slice": 5 * GB}),
+            *({"slice/job/step": 800_000, "slice": 300_000}, 3, 3),
+        ),
+        (SECOND, "/slice/job/step", {"": 4 * GB}, {"": 200_000}, 2, 2),  # a container sees its own group as the root
+        (SECOND, "/slice/job/step", {"slice/other": GB}, {"slice/other": 100_000}, 50, MANY),  # somebody else's
+        (SECOND, "/slice/job/step", {"slice": GB}, {"slice": 250_000}, 0, 2),  # more is used than allowed; 2.5 cores
+        (SECOND, "/slice/job/step", {"slice": 99 * GB}, {"slice": 50_000}, 50, 1),  # half a core, but not none
+        (FIRST, "/job/step", {}, {}, 50, MANY),
+        (FIRST, "/job/step", {"memory/job/step": 9 * GB}, {"cpu/job/step": 400_000}, 7, 4),
+        (FIRST, "/job/step", {"memory/job": 8 * GB}, {"cpu/job": 300_000}, 6, 3),
+        (FIRST, "/docker/0123", {"memory": 4 * GB}, {"cpu": 200_000}, 2, 2),  # a path outside of the container
+        (FIRST, "/../job", {"memory/job": 4 * GB}, {"cpu/job": 200_000}, 2, 2),
+    ],
+)
+def test_limits_of_groups(
+    listed: str,
+    path: str,
+    memory: dict[str, int],
+    cores: dict[str, int],
+    free: int,
+    count: int,
+    groups: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(MANY)))
-    return groups
-
-
-def limit_cores(root: Path, path: str, quota: object, period: int = 100_000) -> None:
-    group = root / "fs" / path
-    group.mkdir(parents=True, exist_ok=True)
-    if path.split("/")[0] == "cpu":
-        (group / "cpu.cfs_quota_us").write_text(f"{quota}\n")
-        (group / "cpu.cfs_period_us").write_text(f"{period}\n")
+    (groups / "cgroup").write_text(listed.format(path))
+    if listed == SECOND:
+        made = ["", "slice", "slice/job", "slice/job/step", "slice/other"]
     else:
-        (group / "cpu.max").write_text(f"{quota} {period}\n")
+        made = [f"{kind}{below}" for kind in ("memory", "cpu") for below in ("", "/job", "/job/step", "/other")]
+    for each in made:
+        make_group(groups, each, memory.get(each), cores.get(each))
+    assert hardware.available_memory() == free * GB
+    assert hardware.available_cores() == count
 
 
-@pytest.mark.parametrize(
-    ("quotas", "cores"),
-    [
-        ({}, MANY),
-        ({"slice/job/step": 400_000}, 4),
-        ({"slice/job": 800_000}, 8),  # of a group above
-        ({"slice/job/step": 800_000, "slice": 300_000}, 3),
-        ({"": 200_000}, 2),  # a container sees its own group as the root
-        ({"slice/other": 100_000}, MANY),  # somebody else's
-        ({"slice": 250_000}, 2),  # two and a half
-        ({"slice": 50_000}, 1),  # half a core, but not none
-    ],
-)
-def test_cores_in_groups(quotas: dict[str, int], cores: int, many_cores: Path) -> None:
-    (many_cores / "cgroup").write_text("0::/slice/job/step\n")
-    for path in ("slice", "slice/job", "slice/job/step", "slice/other"):  # the machine's own root has no such file
-        limit_cores(many_cores, path, "max")
-    for path, quota in quotas.items():
-        limit_cores(many_cores, path, quota)
-    assert hardware.available_cores() == cores
+def test_without_groups(groups: Path) -> None:
+    for _ in range(2):
+        assert hardware.available_memory() == 50 * GB
+        assert hardware.available_cores() == len(os.sched_getaffinity(0))
+        (groups / "cgroup").write_text("0::/a\n")  # no such folder is shown
 
 
-@pytest.mark.parametrize(
-    ("path", "quotas", "cores"),
-    [
-        ("/job/step", {"cpu/job/step": 400_000}, 4),
-        ("/job/step", {"cpu/job": 300_000}, 3),
-        ("/docker/0123", {"cpu": 200_000}, 2),  # a path outside of the container
-        ("/../job", {"cpu/job": 200_000}, 2),
-        ("/job/step", {}, MANY),
-    ],
-)
-def test_cores_in_groups_of_the_first_version(path: str, quotas: dict[str, int], cores: int, many_cores: Path) -> None:
-    (many_cores / "cgroup").write_text(f"5:devices:/other\n4:cpu,cpuacct:{path}\n3:cpuset:/other\n0::/\n")
-    for group in ("cpu", "cpu/job", "cpu/job/step", "cpu/other"):
-        limit_cores(many_cores, group, quotas.get(group, -1))
-    assert hardware.available_cores() == cores
-
-
-def test_cores_without_groups(groups: Path) -> None:
-    assert hardware.available_cores() == len(os.sched_getaffinity(0))
-    (groups / "cgroup").write_text("0::/a\n")  # no such folder is shown
-    assert hardware.available_cores() == len(os.sched_getaffinity(0))
+def test_available_memory_of_this_machine() -> None:
+    assert 1 << 20 < hardware.available_memory() < 1 << 50
 
 
 @pytest.fixture

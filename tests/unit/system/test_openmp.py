@@ -1,4 +1,4 @@
-"""How long OpenMP's threads spin: said before torch is imported, by every way that a process starts, unless chosen."""
+"""How long OpenMP's threads spin: set before torch is imported, however a process starts, unless users choose it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +33,13 @@ def _nothing_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-@pytest.fixture
-def torch_that_tells(tmp_path: Path) -> Path:
-    """A folder with a package `torch` that ends the process where it is imported, and says what libgomp would read."""
-    (tmp_path / "torch.py").write_text(
+def read_by_libgomp(folder: Path, words: list[str], env: dict[str, str]) -> Any:
+    """What libgomp would read in a process: its package `torch` says it, and ends where it is imported."""
+    (folder / "torch.py").write_text(
         "import json, os\n"
         f"read = {{name: os.environ[name] for name in ('{COUNT}', '{POLICY}') if name in os.environ}}\n"
         "print(json.dumps(read), flush=True)\nos._exit(0)\n"
     )
-    return tmp_path
-
-
-def read_by_libgomp(folder: Path, words: list[str], env: dict[str, str]) -> Any:
     path = os.pathsep.join([str(folder), str(Path(effloop.__file__).parents[1])])
     process = subprocess.run(
         [sys.executable, *words], cwd=folder, env={**os.environ, **env, "PYTHONPATH": path}, text=True,
@@ -54,40 +48,36 @@ def read_by_libgomp(folder: Path, words: list[str], env: dict[str, str]) -> Any:
     return json.loads(process.stdout)
 
 
-COMMANDS = {
-    "train": ["-m", "effloop", "epochs=1"],
-    "console script": ["-c", "import sys; sys.argv[1:] = ['epochs=1']; from effloop.cli.main import entry; entry()"],
-    "eval": ["-m", "effloop", "eval", "outputs/run"],
-    "sweep": ["-m", "effloop", "-m", "seed=1,2"],
-}
+TRAIN = ["-m", "effloop", "epochs=1"]
+SCRIPT = ["-c", "import sys; sys.argv[1:] = ['epochs=1']; from effloop.cli.main import entry; entry()"]
+RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "none"}
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_of_a_command(command: str, torch_that_tells: Path) -> None:
-    assert read_by_libgomp(torch_that_tells, COMMANDS[command], {}) == OURS
+@pytest.mark.parametrize(
+    ("words", "env", "found"),
+    [
+        (TRAIN, {}, OURS),
+        (SCRIPT, {}, OURS),
+        (["-m", "effloop", "eval", "outputs/run"], {}, OURS),
+        (["-m", "effloop", "-m", "seed=1,2"], {}, OURS),
+        (TRAIN, RANK, OURS),
+        *[(TRAIN, chosen, chosen) for chosen in CHOSEN],
+    ],
+)
+def test_of_a_command(words: list[str], env: dict[str, str], found: dict[str, str], tmp_path: Path) -> None:
+    assert read_by_libgomp(tmp_path, words, env) == found
 
 
-@pytest.mark.parametrize("chosen", CHOSEN)
-def test_the_users_choice(chosen: dict[str, str], torch_that_tells: Path) -> None:
-    assert read_by_libgomp(torch_that_tells, COMMANDS["train"], chosen) == chosen
-
-
-def test_of_a_rank_of_torchrun(torch_that_tells: Path) -> None:
-    env = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "none"}
-    assert read_by_libgomp(torch_that_tells, COMMANDS["train"], env) == OURS
-
-
-def job_runner(*, parallel: bool = True) -> JobRunner:
+def job_environment(host: str = "", *, parallel: bool = True) -> dict[str, str]:
     values: dict[str, Any] = {"folder": "", "fixed": frozenset(), "objective": "", "count": 0, "parent": 0}
     flags = {"resume": False, "parallel": parallel, "debug": False}
-    return JobRunner(**values, **flags, host=socket.gethostname(), threads={})
+    return JobRunner(**values, **flags, host=host or socket.gethostname(), threads={}).environment()
 
 
 @pytest.mark.parametrize("parallel", [False, True])
-@pytest.mark.parametrize("host", [socket.gethostname(), "a login node"])
-def test_of_a_job(*, parallel: bool, host: str, torch_that_tells: Path) -> None:
-    runner = replace(job_runner(parallel=parallel), host=host)
-    assert read_by_libgomp(torch_that_tells, ["-m", "effloop.run.job"], runner.environment()) == OURS
+@pytest.mark.parametrize("host", ["", "a login node"])
+def test_of_a_job(*, parallel: bool, host: str, tmp_path: Path) -> None:
+    assert read_by_libgomp(tmp_path, ["-m", "effloop.run.job"], job_environment(host, parallel=parallel)) == OURS
 
 
 @pytest.mark.parametrize("chosen", [*CHOSEN, {COUNT: "7", POLICY: "active"}])
@@ -95,7 +85,7 @@ def test_of_a_job_by_the_users_choice(chosen: dict[str, str], monkeypatch: pytes
     for name, value in chosen.items():
         monkeypatch.setenv(name, value)
     limit_spinning()  # as the command that starts the sweep
-    found = job_runner().environment()
+    found = job_environment()
     assert {name: found[name] for name in (COUNT, POLICY) if name in found} == chosen
 
 
