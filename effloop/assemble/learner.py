@@ -21,10 +21,9 @@ from effloop.assemble.checks import (
     fitting,
     trained_names,
 )
-from effloop.assemble.compiling import compile_now, state_preserved
-from effloop.assemble.data import Data
 from effloop.assemble.environment import Environment
-from effloop.assemble.model import build_model, check_batch_norm
+from effloop.assemble.loader import Data
+from effloop.assemble.model import build_model, check_batch_norm, compile_now, state_preserved
 from effloop.assemble.resolve import Resolved, resolved
 from effloop.checkpoint import files, rng
 from effloop.config import Config

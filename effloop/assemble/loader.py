@@ -1,13 +1,16 @@
-"""Config -> the batches of a split: source, order, decoder, augmentation, engine, transfer."""
+"""Config -> the batches of splits: source, order, decoder, augmentation, engine, transfer."""
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
+from effloop.assemble.environment import Environment
 from effloop.assemble.resolve import Resolved, check_limits, resolved
 from effloop.config import Config
 from effloop.data.augment import augments
@@ -19,18 +22,21 @@ from effloop.data.engine import engines
 from effloop.data.engine.base import engine_class
 from effloop.data.engine.threads import ThreadsConfig
 from effloop.data.ledger import Ledger
-from effloop.data.loader import Loader
+from effloop.data.loader import Loader, Stages
 from effloop.data.order import Order
 from effloop.data.plan import Plan
 from effloop.data.source import Cache, Kind, Source, Tail
 from effloop.data.source.config import Index
 from effloop.data.source.counts import classes_without_samples
-from effloop.data.source.splits import open_part, open_split
+from effloop.data.source.root import remote_facts, remote_files
+from effloop.data.source.splits import check_same_classes, open_part, open_split
+from effloop.data.source.storage.kept import opening_once
 from effloop.data.transfer import Transfer
 from effloop.errors import ConfigError, EffLoopError, warn
 from effloop.parallel import OwnSlice, Slice, own_slice
 from effloop.system.hardware import find_device, keep_freed_memory
 from effloop.task import Task, tasks
+from effloop.train.trainer import BatchStream
 
 
 def build_loader(
@@ -69,8 +75,7 @@ def build_loader(
     parallel = parallel or own_slice(find_device(config.device))
     check_limits(config, parallel, on_host=parallel.device.type == "cpu")
     train, found = split == "train" and not evaluate, resolved(config, parallel)
-    source = source_of(found, split, parallel, classes)
-    return loader_for(found, tasks.build(config.task), source, parallel, Use(split, train))
+    return split_loader(found, tasks.build(config.task), split, parallel, train=train, classes=classes)
 
 
 def loader_of(config: Config, source: Source, plan: type[Plan] = Plan) -> Loader:
@@ -93,24 +98,21 @@ def loader_of(config: Config, source: Source, plan: type[Plan] = Plan) -> Loader
     return _loader_of(found, tasks.build(config.task), made, device, train=False)
 
 
-@dataclass(frozen=True)
-class Use:
-    """What a split is loaded for: its name, and whether it is trained on."""
-
-    split: str
-    train: bool
-
-
-def loader_for(config: Resolved, task: Task, source: Source, parallel: Slice, use: Use) -> Loader:
-    """The batches of an opened split, for a use of them; raises as `build_loader`."""
-    train = use.train
+def split_loader(
+    config: Resolved, task: Task, split: str, parallel: Slice, *, train: bool, classes: Sequence[str] | None = None
+) -> Loader:
+    """The batches of a split, to be trained on or evaluated; arguments and errors as of `build_loader`."""
+    source = open_split(config.data, split, classes)
+    if config.data.allow_missing_classes and not parallel.rank and (lacking := classes_without_samples(source)):
+        of = f"{len(lacking)} of {len(source.classes)} classes"
+        warn(f"data.allow_missing_classes: {source.where} has no samples of {of}: {', '.join(lacking[:8])}")
     plan, device = _plan(config, source, parallel, train=train), parallel.device
     if device.type == "cpu" and plan.augment.has_device_part:
         warn("augment.device=gpu: the model is on the CPU; batches are augmented there, in the training thread")
     ledger = None
     if config.on_error is OnError.skip:
         plan = replace(plan, on_bad=OnBad.replace if train else OnBad.leave_out)
-        ledger = Ledger(use.split, source.where, len(source), config.max_errors)
+        ledger = Ledger(split, source.where, len(source), config.max_errors)
     most = ledger.most if ledger else 0
     where = [f"data={config.data.name}"] * (config.data.name != "auto")
     where += [f"data.root={config.data.root}"] * bool(config.data.root)
@@ -148,15 +150,6 @@ def _mix(config: Resolved, task: Task, source: Source) -> Mix | None:
                 f"augment.{key}: {value} mixes targets as task={config.task.name} can't learn them; set augment.{key}=0"
             )
     return Mix(config.augment.mixup, config.augment.cutmix, num_outputs) if task.mixes else None
-
-
-def source_of(config: Resolved, split: str, parallel: Slice, classes: Sequence[str] | None = None) -> Source:
-    """The samples of a split."""
-    source = open_split(config.data, split, classes)
-    if config.data.allow_missing_classes and not parallel.rank and (lacking := classes_without_samples(source)):
-        of = f"{len(lacking)} of {len(source.classes)} classes"
-        warn(f"data.allow_missing_classes: {source.where} has no samples of {of}: {', '.join(lacking[:8])}")
-    return source
 
 
 def _plan(config: Resolved, source: Source, parallel: Slice, *, train: bool, kind: type[Plan] = Plan) -> Plan:
@@ -207,3 +200,86 @@ def _share(config: Config, source: Source, *, train: bool) -> float:
         return 1.0
     mine, others = (part.fingerprint()["bytes"] or len(part) for part in (source, other))
     return float(mine / (mine + others))
+
+
+# Both splits of a run, and what the loop asks for their batches.
+
+
+@dataclass(frozen=True)
+class Data:
+    """Both splits of a run.
+
+    Attributes:
+        train: the training split at `image_size`.
+        batches: what the loop asks for batches: `train`, or loaders of several sizes that take turns.
+        largest: the loader of the training split whose batches take most memory.
+        val: the validation split.
+        fingerprints: {split: its fingerprint}; of the files behind a URL `remote`, too, or `remote-KEY`.
+        notes: lines for users.
+        download: what it took to have the files behind a URL here; empty for other data.
+    """
+
+    train: Loader
+    batches: BatchStream
+    largest: Loader
+    val: Loader
+    fingerprints: dict[str, Any]
+    notes: Sequence[str]
+    download: Mapping[str, float]
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes, in the order of their labels; empty where targets are no classes."""
+        return list(self.train.classes)
+
+    @property
+    def target_names(self) -> list[str]:
+        """Names of the outputs: the classes, or of each of the numbers."""
+        return list(self.train.plan.source.target_names)
+
+
+@opening_once()
+def build_data(environment: Environment) -> Data:
+    """Open both splits, and start what loads them.
+
+    Raises:
+        ConfigError, DataError: they can't be, or ranks have different data.
+    """
+    config, task, parallel = environment.config, environment.task, environment.parallel
+    train = split_loader(config, task, "train", parallel, train=True)
+    batches, largest = _stages(environment, train)
+    val = split_loader(config, task, "val", parallel, train=False)
+    fingerprints = {"train": train.plan.source.fingerprint(), "val": val.plan.source.fingerprint()}
+    fingerprints |= {name: manifest.fingerprint() for name, manifest in remote_files(config.data).items()}
+    check_same_classes(train.plan.source, val.plan.source)
+    parallel.assert_equal("the data", json.dumps(fingerprints, sort_keys=True))
+    notes = [*dict.fromkeys(split.plan.source.note for split in (train, val) if split.plan.source.note)]
+    if line := train.plan.order.describe():
+        notes.append(line)
+    download, lines = remote_facts(config.data)
+    notes += lines
+    if fingerprints["train"] == fingerprints["val"]:
+        notes.append(
+            f"validation uses the training images ({val.plan.source.where}): its scores say nothing about other "
+            "images; set data.val_split to a split of images that aren't trained on"
+        )
+        parallel.on_rank0(lambda: warn(notes[-1]))
+    return Data(train, batches, largest, val, fingerprints, notes, download)
+
+
+def _stages(environment: Environment, train: Loader) -> tuple[BatchStream, Loader]:
+    """What the loop asks for batches, and the loader whose batches take most memory."""
+    config = environment.config
+    if not config.progressive:
+        return train, train
+    loaders, sizes = {config.size: train}, config.train_sizes
+    for size in sizes:
+        if size not in loaders:
+            try:
+                sized = replace(config, image_size=list(size))
+                loaders[size] = split_loader(sized, environment.task, "train", environment.parallel, train=True)
+                loaders[size].ledger = train.ledger
+            except ConfigError as error:
+                raise ConfigError(f"progressive: at {size} pixels {error}") from error
+    stages = Stages(sizes, [loaders[size] for size in sizes], config.epochs)
+    return stages, loaders[max(sizes, key=lambda size: size.pixels)]

@@ -1,15 +1,25 @@
-"""Config -> the model: built, tried on an image, told what it is told, on its device."""
+"""Config -> the model: built, tried on an image, on its device, compiled; and steps that leave no trace."""
 
 from __future__ import annotations
 
+import copy
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any, Protocol
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from effloop.assemble.resolve import Resolved
+from effloop.batch import ImageSize
+from effloop.checkpoint import rng
 from effloop.errors import ConfigError, EffLoopError, reason
 from effloop.model import checkpoint_blocks, freeze, models, norms_of_one_value
 from effloop.parallel import Parallel
-from effloop.task import is_spatial
+from effloop.precision import Precision
+from effloop.task import Task, is_spatial
 
 
 def build_model(config: Resolved, num_outputs: int, device: torch.device) -> nn.Module:
@@ -86,3 +96,104 @@ def check_batch_norm(config: Resolved, model: nn.Module, parallel: Parallel) -> 
                 f"{size.word} pixels; {len(names)} such layer{'s' * (len(names) > 1)}), and that has no variance; set "
                 f"batch_size={config.batch_size + 1}{sync}, or another model"
             )
+
+
+# Compiling before the first step, and steps that leave no trace.
+
+
+def wait_for_gpu() -> None:
+    """Return once the GPU has done all it was given; at once where none is in use."""
+    # Otherwise nothing is queued, and asking would initialise CUDA, which takes half a gigabyte of GPU memory.
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+
+
+def seconds_of(step: Callable[[], object], calls: int = 1, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Seconds of several calls in a row, including the work they queue on a GPU."""
+    wait_for_gpu()
+    started = clock()
+    for _ in range(calls):
+        step()
+    wait_for_gpu()
+    return clock() - started
+
+
+class Stateful(Protocol):
+    """An optimizer, a precision, a schedule."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any], /) -> object: ...
+
+
+@contextmanager
+def state_preserved(model: nn.Module, *parts: Stateful) -> Iterator[None]:
+    """Steps inside the block leave no trace.
+
+    Restored are the model's parameters, buffers, gradients and modes (training or not), in place, the states of
+    `parts`, and all random generators: Python's, NumPy's, torch's on every device. What a module keeps beside its
+    parameters and buffers is not. Inside the block there is a second copy of the model and of the states.
+    """
+    kept = [(each, each.detach().clone()) for each in chain(model.parameters(), model.buffers())]
+    grads = [(each, each.grad, None if each.grad is None else each.grad.clone()) for each in model.parameters()]
+    modes = [(each, each.training) for each in model.modules()]
+    states = [(part, copy.deepcopy(part.state_dict())) for part in parts]
+    generators = rng.capture()
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for each, value in kept:
+                each.copy_(value)
+            for parameter, grad, before in grads:
+                parameter.grad = grad if grad is None or before is None else grad.copy_(before)
+        for module, training in modes:
+            module.training = training
+        for part, state in states:
+            part.load_state_dict(state)
+        rng.restore(generators)
+
+
+def random_batch(
+    config: Resolved, size: ImageSize, task: Task, num_outputs: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Random images as a loader hands them out, their targets and `valid`."""
+    layout = torch.channels_last if config.channels_last else torch.contiguous_format
+    shape = (config.batch_size, config.data.channels, *size)
+    images = torch.randn(shape, device=device).contiguous(memory_format=layout)
+    targets = task.for_size(*size).example_targets(config.batch_size, num_outputs, device)
+    return images, targets, torch.ones(shape[:1], dtype=torch.bool, device=device)
+
+
+def compile_now(
+    config: Resolved,
+    train_step: nn.Module,
+    averaged: nn.Module,
+    task: Task,
+    precision: Precision,
+    num_outputs: int,
+) -> float:
+    """Compile a model before training is timed; returns the seconds that it took.
+
+    For training, by a `Step` as `Parallel.wrap_step` returned it, and for evaluation, by the `averaged` model, at each
+    image size; nothing else changes. All ranks have to do it: DDP splits the graph where gradients are sent, so that
+    communication overlaps with computing.
+
+    Raises:
+        ConfigError: torch.compile failed; the message has its reason.
+    """
+    import torch._dynamo as dynamo  # 1 s
+
+    dynamo.config.optimize_ddp = not config.model.checkpointing  # such graphs can't be split
+
+    def run() -> None:
+        for size in dict.fromkeys(config.train_sizes):
+            precision.backward(train_step.train()(*random_batch(config, size, task, num_outputs, precision.device))[0])
+        images, _, _ = random_batch(config, config.size, task, num_outputs, precision.device)
+        with torch.no_grad(), precision.autocast():
+            task.with_output_transform(averaged).eval()(images)
+
+    try:
+        with state_preserved(train_step):
+            return seconds_of(run)
+    except dynamo.exc.TorchDynamoException as error:
+        raise ConfigError(f"compile: torch.compile can't do it here: {reason(error)}; set compile=false") from error

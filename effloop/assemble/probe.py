@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from effloop import config as configs
-from effloop.assemble.data import Data
 from effloop.assemble.environment import Environment
-from effloop.assemble.loader import build_loader
+from effloop.assemble.loader import Data, build_loader
 from effloop.assemble.resolve import Resolved
 from effloop.data.bad import OnError
 from effloop.data.cache.cached import decoder_identity

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from effloop import config as configs
 from effloop.assemble.checks import fitting
-from effloop.assemble.data import Data, build_data
 from effloop.assemble.environment import Environment, build_environment
 from effloop.assemble.learner import Advise, Learner, Start, build_learner
+from effloop.assemble.loader import Data, build_data
 from effloop.checkpoint import Checkpoints, checkpointers
 from effloop.config import Config
 from effloop.config.hydra_setup import run_folder

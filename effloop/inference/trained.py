@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from effloop import config as configs
 from effloop.assemble.checks import check_same_model, check_same_tensors, check_trained_on, fitting, trained_names
-from effloop.assemble.compiling import state_preserved
 from effloop.assemble.loader import build_loader
-from effloop.assemble.model import build_model
+from effloop.assemble.model import build_model, state_preserved
 from effloop.assemble.resolve import resolved
 from effloop.batch import ImageSize, Preview
 from effloop.checkpoint import files

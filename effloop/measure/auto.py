@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from effloop.assemble.compiling import random_batch, seconds_of, state_preserved
-from effloop.assemble.model import build_model
+from effloop.assemble.model import build_model, random_batch, seconds_of, state_preserved
 from effloop.assemble.resolve import Resolved, resolved
 from effloop.config import Config
 from effloop.data.source.splits import open_split

@@ -25,7 +25,7 @@ from torch import nn
 
 import effloop
 from effloop import config as configs
-from effloop.assemble.compiling import seconds_of
+from effloop.assemble.model import seconds_of
 from effloop.assemble.resolve import num_workers
 from effloop.assemble.trainer import build_trainer
 from effloop.batch import Batch, ImageSize, Preview

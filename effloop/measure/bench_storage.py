@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from effloop.assemble.compiling import seconds_of
 from effloop.assemble.loader import build_loader
+from effloop.assemble.model import seconds_of
 from effloop.batch import ImageSize
 from effloop.config import Config
 from effloop.convert.convert import READ_BY

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.filesize import decimal
 
-from effloop.assemble.compiling import seconds_of, wait_for_gpu
+from effloop.assemble.model import seconds_of, wait_for_gpu
 from effloop.batch import Batch
 from effloop.data.cache.cached import CachedSource
 from effloop.data.image.encoded import EncodedImages

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from effloop import config as configs
-from effloop.assemble.compiling import seconds_of, wait_for_gpu
+from effloop.assemble.model import seconds_of, wait_for_gpu
 from effloop.assemble.resolve import num_workers
 from effloop.assemble.trainer import build_trainer
 from effloop.batch import Batch

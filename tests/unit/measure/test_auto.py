@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import effloop
-from effloop.assemble.compiling import state_preserved
+from effloop.assemble.model import state_preserved
 from effloop.assemble.resolve import resolved
 from effloop.measure.auto import _elsewhere, fastest
 from effloop.precision import Precision

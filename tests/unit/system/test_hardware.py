@@ -178,7 +178,7 @@ def test_reproducible_leaves_what_the_user_has_set(monkeypatch: pytest.MonkeyPat
 
 def test_importing_sets_nothing() -> None:
     code = (
-        "import os, torch, effloop.system.hardware, effloop.assemble.compiling, effloop.precision;"
+        "import os, torch, effloop.system.hardware, effloop.assemble.model, effloop.precision;"
         "assert not torch.are_deterministic_algorithms_enabled();"
         "assert 'CUBLAS_WORKSPACE_CONFIG' not in os.environ"
     )
