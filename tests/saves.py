@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from effloop.checkpoint import CheckpointConfig, Checkpoints, checkpointers, files
+from effloop.checkpoint.checkpointer import dump
 from effloop.errors import CheckpointError
 from effloop.system.files import replacing
 from effloop.task import LOSS
@@ -36,7 +37,7 @@ def write(path: Path, state: dict[str, Any]) -> None:
     """Write a checkpoint that holds whatever it may be."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, buffering=0) as file:
-        files.dump(state, file)
+        dump(state, file)
 
 
 def check(path: Path) -> int:

@@ -1,22 +1,27 @@
-"""Which checkpoints a run keeps."""
+"""Which checkpoints a run keeps, written so that at every moment the newest whole one is there."""
 
 from __future__ import annotations
 
+import errno
 import math
+import os
+import shutil
 from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, BinaryIO, ClassVar, cast
 
 import torch
 from torch import Tensor
 
 from effloop.checkpoint import files
-from effloop.checkpoint.files import Store
-from effloop.errors import CheckpointError, ConfigError, check_value
+from effloop.errors import CheckpointError, ConfigError, check_value, reason, warn
 from effloop.registry import PartConfig, Registry, either
+from effloop.system.archive import SealedWriter
+from effloop.system.files import describe_bytes, remove_stale, replacing
 from effloop.system.signals import PATIENCE_S, interrupts_deferred
 from effloop.task import Meter
 
@@ -213,7 +218,7 @@ class LastAndBest(Checkpoints):
 
     def __init__(self, config: CheckpointConfig, meter: Meter, run_dir: Path, facts: Mapping[str, Any]) -> None:
         super().__init__(config, meter, run_dir, facts)
-        self._store = Store(self.folder, config.keep)
+        remove_stale(self.folder)
         self._snapshots = Snapshots(host=config.background)
         self._saving: Future[None] | None = None
         self._last_step: int | None = None
@@ -252,12 +257,88 @@ class LastAndBest(Checkpoints):
             saving.result()
 
     def _write(self, state: dict[str, Any], is_best: bool) -> None:
-        before, self._last_step = self._last_step, None  # after a failure it isn't known
-        self._store.save(state, is_best=is_best, last_step=self._step_on_disk() if before is None else before)
-        self._last_step = int(state["progress"]["step"])
+        """Write last.ckpt, and best.ckpt if it is the best.
 
-    def _step_on_disk(self) -> int | None:
+        A kill may come at any moment: the new file is whole before it gets a name, best.ckpt is not older than what
+        last.ckpt says of it, and the last one gets a second name before it loses its first.
+        """
+        last, step = self.folder / "last.ckpt", int(state["progress"]["step"])
+        before, self._last_step = self._last_step, None  # after a failure it isn't known
+        if before is None:
+            with suppress(CheckpointError):  # none yet, or a broken one, which isn't worth keeping
+                before = files.position(last)["step"]
         try:
-            return files.position(self.folder / "last.ckpt")["step"]
-        except CheckpointError:  # none yet, or a broken one, which isn't worth keeping
-            return None
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with replacing(last, sync=True, buffering=0) as file:
+                dump(state, file)
+                os.fsync(file.fileno())
+                if is_best:
+                    _copy(Path(file.name), self.folder / "best.ckpt")
+                if self.config.keep and before is not None and before < step:
+                    _second_name(last, self.folder / f"step-{before:08}.ckpt")
+        except (OSError, RuntimeError, MemoryError) as error:  # RuntimeErrors are torch's
+            fix = "look at the disk, and resume"
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                free = "unknown bytes"
+                with suppress(OSError):
+                    free = describe_bytes(shutil.disk_usage(self.folder).free)
+                fix = f"it needs {describe_bytes(_bytes(state))}, {free} are free there; make room, and resume"
+            raise CheckpointError(
+                f"{last} could not be written: {reason(error)}; what was saved before is untouched; {fix}"
+            ) from error
+        self._prune(step)
+        self._last_step = step
+
+    def _prune(self, step: int) -> None:
+        """Remove all but the newest; and those that a run has left behind which resumed from an older one."""
+        paths = self.folder.glob("step-*.ckpt")
+        found = {number: path for path in paths if (number := files.step_of(path)) is not None}
+        kept = sorted(number for number in found if number < step)[-self.config.keep :] if self.config.keep else []
+        for number, path in found.items():
+            if number not in kept:
+                try:
+                    path.unlink(missing_ok=True)
+                except OSError as error:
+                    warn(f"{path} is not needed any more, and could not be removed ({error.strerror})")
+
+
+def dump(state: Mapping[str, Any], file: BinaryIO) -> None:
+    """Write a checkpoint into an open file without a buffer.
+
+    Raises:
+        OSError, RuntimeError: it could not be written.
+    """
+    writer = SealedWriter(file)
+    try:
+        torch.save({"format": files.FORMAT, **state}, cast("BinaryIO", writer))
+        writer.finish()
+    except Exception:
+        if writer.error:
+            raise writer.error from None
+        raise
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Another file with the same bytes: damage to one must not be in the other."""
+    with source.open("rb") as ours, replacing(target, sync=True) as file:
+        shutil.copyfileobj(ours, file, 1 << 20)
+
+
+def _second_name(path: Path, name: Path) -> None:
+    """Give a file another name, which lasts when the first one becomes that of another file."""
+    try:
+        name.unlink(missing_ok=True)  # of an earlier try, or of a run that resumed from an older one
+        os.link(path, name)
+    except FileNotFoundError:  # somebody has removed it
+        return
+    except OSError:  # a file system without hard links
+        _copy(path, name)
+
+
+def _bytes(state: Any) -> int:
+    """About what a checkpoint takes on the disk."""
+    if isinstance(state, Tensor):
+        return state.nbytes
+    if isinstance(state, Mapping):
+        return sum(map(_bytes, state.values()))
+    return sum(map(_bytes, state)) if isinstance(state, list | tuple) else 8

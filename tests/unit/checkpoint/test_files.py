@@ -19,7 +19,7 @@ import torch
 from saves import check, checkpoints_of, state, write
 
 from effloop.checkpoint import CheckpointConfig, checkpointers, files
-from effloop.checkpoint import files as save
+from effloop.checkpoint import checkpointer as save
 from effloop.checkpoint.checkpointer import Snapshots
 from effloop.errors import CheckpointError, ConfigError
 from effloop.system.files import replacing
@@ -61,25 +61,25 @@ def _bytes_read() -> int:
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
-    store, path = files.Store(tmp_path, keep=1), tmp_path / "last.ckpt"
-    store.save(STATE, is_best=False, last_step=None)
+    checkpoints, path = checkpoints_of(tmp_path, background=False), tmp_path / "checkpoints/last.ckpt"
+    checkpoints.save(STATE, is_best=False)
     before, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # Python ignores the signal
     try:
         with pytest.raises(
             CheckpointError, match=r"last\.ckpt could not be written: .*File too large.* it needs 3\.8 MiB"
         ):
-            store.save({**STATE, "model": {"w": torch.zeros(1_000_000)}}, is_best=False, last_step=0)
+            checkpoints.save({**STATE, "model": {"w": torch.zeros(1_000_000)}}, is_best=False)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.read_bytes() == before
-    assert os.listdir(tmp_path) == ["last.ckpt"]
+    assert os.listdir(path.parent) == ["last.ckpt"]
 
 
 def test_a_place_that_is_no_folder(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
+    (tmp_path / "checkpoints").touch()
     with pytest.raises(CheckpointError, match="could not be written"):
-        files.Store(tmp_path / "file", keep=1).save(STATE, is_best=False, last_step=None)
+        checkpoints_of(tmp_path, background=False).save(STATE, is_best=False)
 
 
 @pytest.mark.parametrize(

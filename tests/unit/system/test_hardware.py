@@ -77,12 +77,12 @@ def make_group(root: Path, path: str, memory: object, cores: object) -> None:
     files: dict[str, object]
     if controller == "memory":
         files = {"memory.limit_in_bytes": memory or 0x7FFFFFFFFFFFF000, "memory.usage_in_bytes": 5 * GB}
-        files["memory.stat"] = f"anon 1\ninactive_file 0\ntotal_inactive_file {3 * GB}\n"
+        files["memory.stat"] = f"anon 1\ninactive_file 0\ntotal_inactive_file {3 * GB}"
     elif controller == "cpu":
         files = {"cpu.cfs_quota_us": cores or -1, "cpu.cfs_period_us": 100_000}
     else:
         files = {"memory.max": memory or "max", "memory.current": 5 * GB, "cpu.max": f"{cores or 'max'} 100000"}
-        files["memory.stat"] = f"anon 1\ninactive_file {3 * GB}\n"
+        files["memory.stat"] = f"anon 1\ninactive_file {3 * GB}"
     for name, value in files.items():
         (group / name).write_text(f"{value}\n")
 
