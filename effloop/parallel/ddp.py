@@ -33,8 +33,6 @@ from effloop.parallel.rank_env import TORCHRUN, RankEnv, detect_launcher
 from effloop.parallel.rendezvous import START_TIMEOUT_S, describe_mismatch, join
 from effloop.parallel.watchdog import Watchdog, end_all
 
-# Synchronized BatchNorm for any device: torch's own is for GPUs only.
-
 
 class _SumOverRanks(torch.autograd.Function):
     @staticmethod
@@ -50,15 +48,10 @@ class _SumOverRanks(torch.autograd.Function):
 
 
 class SyncBatchNorm(_BatchNorm):
-    """BatchNorm whose mean and variance in training are over all ranks' images, on any device."""
+    """BatchNorm whose mean and variance in training are over all ranks' images, on any device: torch's is for GPUs."""
 
-    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002  the parent's name
-        if input.ndim < 2:
-            raise ValueError(f"expected at least 2 dimensions, got {input.ndim}")
-
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  the parent's name
         """(N, C, ...) -> (N, C, ...), normalised."""
-        self._check_input_dim(input)
         if not self.training and self.running_mean is not None:
             return F.batch_norm(
                 input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
@@ -88,20 +81,6 @@ class SyncBatchNorm(_BatchNorm):
         momentum = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
         self.running_var.lerp_(var.to(self.running_var.dtype), momentum)
-
-
-def convert_sync_batchnorm(module: nn.Module) -> nn.Module:
-    """Replace every BatchNorm in a module, in place, by a `SyncBatchNorm` with the same parameters and statistics."""
-    if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm):
-        new = SyncBatchNorm(module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats)
-        new.weight, new.bias = module.weight, module.bias
-        new.running_mean, new.running_var = module.running_mean, module.running_var
-        new.num_batches_tracked = module.num_batches_tracked
-        new.training = module.training
-        return new
-    for name, child in module.named_children():
-        setattr(module, name, convert_sync_batchnorm(child))
-    return module
 
 
 @dataclass
@@ -188,9 +167,11 @@ class Ddp(Parallel):
     def wrap(self, model: nn.Module) -> nn.Module:
         if not self._sync_batchnorm:
             return model
-        if self.device.type == "cuda":
-            return cast("nn.Module", nn.SyncBatchNorm.convert_sync_batchnorm(model))  # type: ignore[no-untyped-call]
-        return convert_sync_batchnorm(model)
+        synced = cast("nn.Module", nn.SyncBatchNorm.convert_sync_batchnorm(model))  # type: ignore[no-untyped-call]
+        for module in synced.modules() if self.device.type != "cuda" else ():
+            if isinstance(module, nn.SyncBatchNorm):
+                module.__class__ = SyncBatchNorm  # type: ignore[assignment]
+        return synced
 
     def wrap_step(self, step: nn.Module, *, find_unused: bool) -> nn.Module:
         if not any(parameter.requires_grad for parameter in step.parameters()):

@@ -66,19 +66,14 @@ class RankFailure:
         return self.kind in ("common", "final")
 
 
-def failure_kind(error: BaseException) -> str:
-    """The `RankFailure.kind` of an exception."""
-    if isinstance(error, PreemptedRunError):
-        return "preempted"
-    if isinstance(error, ConfigError | DivergedError):
-        return "common"
-    if isinstance(error, DataError | OutOfMemoryError):
-        return "final"
-    if isinstance(error, EffLoopError):
-        return "failed"
-    return "lost" if is_lost_connection(error) else "crash"
-
-
+_KINDS = {
+    PreemptedRunError: "preempted",
+    ConfigError: "common",
+    DivergedError: "common",
+    DataError: "final",
+    OutOfMemoryError: "final",
+    EffLoopError: "failed",  # the others
+}
 _BROKEN = re.compile(
     "connection (closed by peer|reset|was closed)|broken pipe|failed to recv|socket timeout|timed out waiting|"
     "gloo|nccl",
@@ -86,10 +81,15 @@ _BROKEN = re.compile(
 )
 
 
-def is_lost_connection(error: BaseException) -> bool:
-    """Whether an error means that another rank has gone: torch's own types for that, and gloo's RuntimeErrors."""
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    return "DistError" in kinds or (isinstance(error, RuntimeError) and bool(_BROKEN.search(str(error))))
+def failure_kind(error: BaseException) -> str:
+    """The `RankFailure.kind` of an exception."""
+    for kind, name in _KINDS.items():
+        if isinstance(error, kind):
+            return name
+    # Another rank has gone: torch's own types for that, and gloo's RuntimeErrors.
+    lost = "DistError" in {kind.__name__ for kind in type(error).__mro__}
+    lost = lost or (isinstance(error, RuntimeError) and bool(_BROKEN.search(str(error))))
+    return "lost" if lost else "crash"
 
 
 class FailureReporter:

@@ -34,14 +34,9 @@ class RankEnv:
 
     def publish(self) -> None:
         """Set the environment variables that torch reads."""
-        os.environ.update(
-            RANK=str(self.rank),
-            WORLD_SIZE=str(self.world_size),
-            LOCAL_RANK=str(self.local_rank),
-            LOCAL_WORLD_SIZE=str(self.local_world_size),
-            MASTER_ADDR=self.address,
-            MASTER_PORT=str(self.port),
-        )
+        for name in ("rank", "world_size", "local_rank", "local_world_size"):
+            os.environ[name.upper()] = str(getattr(self, name))
+        os.environ.update(MASTER_ADDR=self.address, MASTER_PORT=str(self.port))
 
 
 def detect_launcher(env: Mapping[str, str] | None = None) -> RankEnv | None:
@@ -106,7 +101,6 @@ def _by_slurm(env: Mapping[str, str]) -> RankEnv:
 
 
 def _number(env: Mapping[str, str], key: str, least: int, most: int, default: int | None = None) -> int:
-    """A whole number from an environment variable, checked to be in its range."""
     text = env.get(key, "")
     if not text and default is not None:
         return default
@@ -120,11 +114,7 @@ def _number(env: Mapping[str, str], key: str, least: int, most: int, default: in
 
 
 def first_host(nodes: str) -> str:
-    """The first host in a node list of Slurm: `gpu[03-05,7],x` -> `gpu03`.
-
-    Raises:
-        ConfigError: it isn't such a list.
-    """
+    """The first host in a node list of Slurm: `gpu[03-05,7],x` -> `gpu03`; a ConfigError if it isn't such a list."""
     match = re.match(r"([^\[\],]*)(?:\[(\d+)[^\]]*\]([^\[\],]*))?(?=[,\[]|$)", nodes)
     if not match or not match[0]:
         raise ConfigError(f"SLURM_STEP_NODELIST: '{nodes}' names no machine; set MASTER_ADDR to the first one")

@@ -69,7 +69,7 @@ class RankGroup:
 
     @property
     def sharing(self) -> int:
-        """Number of ranks that share this rank's cores, itself included: all local ones, unless they are bound."""
+        """As `Parallel.sharing`."""
         own = self.peers[self.env.rank]
         if not own.cores:
             return self.env.local_world_size

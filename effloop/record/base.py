@@ -61,11 +61,7 @@ class RecordConfig(PartConfig):
         check_value("record.log_every", self.log_every, self.log_every > 0, "a number of updates above 0")
 
     def require(self) -> None:
-        """Check that the packages needed are installed.
-
-        Raises:
-            ConfigError: one is not installed.
-        """
+        """Raise a ConfigError if a package that is needed isn't installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +107,7 @@ class Recorder:
         """Show samples; `preview` loads them, and is called only if they are shown."""
 
     def predictions(self, position: Position, preview: Callable[[int], Preview]) -> None:
-        """Show what an evaluated model predicts; `preview` takes how many samples, and is called only if they are
-        shown.
-        """
+        """Show what an evaluated model predicts; `preview(count)` is called only if it is shown."""
 
     def wait(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the same batches, and measure the time spent waiting for each."""

@@ -10,6 +10,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from effloop.record.grid import png
 from effloop.record.sinks import AppendFile, CurvesSink, Scores
@@ -24,9 +28,6 @@ class TensorBoardSink(CurvesSink):
 
     def __init__(self, folder: Path, hidden: int, hyperparameters: Mapping[str, Any], names: Sequence[str]) -> None:
         """Open a file for this start of the run, which hides earlier points from update `hidden` on; 0 hides none."""
-        from tensorboard.compat.proto.event_pb2 import SessionLog
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
         self._names = names
         folder.mkdir(exist_ok=True)
         self._file = AppendFile(folder / f"events.out.tfevents.{time.time_ns()}.effloop.{os.getpid()}")
@@ -37,15 +38,11 @@ class TensorBoardSink(CurvesSink):
         self._begin_session(hyperparameters)
 
     def images(self, name: str, picture: NDArray[np.uint8], step: int = 0) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
         height, width, _ = picture.shape
         image = Summary.Image(width=width, height=height, colorspace=3, encoded_image_string=png(picture))
         self._write(step, summary=Summary(value=[Summary.Value(tag=name, image=image)]))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
-
         best = {f"hparam/val/{name}": summary["best"][name] for name in self._names}
         self.curves({**best, "hparam/images_per_s": summary["images_per_s"]}, summary["step"])
         end = plugin_data_pb2.SessionEndInfo(status=api_pb2.STATUS_SUCCESS, end_time_secs=time.time())
@@ -57,8 +54,6 @@ class TensorBoardSink(CurvesSink):
         torch's SummaryWriter also writes the table's columns, but TensorBoard uses those of the first run it finds for
         all runs. Without them the table has the columns of all runs.
         """
-        from tensorboard.plugins.hparams import metadata, plugin_data_pb2
-
         start = plugin_data_pb2.SessionStartInfo(start_time_secs=time.time())
         for name, value in hyperparameters.items():
             if isinstance(value, bool):
@@ -70,21 +65,14 @@ class TensorBoardSink(CurvesSink):
         self._session(metadata.SESSION_START_INFO_TAG, session_start_info=start)
 
     def _session(self, tag: str, **info: Any) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.plugins.hparams import metadata, plugin_data_pb2
-
         data = metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(**info))
         self._write(0, summary=Summary(value=[Summary.Value(tag=tag, metadata=data)]))
 
     def curves(self, values: Scores, step: int) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
         points = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         self._write(step, summary=Summary(value=points))
 
     def _write(self, step: int, **content: Any) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-
         self._records.write(Event(wall_time=time.time(), step=step, **content).SerializeToString())
 
     def close(self) -> None:

@@ -160,7 +160,7 @@ def ends(line: str) -> None:
 
 
 class StopRequest:
-    """Whether this process was asked to stop; while it is entered, by a signal.
+    """Whether this process was asked to stop; inside of `caught`, by a signal.
 
     A second signal, and one that nobody has taken while `patience_s` went by without progress, end the process: a
     thread sees to it, as the main one may be waiting for data or for another rank and not come to handle signals.
@@ -218,15 +218,12 @@ class StopRequest:
 
     @contextmanager
     def caught(self) -> Iterator[None]:
-        """Signals inside the block are requests, if this is the main thread; their handlers are restored at its end.
-
-        Inside of such a block another one of the same request does nothing.
-        """
+        """Signals inside the outermost block are requests, if this is the main thread."""
         if self._entered or threading.current_thread() is not threading.main_thread():
             yield
             return
         self._entered = True
-        _early.over()
+        _early_is_over()
         ours = [
             number
             for number in STOPPING
@@ -299,7 +296,7 @@ def handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    _early.over()
+    _early_is_over()
     with handlers_restored(*STOPPING):
         for number in STOPPING:
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -307,39 +304,34 @@ def handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
         yield
 
 
-class _Early:
+_early_pid = 0
+"""Of the process that `_end_early` ends; forks of it end as they would without the handler."""
+
+
+def _end_early(number: int, frame: Any) -> None:
     """The handler from the start of a process until another one takes over."""
-
-    pid = 0
-    """Of the process; forks of it end as they would without the handler."""
-
-    def __call__(self, number: int, frame: Any) -> None:
-        if os.getpid() != self.pid:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-            return
+    if os.getpid() == _early_pid:
         ends(f"stopped by {signal_name(number)} {BEFORE}")
         os._exit(PreemptedRunError.exit_code)
-
-    def over(self) -> None:
-        """What comes from now on isn't before training."""
-        self.pid = 0
-        for number in STOPPING:
-            if signal.getsignal(number) is self:
-                signal.signal(number, signal.SIG_DFL)
-
-
-_early = _Early()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 def ending_from_the_start() -> None:
     """A signal ends this process with a line until `StopRequest` or `handled` are entered, while modules are imported
     and the config is composed; signals that are ignored or handled stay so.
     """
-    _early.pid = os.getpid()
+    global _early_pid
+    _early_pid = os.getpid()
     for number in STOPPING:
         if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, _early)
+            signal.signal(number, _end_early)
+
+
+def _early_is_over() -> None:
+    for number in STOPPING:
+        if signal.getsignal(number) is _end_early:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def names(wish: int) -> str:
