@@ -1,4 +1,4 @@
-"""Whether a checkpoint fits what a run is told to do with it."""
+"""Whether a checkpoint fits the config and the data that a run resumes with."""
 
 from __future__ import annotations
 

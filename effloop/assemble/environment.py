@@ -24,8 +24,8 @@ class Environment:
 
     Attributes:
         config: what the parts are built from.
-        recorded: what the run folder and checkpoints say; `num_workers` is as it was asked for, so that a run can go
-            on elsewhere.
+        recorded: what the run folder and checkpoints keep; `num_workers` is as requested, so that a run can continue on
+            another machine.
         task, parallel, precision: the parts.
         notes: lines for users.
     """

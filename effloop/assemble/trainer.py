@@ -145,7 +145,7 @@ def build_trainer(
 
 
 def _run_folder(about: RunInfo, run_dir: Path, start: Start, begun: Begun) -> str:
-    """The run folder, made with what it says of its run; or the one to continue in, which is this process's now."""
+    """The run folder, made with its config and facts; or the one to continue in, which this process locks."""
     if start.in_place:
         lock(run_dir)
         try:
@@ -168,7 +168,7 @@ def _run_folder(about: RunInfo, run_dir: Path, start: Start, begun: Begun) -> st
 
 
 def _record_resume(about: RunInfo, run_dir: Path, start: Start) -> None:
-    """Note it, and leave what is done again out of the lists; in an epoch that goes on, what is skipped stands once."""
+    """Record the resume, and remove from the lists what will be done again; an unfinished epoch keeps skipped ones."""
     at = Progress(**start.state["progress"]) if start.state else Progress()
     epochs = at.epoch + (at.samples_seen > 0)
     with writing_to(run_dir):

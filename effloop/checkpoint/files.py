@@ -103,7 +103,7 @@ _STEP = re.compile(r"step-(\d{8,})\.ckpt")
 
 
 def step_of(path: Path) -> int | None:
-    """The updates that a file's name says it is of; None if it isn't one of those that are kept beside the last."""
+    """The number of updates in a file's name; None if it isn't one of those that are kept beside the last."""
     found = _STEP.fullmatch(path.name)
     return int(found[1]) if found else None
 

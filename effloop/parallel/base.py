@@ -116,13 +116,13 @@ class Parallel:
             ConfigError: they differ; the line has `what`, and the values by rank and machine.
         """
 
-    def agree(self, wish: int) -> int:
-        """The bitwise-or of all ranks' `wish` (0 to 255) in the call before this one; of a single rank at once.
+    def agree(self, bits: int) -> int:
+        """The bitwise-or of all ranks' `bits` (0 to 255) in the call before this one; of a single rank at once.
 
         All ranks call it equally often, such as once an update. It waits for no rank and no device: the flags travel
         while the ranks compute what comes next.
         """
-        return wish
+        return bits
 
     def monitored(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the same batches, counted for the watchdog, which finds ranks that hang."""

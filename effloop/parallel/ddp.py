@@ -252,11 +252,11 @@ class Ddp(Parallel):
         if any(other != values[0] for other in values):
             raise ConfigError(describe_mismatch(what, values, self._ranks.peers))
 
-    def agree(self, wish: int) -> int:
+    def agree(self, bits: int) -> int:
         if self._exchange is not None:
             self._exchange.wait()  # only for ranks that are a whole update behind
         agreed: int = sum(bit << number for number, bit in enumerate(self._flags.tolist()))
-        self._flags = torch.tensor([wish >> number & 1 for number in range(_FLAGS)], dtype=torch.uint8)
+        self._flags = torch.tensor([bits >> number & 1 for number in range(_FLAGS)], dtype=torch.uint8)
         self._exchange = dist.all_reduce(self._flags, dist.ReduceOp.MAX, async_op=True)
         return agreed
 

@@ -187,7 +187,7 @@ def _polls(timeout_s: float, missing: Callable[[], str]) -> Iterator[None]:
 
 
 def _missing(base: Store, world_size: int, number: int) -> str:
-    """The ranks that rank 0 waits for, with host and PID where they have said so much."""
+    """The ranks that rank 0 waits for, with host and PID of those that have connected."""
     found = []
     for rank in range(1, world_size):
         if _read_json(base, f"effloop/ack/{rank}") != number:

@@ -37,7 +37,7 @@ class SealedWriter:
         file: open for writing, without a buffer: a worker that is forked meanwhile would write its copy of that, too.
 
     Attributes:
-        error: what the file raised, which torch reports as a RuntimeError that doesn't say it.
+        error: what the file raised, which torch reports as a RuntimeError without the reason.
     """
 
     def __init__(self, file: BinaryIO) -> None:

@@ -258,7 +258,7 @@ _WORKERS_PER_CORE, _WORKERS, _MOST_WORKERS = 32, 256, 4096  # the engine of proc
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory could not be allocated, on the host or a GPU, as Python, torch or the system says it."""
+    """Whether memory could not be allocated, on the host or a GPU, by an error of Python, torch or the system."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     if isinstance(error, OSError):

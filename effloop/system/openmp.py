@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 SPINS = 1000
-"""A thread tests so often whether it may go on before it sleeps: 27 µs on an AMD EPYC of 2025, 27 ns each.
+"""A thread tests so often whether it may continue before it sleeps: 27 µs on an AMD EPYC of 2025, 27 ns each.
 
 An update of `model=cnn` at batch 32 has 176 parallel regions, and 58 % of the gaps between them are shorter: their
 threads stay awake. libgomp's own 300,000 are 8 ms, longer than the scheduler's time slices: where another process has

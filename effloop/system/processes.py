@@ -56,7 +56,7 @@ def end_with_parent(parent: int) -> None:
 
 
 def describe_process(pid: int | None = None) -> dict[str, Any]:
-    """What tells a process (None: this one) from all others, for JSON: `pid`, `host`, and when it `started`."""
+    """Identifies a process (None: this one), for JSON: `pid`, `host`, and when it `started`."""
     return {"pid": (pid := pid or os.getpid()), "host": socket.gethostname(), "started": [*this_system(), _start(pid)]}
 
 

@@ -17,7 +17,7 @@ from effloop.errors import InterruptedRunError, PreemptedRunError
 from effloop.system.processes import signal_name
 
 STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-"""In the order of their bits, see `StopRequest.wish`."""
+"""In the order of their bits, see `StopRequest.bits`."""
 
 PATIENCE_S = 30.0
 """For the loop to get on with an update: Slurm, Kubernetes and torchrun kill 30 s after SIGTERM by default."""
@@ -144,7 +144,7 @@ def handlers_restored(*numbers: int) -> Iterator[None]:
 
 @functools.cache
 def _leave_forks_alone() -> None:
-    """Forks of this process, such as workers, don't tell it of signals that they get."""
+    """Forks of this process, such as workers, don't write the signals that they get to its socket."""
 
     def forked() -> None:
         with suppress(ValueError):
@@ -182,7 +182,7 @@ class StopRequest:
         self.always = always
         self.patience_s = patience_s
         self.at_end = at_end or _print_end
-        self.wish = 0
+        self.bits = 0
         """Bit N: the N-th of `STOPPING` has come."""
         self._taken = threading.Event()
         self._progress_s = 0.0
@@ -191,7 +191,7 @@ class StopRequest:
 
     def ask(self, number: int = signal.SIGTERM) -> None:
         """Ask the loop to save and stop, as the signal would."""
-        self.wish |= 1 << STOPPING.index(signal.Signals(number))
+        self.bits |= 1 << STOPPING.index(signal.Signals(number))
 
     @property
     def is_taken(self) -> bool:
@@ -334,13 +334,13 @@ def _early_is_over() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
-def names(wish: int) -> str:
-    """`SIGTERM` of a `StopRequest.wish`, or of those of several ranks."""
-    return ", ".join(signal_name(number) for place, number in enumerate(STOPPING) if wish >> place & 1)
+def names(bits: int) -> str:
+    """`SIGTERM` of a `StopRequest.bits`, or of those of several ranks."""
+    return ", ".join(signal_name(number) for place, number in enumerate(STOPPING) if bits >> place & 1)
 
 
 def ending_at_once(what: str, say: Callable[[str], None] | None = None) -> AbstractContextManager[None]:
-    """Where nothing can be saved yet: a signal ends the process, with a line that says that it was `what`."""
+    """Where nothing can be saved yet: a signal ends the process, with the line "stopped by SIGNAL `what`"."""
 
     def end(name: str, again: bool) -> None:
         (say or ends)(f"stopped by {name} {what}")

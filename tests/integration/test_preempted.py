@@ -62,7 +62,7 @@ def signalled(step: int, number: int = signal.SIGTERM, *, evaluating: bool = Fal
 def arrived(trainer: Trainer) -> None:
     """A thread sees the signal, at once but for the scheduler."""
     until = time.monotonic() + 120
-    while not trainer.request.wish:
+    while not trainer.request.bits:
         assert time.monotonic() < until
 
 
